@@ -114,11 +114,12 @@ async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStac
         stack.push_async_callback(player.close)
     # An episode with one branch only is not limited by max_total_tokens, which may be less.
     total = max(actor.max_tokens, actor.max_total_tokens)
+    prompts = (config.data.max_prompt_length, config.data.truncation)
     return EpisodeRunner(
         engine,
         chat,
         player,
-        EpisodeLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, total),
+        EpisodeLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, total, *prompts),
         as_rendered=actor.history == "template",
         step_split=find_split(actor.step_split),
     )

@@ -77,7 +77,7 @@ def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
     """Raises ConfigError: the template cannot show one of the tools, a call of it or its result, or shows calls in no
     known form."""
     for name, function in functions.items():
-        shown = [_as_tool(function)]
+        shown = [as_tool(function)]
         try:
             chat.prompt([QUESTION], shown)
             chat.suffix([result("", name)], shown)
@@ -93,7 +93,7 @@ def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
 def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, Function]) -> None:
     """Raises ConfigError: the template refuses one of the `tasks`, which are named by their places, with its tools."""
     for place, task in tasks.items():
-        tools = [_as_tool(function) for function in (task.tools or functions.values())]
+        tools = [as_tool(function) for function in (task.tools or functions.values())]
         try:
             chat.prompt(task.messages, tools)
         except RefusedError as error:
@@ -135,7 +135,7 @@ def report_rewritings(chat: Chat, history: str) -> None:
         )
 
 
-def _as_tool(function: Function) -> Function:
+def as_tool(function: Function) -> Function:
     """A function object as templates take it."""
     return {"type": "function", "function": function.get("function", function)}
 

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.prompt_lengths import cut_prompt
 from asyncrl.actor.steps import Split, split_steps
 from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
 from asyncrl.types import NO_VERSION, Finish, Role, Ticket, ToolCall, Trajectory, Turn, runs_of
@@ -50,12 +51,15 @@ class LimitError(RefusedError):
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
     """Completions of an episode; tokens of one completion, of one branch, and of all branches together. The tokens of
-    branches include prompts and tool results."""
+    branches include prompts and tool results. A first prompt longer than `max_prompt_length` is cut as `truncation`
+    says (left, right or middle), or refused (error)."""
 
     max_turns: int
     max_turn_tokens: int
     max_tokens: int
     max_total_tokens: int
+    max_prompt_length: int | None = None
+    truncation: str = "error"
 
 
 class CompletionRequest(NamedTuple):
@@ -269,7 +273,18 @@ class Recorder:
                 if self._keeps(prefix, added, request):
                     return prefix, added
                 break
-        return None, self._chat.prompt(request.messages, request.tools)
+        tokens = self._chat.prompt(request.messages, request.tools)
+        return None, tokens if self.completions else self._within_limit(tokens)
+
+    def _within_limit(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The first prompt, or what is kept of it. Raises LimitError."""
+        limit, truncation = self._limits.max_prompt_length, self._limits.truncation
+        if limit is None or len(tokens) <= limit:
+            return tokens
+        if truncation == "error":
+            reason = f"the prompt has {len(tokens)} tokens, more than data.max_prompt_length={limit}"
+            raise LimitError("context_length_exceeded", reason)
+        return cut_prompt(tokens, limit, truncation)
 
     def _keeps(self, prefix: Prefix, added: NDArray[np.int32], request: CompletionRequest) -> bool:
         """Whether the request may continue the tokens of `prefix` with `added`."""

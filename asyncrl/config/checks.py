@@ -87,8 +87,24 @@ def _data(config: TrainConfig) -> Iterator[str]:
     for key, sources in (("data.train", data.train), ("data.eval", data.eval)):
         if sources == []:
             yield f"{key}: name a file of tasks, or several"
+    yield from _prompts(config)
     if len(data.band) not in (0, 2) or sorted(data.band) != list(data.band):
         yield "data.band: give the lowest and the highest success rate, such as [0.1,0.9]"
+
+
+def _prompts(config: TrainConfig) -> Iterator[str]:
+    data, actor = config.data, config.actor
+    if data.max_prompt_length is None:
+        if data.filter_overlong or data.truncation != "error":
+            key = "filter_overlong" if data.filter_overlong else "truncation"
+            yield f"data.{key} data.max_prompt_length: there is no limit; set the second, or leave out the first"
+        return
+    if actor.agent is not None:
+        yield "data.max_prompt_length actor.agent: an agent makes its prompts itself; set null"
+    if data.max_prompt_length >= actor.max_tokens:
+        yield "data.max_prompt_length actor.max_tokens: an answer needs room behind the prompt; lower the first one"
+    if data.truncation != "error" and actor.history == "template":
+        yield "data.truncation actor.history: the template would render the whole prompt again; use sampled"
 
 
 def _actor(config: TrainConfig) -> Iterator[str]:

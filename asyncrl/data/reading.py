@@ -11,6 +11,7 @@ an integer of more than 64 bits or half of a surrogate pair in a schema, text th
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -18,10 +19,12 @@ from pathlib import Path
 from typing import Any, overload
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from asyncrl.data.tables import read_rows
+from asyncrl.data.tables import TableFile, read_rows
 from asyncrl.errors import DataError, WireError
 from asyncrl.ids import task_id
 from asyncrl.types import Task
@@ -43,6 +46,7 @@ class TaskFile(Sequence[Task]):
         self._name = ", ".join(map(str, sources))
         self._rows = read_rows(sources, REQUIRED, OPTIONAL)
         self._table = self._rows.table
+        self._numbers: Sequence[int] = range(self._table.num_rows)
         self._check()
         self._indexed = self._has_unique_index()
         self._check_values()
@@ -51,9 +55,25 @@ class TaskFile(Sequence[Task]):
         # Many requests need the same task: those of a group's members, of their scoring and of their labels.
         self._recent = lru_cache(RECENT_TASKS)(self._read)
 
+    @property
+    def files(self) -> Sequence[TableFile]:
+        """The files that hold the tasks."""
+        return self._rows.files
+
     def place(self, row: int) -> str:
         """The file and the row or line of a task, in words."""
-        return self._rows.file_of(row).place(row)
+        number = self._numbers[row]
+        return self._rows.file_of(number).place(number)
+
+    def left(self, kept: NDArray[np.bool_]) -> TaskFile:
+        """Only the tasks for which `kept` (bool[rows]) is true; their ids and places stay. Raises DataError: none."""
+        if not kept.any():
+            raise DataError(f"{self._name}: no task is left of {len(self)}")
+        selected = copy.copy(self)
+        selected._table = self._table.filter(pa.array(kept))
+        selected._numbers = [self._numbers[row] for row in np.flatnonzero(kept).tolist()]
+        selected._recent = lru_cache(RECENT_TASKS)(selected._read)
+        return selected
 
     def _check(self) -> None:
         if "ground_truth" not in self._fields("reward_model"):
@@ -190,9 +210,10 @@ class TaskFile(Sequence[Task]):
         extra = _plain(values.get("extra_info") or {})
         source = str(values["data_source"])
         truth = values["reward_model"]["ground_truth"]
-        index = extra["index"] if self._indexed else row
+        number = self._numbers[row]
+        index = extra["index"] if self._indexed else number
         return Task(
-            id=task_id(source, extra.get("split", self._rows.file_of(row).path.stem), index),
+            id=task_id(source, extra.get("split", self._rows.file_of(number).path.stem), index),
             messages=[_message(message) for message in values["prompt"]],
             ground_truth=json.dumps(_plain(truth), default=str) if isinstance(truth, (list, Mapping)) else str(truth),
             data_source=source,

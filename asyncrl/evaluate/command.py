@@ -33,7 +33,7 @@ from asyncrl.config.commands import command_name
 from asyncrl.config.load import EXIT_FAILURE, EXIT_STOPPED, EXIT_USAGE, log_to_stderr
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.cluster import ROLES
-from asyncrl.data.reading import TaskFile
+from asyncrl.data.opening import open_tasks
 from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
 from asyncrl.evaluate.configure import EvaluationRequest, require_same, without_training
 from asyncrl.evaluate.export import write_policy
@@ -46,6 +46,7 @@ from asyncrl.launch.ownership import exclusively
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.preflight import preflight
 from asyncrl.launch.processes import ROLE_ENVIRONMENT, choose_ports, role_command, this_host
+from asyncrl.launch.prompts import measure_prompts
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.launch.survivors import end_here
@@ -162,6 +163,7 @@ def _run(config: TrainConfig, folder: Path) -> None:
     placement = place(config, [this_host(config.cluster)], [role for role in ROLES if role != "learner"])
     settle(config, placement)
     resumed = claim(config, folder)
+    measure_prompts(config)
     locations.run_identity(config.run, make=True)
     log.info("%s %s; logs are in %s", "going on with" if resumed else "starting", folder, folder / "logs")
     path = folder / locations.CONFIG_FILE
@@ -183,7 +185,7 @@ def _run(config: TrainConfig, folder: Path) -> None:
 
 def _read(config: TrainConfig, folder: Path, threshold: float) -> EvaluationResult:
     assert config.data.eval is not None
-    sources = [task.data_source for task in TaskFile(config.data.eval)]
+    sources = [task.data_source for task in open_tasks(config, config.data.eval)]
     with closing(StoredRun(folder / "replay")) as stored:
         return read_result(stored, sources, config.learner.eval_attempts, threshold)
 

@@ -64,7 +64,13 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
     return replace(
         config,
         run=replace(config.run, name=folder.name, dir=str(folder.parent)),
-        data=DataConfig(train=[request.data], eval=[request.data]),
+        data=DataConfig(
+            train=[request.data],
+            eval=[request.data],
+            max_prompt_length=config.data.max_prompt_length,
+            filter_overlong=config.data.filter_overlong,
+            truncation=config.data.truncation,
+        ),
         weights=replace(config.weights, dir=None, channel=_channel(config)),
         replay=replace(config.replay, retention="all", source=None, shards=1, shard=0),
         learner=replace(config.learner, steps=0, epochs=None, eval_attempts=request.attempts),

@@ -26,6 +26,7 @@ from asyncrl.errors import (
 )
 from asyncrl.launch.machine import check_devices, check_disk, check_ports, free_bytes
 from asyncrl.launch.models import check_existence, check_length, policy_size
+from asyncrl.launch.prompts import check_prompts
 from asyncrl.text import reason_of
 from asyncrl.types import NO_VERSION, Finish, Purpose, Role, Ticket, Trajectory, Turn
 
@@ -84,6 +85,8 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
         if config.actor.agent is None:
             with _collected(problems, stop):
                 _check_template(config, files)
+                for file in files:
+                    check_prompts(config, file)
         with _collected(problems, stop):
             _check_truths(config, files)
     if problems:

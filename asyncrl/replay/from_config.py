@@ -12,7 +12,7 @@ from pathlib import Path
 from asyncrl.config import locations
 from asyncrl.config.schema import ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.config.schema.scoring import needs
-from asyncrl.data.reading import TaskFile
+from asyncrl.data.opening import open_tasks
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Band, Feed
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised, Sampler
@@ -39,7 +39,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
             replay.oversample,
         ),
         feed=Feed(
-            TaskFile(data.train),
+            open_tasks(config, data.train),
             config.run.seed,
             data.shuffle,
             data.weights,
@@ -47,7 +47,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
             shard,
             replay.shards,
         ),
-        held_out=TaskFile(data.eval) if data.eval else (),
+        held_out=open_tasks(config, data.eval) if data.eval else (),
         eval_attempts=learner.eval_attempts,
         group_size=learner.group_size,
         batch_size=batch_size,

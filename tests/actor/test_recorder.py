@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.prompt_lengths import cut_prompt
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
 from asyncrl.actor.template import QUESTION, answer
 from asyncrl.errors import BusyError, EngineError, InvariantError
@@ -156,3 +158,21 @@ def test_a_completion_that_the_engine_did_not_finish_as_promised_is_not_recorded
     with pytest.raises(EngineError, match=reason):
         recorder.record(reservation, sampled, answer(""), [])
     assert state(recorder) == before
+
+
+@pytest.mark.parametrize("truncation", ["left", "right", "middle"])
+def test_a_first_prompt_that_is_too_long_is_cut_and_the_episode_goes_on_behind_it(truncation: str) -> None:
+    limits = replace(LIMITS, max_prompt_length=20, truncation=truncation)
+    recorder, question = Recorder(make_ticket("t"), limits, CHAT), user("why? " * 20)
+    before, sampled = record(recorder, reserve(recorder, [question]), "so")
+    assert before == cut_prompt(CHAT.prompt([question], []), 20, truncation).tolist()
+    again, _ = record(recorder, reserve(recorder, [question, answer("so"), QUESTION]), "well")
+    assert again[: len(before) + len(sampled)] == before + sampled
+    assert len(recorder.branches) == 1
+
+
+def test_a_first_prompt_that_is_too_long_ends_the_episode_if_nothing_may_be_cut() -> None:
+    recorder = Recorder(make_ticket("t"), replace(LIMITS, max_prompt_length=20), CHAT)
+    with pytest.raises(LimitError, match=r"more than data\.max_prompt_length=20"):
+        reserve(recorder, [user("why? " * 20)])
+    assert len(recorder.branches) == 0

@@ -66,6 +66,24 @@ class DataConfig:
     eval: list[str] | None = option(
         None, "held-out tasks, named alike", fixed="stored evaluations name rows of these files"
     )
+    max_prompt_length: int | None = option(
+        None,
+        "tokens that the prompt of a task may have, with the tools in it; null: no limit of its own",
+        "[1, inf)",
+        fixed="stored groups name the tasks that are left",
+    )
+    filter_overlong: bool = option(
+        False,
+        "leave out tasks whose prompt is longer, which the start measures",
+        fixed="stored groups name the tasks that are left",
+    )
+    truncation: str = option(
+        "error",
+        "what becomes of a longer prompt that is not left out; error: the start refuses it; left, right: its first or "
+        "last tokens go; middle: those between its first and its last half go",
+        choices=("error", "left", "right", "middle"),
+        fixed="all members of a group have the same prompt",
+    )
     shuffle: bool = option(
         True, "shuffle every epoch by the run's seed", fixed="the place in the epoch is a place in this order"
     )

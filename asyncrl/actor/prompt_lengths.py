@@ -1,0 +1,33 @@
+"""How many tokens the prompts of tasks have, and which of them a prompt that is too long keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.chat_checks import as_tool
+from asyncrl.types import Task
+
+
+def prompt_tokens(chat: Chat, task: Task, functions: Mapping[str, Mapping[str, Any]]) -> NDArray[np.int32]:
+    """The prompt of an episode: the task's messages with the task's own tools, or else all `functions` on offer.
+
+    Raises RefusedError: the chat template does not take the messages.
+    """
+    tools = task.tools or functions.values()
+    return chat.prompt(task.messages, [as_tool(each) for each in tools])
+
+
+def cut_prompt(tokens: NDArray[np.int32], limit: int, truncation: str) -> NDArray[np.int32]:
+    """At most `limit` of the tokens: without the first ones (left), the last ones (right) or those in the middle.
+
+    Source: verl, `verl.utils.torch_functional.postprocess_data`.
+    """
+    if len(tokens) <= limit:
+        return tokens
+    head = {"left": 0, "right": limit, "middle": limit // 2}[truncation]
+    return np.concatenate([tokens[:head], tokens[len(tokens) - (limit - head) :]])

@@ -1,0 +1,49 @@
+"""The tasks of a run, without those whose prompts are too long.
+
+A start measures all prompts once and writes the lengths into the run's folder. Every role that needs the tasks reads
+them there, so that all roles, and a run that resumes, have the same tasks in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from asyncrl.config import locations
+from asyncrl.config.schema import TrainConfig
+from asyncrl.data.reading import TaskFile
+from asyncrl.errors import DataError
+
+FOLDER = "prompt_lengths"
+
+
+def open_tasks(config: TrainConfig, sources: Sequence[str]) -> TaskFile:
+    """The tasks of `data.train` or `data.eval` (`sources`) that a run has.
+
+    Raises DataError: they cannot be used, none is left, or no start has measured their prompts.
+    """
+    tasks, data = TaskFile(sources), config.data
+    if data.max_prompt_length is None or not data.filter_overlong:
+        return tasks
+    path = lengths_file(config, tasks)
+    try:
+        lengths = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"data.filter_overlong=true: the lengths of prompts cannot be read: {error}; `asyncrl train` measures them"
+        ) from error
+    return tasks.left(lengths <= data.max_prompt_length)
+
+
+def lengths_file(config: TrainConfig, tasks: TaskFile) -> Path:
+    """The file in the run's folder with the length of each prompt, int32[rows]. What decides on the lengths decides on
+    its name: the files with their sizes, the model, the tools and how its template shows them."""
+    actor = config.actor
+    files = [(str(each.path), each.rows, each.path.stat().st_size) for each in tasks.files]
+    made_from = [files, config.model.path, actor.tools, actor.template_kwargs, actor.tool_call_format]
+    digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
+    return locations.run_dir(config.run) / FOLDER / f"{digest}.npy"

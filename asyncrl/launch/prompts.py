@@ -1,0 +1,87 @@
+"""The start measures the prompts of all tasks, where `data.max_prompt_length` needs it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import DataError, RefusedError
+from asyncrl.machine.files import partial_name
+
+if TYPE_CHECKING:
+    from asyncrl.data.reading import TaskFile
+
+log = logging.getLogger("asyncrl.train")
+
+LONG = 20_000
+"""Tasks of which somebody who waits should hear."""
+
+
+def check_prompts(config: TrainConfig, tasks: TaskFile) -> None:
+    """Say how many tasks `data.filter_overlong` leaves out; the lengths are in the run's folder then.
+
+    Raises DataError: prompts are too long, and would neither be left out nor be cut; or none is left.
+    """
+    data = config.data
+    limit = data.max_prompt_length
+    if limit is None or not (data.filter_overlong or data.truncation == "error"):
+        return
+    lengths = prompt_lengths(config, tasks)
+    if not (too_long := np.flatnonzero(lengths > limit)).size:
+        return
+    first = tasks.place(int(too_long[0]))
+    if not data.filter_overlong:
+        raise DataError(
+            f"{first} has a prompt of {lengths[too_long[0]]} tokens: it and {too_long.size - 1} others of {len(tasks)} "
+            f"are longer than data.max_prompt_length={limit}; set data.filter_overlong=true to leave them out, or "
+            "data.truncation to cut them"
+        )
+    log.info(
+        "data.filter_overlong leaves out %d of %d tasks, whose prompts are longer than %d tokens (the longest has %d, "
+        "the first is %s)",
+        *(too_long.size, len(tasks), limit, lengths.max(), first),
+    )
+    tasks.left(lengths <= limit)
+
+
+def prompt_lengths(config: TrainConfig, tasks: TaskFile) -> NDArray[np.int32]:
+    """Tokens of each prompt, int32[rows], with the tools of its task as an actor shows them. They are measured once and
+    kept in the run's folder. Raises DataError: the chat template refuses a task."""
+    from asyncrl.actor.chat_checks import open_chat
+    from asyncrl.actor.prompt_lengths import prompt_tokens
+    from asyncrl.actor.tools.registry import tool_classes
+    from asyncrl.data.opening import lengths_file
+
+    path = lengths_file(config, tasks)
+    if path.exists():
+        return np.load(path, allow_pickle=False)  # type: ignore[no-any-return]
+    if len(tasks) >= LONG:
+        log.info("measuring %d prompts, which takes about a minute for each 100,000", len(tasks))
+    chat = open_chat(config)
+    functions = {name: tool.schema for name, tool in tool_classes(config.actor.tools).items()}
+    lengths = np.zeros(len(tasks), np.int32)
+    for row, task in enumerate(tasks):
+        try:
+            lengths[row] = len(prompt_tokens(chat, task, functions))
+        except RefusedError as error:
+            raise DataError(f"{tasks.place(row)} has messages that the chat template refuses: {error}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_name(path)
+    with partial.open("wb") as file:
+        np.save(file, lengths, allow_pickle=False)
+    partial.rename(path)
+    return lengths
+
+
+def measure_prompts(config: TrainConfig) -> None:
+    """Have the lengths that the roles of the run need in its folder. Raises DataError."""
+    from asyncrl.data.reading import TaskFile
+
+    if config.data.filter_overlong:
+        for sources in (config.data.train, config.data.eval):
+            if sources:
+                prompt_lengths(config, TaskFile(sources))
