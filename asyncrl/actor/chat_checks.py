@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.chat import NO_FORMAT, Chat
 from asyncrl.actor.template import QUESTION, TOOL, Messages, answer, calling, result, with_reasoning
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.types import Task
 
@@ -63,14 +63,17 @@ _CONSEQUENCES = {
 
 def open_chat(config: TrainConfig) -> Chat:
     """The chat template of the policy. Raises ConfigError: it cannot be used."""
+    return Chat(open_tokenizer(config.model), config.actor.template_kwargs, config.actor.tool_call_format)
+
+
+def open_tokenizer(model: ModelConfig) -> Any:
+    """The tokenizer of the policy. Raises ConfigError: it cannot be loaded."""
     from transformers import AutoTokenizer
 
-    model = config.model
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        return AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path={model.path}: its tokenizer cannot be loaded: {error}") from error
-    return Chat(tokenizer, config.actor.template_kwargs, config.actor.tool_call_format)
 
 
 def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:

@@ -87,6 +87,8 @@ def _data(config: TrainConfig) -> Iterator[str]:
     for key, sources in (("data.train", data.train), ("data.eval", data.eval)):
         if sources == []:
             yield f"{key}: name a file of tasks, or several"
+    if data.dataset_params and data.dataset is None:
+        yield "data.dataset_params data.dataset: there is no class that takes them; name it"
     yield from _prompts(config)
     if len(data.band) not in (0, 2) or sorted(data.band) != list(data.band):
         yield "data.band: give the lowest and the highest success rate, such as [0.1,0.9]"

@@ -1,7 +1,7 @@
-"""The tasks of a run, without those whose prompts are too long.
+"""The tasks of a run: those of its files, or those that `data.dataset` made, without those whose prompts are too long.
 
-A start measures all prompts once and writes the lengths into the run's folder. Every role that needs the tasks reads
-them there, so that all roles, and a run that resumes, have the same tasks in the same order.
+A start makes such tasks and measures prompts once, and writes both into the run's folder. Every role that needs the
+tasks reads them there, so that all roles, and a run that resumes, have the same tasks in the same order.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import DataError
 
-FOLDER = "prompt_lengths"
-
 
 def open_tasks(config: TrainConfig, sources: Sequence[str]) -> TaskFile:
     """The tasks of `data.train` or `data.eval` (`sources`) that a run has.
 
     Raises DataError: they cannot be used, none is left, or no start has measured their prompts.
     """
-    tasks, data = TaskFile(sources), config.data
+    tasks, data = all_tasks(config, sources), config.data
     if data.max_prompt_length is None or not data.filter_overlong:
         return tasks
     path = lengths_file(config, tasks)
@@ -39,11 +37,32 @@ def open_tasks(config: TrainConfig, sources: Sequence[str]) -> TaskFile:
     return tasks.left(lengths <= data.max_prompt_length)
 
 
+def all_tasks(config: TrainConfig, sources: Sequence[str]) -> TaskFile:
+    """The same with the tasks whose prompts are too long. Raises DataError: they cannot be used, or no start has made
+    them with `data.dataset`."""
+    if config.data.dataset is None:
+        return TaskFile(sources)
+    path = made_file(config, sources)
+    if not path.exists():
+        raise DataError(f"data.dataset={config.data.dataset}: there is no {path}; `asyncrl train` makes it")
+    return TaskFile(path)
+
+
+def made_file(config: TrainConfig, sources: Sequence[str]) -> Path:
+    """The file in the run's folder with the tasks that `data.dataset` makes of `sources`."""
+    data = config.data
+    digest = _digest([list(sources), data.dataset, data.dataset_params])
+    return locations.run_dir(config.run) / "tasks" / f"{digest}.parquet"
+
+
 def lengths_file(config: TrainConfig, tasks: TaskFile) -> Path:
     """The file in the run's folder with the length of each prompt, int32[rows]. What decides on the lengths decides on
     its name: the files with their sizes, the model, the tools and how its template shows them."""
     actor = config.actor
     files = [(str(each.path), each.rows, each.path.stat().st_size) for each in tasks.files]
     made_from = [files, config.model.path, actor.tools, actor.template_kwargs, actor.tool_call_format]
-    digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
-    return locations.run_dir(config.run) / FOLDER / f"{digest}.npy"
+    return locations.run_dir(config.run) / "prompt_lengths" / f"{_digest(made_from)}.npy"
+
+
+def _digest(made_from: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(made_from, default=str).encode()).hexdigest()[:16]

@@ -46,7 +46,7 @@ from asyncrl.launch.ownership import exclusively
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.preflight import preflight
 from asyncrl.launch.processes import ROLE_ENVIRONMENT, choose_ports, role_command, this_host
-from asyncrl.launch.prompts import measure_prompts
+from asyncrl.launch.prompts import prepare_data
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.launch.survivors import end_here
@@ -163,7 +163,7 @@ def _run(config: TrainConfig, folder: Path) -> None:
     placement = place(config, [this_host(config.cluster)], [role for role in ROLES if role != "learner"])
     settle(config, placement)
     resumed = claim(config, folder)
-    measure_prompts(config)
+    prepare_data(config)
     locations.run_identity(config.run, make=True)
     log.info("%s %s; logs are in %s", "going on with" if resumed else "starting", folder, folder / "logs")
     path = folder / locations.CONFIG_FILE

@@ -67,6 +67,8 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
         data=DataConfig(
             train=[request.data],
             eval=[request.data],
+            dataset=config.data.dataset,
+            dataset_params=config.data.dataset_params,
             max_prompt_length=config.data.max_prompt_length,
             filter_overlong=config.data.filter_overlong,
             truncation=config.data.truncation,

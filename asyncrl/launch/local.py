@@ -31,7 +31,7 @@ from asyncrl.launch.placement.table import placement_table
 from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.preflight import preflight
 from asyncrl.launch.processes import role_command, role_environment, this_host
-from asyncrl.launch.prompts import measure_prompts
+from asyncrl.launch.prompts import prepare_data
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.run_folder import is_begun, set_aside, steps_in_newest_checkpoint
 from asyncrl.launch.scaling import Scaler
@@ -160,7 +160,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
             raise StoppedError("stopped before anything was started")
         placement = place(config, placement.hosts)
         resumed = claim_or_begin_anew(config, run_dir)
-        measure_prompts(config)
+        prepare_data(config)
         if is_past_its_steps(config, run_dir):
             return True
         locations.run_identity(config.run, make=True)

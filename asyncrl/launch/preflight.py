@@ -61,7 +61,8 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
     Raises ConfigError, DataError or UnavailableError with one line for each problem; StoppedError: `stop` was set
     meanwhile.
     """
-    from asyncrl.data.reading import TaskFile
+    from asyncrl.data.opening import all_tasks
+    from asyncrl.launch.datasets import make_tasks
 
     problems: list[AsyncrlError] = []
     files: list[TaskFile] = []
@@ -70,7 +71,8 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
     for key, sources in {"data.train": config.data.train, "data.eval": config.data.eval}.items():
         with _collected(problems, stop):
             if sources and key not in missing and not (files and sources == config.data.train):
-                files.append(TaskFile(sources))
+                make_tasks(config, sources)
+                files.append(all_tasks(config, sources))
     for check in (*more, _check_keys, check_ports, _check_devices, _check_optimizer, _check_scoring, _check_algorithm):
         with _collected(problems, stop):
             check(config)

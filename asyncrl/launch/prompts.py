@@ -77,11 +77,14 @@ def prompt_lengths(config: TrainConfig, tasks: TaskFile) -> NDArray[np.int32]:
     return lengths
 
 
-def measure_prompts(config: TrainConfig) -> None:
-    """Have the lengths that the roles of the run need in its folder. Raises DataError."""
-    from asyncrl.data.reading import TaskFile
+def prepare_data(config: TrainConfig) -> None:
+    """Have the tasks of `data.dataset` and the lengths of prompts that the roles need in the run's folder, where it
+    lacks them. Raises ConfigError, DataError."""
+    from asyncrl.data.opening import all_tasks
+    from asyncrl.launch.datasets import make_tasks
 
-    if config.data.filter_overlong:
-        for sources in (config.data.train, config.data.eval):
-            if sources:
-                prompt_lengths(config, TaskFile(sources))
+    for sources in (config.data.train, config.data.eval):
+        if sources:
+            make_tasks(config, sources, anew=False)
+            if config.data.filter_overlong:
+                prompt_lengths(config, all_tasks(config, sources))

@@ -17,7 +17,7 @@ from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError
 from asyncrl.launch.epochs import count_steps
-from asyncrl.launch.prompts import check_prompts, measure_prompts
+from asyncrl.launch.prompts import check_prompts, prepare_data
 from asyncrl.replay.from_config import replay_settings
 from tests.actor.fakes import CHATML, make_tokenizer
 from tests.helpers import make_task
@@ -55,7 +55,7 @@ def test_tasks_with_long_prompts_are_left_out_and_counted_alike_by_every_role(
     assert "leaves out 2 of 5 tasks, whose prompts are longer than 40 tokens" in caplog.text
     # Nothing is measured again: neither for a role nor for a run that resumes.
     monkeypatch.setattr("asyncrl.actor.chat_checks.open_chat", None)
-    measure_prompts(config)
+    prepare_data(config)
     tasks = open_tasks(config, config.data.train)
     assert [task.id for task in tasks] == ["test/tasks/0", "test/tasks/2", "test/tasks/4"]
     assert [tasks.place(row).rpartition(": ")[2] for row in range(3)] == ["row 0", "row 2", "row 4"]
@@ -75,7 +75,7 @@ def test_if_every_prompt_is_too_long_the_start_is_refused(config: TrainConfig) -
 
 def test_lengths_are_those_of_the_prompts_that_an_actor_begins_with(config: TrainConfig) -> None:
     config.data.filter_overlong = True
-    measure_prompts(config)
+    prepare_data(config)
     (file,) = (Path(config.run.dir) / "run" / "prompt_lengths").iterdir()
     chat, tasks = open_chat(config), TaskFile(config.data.train)
     assert np.load(file).tolist() == [len(chat.prompt(task.messages, [])) for task in tasks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from asyncrl.config.option import REQUIRED, option
 
@@ -65,6 +66,14 @@ class DataConfig:
     )
     eval: list[str] | None = option(
         None, "held-out tasks, named alike", fixed="stored evaluations name rows of these files"
+    )
+    dataset: str | None = option(
+        None,
+        "dotted path of a dataset class as verl takes it, which makes the tasks out of the files; null: their rows",
+        fixed="stored groups name rows of this dataset",
+    )
+    dataset_params: dict[str, Any] = option(
+        {}, "further keys of the configuration that the class gets", fixed="stored groups name rows of this dataset"
     )
     max_prompt_length: int | None = option(
         None,

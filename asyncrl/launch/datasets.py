@@ -1,0 +1,118 @@
+"""A dataset class of the user (`data.dataset`), as verl takes it: the start makes the tasks of a run with it, once.
+
+The class is called as verl calls it: `Class(data_files=[...], tokenizer=..., config=..., processor=None)`. It has a
+length, and its rows have `raw_prompt` or `prompt` (messages), `data_source`, `reward_model`, and may have `extra_info`,
+`tools_kwargs`, `index` and `tools`. Further values, such as tensors, are not read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from asyncrl.config import locations
+from asyncrl.config.imports import imported
+from asyncrl.config.schema import TrainConfig
+from asyncrl.data.opening import made_file
+from asyncrl.data.tables import find_files
+from asyncrl.data.writing import write_tasks
+from asyncrl.errors import ConfigError, DataError
+from asyncrl.launch.run_folder import is_begun
+from asyncrl.text import reason_of
+from asyncrl.types import Task
+
+log = logging.getLogger("asyncrl.train")
+
+
+def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -> None:
+    """Have the tasks in the run's folder that the class makes of `sources`, if there is one. `anew`: also where they
+    are there, since the class may have changed; but a run that has begun keeps its tasks.
+
+    Raises ConfigError: the class cannot be used; DataError: one of its rows cannot.
+    """
+    path = made_file(config, sources)
+    if config.data.dataset is None or (path.exists() and (not anew or is_begun(locations.run_dir(config.run)))):
+        return
+    try:
+        dataset = _opened(config, sources)
+        # A class need not end a loop over itself, so that its length does.
+        tasks = [_task(row, dataset[row]) for row in range(len(dataset))]
+        write_tasks(path, tasks)
+    except (ConfigError, DataError):
+        raise
+    except pa.ArrowException as error:
+        raise DataError(f"data.dataset={config.data.dataset}: its rows cannot become one table: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"data.dataset={config.data.dataset} failed: {reason_of(error)}") from error
+    log.info("data.dataset=%s made %d tasks of %s", config.data.dataset, len(tasks), ", ".join(sources))
+
+
+def _opened(config: TrainConfig, sources: Sequence[str]) -> Any:
+    from omegaconf import OmegaConf
+
+    from asyncrl.actor.chat_checks import open_tokenizer
+
+    data = config.data
+    assert data.dataset is not None
+    cls = imported(data.dataset, f"data.dataset={data.dataset}", "package.module.Class")
+    # A file may be of any kind here, but names of the hub and patterns mean nothing to the class.
+    files = [str(file) for source in sources for file in ([source] if Path(source).exists() else find_files(source))]
+    given = {
+        "train_files": list(data.train),
+        "val_files": list(data.eval or []),
+        "prompt_key": "prompt",
+        "reward_fn_key": "data_source",
+        "max_prompt_length": data.max_prompt_length,
+        "max_response_length": config.actor.max_tokens,
+        "truncation": data.truncation,
+        # Long prompts are left out or cut behind the class, with the tools that an actor shows.
+        "filter_overlong_prompts": False,
+        "return_raw_chat": True,
+        "shuffle": data.shuffle,
+        "seed": config.run.seed,
+        **data.dataset_params,
+    }
+    return cls(data_files=files, tokenizer=open_tokenizer(config.model), config=OmegaConf.create(given), processor=None)
+
+
+def _task(row: int, values: Mapping[str, Any]) -> Task:
+    """Raises DataError: the row lacks something."""
+    prompt = _plain(values.get("raw_prompt", values.get("prompt")))
+    truth = _plain(values.get("reward_model") or {}).get("ground_truth")
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(each, dict) for each in prompt):
+        raise DataError(f"data.dataset: row {row} has no messages under raw_prompt or prompt")
+    if values.get("data_source") is None or truth is None:
+        raise DataError(f"data.dataset: row {row} has no data_source, or no reward_model with a ground_truth")
+    extra = {"index": row, **_plain(values.get("extra_info") or {})}
+    if values.get("index") is not None:
+        extra["index"] = _plain(values["index"])
+    kwargs = _plain(values.get("tools_kwargs") or {}) or extra.pop("tools_kwargs", None) or {}
+    extra.pop("tools_kwargs", None)
+    tools = _plain(values.get("tools") or ())
+    return Task(
+        id=str(row),
+        messages=prompt,
+        ground_truth=truth if isinstance(truth, str) else json.dumps(truth),
+        data_source=str(values["data_source"]),
+        tools=json.loads(tools) if isinstance(tools, str) else tools,
+        tools_kwargs=kwargs,
+        extra_info=extra,
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Lists and mappings instead of arrays of NumPy, which Parquet files read by pandas are full of."""
+    match value:
+        case np.ndarray() | np.generic():
+            return _plain(value.tolist())
+        case Mapping():
+            return {str(name): _plain(each) for name, each in value.items() if each is not None}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+    return value

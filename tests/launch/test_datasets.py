@@ -1,0 +1,134 @@
+"""Dataset classes of a user, as verl takes them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.config.checks import refusals
+from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
+from asyncrl.data.opening import open_tasks
+from asyncrl.errors import AsyncrlError, DataError
+from asyncrl.launch.datasets import make_tasks
+from asyncrl.launch.prompts import prepare_data
+from asyncrl.replay.from_config import replay_settings
+from asyncrl.types import Task
+from tests.actor.fakes import CHATML, make_tokenizer
+
+QUIZ = [
+    {"question": "Capital of France?", "answers": ["Paris"], "level": 1, "topic": "towns"},
+    {"question": "Largest planet?", "answers": ["Jupiter", "jupiter"], "level": 2},
+]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    make_tokenizer(CHATML).save_pretrained(tmp_path / "model")
+    (tmp_path / "quiz.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in QUIZ))
+    config = TrainConfig(model=ModelConfig(path=str(tmp_path / "model")), run=RunConfig(dir=str(tmp_path), name="run"))
+    config.data.train, config.actor.tools = [str(tmp_path / "quiz.jsonl")], []
+    config.data.dataset = "tests.data.verl_dataset.QuizDataset"
+    config.data.dataset_params = {"instruction": "One word."}
+    return config
+
+
+def test_a_class_written_for_verl_makes_the_tasks_of_a_run(
+    config: TrainConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(DataError, match="`asyncrl train` makes it"):
+        open_tasks(config, config.data.train)
+    with caplog.at_level(logging.INFO):
+        prepare_data(config)
+    assert "data.dataset=tests.data.verl_dataset.QuizDataset made 2 tasks" in caplog.text
+    first, second = replay_settings(config).feed.tasks
+    system = {"role": "system", "content": "One word."}
+    assert first == Task(
+        id="quiz/train/0",
+        messages=[system, {"role": "user", "content": "Capital of France?"}],
+        ground_truth='["Paris"]',
+        data_source="quiz",
+        tools_kwargs={"search": {"create_kwargs": {"topic": "towns"}}},
+        extra_info={"split": "train", "index": 0, "level": 1},
+    )
+    assert (second.id, second.ground_truth, second.tools_kwargs) == ("quiz/train/1", '["Jupiter", "jupiter"]', {})
+
+
+def test_long_prompts_of_a_class_are_left_out_too(config: TrainConfig) -> None:
+    config.data.max_prompt_length, config.data.filter_overlong = 10**4, True
+    prepare_data(config)
+    assert len(open_tasks(config, config.data.train)) == 2
+
+
+def test_a_run_that_has_begun_keeps_its_tasks_and_another_one_makes_them_anew(config: TrainConfig) -> None:
+    make_tasks(config, config.data.train)
+    file = Path(config.data.train[0])
+    file.write_text(file.read_text().replace("Largest", "Smallest"))
+    prepare_data(config)
+    assert open_tasks(config, config.data.train)[1].messages[1]["content"] == "Largest planet?"
+    make_tasks(config, config.data.train)
+    assert open_tasks(config, config.data.train)[1].messages[1]["content"] == "Smallest planet?"
+    (Path(config.run.dir) / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
+    file.write_text(file.read_text().replace("Smallest", "Third"))
+    make_tasks(config, config.data.train)
+    assert open_tasks(config, config.data.train)[1].messages[1]["content"] == "Smallest planet?"
+
+
+class Rows:
+    """What each test makes of it."""
+
+    row: Any = None
+
+    def __init__(self, data_files: Any, tokenizer: Any, config: Any, processor: Any = None) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, row: int) -> Any:
+        if isinstance(self.row, Exception):
+            raise self.row
+        return self.row
+
+
+GOOD = {"prompt": [{"role": "user", "content": "?"}], "data_source": "s", "reward_model": {"ground_truth": 4}}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (ValueError("no such row"), r"data\.dataset=.*Rows failed: .*no such row"),
+        ({**GOOD, "prompt": "What?"}, "row 0 has no messages under raw_prompt or prompt"),
+        ({**GOOD, "reward_model": {}}, "row 0 has no data_source, or no reward_model with a ground_truth"),
+        ({**GOOD, "data_source": None}, "row 0 has no data_source"),
+        ({**GOOD, "extra_info": {"x": [1, "y"]}}, "its rows cannot become one table"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_refused(
+    config: TrainConfig, row: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rows, "row", row)
+    config.data.dataset = f"{__name__}.Rows"
+    with pytest.raises(AsyncrlError, match=message):
+        make_tasks(config, config.data.train)
+
+
+def test_a_prompt_without_a_raw_prompt_and_a_number_as_ground_truth_are_taken(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rows, "row", GOOD)
+    config.data.dataset = f"{__name__}.Rows"
+    make_tasks(config, config.data.train)
+    (task,) = open_tasks(config, config.data.train)
+    assert (task.ground_truth, task.messages) == ("4", GOOD["prompt"])
+
+
+def test_a_class_that_is_not_there_and_params_without_a_class_are_refused(config: TrainConfig) -> None:
+    config.data.dataset = "tests.data.verl_dataset.Missing"
+    with pytest.raises(AsyncrlError, match=r"data\.dataset=tests\.data.*Missing cannot be imported"):
+        make_tasks(config, config.data.train)
+    config.data.dataset = None
+    assert any(line.startswith("data.dataset_params=") for line in refusals(config))
