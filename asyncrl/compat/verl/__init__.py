@@ -1,5 +1,7 @@
 """verl's batch type and what goes with it, under verl's names. docs/verl.md says what carries over."""
 
+from asyncrl.compat.verl.loading import VerlManager, load_reward_manager
+from asyncrl.compat.verl.names import provide_verl
 from asyncrl.compat.verl.packed import add_tokens, to_episodes, to_tokens
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.parquet import read_parquet, write_parquet
@@ -9,13 +11,13 @@ from asyncrl.compat.verl.reward_managers import (
     DAPORewardManager,
     NaiveRewardManager,
     PrimeRewardManager,
-    load_reward_manager,
 )
-from asyncrl.compat.verl.rewarding import RewardManager, default_compute_score
+from asyncrl.compat.verl.rewarding import AbstractRewardManager, RewardManager, default_compute_score
 from asyncrl.compat.verl.tensors import TensorBatch
 from asyncrl.compat.verl.trajectories import from_trajectories, to_labels, to_trajectories
 
 __all__ = [
+    "AbstractRewardManager",
     "BatchRewardManager",
     "DAPORewardManager",
     "DataProto",
@@ -24,12 +26,14 @@ __all__ = [
     "PrimeRewardManager",
     "RewardManager",
     "TensorBatch",
+    "VerlManager",
     "add_tokens",
     "compute_position_id_with_mask",
     "default_compute_score",
     "from_trajectories",
     "load_reward_manager",
     "pad_dataproto_to_divisor",
+    "provide_verl",
     "read_parquet",
     "to_episodes",
     "to_labels",

@@ -1,29 +1,23 @@
-"""verl's reward managers by name: naive, batch, dapo and prime. Other managers are named by their dotted path."""
+"""verl's reward managers naive, batch, dapo and prime."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from multiprocessing.synchronize import Semaphore
 from typing import Any
 
 from torch import Tensor
 
+from asyncrl.compat.verl.processes import in_processes
 from asyncrl.compat.verl.protocol import require
 from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardManager, RewardRow, read_score
-from asyncrl.config.imports import imported
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.base import completed
 from asyncrl.scoring.rules.verl import as_config
 
 PRIME_TIMEOUT_S = 300.0
 """For one row, as in verl."""
-
-START_TIMEOUT_S = 120.0
-"""For the start of a process and its imports."""
 
 
 class NaiveRewardManager(RewardManager):
@@ -45,7 +39,7 @@ class NaiveRewardManager(RewardManager):
         calls = [_call(self.compute_score, row) for row in rows]
         if self.compute_score_timeout:
             return [read_score(each) for each in in_processes(calls, 1, self.compute_score_timeout)]
-        return [read_score(_complete(call)) for call in calls]
+        return [read_score(completed(call())) for call in calls]
 
 
 class BatchRewardManager(RewardManager):
@@ -114,7 +108,7 @@ class DAPORewardManager(RewardManager):
         return [self._result(row) for row in rows]
 
     def _result(self, row: RewardRow) -> Result:
-        score, extra = read_score(_complete(_call(self.compute_score, row)))
+        score, extra = read_score(completed(_call(self.compute_score, row)()))
         told = dict(extra) or {"acc": score}
         config = self.overlong_buffer_cfg
         if config is None or not config.enable:
@@ -172,59 +166,6 @@ MANAGERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def load_reward_manager(
-    name: str, tokenizer: Any, num_examine: int, compute_score: ComputeScore | str | None = None, **params: Any
-) -> Callable[..., Any]:
-    """The reward manager of a name, or of the dotted path of a class of yours, which gets whole batches: all members of
-    every group that the batch has. `compute_score` may be a dotted path too; mappings in `params` have their entries as
-    attributes.
-
-    Raises ConfigError: there is no such class or function.
-    """
-    setting = f"reward_manager={name}"
-    made = MANAGERS[name] if name in MANAGERS else imported(name, setting)
-    if isinstance(compute_score, str):
-        compute_score = imported(compute_score, f"{setting}: compute_score={compute_score}")
-    given = {} if compute_score is None else {"compute_score": compute_score}
-    manager: Callable[..., Any] = made(tokenizer=tokenizer, num_examine=num_examine, **given, **as_config(params))
-    return manager
-
-
-def in_processes(calls: Sequence[Callable[[], Any]], processes: int, timeout_s: float) -> list[Any]:
-    """The results of `calls`, made by that many processes. Those that still run at the end are killed.
-
-    Raises ScoringError, which names the first row whose call raised an error, or had no result `timeout_s` seconds
-    after the row before it.
-    """
-    if not calls:
-        return []
-    try:
-        pickle.dumps(calls[0])
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ScoringError(f"compute_score cannot be sent to another process: {error}") from error
-    # A fork of a process with threads, as torch has, may wait for ever.
-    context = multiprocessing.get_context("forkserver")
-    processes, ready = min(processes, len(calls)), context.Semaphore(0)
-    with context.Pool(processes, _begin, (ready, calls[0])) as pool:
-        if not all(ready.acquire(timeout=START_TIMEOUT_S) for _ in range(processes)):
-            raise ScoringError("the processes that call compute_score did not start; their output says why")
-        pending = [pool.apply_async(_complete, (call,)) for call in calls]
-        results = []
-        for row, each in enumerate(pending):
-            try:
-                results.append(each.get(timeout_s))
-            except multiprocessing.TimeoutError as error:
-                raise ScoringError(f"compute_score took longer than {timeout_s:g} s for row {row}") from error
-            except Exception as error:
-                raise ScoringError(f"compute_score failed for row {row}: {error!r}") from error
-        return results
-
-
-def _begin(ready: Semaphore, call: Callable[[], Any]) -> None:
-    """A process has started, and has imported what `call` needs: that takes none of the rows' time."""
-    ready.release()
-
-
 def _call(compute_score: ComputeScore, row: RewardRow) -> Callable[[], Any]:
     return partial(
         compute_score,
@@ -233,7 +174,3 @@ def _call(compute_score: ComputeScore, row: RewardRow) -> Callable[[], Any]:
         ground_truth=row.ground_truth,
         extra_info=dict(row.extra_info),
     )
-
-
-def _complete(call: Callable[[], Any]) -> Any:
-    return completed(call())

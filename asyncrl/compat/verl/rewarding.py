@@ -37,7 +37,26 @@ class RewardRow:
     extra_info: Mapping[str, Any]
 
 
-class RewardManager(ABC):
+class AbstractRewardManager(ABC):
+    """verl's base class of reward managers."""
+
+    @abstractmethod
+    def __init__(
+        self, tokenizer: Any, num_examine: int, compute_score: Any, reward_fn_key: str = "data_source", **kwargs: Any
+    ) -> None: ...
+
+    @abstractmethod
+    def __call__(self, data: Any, return_dict: bool = False) -> Any: ...
+
+    def _extract_reward_from_rm_scores(self, data: Any, return_dict: bool = False) -> Any:
+        """The rewards that the batch has already as `rm_scores`, in the form that a call returns; None without any."""
+        if "rm_scores" not in data.batch.keys():  # noqa: SIM118
+            return None
+        names = data.meta_info.get("reward_extra_keys", [])
+        return _returned(data.batch["rm_scores"], {name: data.non_tensor_batch[name] for name in names}, return_dict)
+
+
+class RewardManager(AbstractRewardManager):
     """A reward manager with verl's constructor and call. `compute_score` is a function written for verl; None takes
     `default_compute_score`. The first `num_examine` rows of each data source are logged at every call.
 
@@ -65,10 +84,9 @@ class RewardManager(ABC):
         """The rewards float32[B, R], each at its response's last token; with `return_dict` as `reward_tensor`, beside
         `reward_extra_info`: lists [B] by name, None where a row has no such value. Rewards that the batch has already
         as `rm_scores` are returned as they are."""
-        if "rm_scores" in data.batch.keys():  # noqa: SIM118
-            names = data.meta_info.get("reward_extra_keys", [])
-            extra = {name: data.non_tensor_batch[name] for name in names}
-            return _returned(data.batch["rm_scores"], extra, return_dict)
+        given = self._extract_reward_from_rm_scores(data, return_dict)
+        if given is not None:
+            return given
         rows = [self._row(data[number]) for number in range(len(data))]
         results = self.judge(rows)
         rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)

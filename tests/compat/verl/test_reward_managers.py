@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Any
 
@@ -44,6 +45,10 @@ def sleepy(data_source: str, solution_str: str, ground_truth: str, extra_info: A
 
 def broken(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
     raise KeyError("answer")
+
+
+def deadly(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    os._exit(3)
 
 
 class BestOfGroup:
@@ -110,7 +115,12 @@ def test_prime_scores_in_several_processes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("score", "problem"), [(sleepy, r"took longer than 3 s for row 1"), (broken, "failed for row 0: KeyError")]
+    ("score", "problem"),
+    [
+        (sleepy, "took longer than 3 s for row 1"),
+        (broken, r"failed for row \d: KeyError"),
+        (deadly, r"ended its process for row \d"),
+    ],
 )
 def test_a_row_that_fails_is_named_and_never_scored_zero(score: Any, problem: str) -> None:
     for manager in (

@@ -1,0 +1,74 @@
+"""`import verl` without verl: files that were written for it find our classes under its names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, TypeVar
+
+from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
+from asyncrl.compat.verl.protocol import DataProto, DataProtoItem
+from asyncrl.compat.verl.reward_managers import (
+    BatchRewardManager,
+    DAPORewardManager,
+    NaiveRewardManager,
+    PrimeRewardManager,
+)
+from asyncrl.compat.verl.rewarding import AbstractRewardManager, default_compute_score
+
+Named = TypeVar("Named")
+
+
+def register(name: str) -> Callable[[Named], Named]:
+    """verl's decorator of reward managers. Here they are known by their dotted path, so it changes nothing."""
+    return lambda manager: manager
+
+
+_MANAGERS = {
+    "AbstractRewardManager": AbstractRewardManager,
+    "BatchRewardManager": BatchRewardManager,
+    "DAPORewardManager": DAPORewardManager,
+    "NaiveRewardManager": NaiveRewardManager,
+    "PrimeRewardManager": PrimeRewardManager,
+    "register": register,
+}
+MODULES: Mapping[str, Mapping[str, Any]] = {
+    "verl": {"DataProto": DataProto},
+    "verl.protocol": {
+        "DataProto": DataProto,
+        "DataProtoItem": DataProtoItem,
+        "pad_dataproto_to_divisor": pad_dataproto_to_divisor,
+        "unpad_dataproto": unpad_dataproto,
+    },
+    "verl.utils": {},
+    "verl.utils.model": {"compute_position_id_with_mask": compute_position_id_with_mask},
+    "verl.utils.reward_score": {"default_compute_score": default_compute_score},
+    "verl.workers": {},
+    "verl.workers.reward_manager": _MANAGERS,
+    "verl.workers.reward_manager.abstract": {"AbstractRewardManager": AbstractRewardManager, "RawRewardFn": Callable},
+    "verl.workers.reward_manager.naive": {"NaiveRewardManager": NaiveRewardManager},
+    "verl.workers.reward_manager.registry": {"register": register},
+}
+"""The modules that are provided, with what they have. Other modules of verl cannot be imported, as without this."""
+
+
+def provide_verl() -> bool:
+    """Let this process import the names of MODULES, unless verl itself is installed; returns whether ours are there."""
+    found = sys.modules.get("verl")
+    if found is not None:
+        return getattr(found, "DataProto", None) is DataProto
+    if find_spec("verl") is not None:
+        return False
+    for name, content in MODULES.items():
+        module = ModuleType(name, f"What asyncrl has of {name}.")
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
+        module.__path__ = []
+        vars(module).update(content)
+        sys.modules[name] = module
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
+    return True

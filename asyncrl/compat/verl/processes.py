@@ -1,0 +1,110 @@
+"""Calls of a user's function in processes of their own, several at once, which are killed when one takes too long."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from asyncrl.errors import ScoringError
+from asyncrl.scoring.rules.base import completed
+
+Call = Callable[[], Any]
+START_TIMEOUT_S = 120.0
+"""For the start of a process and its imports."""
+
+
+def in_processes(
+    calls: Sequence[Call], processes: int, timeout_s: float, clock: Callable[[], float] = time.monotonic
+) -> list[Any]:
+    """The results of `calls`, which may be coroutines, made by that many processes. None of these is left at the end.
+
+    Raises ScoringError, which names a row whose call raised an error, ended its process, or took longer than
+    `timeout_s` seconds.
+    """
+    if not calls:
+        return []
+    try:
+        pickle.dumps(calls[0])
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ScoringError(f"compute_score cannot be sent to another process: {error}") from error
+    workers = [_Worker(calls[0], clock() + START_TIMEOUT_S) for _ in range(min(processes, len(calls)))]
+    try:
+        return _results(calls, {each.pipe: each for each in workers}, timeout_s, clock)
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+class _Worker:
+    """A process that makes one call after another. Its first message says that it has started."""
+
+    def __init__(self, first: Call, deadline: float) -> None:
+        # A fork of a process with threads, as torch has, may wait for ever.
+        context = multiprocessing.get_context("forkserver")
+        self.pipe, theirs = context.Pipe()
+        self.row: int | None = None
+        self.deadline = deadline
+        self._process = context.Process(target=_serve, args=(theirs, first), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def begin(self, row: int, call: Call, deadline: float) -> None:
+        self.row, self.deadline = row, deadline
+        self.pipe.send(call)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.pipe.close()
+
+    def __str__(self) -> str:
+        return "before its first row" if self.row is None else f"for row {self.row}"
+
+
+def _results(
+    calls: Sequence[Call], busy: dict[Connection, _Worker], timeout_s: float, clock: Callable[[], float]
+) -> list[Any]:
+    results: list[Any] = [None] * len(calls)
+    waiting = iter(enumerate(calls))
+    while busy:
+        next_deadline = min(worker.deadline for worker in busy.values())
+        for pipe in wait(list(busy), max(0.0, next_deadline - clock())):
+            assert isinstance(pipe, Connection)
+            worker = busy[pipe]
+            try:
+                succeeded, value = pipe.recv()
+            except (EOFError, OSError) as error:
+                raise ScoringError(f"compute_score ended its process {worker}") from error
+            if not succeeded:
+                raise ScoringError(f"compute_score failed {worker}: {value}")
+            if worker.row is not None:
+                results[worker.row] = value
+            row, call = next(waiting, (None, None))
+            if row is None or call is None:
+                del busy[pipe]
+            else:
+                worker.begin(row, call, clock() + timeout_s)
+        for worker in busy.values():
+            if clock() >= worker.deadline:
+                limit = START_TIMEOUT_S if worker.row is None else timeout_s
+                raise ScoringError(f"compute_score took longer than {limit:g} s {worker}")
+    return results
+
+
+def _serve(pipe: Connection, first: Call) -> None:
+    """The process: answers each call with its result or the error. What `first` needs is imported by now, so that it
+    takes none of a row's time."""
+    pipe.send((True, None))
+    while True:
+        try:
+            call = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((True, completed(call())))
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            pipe.send((False, repr(error)))

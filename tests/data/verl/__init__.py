@@ -1,0 +1,1 @@
+"""Files written for verl, which run here as they are."""
