@@ -107,7 +107,7 @@ class DataProto:
     @classmethod
     def from_dict(
         cls: type[Proto],
-        tensors: Mapping[str, Tensor] | None = None,
+        tensors: Mapping[str, Tensor] | TensorBatch | None = None,
         non_tensors: dict[str, Any] | None = None,
         meta_info: dict[str, Any] | None = None,
         num_batch_dims: int = 1,
@@ -119,8 +119,9 @@ class DataProto:
         """
         require(num_batch_dims > 0, f"num_batch_dims is {num_batch_dims}; it must be positive")
         require(num_batch_dims == 1 or non_tensors is None, "num_batch_dims must be 1 where there are non_tensors")
-        tensors = tensors or {}
-        sizes = {name: tensor.shape[:num_batch_dims] for name, tensor in tensors.items()}
+        # A batch without rows is false, and has tensors all the same.
+        given = dict(() if tensors is None else tensors.items())
+        sizes = {name: tensor.shape[:num_batch_dims] for name, tensor in given.items()}
         first = next(iter(sizes), "")
         for name, size in sizes.items():
             require(
@@ -137,7 +138,7 @@ class DataProto:
         about = {} if meta_info is None else meta_info
         if auto_padding:
             about[AUTO_PADDING] = True
-        return cls(TensorBatch(tensors, sizes[first]) if tensors else None, arrays, about)
+        return cls(TensorBatch(given, sizes[first]) if given else None, arrays, about)
 
     @classmethod
     def load_from_disk(cls: type[Proto], filepath: str | Path) -> Proto:
@@ -402,7 +403,7 @@ class DataProto:
 
     def get_data_info(self) -> str:
         """The names, shapes and types of all fields, a line each."""
-        tensors: HasTensors = self.batch or {}
+        tensors: HasTensors = {} if self.batch is None else self.batch
         lines = ["batch"]
         lines += [f"  {name}: {tuple(each.shape)} ({each.dtype}) {each.device}" for name, each in tensors.items()]
         lines += ["non_tensor_batch"]
@@ -412,7 +413,7 @@ class DataProto:
 
     def print_size(self, prefix: str = "") -> None:
         """Logs how much memory the fields take."""
-        tensors: HasTensors = self.batch or {}
+        tensors: HasTensors = {} if self.batch is None else self.batch
         in_tensors = sum(each.element_size() * each.numel() for _, each in tensors.items())
         in_arrays = sum(each.nbytes for each in self.non_tensor_batch.values())
         sizes = f"tensors take {in_tensors / 2**30:.6f} GiB, arrays {in_arrays / 2**30:.6f} GiB"

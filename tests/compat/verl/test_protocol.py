@@ -210,3 +210,11 @@ def test_information_about_a_batch_is_a_line_a_field() -> None:
         "meta_info",
         "  step: int",
     ]
+
+
+def test_a_batch_without_rows_keeps_its_fields() -> None:
+    empty = make_batch(2)[0:0]
+    again = DataProto.from_dict(empty.batch, empty.non_tensor_batch)
+    assert (len(again), again.batch["ids"].shape) == (0, (0, 2))
+    assert "ids: (0, 2)" in again.get_data_info()
+    assert ids(DataProto.concat([again, make_batch(1)])) == [0]
