@@ -50,7 +50,12 @@ COMMANDS: Mapping[str, Command] = {
     "plan": Command("asyncrl.capacity.command", "forecast speed, idle shares and cost of a run on other GPUs"),
     "export": Command("asyncrl.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
     "keys": Command("asyncrl.network.command", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
-    "data": Command("asyncrl.data.gsm8k", "make task files: `asyncrl data gsm8k --help`", False, ("gsm8k",)),
+    "data": Command(
+        "asyncrl.data.command",
+        "make task files of published data sets: `asyncrl data --help`",
+        False,
+        ("gsm8k", "math", "dapo", "search", "code", "tools"),
+    ),
     "algorithms": Command("asyncrl.algorithms.docs", "list every advantage, loss, correction, KL and aggregation"),
     "completion": Command(
         "asyncrl.config.completion", "print the completion script of a shell", False, ("bash", "zsh")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.data.gsm8k import convert
+from asyncrl.data.command import convert
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import DataError
 
@@ -14,7 +14,7 @@ EXCERPT = Path(__file__).parent / "gsm8k"
 
 
 def test_the_published_lines_become_tasks_with_the_number_as_ground_truth(tmp_path: Path) -> None:
-    assert convert(EXCERPT, tmp_path / "gsm8k.parquet") == 50
+    assert convert("gsm8k", str(EXCERPT), tmp_path / "gsm8k.parquet") == (50, 0)
     tasks = TaskFile(tmp_path / "gsm8k.parquet")
     first = tasks[0]
     assert (first.id, first.ground_truth) == ("openai/gsm8k/train/0", "72")
@@ -26,7 +26,7 @@ def test_the_published_lines_become_tasks_with_the_number_as_ground_truth(tmp_pa
 
 def test_thousands_separators_and_unicode_line_separators_are_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text('{"question": "a\u2028b", "answer": "so\\n#### 1,250"}\n', "utf-8")
-    assert convert(tmp_path, tmp_path / "out.parquet", "test") == 1
+    assert convert("gsm8k", str(tmp_path), tmp_path / "out.parquet", "test") == (1, 0)
     (task,) = TaskFile(tmp_path / "out.parquet")
     assert (task.ground_truth, task.messages[1]["content"]) == ("1250", "a\u2028b")
 
@@ -35,9 +35,9 @@ def test_thousands_separators_and_unicode_line_separators_are_no_obstacle(tmp_pa
 def test_a_line_that_is_none_of_theirs_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "train.jsonl").write_text(f'{{"question": "?", "answer": "#### 4"}}\n{line}\n')
     with pytest.raises(DataError, match="line 2"):
-        convert(tmp_path, tmp_path / "out.parquet")
+        convert("gsm8k", str(tmp_path), tmp_path / "out.parquet")
 
 
 def test_a_folder_without_the_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no .*test\.jsonl"):
-        convert(tmp_path, tmp_path / "out.parquet", "test")
+        convert("gsm8k", str(tmp_path), tmp_path / "out.parquet", "test")

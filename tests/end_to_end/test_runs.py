@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.data.gsm8k import convert
+from asyncrl.data.command import convert
 from asyncrl.demo.step_scorer import JUDGEMENTS_FILE
 from asyncrl.demo.summary import audit
 from asyncrl.launch.summary import SUMMARY_FILE
@@ -101,7 +101,7 @@ def test_killing_every_role_once_loses_nothing_and_accuracy_is_reached(start: St
 
 @pytest.mark.long
 def test_three_steps_on_gsm8k_with_a_tiny_model(start: Start, tmp_path: Path) -> None:
-    convert(EXCERPT, tmp_path / "gsm8k.parquet", "train")
+    convert("gsm8k", str(EXCERPT), tmp_path / "gsm8k.parquet", "train")
     run = start(
         "train",
         *("experiment=gsm8k_calculator", f"model.path={write_model(tmp_path / 'model')}", "model.dtype=float32"),

@@ -1,0 +1,70 @@
+"""`asyncrl data SET`: task files from published data sets, which lie on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from asyncrl.data.converters import dapo, gsm8k, math_problems, programs, search, tool_calls
+from asyncrl.data.writing import write_tasks
+from asyncrl.errors import AsyncrlError, DataError
+from asyncrl.types import Task
+
+SETS: Mapping[str, str] = {
+    "gsm8k": "GSM8K: folder with train.jsonl and test.jsonl; rule gsm8k",
+    "math": "MATH: problem, solution with \\boxed; rule math (asyncrl[math])",
+    "dapo": "DAPO-Math-17k: verl's layout, each problem kept once; rule exact_number",
+    "search": "HotpotQA and the like: question, golden_answers or answer; rule f1",
+    "code": "APPS, TACO and the like: question, input_output; rule code",
+    "tools": "xLAM and the like: query, tools, answers; rule tool_calls",
+}
+NAMED = {"search": "searchqa", "code": "apps", "tools": "xlam"}
+"""Sets of several publishers, with the data source that their tasks have unless another is named."""
+
+
+def main() -> None:
+    """The entry of the command line."""
+    parser = argparse.ArgumentParser(prog="asyncrl data", description="Make task files from published data sets.")
+    sets = parser.add_subparsers(dest="set", metavar="SET", required=True)
+    for name, meaning in SETS.items():
+        one = sets.add_parser(name, help=meaning, description=meaning)
+        what = "folder with train.jsonl and test.jsonl" if name == "gsm8k" else "file, folder or pattern of files"
+        one.add_argument("--source", required=True, help=what)
+        one.add_argument("--out", type=Path, required=True, help="Parquet file to write")
+        one.add_argument("--split", default="train", help="the split's name: train (default), test ...")
+        if name in NAMED:
+            one.add_argument("--data-source", default=NAMED[name], help=f"data source of the tasks ({NAMED[name]})")
+    arguments = parser.parse_args()
+    try:
+        rows, left_out = convert(
+            arguments.set, arguments.source, arguments.out, arguments.split, getattr(arguments, "data_source", "")
+        )
+    except AsyncrlError as error:
+        sys.stderr.write(f"asyncrl data: {error}\n")
+        sys.exit(2)
+    reason = {"dapo": "are repeated", "code": "have no tests"}.get(arguments.set)
+    rest = f"; {left_out} rows left out, which {reason}" if left_out else ""
+    sys.stdout.write(f"wrote {rows} tasks to {arguments.out}{rest}\n")
+
+
+def convert(name: str, source: str, out: Path, split: str = "train", data_source: str = "") -> tuple[int, int]:
+    """Write the tasks of the published `source` to the Parquet file `out`; returns how many, and how many rows
+    became none. Raises DataError."""
+    named = data_source or NAMED.get(name, "")
+    readers: Mapping[str, Callable[[], Iterable[Task | None]]] = {
+        "gsm8k": partial(gsm8k.tasks, Path(source), split),
+        "math": partial(math_problems.tasks, source),
+        "dapo": partial(dapo.tasks, source),
+        "search": partial(search.tasks, source, named),
+        "code": partial(programs.tasks, source, named),
+        "tools": partial(tool_calls.tasks, source, named),
+    }
+    rows: list[Task | None] = list(readers[name]())
+    found = [replace(task, extra_info={"split": split, **task.extra_info}) for task in rows if task]
+    if not found:
+        raise DataError(f"{source} has no row that can be a task")
+    return write_tasks(out, found), len(rows) - len(found)

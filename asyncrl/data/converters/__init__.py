@@ -1,0 +1,1 @@
+"""Published data sets as tasks, one set a file; see `asyncrl.data.command`."""

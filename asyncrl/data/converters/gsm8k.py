@@ -1,0 +1,37 @@
+"""GSM8K's published JSON lines: grade-school problems with a calculator. The rule `gsm8k` scores them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from asyncrl.errors import DataError
+from asyncrl.ids import task_id
+from asyncrl.types import Task
+
+DATA_SOURCE = "openai/gsm8k"
+SYSTEM_PROMPT = (
+    "Solve the problem step by step. Work out every calculation with the calculator, one operation a call. "
+    'End with the answer alone on the last line, as "#### 42".'
+)
+
+
+def tasks(source: Path, split: str) -> Iterator[Task]:
+    """The lines of `source/split.jsonl`. Raises DataError."""
+    file = source / f"{split}.jsonl"
+    if not file.is_file():
+        raise DataError(f"there is no {file}; --source is the folder that holds GSM8K's {split}.jsonl")
+    for index, line in enumerate(file.read_text("utf-8").rstrip("\n").split("\n")):
+        try:
+            row = json.loads(line)
+            question, (_, truth) = row["question"], row["answer"].rsplit("####", 1)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{file}, line {index + 1} has no question and no answer ending in '#### N'") from error
+        yield Task(
+            id=task_id(DATA_SOURCE, split, index),
+            messages=[{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}],
+            ground_truth=truth.strip().replace(",", ""),
+            data_source=DATA_SOURCE,
+            extra_info={"split": split, "index": index},
+        )

@@ -1,0 +1,46 @@
+"""MATH (Hendrycks et al., 2021): files of one problem each, or rows with the same fields. The rule `math` scores it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from asyncrl.data.converters.rows import published_rows
+from asyncrl.errors import DataError
+from asyncrl.types import Task
+
+DATA_SOURCE = "DigitalLearningGmbH/MATH-lighteval"
+"""The name under which verl has it too."""
+REQUEST = "Reason step by step, and put the final answer into \\boxed{}."
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=\S))")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def tasks(source: str) -> Iterator[Task]:
+    """Rows: `problem`; `answer`, or `solution` with its answer in the last box; optional `level`, `type`. Raises
+    DataError."""
+    for place, row in published_rows(source):
+        answer = row.get("answer") or last_box(str(row.get("solution", "")))
+        if not row.get("problem") or not answer:
+            raise DataError(f"{place} has no problem, or no solution with a \\boxed answer")
+        yield Task(
+            id=place,
+            messages=[{"role": "user", "content": f"{row['problem']}\n\n{REQUEST}"}],
+            ground_truth=str(answer),
+            data_source=DATA_SOURCE,
+            extra_info={name: row[name] for name in ("level", "type", "subject") if row.get(name) is not None},
+        )
+
+
+def last_box(solution: str) -> str:
+    """The content of the last \\boxed{...} that is closed, or the character behind \\boxed; empty: there is none."""
+    for box in reversed(list(_BOX.finditer(solution))):
+        if not box.group().endswith("{"):
+            return solution[box.end()]
+        depth = 1
+        for brace in _BRACE.finditer(solution, box.end()):
+            depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+            if not depth:
+                return solution[box.end() : brace.start()].strip()
+    return ""

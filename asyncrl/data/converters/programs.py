@@ -1,0 +1,58 @@
+"""Programming problems with tests, as of APPS and TACO. The rule `code` scores them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from asyncrl.data.converters.rows import Row, published_rows
+from asyncrl.errors import DataError
+from asyncrl.types import Task
+
+READS = "Write a Python program that reads from standard input and prints to standard output."
+CALLED = "Write Python that defines what the tests call: {name}."
+
+
+def tasks(source: str, name: str = "apps") -> Iterator[Task | None]:
+    """Rows: `question`, `input_output` (JSON with `inputs`, `outputs` and, where a function is tested, `fn_name`),
+    optional `starter_code`, `difficulty`. Rows without tests cannot be scored, and are None. Raises
+    DataError."""
+    for place, row in published_rows(source):
+        try:
+            given = row.get("input_output") or "{}"
+            tests = json.loads(given) if isinstance(given, str) else given
+            pairs = list(zip(tests.get("inputs", ()), tests.get("outputs", ()), strict=True))
+            question = row["question"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{place} has no question, or no input_output with inputs and outputs: {error}") from error
+        if not pairs:
+            yield None
+            continue
+        function = tests.get("fn_name")
+        request = CALLED.format(name=function) if function else READS
+        starter = f"\n\nBegin with:\n{row['starter_code']}" if row.get("starter_code") else ""
+        yield Task(
+            id=place,
+            messages=[{"role": "user", "content": f"{question}\n\n{request}{starter}"}],
+            ground_truth=_asserts(function, row, pairs) if function else _texts(pairs),
+            data_source=name,
+            extra_info={"difficulty": row["difficulty"]} if row.get("difficulty") else {},
+        )
+
+
+def _texts(pairs: list[tuple[Any, Any]]) -> str:
+    """What a program reads and prints; some rows have lists of lines."""
+    texts = [["\n".join(map(str, side)) if isinstance(side, list) else str(side) for side in pair] for pair in pairs]
+    return json.dumps({"inputs": [given for given, _ in texts], "outputs": [wanted for _, wanted in texts]})
+
+
+def _asserts(function: str, row: Row, pairs: list[tuple[Any, Any]]) -> str:
+    """A call of the function each. Where the output is a list, its first item is right as well, and a tuple counts as a
+    list: so do the tests of APPS, which has most results in a list of one, and no tuples."""
+    called = f"Solution().{function}" if "class Solution" in str(row.get("starter_code")) else function
+    lines = ["def plain(found):\n    return list(found) if isinstance(found, tuple) else found"]
+    for arguments, wanted in pairs:
+        allowed = [wanted, *wanted[:1]] if isinstance(wanted, list) else [wanted]
+        lines.append(f"assert plain({called}({', '.join(map(repr, arguments))})) in {allowed!r}")
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""The rows of a published data set, each with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from asyncrl.data.tables import JSON_SUFFIXES, SUFFIXES, find_files
+from asyncrl.errors import DataError
+
+Row = dict[str, Any]
+
+
+def published_rows(source: str) -> Iterator[tuple[str, Row]]:
+    """Place and values of each row of Parquet, JSON lines, JSON lists and files of one JSON object; `source` is as in
+    `data.train`, and the files of a folder may also be in folders within it. Raises DataError."""
+    for path in _files(source):
+        if path.suffix in JSON_SUFFIXES:
+            yield from _json_rows(path)
+            continue
+        try:
+            with pq.ParquetFile(path) as file:
+                rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+                yield from ((f"{path}: row {number}", row) for number, row in enumerate(rows))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+def _files(source: str) -> list[Path]:
+    folder = Path(source)
+    if not folder.is_dir():
+        return find_files(source)
+    if found := sorted((path for path in folder.rglob("*") if path.suffix in SUFFIXES), key=_in_order):
+        return found
+    raise DataError(f"{folder} has no file that ends in {', '.join(SUFFIXES)}")
+
+
+def _in_order(path: Path) -> tuple[str, int, str]:
+    """2.json comes before 10.json."""
+    return str(path.parent), int(path.stem) if path.stem.isdecimal() else -1, path.name
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    number = 0
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".json":
+            try:
+                whole = msgspec.json.decode(content, type=Row | list[Row])
+            except msgspec.DecodeError:
+                pass  # Lines, unless they are refused below.
+            else:
+                rows = whole if isinstance(whole, list) else [whole]
+                yield from ((f"{path}: row {row}", values) for row, values in enumerate(rows))
+                return
+        for number, line in enumerate(content.splitlines(), 1):
+            yield f"{path}: line {number}", msgspec.json.decode(line, type=Row)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: line {number} is no JSON object: {error}") from error

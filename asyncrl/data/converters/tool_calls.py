@@ -1,0 +1,78 @@
+"""Requests with the tool calls that answer them, as of xLAM's function calling set. The rule `tool_calls` scores them.
+
+The tools exist as schemas only, so that no episode can run them: an agent plays one turn (docs/data.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from asyncrl.data.converters.rows import published_rows
+from asyncrl.errors import DataError
+from asyncrl.types import Task
+
+_TYPES = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "list": "array",
+    "tuple": "array",
+    "set": "array",
+    "dict": "object",
+}
+
+
+def tasks(source: str, name: str = "xlam") -> Iterator[Task]:
+    """Rows: `query`, `tools` (name, description and parameters of each) and `answers` (name and arguments of each
+    call), the last two as lists or as JSON. Parameters are a JSON schema, or a mapping from each parameter to its
+    description, its Python type and its default. Raises DataError."""
+    for place, row in published_rows(source):
+        try:
+            tools = [_schema(tool) for tool in _parsed(row["tools"])]
+            calls = [{"name": call["name"], "arguments": call.get("arguments", {})} for call in _parsed(row["answers"])]
+            query = row["query"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{place} is no row with query, tools and answers: {error!r}") from error
+        yield Task(
+            id=place,
+            messages=[{"role": "user", "content": query}],
+            ground_truth=json.dumps(calls, ensure_ascii=False),
+            data_source=name,
+            tools=tools,
+        )
+
+
+def _parsed(value: Any) -> list[Any]:
+    found = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(found, list):
+        raise TypeError(f"no list: {found!r:.100}")
+    return found
+
+
+def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool.get("function", tool)
+    parameters = function.get("parameters") or {}
+    if parameters.get("type") not in ("object", "dict") or not isinstance(parameters.get("properties"), Mapping):
+        parameters = _described(parameters)
+    described = {"description": function["description"]} if function.get("description") else {}
+    return {
+        "type": "function",
+        "function": {"name": function["name"], **described, "parameters": {**parameters, "type": "object"}},
+    }
+
+
+def _described(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The JSON schema of parameters such as {"city": {"description": "a town", "type": "str, optional"}}."""
+    properties, required = {}, []
+    for name, each in parameters.items():
+        given = str(each.get("type", "str"))
+        kind = re.match(r"(?:Optional\[)?([a-z]+)", given, re.IGNORECASE)
+        known = {name: each[name] for name in ("description", "default", "enum") if each.get(name) not in (None, "")}
+        properties[name] = {"type": _TYPES.get(kind.group(1).lower() if kind else "", "string"), **known}
+        if "default" not in each and "optional" not in given.lower():
+            required.append(name)
+    return {"properties": properties, "required": required}

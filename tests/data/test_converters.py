@@ -1,0 +1,192 @@
+"""Published data sets in their own formats become tasks that our rules score."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncrl.data.command import convert, main
+from asyncrl.data.converters.math_problems import last_box
+from asyncrl.data.reading import TaskFile
+from asyncrl.errors import DataError
+from tests.scoring.fakes import rules_of
+from tests.scoring.rules.test_code import judge as judge_program
+from tests.scoring.rules.test_tool_calls import judge as judge_calls
+
+
+def converted(name: str, source: Path, expected: int, left_out: int = 0) -> TaskFile:
+    out = source.parent / "out.parquet"
+    assert convert(name, str(source), out) == (expected, left_out)
+    return TaskFile(out)
+
+
+def lines(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_files_of_math_problems_are_scored_by_what_their_last_box_means(tmp_path: Path) -> None:
+    folder = tmp_path / "MATH" / "train"
+    halves = {
+        "problem": "What is $1/4+1/4$?",
+        "level": "Level 1",
+        "type": "Prealgebra",
+        "solution": "Not $\\boxed{1}$: it is $\\frac{2}{4}=\\boxed{\\frac{1}{2}}$.",
+    }
+    other = {"problem": "What is $2+2$?", "level": "Level 1", "type": "Algebra", "solution": "So $\\boxed 4$."}
+    for topic, number, problem in (("algebra", 10, other), ("algebra", 2, halves)):
+        (folder / topic).mkdir(parents=True, exist_ok=True)
+        (folder / topic / f"{number}.json").write_text(json.dumps(problem, indent=4))
+    first, second = converted("math", folder, 2)
+    assert first.id == "DigitalLearningGmbH/MATH-lighteval/train/0"
+    assert (first.ground_truth, second.ground_truth) == ("\\frac{1}{2}", "4")
+    assert first.extra_info == {"index": 0, "split": "train", "level": "Level 1", "type": "Prealgebra"}
+    math = rules_of("math")
+    assert [math(text, first.ground_truth).outcome for text in ("\\boxed{0.5}", "\\boxed{2}")] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        ("\\boxed{a}", "a"),
+        ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
+        ("\\boxed{\\text{x {y}}}.", "\\text{x {y}}"),
+        ("\\fbox{3}", "3"),
+        ("\\boxed{1} and \\boxed{2", "1"),
+        ("none", ""),
+    ],
+)
+def test_the_last_closed_box_is_the_answer(solution: str, answer: str) -> None:
+    assert last_box(solution) == answer
+
+
+def test_dapo_keeps_its_prompts_and_each_problem_once(tmp_path: Path) -> None:
+    content = (
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+        "$Answer (without quotes) where $Answer is the answer to the problem.\n\nHow much is 30 and 4?\n\nRemember to "
+        'put your answer on its own line after "Answer:".'
+    )
+    row = {
+        "data_source": "math_dapo",
+        "prompt": [{"content": content, "role": "user"}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": "9a9b6eb4-a1cb-49d1-8c1e-62eaf2f74079"},
+    }
+    other = {**row, "prompt": [{"content": "Other?", "role": "user"}], "extra_info": {"index": "b"}}
+    pq.write_table(pa.Table.from_pylist([row, row, other, row]), tmp_path / "dapo.parquet")
+    first, _ = converted("dapo", tmp_path / "dapo.parquet", 2, left_out=2)
+    assert first.id == "math_dapo/train/9a9b6eb4-a1cb-49d1-8c1e-62eaf2f74079"
+    assert first.messages == [{"content": content, "role": "user"}]
+    for rule in ("exact_number", "math"):
+        score = rules_of(rule)
+        assert score("30 and 4 are 34.\nAnswer: 34", first.ground_truth).outcome == 1.0
+        assert score("30 and 4 are 34.\nAnswer: 35", first.ground_truth).outcome == 0.0
+
+
+def test_questions_with_golden_answers_are_scored_by_words(tmp_path: Path) -> None:
+    rows = [
+        {"id": "dev_0", "question": "Who wrote it?", "golden_answers": ["Jane Austen", "Austen"], "metadata": {}},
+        {"_id": "5a", "question": "Are both towns?", "answer": "yes", "supporting_facts": [["A", 0]], "type": "bridge"},
+    ]
+    first, second = converted("search", lines(tmp_path / "hotpotqa.jsonl", *rows), 2)
+    assert (first.data_source, first.ground_truth, second.ground_truth) == (
+        *("searchqa", '["Jane Austen", "Austen"]', '["yes"]'),
+    )
+    f1 = rules_of("f1")
+    assert f1("It is <answer>austen</answer>", first.ground_truth).outcome == 1.0
+    assert f1("<answer>no</answer>", second.ground_truth).outcome == 0.0
+
+
+def test_programs_are_scored_by_their_tests_and_rows_without_any_are_left_out(tmp_path: Path) -> None:
+    reads = {
+        "problem_id": 0,
+        "question": "Add the numbers.",
+        "input_output": json.dumps({"inputs": ["1 2\n", ["3", "4"]], "outputs": ["3\n", ["7"]]}),
+        "difficulty": "introductory",
+        "starter_code": "",
+    }
+    called = {
+        **reads,
+        "input_output": json.dumps({"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [[3], 7]}),
+        "starter_code": "def add(a, b):",
+    }
+    method = {**called, "starter_code": "class Solution:\n    def add(self, a: int, b: int) -> int:\n"}
+    rows = (reads, called, method, {**reads, "input_output": ""})
+    first, second, third = converted("code", lines(tmp_path / "apps.jsonl", *rows), 3, left_out=1)
+    adds = "import sys\nprint(sum(map(int, sys.stdin.read().split())))"
+    assert judge_program(adds, first.ground_truth)["score"] == 1.0
+    assert judge_program("print(3)", first.ground_truth)["score"] == 0.0
+    assert judge_program("def add(a, b): return a + b", second.ground_truth)["score"] == 1.0
+    assert judge_program("def add(a, b): return 3", second.ground_truth)["score"] == 0.0
+    solution = "class Solution:\n    def add(self, a, b): return a {} b"
+    assert judge_program(solution.format("+"), third.ground_truth)["score"] == 1.0
+    assert judge_program(solution.format("-"), third.ground_truth)["score"] == 0.0
+    assert "Begin with:\nclass Solution:" in third.messages[0]["content"]
+
+
+def test_tool_calls_are_scored_by_the_published_answers(tmp_path: Path) -> None:
+    tool = {
+        "name": "weather",
+        "description": "The weather of a town.",
+        "parameters": {
+            "town": {"description": "its name", "type": "str"},
+            "days": {"description": "how many", "type": "int, optional", "default": 1},
+            "units": {"description": "which", "type": "List[str], optional"},
+        },
+    }
+    calls = [{"name": "weather", "arguments": {"town": "Ulm"}}]
+    row = {"id": 0, "query": "Weather in Ulm?", "answers": json.dumps(calls), "tools": json.dumps([tool])}
+    schema = {"type": "function", "function": {"name": "plain", "parameters": {"type": "object", "properties": {}}}}
+    first, second = converted(
+        "tools", lines(tmp_path / "xlam.json", row, {"query": "?", "answers": [], "tools": [schema]}), 2
+    )
+    assert first.tools[0]["function"]["parameters"] == {
+        "type": "object",
+        "properties": {
+            "town": {"type": "string", "description": "its name"},
+            "days": {"type": "integer", "description": "how many", "default": 1},
+            "units": {"type": "array", "description": "which"},
+        },
+        "required": ["town"],
+    }
+    assert second.tools == (schema,)
+    assert judge_calls(json.loads(first.ground_truth), calls)["score"] == 1.0
+    assert judge_calls(json.loads(first.ground_truth), [{"name": "weather", "arguments": {}}])["score"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("math", {"problem": "?", "solution": "4"}, "line 1 has no problem, or no solution"),
+        ("dapo", {"prompt": "?"}, "line 1 has no messages in prompt"),
+        ("search", {"question": "?", "golden_answers": [" "]}, "line 1 has no question, or neither"),
+        ("code", {"question": "?", "input_output": "{"}, "line 1 has no question, or no input_output"),
+        ("code", {"question": "?", "input_output": ""}, "has no row that can be a task"),
+        ("tools", {"query": "?", "tools": "3", "answers": "[]"}, "line 1 is no row with query, tools and answers"),
+    ],
+)
+def test_a_row_of_another_format_is_named(tmp_path: Path, name: str, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        convert(name, str(lines(tmp_path / "x.jsonl", row)), tmp_path / "out.parquet")
+
+
+def test_the_command_tells_how_many_tasks_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = lines(tmp_path / "nq.jsonl", {"question": "?", "answer": "42"}), tmp_path / "nq.parquet"
+    words = ["search", "--source", str(source), "--out", str(out), "--split", "dev", "--data-source", "nq"]
+    monkeypatch.setattr(sys, "argv", ["asyncrl data", *words])
+    main()
+    assert capsys.readouterr().out == f"wrote 1 tasks to {out}\n"
+    assert TaskFile(out)[0].id == "nq/dev/0"
+    source.write_text("none\n")
+    with pytest.raises(SystemExit):
+        main()
+    assert "line 1 is no JSON object" in capsys.readouterr().err
