@@ -69,7 +69,8 @@ class Endpoint:
 
     `changed` is called at every change of state; `notify` lets the endpoint look at its target at once. `counts` gets
     `server_faults`, `server_updates` and `canary_failures`. `fault` is the reason why the server is lost, "" if it is
-    not. With `turns` the server shares its GPUs with the learner, and has none of their memory while `rests` is true.
+    not. `refused` has the version whose canary the server failed last, and how often. With `turns` the server shares
+    its GPUs with the learner, and has none of their memory while `rests` is true.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Endpoint:
         self.state = EndpointState.LOST
         self.version = NO_VERSION
         self.canary = CanaryJudge()
+        self.refused: dict[int, int] = {}
         self.fault = ""
         self._target = target
         self._proving = False
@@ -109,6 +111,10 @@ class Endpoint:
     @property
     def ready(self) -> bool:
         return self.state is EndpointState.READY
+
+    @property
+    def lost(self) -> bool:
+        return self.state is EndpointState.LOST
 
     @property
     def in_flight(self) -> int:
@@ -307,6 +313,7 @@ class Endpoint:
             self.canary.judge(check, answer, server.precision, by)
         except CanaryError:
             self._counts["canary_failures"] += 1
+            self.refused = {update.version: self.refused.get(update.version, 0) + 1}
             raise
         logger.info(
             "%s repeats the canary of version %d: %.2g on average, %.2g is allowed",

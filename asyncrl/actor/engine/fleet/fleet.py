@@ -35,7 +35,7 @@ from asyncrl.actor.engine.fleet.settings import FleetSettings
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
-from asyncrl.weights.canary import CanaryCheck, CanaryJudge
+from asyncrl.weights.canary import CanaryCheck, CanaryError, CanaryJudge
 from asyncrl.weights.folders import Folder, Weights
 from asyncrl.weights.manifest import check_covers
 from asyncrl.weights.threads import in_own_thread
@@ -132,14 +132,23 @@ class Fleet:
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
         """As in the protocol; returns once the first server serves `version` or a newer one. A server that fails the
-        `check` is lost until it passes one.
+        `check` is lost until it passes one. Where all are lost, this ends: the next call may have the same version,
+        which servers go on trying, or a newer one.
 
         `weights` are kept for servers that join later, and must not change; a folder may go once this returns. Raises
         UnavailableError: the folder has gone.
         """
         newest = self._newest.version if self._newest else NO_VERSION
-        if version <= newest:
+        if version < newest or version <= self._version:
             raise WeightsError(f"version {version} is not newer than {newest}, which the servers have or are getting")
+        if version > newest:
+            await self._offer(version, weights, check)
+        before = {url: endpoint.refused.get(version, 0) for url, endpoint in self._endpoints.items()}
+        await self._changed.wait_for(lambda: self._version >= version or self._all_refuse(version, before))
+        if self._version < version:
+            raise CanaryError(f"no server is left for version {version}{self._last_fault()}")
+
+    async def _offer(self, version: int, weights: Weights, check: CanaryCheck | None) -> None:
         if check is not None:
             check.canary.check_ids(self._vocabulary)
         # Servers do not check this: SGLang ignores a name that it does not know, and dies of a wrong shape.
@@ -152,7 +161,13 @@ class Fleet:
         self._newest = Update(version, f"{version}-{self._owner}", weights, self._folders, check)
         self._lease.offer(self._newest)
         self._on_change()
-        await self.wait_for_version(version)
+
+    def _all_refuse(self, version: int, before: Mapping[str, int]) -> bool:
+        """Whether all servers but the leased one are lost, and one of them has failed the canary of `version` more
+        often than `before` says."""
+        asked = {url: each for url, each in self._endpoints.items() if each is not self._lease.endpoint}
+        refuses = any(each.refused.get(version, 0) > before.get(url, 0) for url, each in asked.items())
+        return refuses and all(each.lost for each in asked.values())
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         if pin is not None:

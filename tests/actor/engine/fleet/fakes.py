@@ -158,6 +158,7 @@ class FakeSglang:
         body = await http.json() if http.can_read_body else {}
         if name in self.hangs:
             await self._dying.wait()
+            return web.Response(status=503)
         if name in self.refuses:
             return web.json_response({"message": "refused"}, status=400)
         if self.freed & NEEDED.get(name, set()):

@@ -11,7 +11,7 @@ from asyncrl.actor.engine.fleet.server import ServerFaultError
 from asyncrl.actor.engine.sglang.requests import read_logprobs
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import Sampling
-from asyncrl.weights.canary import Canary, CanaryCheck
+from asyncrl.weights.canary import Canary, CanaryCheck, CanaryError
 from tests.actor.engine.fleet.fakes import (
     STEP_S,
     FakeSglang,
@@ -127,19 +127,29 @@ def test_what_a_paused_server_answers_before_the_verdict_waits_for_it() -> None:
     run(scenario)
 
 
-def test_where_no_server_passes_turns_end_with_the_reason() -> None:
+def test_a_version_that_no_server_passes_ends_its_update_and_a_newer_one_or_itself_may_follow() -> None:
     async def scenario() -> None:
-        bad = KeepsOldWeights()
-        async with serving(bad), fleet_over(bad, settings={"wait_s": 0.5}) as fleet:
-            bad.stale = True
-            updating = asyncio.create_task(fleet.update_weights(3, tensors(3), canary_check(3)))
-            await async_until(lambda: counter(fleet, "canary_failures") > 0)
+        servers = [KeepsOldWeights(), KeepsOldWeights()]
+        async with serving(*servers), fleet_over(*servers, settings={"wait_s": 0.5}) as fleet:
+            await fleet.update_weights(1, tensors(1), canary_check(1))
+            await servers_ready(fleet, 2)
+            for server in servers:
+                server.stale = True
+            for _ in range(2):
+                before = counter(fleet, "canary_failures")
+                with pytest.raises(CanaryError, match=r"no server is left .* version 3, which came by zmq"):
+                    await fleet.update_weights(3, tensors(3), canary_check(3))
+                assert counter(fleet, "canary_failures") > before
             with pytest.raises(EngineError, match=r"no server was ready .* version 3, which came by zmq"):
                 await sample(fleet)
-            assert fleet.version == -1
-            bad.stale = False
-            await updating
+            assert fleet.version == 1
+            with pytest.raises(CanaryError):
+                await fleet.update_weights(4, tensors(4), canary_check(4))
+            servers[0].stale = False
+            await fleet.update_weights(4, tensors(4), canary_check(4))
             assert_true(await sample(fleet))
+            with pytest.raises(WeightsError, match="is not newer than 4"):
+                await fleet.update_weights(4, tensors(4), canary_check(4))
 
     run(scenario)
 
