@@ -97,6 +97,7 @@ demo-sglang: install
 docs: install
 	$(BIN)/python -m asyncrl.config.docs docs/configuration.md
 	$(BIN)/python -m asyncrl.algorithms.docs docs/algorithms.md
+	$(BIN)/python -m asyncrl.compat.verl.configuration.page docs/verl.md
 
 clean:
 	rm -rf $(VENV) runs .cache

@@ -56,6 +56,7 @@ COMMANDS: Mapping[str, Command] = {
         False,
         ("gsm8k", "math", "dapo", "search", "code", "tools"),
     ),
+    "from-verl": Command("asyncrl.compat.verl.configuration.command", "translate a configuration of verl"),
     "algorithms": Command("asyncrl.algorithms.docs", "list every advantage, loss, correction, KL and aggregation"),
     "completion": Command(
         "asyncrl.config.completion", "print the completion script of a shell", False, ("bash", "zsh")

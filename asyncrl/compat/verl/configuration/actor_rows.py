@@ -1,0 +1,277 @@
+"""The keys of verl's sections `actor_rollout_ref.model`, `.actor` and `.ref`, and `critic`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
+from asyncrl.compat.verl.configuration.rows import Row, Setting, at_home, made, none, same, used
+from asyncrl.compat.verl.configuration.source import VerlConfig
+
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+REF = "actor_rollout_ref.ref"
+OPTIM = f"{ACTOR}.optim"
+FSDP = f"{ACTOR}.fsdp_config"
+STEPS = "trainer.total_training_steps"
+ESTIMATOR = "algorithm.adv_estimator"
+DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
+ATTENTION = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
+SERVERS_OWN = "Layers, memory and kernels of the learner are its own matter: docs/training.md."
+
+
+def _path(key: str, here: str, default: str) -> Row:
+    def path(source: VerlConfig) -> Iterator[Setting | str]:
+        if key.startswith("critic") and (source[ESTIMATOR] != "gae" or not source.says(key)):
+            return
+        yield here, at_home(source[key])
+        if not source.says(key):
+            yield f"{key} is not given: {here} is verl's default"
+
+    return made(key, f"`{here}`", default, "A folder or a name of the hub; `~` becomes the home folder.", path)
+
+
+def _remote_code(source: VerlConfig) -> Iterator[Setting | str]:
+    yield "model.trust_remote_code", bool(source[f"{MODEL}.trust_remote_code"] or source["data.trust_remote_code"])
+
+
+def _dtype(source: VerlConfig) -> Iterator[Setting | str]:
+    given = source[f"{FSDP}.dtype"]
+    yield "model.dtype", DTYPES.get(str(given), "bfloat16")
+    if str(given) not in DTYPES:
+        yield f"{FSDP}.dtype={given}: asyncrl computes in float32 or bfloat16; it is bfloat16"
+
+
+def _recompute(source: VerlConfig) -> Iterator[Setting | str]:
+    if not source[f"{MODEL}.enable_gradient_checkpointing"]:
+        yield "model.activations", 1.0
+
+
+def _attention(source: VerlConfig) -> Iterator[Setting | str]:
+    changes = source.below(f"{MODEL}.override_config")
+    implementation = changes.pop("attn_implementation", None) or changes.pop("model_config.attn_implementation", None)
+    if implementation in ATTENTION:
+        yield "model.attention", ATTENTION[implementation]
+    elif implementation:
+        yield f"{MODEL}.override_config.attn_implementation={implementation}: model.attention stays auto"
+    for name, value in changes.items():
+        if value not in (None, {}):
+            yield f"{MODEL}.override_config.{name}={value}: the model's own config.json counts; change it there"
+
+
+def _micro_tokens(source: VerlConfig) -> Iterator[Setting | str]:
+    longest = source[PROMPT] + source[RESPONSE]
+    sequences = source[f"{ACTOR}.ppo_micro_batch_size_per_gpu"]
+    if source[f"{ACTOR}.use_dynamic_bsz"]:
+        yield "learner.micro_tokens", max(longest, source[f"{ACTOR}.ppo_max_token_len_per_gpu"])
+    elif sequences:
+        yield "learner.micro_tokens", sequences * longest
+
+
+def _epochs(source: VerlConfig) -> Iterator[Setting | str]:
+    if (epochs := source[f"{ACTOR}.ppo_epochs"]) != 1:
+        yield (
+            f"{ACTOR}.ppo_epochs={epochs}: a step passes once over its batch; "
+            "replay.sampler.max_times_sampled lets later batches have its groups again"
+        )
+
+
+def _warmup(source: VerlConfig) -> Iterator[Setting | str]:
+    steps, share = source[f"{OPTIM}.lr_warmup_steps"], source[f"{OPTIM}.lr_warmup_steps_ratio"]
+    total = source[STEPS] or max(0, source[f"{OPTIM}.total_training_steps"])
+    if steps is not None and steps > 0:
+        yield "learner.warmup_steps", min(steps, total) if total else steps
+    elif share and total:
+        yield "learner.warmup_steps", round(share * total)
+    elif share:
+        yield (
+            f"{OPTIM}.lr_warmup_steps_ratio={share}: the number of steps is not known before the data is read; "
+            "set learner.warmup_steps"
+        )
+
+
+def _schedule(source: VerlConfig) -> Iterator[Setting | str]:
+    given = source[f"{OPTIM}.warmup_style"] or source[f"{OPTIM}.lr_scheduler_type"]
+    if given in ("constant", "cosine", "linear"):
+        yield "learner.schedule", given
+    else:
+        yield f"{OPTIM}.lr_scheduler_type={given}: it is constant; learner.schedule has linear and cosine too"
+    if given in ("cosine", "linear") and source[f"{OPTIM}.min_lr_ratio"]:
+        yield "learner.lr_floor", source[f"{OPTIM}.min_lr_ratio"]
+
+
+def _optimizer(source: VerlConfig) -> Iterator[Setting | str]:
+    given = str(source[f"{OPTIM}.optimizer"])
+    eight = "8bit" in given.lower()
+    yield "learner.optimizer", "adamw_8bit" if eight else "muon" if given.lower() == "muon" else "adamw"
+    if given.lower() not in ("adamw", "adamw8bit", "muon"):
+        yield f"{OPTIM}.optimizer={given}: it is adamw"
+
+
+def _reshard(source: VerlConfig) -> Iterator[Setting | str]:
+    if source[f"{FSDP}.reshard_after_forward"] is False:
+        yield "learner.reshard", 0.0
+
+
+def _compile(source: VerlConfig) -> Iterator[Setting | str]:
+    if not (source[f"{ACTOR}.use_torch_compile"] and source[f"{FSDP}.use_torch_compile"]):
+        yield "model.compile", False
+
+
+def _critic(source: VerlConfig) -> Iterator[Setting | str]:
+    if source[ESTIMATOR] == "gae":
+        yield "critic.lr", source["critic.optim.lr"]
+
+
+def _value_clip(source: VerlConfig) -> Iterator[Setting | str]:
+    if source[ESTIMATOR] == "gae":
+        clip: dict[str, Any] = {"clip": source["critic.cliprange_value"]}
+        yield "algorithm.value", {"name": "clipped", "params": clip}
+
+
+ROWS = (
+    _path(f"{MODEL}.path", "model.path", "~/models/deepseek-llm-7b-chat"),
+    made(
+        f"{MODEL}.trust_remote_code",
+        "`model.trust_remote_code`",
+        False,
+        "Of the tokenizer too.",
+        _remote_code,
+    ),
+    made(
+        f"{MODEL}.enable_gradient_checkpointing",
+        "`model.activations`",
+        True,
+        "True leaves it to asyncrl, which keeps what fits; false keeps all.",
+        _recompute,
+    ),
+    Row(
+        (f"{MODEL}.override_config.*",),
+        "`model.attention`",
+        "`attn_implementation` is taken over. Change anything else in the model's config.json.",
+        _attention,
+    ),
+    none(
+        MODEL,
+        "lora_rank lora_alpha target_modules exclude_modules lora_adapter_path lora.*",
+        "All weights are trained.",
+    ),
+    none(
+        MODEL,
+        "custom_chat_template tokenizer_path hf_config_path",
+        "The template, tokenizer and config.json of the model's folder are taken: change them there.",
+    ),
+    none(MODEL, "external_lib", "Modules are named by dotted paths where they are used."),
+    none(
+        MODEL,
+        "use_remove_padding use_shm use_liger use_fused_kernels fused_kernel_options.* enable_activation_offload "
+        "tiled_mlp.* mtp.*",
+        "Sequences are always packed without padding; the rest is the learner's own matter (docs/training.md).",
+    ),
+    used(f"{ACTOR}.ppo_mini_batch_size", "`learner.minibatches`", 256, "Together with `train_batch_size`."),
+    made(
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+        "`learner.micro_tokens`",
+        None,
+        "So many sequences of the greatest length, in tokens. With `use_dynamic_bsz`, `ppo_max_token_len_per_gpu`.",
+        _micro_tokens,
+    ),
+    used(f"{ACTOR}.use_dynamic_bsz", "`learner.micro_tokens`", False, "Batches are always bounded in tokens."),
+    used(f"{ACTOR}.ppo_max_token_len_per_gpu", "`learner.micro_tokens`", 16384, "With `use_dynamic_bsz`."),
+    none(ACTOR, "ppo_micro_batch_size", "Counted over all GPUs; use `ppo_micro_batch_size_per_gpu`."),
+    made(
+        f"{ACTOR}.ppo_epochs",
+        "",
+        1,
+        "A step passes once over its batch; `replay.sampler.max_times_sampled` lets later batches have it again.",
+        _epochs,
+    ),
+    same(f"{OPTIM}.lr", "learner.lr", 1e-6),
+    same(f"{OPTIM}.betas", "learner.betas", [0.9, 0.999]),
+    same(f"{OPTIM}.weight_decay", "learner.weight_decay", 0.01),
+    made(f"{OPTIM}.optimizer", "`learner.optimizer`", "AdamW", "`AdamW8bit` is `adamw_8bit`.", _optimizer),
+    made(
+        f"{OPTIM}.lr_warmup_steps",
+        "`learner.warmup_steps`",
+        -1,
+        "At most the number of steps.",
+        _warmup,
+    ),
+    used(
+        f"{OPTIM}.lr_warmup_steps_ratio",
+        "`learner.warmup_steps`",
+        0.0,
+        "A share of `total_training_steps`; without these it is left out, and named.",
+    ),
+    used(f"{OPTIM}.total_training_steps", "`learner.warmup_steps`", -1, "For the warm-up's share."),
+    made(
+        f"{OPTIM}.lr_scheduler_type",
+        "`learner.schedule`, `learner.lr_floor`",
+        "constant",
+        "The floor is `min_lr_ratio`; a constant rate has none.",
+        _schedule,
+    ),
+    used(f"{OPTIM}.warmup_style", "`learner.schedule`", None, "An older name of the schedule."),
+    used(f"{OPTIM}.min_lr_ratio", "`learner.lr_floor`", 0.0, "With a cosine or linear schedule."),
+    none(
+        OPTIM,
+        "optimizer_impl num_cycles zero_indexed_step override_optimizer_config clip_grad",
+        "The optimizer has no other settings; gradients are clipped at `actor.grad_clip`.",
+    ),
+    same(f"{ACTOR}.grad_clip", "learner.max_grad_norm", 1.0),
+    made(f"{FSDP}.dtype", "`model.dtype`", "bfloat16", "Weights and moments are float32 as in verl.", _dtype),
+    same(f"{FSDP}.optimizer_offload", "learner.optimizer_on_host", False),
+    made(f"{FSDP}.reshard_after_forward", "`learner.reshard`", True, "False is 0.", _reshard),
+    same(f"{FSDP}.full_determinism", "learner.deterministic", False),
+    used(f"{FSDP}.use_torch_compile", "`model.compile`", True, "False if one of both is."),
+    made(f"{ACTOR}.use_torch_compile", "`model.compile`", True, "True leaves it to asyncrl.", _compile),
+    none(
+        FSDP,
+        "param_offload offload_policy fsdp_size forward_prefetch model_dtype use_orig_params seed wrap_policy.* "
+        "ulysses_sequence_parallel_size entropy_from_logits_with_chunking entropy_from_logits_chunk_size "
+        "entropy_checkpointing use_no_sync_for_gradient_accumulation pad_to_length pad_to_length_bucket forward_only "
+        "strategy qat.* turbo_config.* mixed_precision.*",
+        "Weights are sharded over all ranks (`learner.replicas` makes copies), and long sequences are not divided. "
+        + SERVERS_OWN,
+    ),
+    none(
+        ACTOR,
+        "strategy rollout_n shuffle data_loader_seed checkpoint.* profiler.* qat.* use_fused_kernels "
+        "ulysses_sequence_parallel_size entropy_from_logits_with_chunking entropy_from_logits_chunk_size "
+        "entropy_checkpointing pad_to_length use_remove_padding use_prefix_grouper freeze_vision_tower "
+        "calculate_entropy calculate_sum_pi_squared load_weight veomni.* megatron.* torchtitan.* engine.* "
+        "router_replay.*",
+        "Checkpoints always have everything, and the entropy is always reported. " + SERVERS_OWN,
+    ),
+    same(
+        f"{REF}.fsdp_config.param_offload",
+        "learner.reference_on_host",
+        False,
+    ),
+    none(
+        REF,
+        "fsdp_config.* strategy rollout_n use_torch_compile log_prob_micro_batch_size log_prob_use_dynamic_bsz "
+        "log_prob_micro_batch_size_per_gpu log_prob_max_token_len_per_gpu profiler.* ulysses_sequence_parallel_size "
+        "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing pad_to_length "
+        "router_replay.* megatron.* veomni.* torchtitan.* model.*",
+        "The reference is the first policy, in passes of `learner.micro_tokens`.",
+    ),
+    _path("critic.model.path", "critic.path", "~/models/deepseek-llm-7b-chat"),
+    made("critic.optim.lr", "`critic.lr`", 1e-5, "With `adv_estimator=gae`.", _critic),
+    made(
+        "critic.cliprange_value",
+        "`algorithm.value`",
+        0.5,
+        "The `clip` of the loss `clipped`.",
+        _value_clip,
+    ),
+    none(
+        "critic",
+        "enable ppo_mini_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu use_dynamic_bsz "
+        "ppo_max_token_len_per_gpu forward_max_token_len_per_gpu forward_micro_batch_size ppo_epochs "
+        "forward_micro_batch_size_per_gpu grad_clip shuffle data_loader_seed rollout_n strategy loss_agg_mode "
+        "loss_scale_factor model.* optim.* fsdp.* checkpoint.* profiler.* ulysses_sequence_parallel_size megatron.*",
+        "The advantage decides whether there is a critic; all its other settings are those of the policy.",
+    ),
+)

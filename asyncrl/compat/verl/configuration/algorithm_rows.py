@@ -1,0 +1,313 @@
+"""The keys of verl's section `algorithm`, and those of the actor that belong to its loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from asyncrl.compat.verl.configuration.actor_rows import ACTOR, ESTIMATOR
+from asyncrl.compat.verl.configuration.data_rows import RESPONSE
+from asyncrl.compat.verl.configuration.rows import Setting, alias, made, none, same, used
+from asyncrl.compat.verl.configuration.source import VerlConfig
+
+POLICY_LOSS = f"{ACTOR}.policy_loss"
+CORRECTION = "algorithm.rollout_correction"
+KL_CONTROL = "algorithm.kl_ctrl"
+PLAIN = {
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+    "opo": "opo",
+    "gpg": "gpg",
+    "gdpo": "gdpo",
+    "remax": "remax",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+}
+KL_FORMS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+RATIOS = {"vanilla": "ppo", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo", "clip_cov": "clip_cov"}
+"""Losses with the two clips of ratios."""
+BY_SEQUENCE = ("gspo", "geo_mean")
+"""Losses with one ratio a sequence."""
+
+
+def part(name: str, **params: Any) -> dict[str, Any]:
+    """A part of the algorithm."""
+    return {"name": name, "params": params} if params else {"name": name}
+
+
+def _advantage(source: VerlConfig) -> Iterator[Setting | str]:
+    name, gamma = source[ESTIMATOR], source["algorithm.gamma"]
+    scaled = source["algorithm.norm_adv_by_std_in_grpo"]
+    match name:
+        case "gae":
+            yield "algorithm.advantage", part("gae", gamma=gamma, lam=source["algorithm.lam"], whiten=True)
+        case "grpo" | "grpo_vectorized":
+            yield "algorithm.advantage", part("grpo", normalise_std=scaled)
+        case "grpo_passk":
+            yield "algorithm.advantage", part("grpo_passk", normalise_std=scaled)
+        case "reinforce_plus_plus":
+            yield "algorithm.advantage", part("reinforce_pp", gamma=gamma)
+        case "optimal_token_baseline" | "tir_optimal_token_baseline":
+            turns = name.startswith("tir")
+            yield "algorithm.advantage", part("optimal_token_baseline", gamma=gamma, multi_turn=turns)
+        case _ if name in PLAIN:
+            yield "algorithm.advantage", part(PLAIN[name])
+        case _:
+            yield "algorithm.advantage", part("grpo")
+            yield f"{ESTIMATOR}={name}: asyncrl has no such advantage; it is grpo (docs/algorithms.md lists all)"
+    if name == "remax":
+        yield "algorithm.greedy_sibling", True
+    if name == "gae":
+        yield "algorithm.value_aggregation", _aggregated(source)
+
+
+def _clips(source: VerlConfig) -> tuple[float, float]:
+    """The clip below and above. `clip_ratio` counts for a side that is not given."""
+    both = source[f"{ACTOR}.clip_ratio"]
+    low, high = (source[f"{ACTOR}.clip_ratio_{side}"] for side in ("low", "high"))
+    return (both if low is None else low), (both if high is None else high)
+
+
+def _loss(source: VerlConfig) -> Iterator[Setting | str]:
+    mode, (low, high) = source[f"{POLICY_LOSS}.loss_mode"], _clips(source)
+    dual = source[f"{ACTOR}.clip_ratio_c"]
+    if source[f"{CORRECTION}.bypass_mode"] and source[f"{CORRECTION}.loss_type"] == "reinforce":
+        cap = _bounds(source[f"{CORRECTION}.rollout_is_threshold"])[1]
+        level = source[f"{CORRECTION}.rollout_is"] or "token"
+        yield "algorithm.loss", part("reinforce", level=level, cap=cap)
+        return
+    match mode:
+        case "vanilla" | "bypass_mode" | None:
+            yield "algorithm.loss", part("ppo", clip_low=low, clip_high=high, dual_clip=dual)
+        case "clip_cov":
+            covariance = {
+                "share": source[f"{POLICY_LOSS}.clip_cov_ratio"],
+                "cov_low": source[f"{POLICY_LOSS}.clip_cov_lb"],
+                "cov_high": source[f"{POLICY_LOSS}.clip_cov_ub"],
+            }
+            yield "algorithm.loss", part("clip_cov", clip_low=low, clip_high=high, **covariance)
+        case "kl_cov":
+            share, weight = source[f"{POLICY_LOSS}.kl_cov_ratio"], source[f"{POLICY_LOSS}.ppo_kl_coef"]
+            yield "algorithm.loss", part("kl_cov", share=share, weight=weight)
+        case "sapo":
+            below, above = source[f"{ACTOR}.tau_neg"], source[f"{ACTOR}.tau_pos"]
+            yield "algorithm.loss", part("sapo", tau_pos=above, tau_neg=below)
+        case "dppo_tv" | "dppo_kl":
+            yield "algorithm.loss", part(mode, delta=high, delta_low=low)
+        case "dro":
+            beta = source[f"{POLICY_LOSS}.dro_beta"]
+            yield "algorithm.loss", part("dro") if beta is None else part("dro", beta=beta)
+        case "gpg":
+            yield "algorithm.loss", part("gpg")
+        case _ if mode in RATIOS:
+            yield "algorithm.loss", part(RATIOS[mode], clip_low=low, clip_high=high)
+        case _:
+            yield "algorithm.loss", part("ppo", clip_low=low, clip_high=high, dual_clip=dual)
+            yield f"{POLICY_LOSS}.loss_mode={mode}: asyncrl has no such loss; it is ppo (docs/algorithms.md lists all)"
+
+
+def _aggregated(source: VerlConfig) -> dict[str, Any]:
+    mode = source[f"{ACTOR}.loss_agg_mode"]
+    if mode == "seq-mean-token-sum-norm":
+        return part(mode, norm=source[f"{ACTOR}.loss_scale_factor"] or source[RESPONSE])
+    return part(mode)
+
+
+def _aggregation(source: VerlConfig) -> Iterator[Setting | str]:
+    yield "algorithm.aggregation", _aggregated(source)
+
+
+def _kl(source: VerlConfig) -> Iterator[Setting | str]:
+    in_loss, in_reward = source[f"{ACTOR}.use_kl_loss"], source["algorithm.use_kl_in_reward"]
+    if in_loss:
+        form = source[f"{ACTOR}.kl_loss_type"]
+        weight = source[f"{ACTOR}.kl_loss_coef"]
+        yield "algorithm.kl", part(_form(form), weight=weight, place="loss")
+        if in_reward:
+            yield "algorithm.use_kl_in_reward=true: the KL has one place, which is the loss (actor.use_kl_loss)"
+    elif in_reward:
+        form = source["algorithm.kl_penalty"]
+        params: dict[str, Any] = {"weight": source[f"{KL_CONTROL}.kl_coef"], "place": "reward"}
+        if source[f"{KL_CONTROL}.type"] == "adaptive":
+            params |= {"target": source[f"{KL_CONTROL}.target_kl"], "horizon": source[f"{KL_CONTROL}.horizon"]}
+        yield "algorithm.kl", part(_form(form), **params)
+    else:
+        yield "algorithm.kl", part("none")
+        return
+    if str(form).removesuffix("+") not in KL_FORMS:
+        yield f"the KL {form} has no counterpart: it is k3"
+
+
+def _form(given: Any) -> str:
+    text = str(given)
+    return KL_FORMS.get(text.removesuffix("+"), "k3") + ("+" if text.endswith("+") else "")
+
+
+def _bounds(threshold: Any) -> tuple[float | None, float]:
+    """The lower bound, if there is one, and the upper one, of a number or a text `LOWER_UPPER`."""
+    low, sign, high = str(threshold).partition("_")
+    return (float(low), float(high)) if sign else (None, float(low))
+
+
+def _correction(source: VerlConfig) -> Iterator[Setting | str]:
+    level, bypass = source[f"{CORRECTION}.rollout_is"], source[f"{CORRECTION}.bypass_mode"]
+    if level is True:
+        level = source["algorithm.rollout_is_level"]
+    by_sequence = source[f"{POLICY_LOSS}.loss_mode"] in BY_SEQUENCE and not bypass
+    if by_sequence and level == "token":
+        yield f"{CORRECTION}.rollout_is=token: this loss has one ratio a sequence, so the level is geometric"
+        level = "geometric"
+    if bypass:
+        yield "algorithm.proximal", "behaviour"
+    weights: list[dict[str, Any]] = []
+    if level and not bypass:
+        low, high = _bounds(source[f"{CORRECTION}.rollout_is_threshold"])
+        weights = [part("truncate", level=level, cap=high)]
+        if low is not None:
+            weights = [part("mask", level=level, low=low, high=high)]
+        if source[f"{CORRECTION}.rollout_is_batch_normalize"]:
+            weights.append(part("normalise"))
+    elif not bypass:
+        weights = [part("truncate", level="geometric" if by_sequence else "token", cap=2.0)]
+        yield (
+            f"{CORRECTION}.rollout_is is null: episodes may be older than the policy that trains on them, so their "
+            "weights are truncated at 2 as by default"
+        )
+    yield "algorithm.correction", [*weights, *_rejections(source), *_vetoes(source)]
+
+
+def _rejections(source: VerlConfig) -> Iterator[dict[str, Any]]:
+    names = [name.strip() for name in str(source[f"{CORRECTION}.rollout_rs"] or "").split(",") if name.strip()]
+    given = source[f"{CORRECTION}.rollout_rs_threshold"]
+    thresholds = [] if given is None else str(given).split(",")
+    for number, name in enumerate(names):
+        over, _, form = name.rpartition("_")
+        threshold = thresholds[min(number, len(thresholds) - 1)] if thresholds else "2.0"
+        low, high = _bounds(threshold.strip())
+        span = over.replace("seq", "sequence")
+        if form == "k1":
+            # verl bounds -log(ratio) by the logarithms of these ratios.
+            bounds = {"low": math.log(low or 1 / high), "high": math.log(high)}
+            yield part("reject", by="k1", over=span, **bounds)
+        else:
+            yield part("reject", by=form, over=span, high=high)
+
+
+def _vetoes(source: VerlConfig) -> Iterator[dict[str, Any]]:
+    if threshold := source[f"{CORRECTION}.rollout_token_veto_threshold"]:
+        yield part("veto", threshold=threshold)
+
+
+def _groups(source: VerlConfig) -> Iterator[Setting | str]:
+    if source["algorithm.filter_groups.enable"]:
+        yield "replay.filter.zero_variance", True
+
+
+OLD: Mapping[str, str] = {
+    "rollout_is": "rollout_is",
+    "rollout_is_threshold": "rollout_is_threshold",
+    "rollout_rs": "rollout_rs",
+    "rollout_rs_threshold": "rollout_rs_threshold",
+    "rollout_token_veto_threshold": "rollout_token_veto_threshold",
+}
+
+ROWS = (
+    made(
+        ESTIMATOR,
+        "`algorithm.advantage`",
+        "gae",
+        "The advantage of the same method. `gae` has a critic and whitens; `remax` sets `algorithm.greedy_sibling`. "
+        "One that asyncrl does not have becomes `grpo`, and is named.",
+        _advantage,
+    ),
+    used(
+        "algorithm.gamma", "`algorithm.advantage`", 1.0, "A parameter of `gae`, `reinforce_pp` and the token baseline."
+    ),
+    used("algorithm.lam", "`algorithm.advantage`", 1.0, "A parameter of `gae`."),
+    used("algorithm.norm_adv_by_std_in_grpo", "`algorithm.advantage`", True, "`normalise_std` of `grpo`."),
+    made(
+        f"{POLICY_LOSS}.loss_mode",
+        "`algorithm.loss`",
+        "vanilla",
+        "`vanilla` is `ppo`, `geo_mean` is `gmpo`; other names are the same. The clips go with it.",
+        _loss,
+    ),
+    used(f"{ACTOR}.clip_ratio", "`algorithm.loss`", 0.2, "For a side that `clip_ratio_low` or `_high` does not give."),
+    used(f"{ACTOR}.clip_ratio_low", "`algorithm.loss`", None, "`clip_low`; of `dppo_*` it is `delta_low`."),
+    used(f"{ACTOR}.clip_ratio_high", "`algorithm.loss`", None, "`clip_high`; of `dppo_*` it is `delta`."),
+    used(f"{ACTOR}.clip_ratio_c", "`algorithm.loss`", 3.0, "`dual_clip` of `ppo`."),
+    used(f"{ACTOR}.tau_pos", "`algorithm.loss`", 1.0, "Of `sapo`."),
+    used(f"{ACTOR}.tau_neg", "`algorithm.loss`", 1.05, "Of `sapo`."),
+    used(f"{POLICY_LOSS}.clip_cov_ratio", "`algorithm.loss`", 0.0002, "`share` of `clip_cov`."),
+    used(f"{POLICY_LOSS}.clip_cov_lb", "`algorithm.loss`", 1.0, "`cov_low` of `clip_cov`."),
+    used(f"{POLICY_LOSS}.clip_cov_ub", "`algorithm.loss`", 5.0, "`cov_high` of `clip_cov`."),
+    used(f"{POLICY_LOSS}.kl_cov_ratio", "`algorithm.loss`", 0.0002, "`share` of `kl_cov`."),
+    used(f"{POLICY_LOSS}.ppo_kl_coef", "`algorithm.loss`", 0.1, "`weight` of `kl_cov`."),
+    used(f"{POLICY_LOSS}.dro_beta", "`algorithm.loss`", None, "`beta` of `dro`."),
+    made(f"{ACTOR}.loss_agg_mode", "`algorithm.aggregation`", "token-mean", "The same names.", _aggregation),
+    used(
+        f"{ACTOR}.loss_scale_factor",
+        "`algorithm.aggregation`",
+        None,
+        "`norm` of `seq-mean-token-sum-norm`; null is the response's length.",
+    ),
+    same(f"{ACTOR}.entropy_coeff", "algorithm.entropy_weight", 0),
+    made(
+        f"{ACTOR}.use_kl_loss",
+        "`algorithm.kl`",
+        False,
+        "`place: loss` with `kl_loss_type` (`low_var_kl` is `k3`, `mse` is `k2`, `kl` is `k1`) and `kl_loss_coef`.",
+        _kl,
+    ),
+    used(f"{ACTOR}.kl_loss_coef", "`algorithm.kl`", 0.001, "`weight`."),
+    used(
+        f"{ACTOR}.kl_loss_type", "`algorithm.kl`", "low_var_kl", "The part's name; `full` becomes `k3`, and is named."
+    ),
+    used(
+        "algorithm.use_kl_in_reward",
+        "`algorithm.kl`",
+        False,
+        "`place: reward`; with a KL in the loss too, that counts.",
+    ),
+    used("algorithm.kl_penalty", "`algorithm.kl`", "kl", "The form of the KL in the reward."),
+    used(f"{KL_CONTROL}.type", "`algorithm.kl`", "fixed", "`adaptive` sets `target` and `horizon`."),
+    used(f"{KL_CONTROL}.kl_coef", "`algorithm.kl`", 0.001, "`weight` of the KL in the reward."),
+    used(f"{KL_CONTROL}.horizon", "`algorithm.kl`", 10000, "With `adaptive`."),
+    used(f"{KL_CONTROL}.target_kl", "`algorithm.kl`", 0.1, "With `adaptive`."),
+    made(
+        f"{CORRECTION}.rollout_is",
+        "`algorithm.correction`",
+        None,
+        "`truncate` at the level, or `mask` for two bounds. null is `truncate` by token at 2, since data is not always "
+        "of the newest policy.",
+        _correction,
+    ),
+    used(f"{CORRECTION}.rollout_is_threshold", "`algorithm.correction`", 2.0, "`cap`, or `low` and `high`."),
+    used(f"{CORRECTION}.rollout_is_batch_normalize", "`algorithm.correction`", False, "Adds `normalise`."),
+    used(f"{CORRECTION}.rollout_rs", "`algorithm.correction`", None, "One `reject` for each name."),
+    used(
+        f"{CORRECTION}.rollout_rs_threshold", "`algorithm.correction`", None, "`high`, with k1 the logarithms of both."
+    ),
+    used(f"{CORRECTION}.rollout_token_veto_threshold", "`algorithm.correction`", None, "Adds `veto`."),
+    used(f"{CORRECTION}.bypass_mode", "`algorithm.proximal`", False, "`behaviour`, without a correction."),
+    used(f"{CORRECTION}.loss_type", "`algorithm.loss`", "ppo_clip", "In bypass mode, `reinforce` is that loss."),
+    used("algorithm.rollout_is_level", "`algorithm.correction`", "token", "The level where `rollout_is` is true."),
+    *(alias(f"algorithm.{old}", f"{CORRECTION}.{new}") for old, new in OLD.items()),
+    made(
+        "algorithm.filter_groups.enable",
+        "`replay.filter.zero_variance`",
+        False,
+        "Groups with equal rewards are refused, counted and replaced.",
+        _groups,
+    ),
+    used(
+        "algorithm.filter_groups.metric", "`scoring.shaping.overlong_*`", None, "`acc`: without the length's penalty."
+    ),
+    none(
+        "algorithm.filter_groups",
+        "max_num_gen_batches max_inflight_gen_batches",
+        "The replay asks for other groups until the batch is full.",
+    ),
+    none("algorithm", "use_pf_ppo pf_ppo.*", "`replay.sampler.kind=prioritised` prefers groups by their rewards."),
+    none(POLICY_LOSS, "rollout_correction.*", "`algorithm.rollout_correction` counts."),
+)

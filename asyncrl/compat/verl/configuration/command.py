@@ -1,0 +1,74 @@
+"""`asyncrl from-verl [CONFIG] [KEY=VALUE ...] [--out FILE]`: a verl PPO configuration becomes an experiment file.
+
+CONFIG is the YAML of verl's ppo_trainer after composition (--cfg job), or a shell script that ends in .sh, as verl's
+examples are, of which the words with dotted keys are read. KEY=VALUE, also with + or ++, and ~KEY win over it. What
+neither says has verl's default.
+
+Prints what has no counterpart here, and what was done instead. Without --out it prints the experiment file with these
+lines as comments. docs/verl.md has the table of all keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from asyncrl.algorithms.composition import Composition
+from asyncrl.compat.verl.configuration.source import read_verl
+from asyncrl.compat.verl.configuration.translation import experiment, translate
+from asyncrl.config.commands import command_name
+from asyncrl.config.compose import read
+from asyncrl.errors import AsyncrlError, ConfigError
+
+
+def main() -> None:
+    """The entry of the command line. Ends with a message and status 1 where a file cannot be read or written."""
+    parser = argparse.ArgumentParser(
+        prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="CONFIG KEY=VALUE", help="a YAML file or a script, and keys of verl"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the experiment file there")
+    given = parser.parse_intermixed_args()
+    if not given.words:
+        parser.error("name a configuration of verl, or some of its keys")
+    try:
+        file = Path(given.words[0]) if "=" not in given.words[0] and given.words[0][:1] != "~" else None
+        text, report = translated(file, given.words[1:] if file else given.words, given.out)
+        if given.out is None:
+            sys.stdout.write("".join(f"# {line}\n" for line in report) + text)
+        else:
+            given.out.write_text(text)
+            sys.stdout.write("".join(f"{line}\n" for line in report))
+    except (AsyncrlError, OSError) as error:
+        sys.stderr.write(f"{command_name()}: {error}\n")
+        sys.exit(1)
+
+
+def translated(file: Path | None, words: list[str], out: Path | None) -> tuple[str, list[str]]:
+    """The text of the experiment file, and the lines of the report. Raises ConfigError: something cannot be read."""
+    result = translate(read_verl(file, words, os.environ))
+    name = out or Path("mine.yaml")
+    text = f"# From verl: asyncrl train experiment={name if name.is_absolute() else f'./{name}'}\n"
+    text += OmegaConf.to_yaml(experiment(result))
+    problems = list(refused(text))
+    return text, [*result.report, *(["To be mended before a start:"] if problems else []), *problems]
+
+
+def refused(text: str) -> Iterator[str]:
+    """What asyncrl itself refuses in an experiment file; files of data may not be there yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "experiment.yaml"
+        file.write_text(text)
+        try:
+            config = read([f"experiment={file}"], names_missing_data=False)
+            Composition.of(config.algorithm, config.learner.minibatches)
+        except ConfigError as error:
+            yield from (f"  {line.replace(f'{file}: ', '')}" for line in str(error).splitlines())

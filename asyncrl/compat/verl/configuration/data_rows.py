@@ -1,0 +1,133 @@
+"""The keys of verl's section `data`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.compat.verl.configuration.rows import Row, Setting, at_home, dotted, found_from, made, none, same, used
+from asyncrl.compat.verl.configuration.source import VerlConfig
+
+TRAIN = "data.train_files"
+EVAL = "data.val_files"
+BATCH = "data.train_batch_size"
+GENERATED = "data.gen_batch_size"
+PROMPT = "data.max_prompt_length"
+RESPONSE = "data.max_response_length"
+PROMPTS = "actor_rollout_ref.actor.ppo_mini_batch_size"
+MEMBERS = "actor_rollout_ref.rollout.n"
+
+
+def _files(key: str, here: str) -> Row:
+    def files(source: VerlConfig) -> Iterator[Setting | str]:
+        named = source[key]
+        named = [named] if isinstance(named, str) else named
+        if named:
+            yield here, [at_home(each) for each in named]
+
+    default = f"~/data/rlhf/gsm8k/{'train' if key == TRAIN else 'test'}.parquet"
+    return made(key, f"`{here}`", default, "One file or a list; `~` becomes the home folder.", files)
+
+
+def _batch(source: VerlConfig) -> Iterator[Setting | str]:
+    members, prompts, updated = source[MEMBERS], source[BATCH], source[PROMPTS]
+    batch = prompts * members
+    yield "learner.batch_size", batch
+    yield "learner.group_size", members
+    wanted = max(1, -(-prompts // updated))
+    updates = max(each for each in range(1, wanted + 1) if batch % each == 0)
+    yield "learner.minibatches", updates
+    if prompts % updated or updates != wanted:
+        yield (
+            f"{PROMPTS}={updated} does not divide {BATCH}={prompts}: each step has {updates} updates of "
+            f"{batch // updates} trajectories"
+        )
+
+
+def _oversample(source: VerlConfig) -> Iterator[Setting | str]:
+    if source[GENERATED] and source[GENERATED] > source[BATCH]:
+        yield "replay.oversample", source[GENERATED] / source[BATCH]
+
+
+def _lengths(source: VerlConfig) -> Iterator[Setting | str]:
+    tokens = source[PROMPT] + source[RESPONSE]
+    yield "actor.max_tokens", tokens
+    yield "actor.max_turn_tokens", source[RESPONSE]
+    yield "data.max_prompt_length", source[PROMPT]
+    yield "engine.max_length", tokens
+
+
+def _column(key: str, ours: str) -> Row:
+    def column(source: VerlConfig) -> Iterator[Setting | str]:
+        if source[key] not in (None, ours):
+            yield f"{key}={source[key]}: asyncrl reads the column {ours}; rename the column in the files"
+
+    return made(key, "", ours, f"The column is always `{ours}`: rename another one in the files.", column)
+
+
+def _own_class(source: VerlConfig) -> Iterator[Setting | str]:
+    path, name = source["data.custom_cls.path"], source["data.custom_cls.name"]
+    if path:
+        yield "data.dataset", dotted(path, name or "CustomDataset")
+        if place := found_from(path):
+            yield f"data.custom_cls.path={path}: {place}"
+
+
+ROWS = (
+    _files(TRAIN, "data.train"),
+    _files(EVAL, "data.eval"),
+    made(
+        BATCH,
+        "`learner.batch_size`, `learner.group_size`, `learner.minibatches`",
+        1024,
+        "verl counts prompts, `learner.batch_size` trajectories: it is this times `rollout.n`, the group size. "
+        "Each step has `train_batch_size / ppo_mini_batch_size` updates.",
+        _batch,
+    ),
+    made(GENERATED, "`replay.oversample`", None, "As a multiple of `train_batch_size`.", _oversample),
+    used(PROMPT, "`data.max_prompt_length`, `actor.max_tokens`", 512, "The same."),
+    made(
+        RESPONSE,
+        "`actor.max_tokens`, `actor.max_turn_tokens`, `engine.max_length`",
+        512,
+        "The sequence may have the tokens of prompt and response together, and one turn those of the response. "
+        "Tokens of tools count in both.",
+        _lengths,
+    ),
+    same("data.truncation", "data.truncation", "error"),
+    same("data.filter_overlong_prompts", "data.filter_overlong", False),
+    _column("data.prompt_key", "prompt"),
+    _column("data.reward_fn_key", "data_source"),
+    same("data.shuffle", "data.shuffle", True),
+    same("data.seed", "run.seed", None, "The seed of everything that is random."),
+    made(
+        "data.custom_cls.path",
+        "`data.dataset`",
+        None,
+        "The class by its dotted path: `NAME` in `a/b.py` is `a.b.NAME`. Further keys of its configuration go into "
+        "`data.dataset_params`.",
+        _own_class,
+    ),
+    used("data.custom_cls.name", "`data.dataset`", None, "Its name."),
+    used("data.trust_remote_code", "`model.trust_remote_code`", False, "True if one of both is."),
+    same("data.apply_chat_template_kwargs", "actor.template_kwargs", {}),
+    none(
+        "data",
+        "train_max_samples val_max_samples",
+        "All rows are read: make a smaller file.",
+    ),
+    none(
+        "data",
+        "tokenizer use_shm val_batch_size return_raw_input_ids return_raw_chat return_full_prompt "
+        "dataloader_num_workers filter_overlong_prompts_workers validation_shuffle return_multi_modal_inputs "
+        "tool_config_path function_tool_path",
+        "Nothing is collated or loaded ahead: the replay hands out one task at a time, and the model's own tokenizer "
+        "and the tools of `actor.tools` serve it.",
+    ),
+    none(
+        "data",
+        "image_key video_key audio_key image_patch_size mm_processor_kwargs",
+        "Policies read text only.",
+    ),
+    none("data.sampler", "class_path class_name", "Use `data.weights` or `data.band`."),
+    none("data.datagen", "path name", "No data is made during a run."),
+)

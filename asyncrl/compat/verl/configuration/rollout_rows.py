@@ -1,0 +1,235 @@
+"""The keys of verl's section `actor_rollout_ref.rollout`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from asyncrl.compat.verl.configuration.data_rows import MEMBERS
+from asyncrl.compat.verl.configuration.rows import Setting, made, none, same, used
+from asyncrl.compat.verl.configuration.source import VerlConfig
+
+ROLLOUT = "actor_rollout_ref.rollout"
+TURNS = f"{ROLLOUT}.multi_turn"
+VALIDATION = f"{ROLLOUT}.val_kwargs"
+FORMATS = {"hermes": "hermes", "llama3_json": "llama3", "qwen3_coder": "qwen3_coder", "gpt-oss": "harmony"}
+TOOLS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python"}
+"""verl's tools that a tool of ours does the work of."""
+DEFAULT_MEMORY = 0.5
+UNBOUNDED_TURNS = 64
+"""Where verl bounds an episode by its tokens alone."""
+
+
+def _engine(source: VerlConfig) -> Iterator[Setting | str]:
+    name = source[f"{ROLLOUT}.name"]
+    yield "engine.kind", "embedded" if name == "hf" else "sglang"
+    if name not in ("sglang", "sglang_async", "hf"):
+        yield (
+            f"{ROLLOUT}.name={'null' if name is None else name}: asyncrl starts SGLang servers itself "
+            "(engine.python names a Python that has sglang); for vLLM servers that you start, set engine.kind=vllm and "
+            "engine.urls"
+        )
+
+
+def _tensor_parallel(source: VerlConfig) -> Iterator[Setting | str]:
+    if source[f"{ROLLOUT}.name"] != "hf":
+        yield "engine.server.tp_size", source[f"{ROLLOUT}.tensor_model_parallel_size"]
+
+
+def _memory(source: VerlConfig) -> Iterator[Setting | str]:
+    share = source[f"{ROLLOUT}.gpu_memory_utilization"]
+    if share == DEFAULT_MEMORY or source[f"{ROLLOUT}.name"] == "hf":
+        return
+    yield "engine.server.memory", share
+    yield (
+        f"{ROLLOUT}.gpu_memory_utilization={share}: in verl the learner has the rest of the GPU; here a server has it "
+        "to itself unless cluster.colocated=true, so set engine.server.memory=null"
+    )
+
+
+def _whole_distribution(source: VerlConfig) -> Iterator[Setting | str]:
+    for name, off in (("top_p", 1), ("top_k", -1)):
+        value = source[f"{ROLLOUT}.{name}"]
+        if value not in (None, off, 0):
+            yield (
+                f"{ROLLOUT}.{name}={value}: training samples from the whole distribution, because log-probs of a cut "
+                "one do not fit the learner's"
+            )
+
+
+def _validation(source: VerlConfig) -> Iterator[Setting | str]:
+    attempts = source[f"{VALIDATION}.n"]
+    sampled = source[f"{VALIDATION}.do_sample"]
+    yield "learner.eval_attempts", attempts
+    if sampled and attempts == 1:
+        yield f"{VALIDATION}.do_sample=true: one attempt is greedy here; set learner.eval_attempts to 2 or more"
+    training = source[f"{ROLLOUT}.temperature"]
+    if sampled and attempts > 1 and source[f"{VALIDATION}.temperature"] != training:
+        yield (
+            f"{VALIDATION}.temperature={source[f'{VALIDATION}.temperature']}: attempts are sampled at "
+            f"actor.temperature={training}"
+        )
+    for name, off in (("top_p", 1), ("top_k", -1)):
+        if sampled and source[f"{VALIDATION}.{name}"] not in (None, off, 0):
+            yield f"{VALIDATION}.{name}={source[f'{VALIDATION}.{name}']}: attempts use the whole distribution"
+
+
+def _turns(source: VerlConfig) -> Iterator[Setting | str]:
+    if not source[f"{TURNS}.enable"]:
+        yield "actor.max_turns", 1
+        yield "actor.tools", []
+        return
+    turns = source[f"{TURNS}.max_assistant_turns"] or source[f"{TURNS}.max_turns"] or source[f"{TURNS}.max_user_turns"]
+    yield "actor.max_turns", turns or UNBOUNDED_TURNS
+    if not turns:
+        yield f"{TURNS} names no number of turns: it is {UNBOUNDED_TURNS}, and actor.max_tokens ends most episodes"
+    yield "actor.max_tool_chars", source[f"{TURNS}.max_tool_response_length"]
+    yield "actor.tool_call_format", FORMATS.get(source[f"{TURNS}.format"], "auto")
+    if source[f"{TURNS}.format"] not in FORMATS:
+        yield f"{TURNS}.format={source[f'{TURNS}.format']}: it is auto, which reads it from the chat template"
+    yield from _tools(source[f"{TURNS}.tool_config_path"])
+
+
+def _tools(path: str | None) -> Iterator[Setting | str]:
+    if not path:
+        yield "actor.tools", []
+        return
+    try:
+        content = yaml.safe_load(Path(path).expanduser().read_text())
+        classes = [str(tool["class_name"]) for tool in content["tools"]]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        yield "actor.tools", []
+        yield (
+            f"{TURNS}.tool_config_path={path}: it cannot be read ({type(error).__name__}); name tools in actor.tools "
+            "(docs/writing_a_tool.md)"
+        )
+        return
+    yield "actor.tools", list(dict.fromkeys(TOOLS[name] for each in classes if (name := _last(each)) in TOOLS))
+    for each in classes:
+        ours = TOOLS.get(_last(each))
+        yield (
+            f"{TURNS}.tool_config_path: {each} is {ours} here"
+            if ours
+            else f"{TURNS}.tool_config_path: write {each} as a tool of asyncrl (docs/writing_a_tool.md), and add its "
+            "dotted path to actor.tools"
+        )
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+ROWS = (
+    made(
+        f"{ROLLOUT}.name",
+        "`engine.kind`",
+        None,
+        "`sglang` and `vllm` become SGLang servers that the run starts, `hf` the embedded engine.",
+        _engine,
+    ),
+    used(MEMBERS, "`learner.group_size`", 1, "Members of a group."),
+    same(f"{ROLLOUT}.temperature", "actor.temperature", 1.0),
+    made(
+        f"{ROLLOUT}.top_p",
+        "",
+        1,
+        "Training samples from the whole distribution, because log-probs of a cut one do not fit the learner's.",
+        _whole_distribution,
+    ),
+    used(f"{ROLLOUT}.top_k", "", -1, "As `top_p`."),
+    made(
+        f"{ROLLOUT}.tensor_model_parallel_size",
+        "`engine.server.tp_size`",
+        2,
+        "GPUs of one server.",
+        _tensor_parallel,
+    ),
+    made(
+        f"{ROLLOUT}.gpu_memory_utilization",
+        "`engine.server.memory`",
+        DEFAULT_MEMORY,
+        "verl's default leaves it to SGLang: a server has its GPUs to itself unless `cluster.colocated=true`.",
+        _memory,
+    ),
+    none(
+        ROLLOUT,
+        "prompt_length response_length",
+        "`data.max_prompt_length` and `data.max_response_length` count.",
+    ),
+    none(ROLLOUT, "calculate_log_probs logprobs_mode", "The sampler's log-probs are always recorded."),
+    made(
+        f"{TURNS}.enable",
+        "`actor.max_turns`, `actor.tools`",
+        False,
+        "Without it an episode has one turn and no tools.",
+        _turns,
+    ),
+    used(f"{TURNS}.max_assistant_turns", "`actor.max_turns`", None, f"null is {UNBOUNDED_TURNS}."),
+    used(f"{TURNS}.max_user_turns", "`actor.max_turns`", None, "Where the key before is null."),
+    used(f"{TURNS}.max_turns", "`actor.max_turns`", None, "An older name."),
+    used(
+        f"{TURNS}.tool_config_path",
+        "`actor.tools`",
+        None,
+        "The file is read. verl's sandbox is `python`; other classes are named, as they must be written anew.",
+    ),
+    used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "Both count characters."),
+    used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "Formats with another name become `auto`."),
+    none(TURNS, "tool_response_truncate_side", "The middle of a long result is cut."),
+    none(TURNS, "max_parallel_calls", "All calls of a turn run at once."),
+    none(TURNS, "interaction_config_path", "Write an agent (docs/agents.md) that plays the user."),
+    none(
+        TURNS,
+        "function_tool_path use_inference_chat_template tokenization_sanity_check_mode num_repeat_rollouts "
+        "completion_callback tokenization_mode enable_tokenization_sanity_check",
+        "Tools are classes (docs/writing_a_tool.md); later turns go on from the sampled tokens, which `actor.history` "
+        "changes.",
+    ),
+    made(
+        f"{VALIDATION}.n",
+        "`learner.eval_attempts`",
+        1,
+        "One attempt is greedy, several are sampled at `actor.temperature`.",
+        _validation,
+    ),
+    used(f"{VALIDATION}.do_sample", "`learner.eval_attempts`", False, "See there."),
+    used(f"{VALIDATION}.temperature", "`actor.temperature`", 0, "Evaluation has no temperature of its own."),
+    used(f"{VALIDATION}.top_p", "", 1.0, "Evaluation samples from the whole distribution."),
+    used(f"{VALIDATION}.top_k", "", -1, "As `top_p`."),
+    none(
+        ROLLOUT,
+        "enforce_eager cudagraph_capture_sizes free_cache_engine data_parallel_size expert_parallel_size "
+        "pipeline_model_parallel_size max_num_batched_tokens max_model_len max_num_seqs enable_chunked_prefill "
+        "enable_prefix_caching scheduling_policy load_format layered_summon disable_log_stats dtype quantization "
+        "quantization_config_file engine_kwargs.* skip_tokenizer_init mtp mtp.* qat qat.* disaggregation.* seed "
+        "full_determinism",
+        "A matter of the servers: `engine.server.arguments` takes SGLang's own options.",
+    ),
+    none(ROLLOUT, "n_gpus_per_node nnodes", "asyncrl divides the GPUs between servers and learner; `cluster.pools`."),
+    none(
+        ROLLOUT,
+        "mode do_sample ignore_eos over_sample_rate",
+        "Episodes run asynchronously, are sampled, and end "
+        "with the model's own token; `replay.oversample` starts more.",
+    ),
+    none(
+        ROLLOUT,
+        "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz "
+        "log_prob_max_token_len_per_gpu",
+        "Log-probs are computed in passes of `learner.micro_tokens`.",
+    ),
+    none(ROLLOUT, "agent.*", "`actor.agent` names an agent of yours (docs/agents.md)."),
+    none(
+        ROLLOUT,
+        "checkpoint_engine.* update_weights_bucket_megabytes",
+        "`weights.channel` and `weights.into_servers` choose the fastest way.",
+    ),
+    none(
+        ROLLOUT,
+        "multi_stage_wake_up router_config_path enable_rollout_routing_replay moe_load_balance_metrics_interval "
+        "profiler.* trace.* prometheus.* custom.*",
+        "There is no such setting; `observe.*` and docs/metrics.md say what is measured.",
+    ),
+)

@@ -1,0 +1,86 @@
+"""A row of the table that says what becomes of a key of verl, and how rows are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from asyncrl.compat.verl.configuration.source import VerlConfig
+
+Setting = tuple[str, Any]
+"""A key of ours with its value."""
+Translate = Callable[[VerlConfig], Iterator[Setting | str]]
+"""Gives settings, and a remark for each value that has no exact counterpart."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """`there` are keys of verl, one of them with `.*` for all keys of a section that no other row has. `here` are ours,
+    empty where there is no counterpart; `sentence` says then what is done instead. `defaults` are verl's.
+
+    A row without `translate` is read together with another one. `alias_of`: it is an older name of that key.
+    """
+
+    there: tuple[str, ...]
+    here: str
+    sentence: str
+    translate: Translate | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    alias_of: str = ""
+
+
+def same(there: str, here: str, default: Any, sentence: str = "The same.") -> Row:
+    """The value is taken over; null leaves our default."""
+
+    def copy(source: VerlConfig) -> Iterator[Setting | str]:
+        if source[there] is not None:
+            yield here, source[there]
+
+    return Row((there,), here, sentence, copy, {there: default})
+
+
+def made(there: str, here: str, default: Any, sentence: str, translate: Translate) -> Row:
+    """A function makes the settings, maybe from several keys."""
+    return Row((there,), here, sentence, translate, {there: default})
+
+
+def used(there: str, here: str, default: Any, sentence: str) -> Row:
+    """The function of another row reads it."""
+    return Row((there,), here, sentence, None, {there: default})
+
+
+def none(section: str, names: str, sentence: str) -> Row:
+    """The keys of a section by their names, which have no counterpart."""
+    return Row(tuple(f"{section}.{name}" if section else name for name in names.split()), "", sentence)
+
+
+def alias(there: str, new: str) -> Row:
+    """An older name of a key."""
+    return Row((there,), f"as `{new}`", "", alias_of=new)
+
+
+def dotted(path: str, name: str) -> str:
+    """The dotted path of an object that verl finds by a file and a name."""
+    if path.startswith("pkg://"):
+        return f"{path.removeprefix('pkg://')}.{name}"
+    file = PurePath(path)
+    parts = file.with_suffix("").parts
+    if file.suffix == ".py":
+        # A module is found from the folder of the start, or else by PYTHONPATH.
+        parts = parts[-1:] if file.is_absolute() or ".." in parts else tuple(part for part in parts if part != ".")
+    return ".".join([*parts, name])
+
+
+def at_home(path: str) -> str:
+    """The path with `~` as the home folder."""
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+def found_from(path: str) -> str:
+    """Where a file of Python must be found, for a remark; empty where the start's folder is the place."""
+    file = PurePath(path)
+    if file.suffix == ".py" and (file.is_absolute() or ".." in file.parts):
+        return f"start asyncrl in {file.parent}, or put this folder into PYTHONPATH"
+    return ""

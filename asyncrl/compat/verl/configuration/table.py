@@ -1,0 +1,36 @@
+"""What becomes of every key of verl's PPO configuration. This one table makes the translation and its page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from asyncrl.compat.verl.configuration import (
+    actor_rows,
+    algorithm_rows,
+    data_rows,
+    reward_rows,
+    rollout_rows,
+    trainer_rows,
+)
+from asyncrl.compat.verl.configuration.rows import Row
+
+TABLE: tuple[Row, ...] = (
+    *data_rows.ROWS,
+    *actor_rows.ROWS,
+    *rollout_rows.ROWS,
+    *algorithm_rows.ROWS,
+    *reward_rows.ROWS,
+    *trainer_rows.ROWS,
+)
+
+BY_KEY: Mapping[str, Row] = {key: row for row in TABLE for key in row.there}
+
+
+def row_of(key: str) -> Row | None:
+    """The row of a key: its own, or that of the nearest section that has one."""
+    section = key
+    found = BY_KEY.get(key) or BY_KEY.get(f"{key}.*")
+    while found is None and "." in section:
+        section = section.rpartition(".")[0]
+        found = BY_KEY.get(f"{section}.*")
+    return found

@@ -1,0 +1,179 @@
+"""The keys of verl's section `trainer`, and the sections that have no counterpart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from asyncrl.compat.verl.configuration.actor_rows import STEPS
+from asyncrl.compat.verl.configuration.rows import Row, Setting, made, none, same, used
+from asyncrl.compat.verl.configuration.source import VerlConfig
+
+EPOCHS = "trainer.total_epochs"
+NAME = "trainer.experiment_name"
+DIR = "trainer.default_local_dir"
+LOGGERS = ("console", "wandb")
+
+
+def _length(source: VerlConfig) -> Iterator[Setting | str]:
+    if source[STEPS]:
+        yield "learner.steps", source[STEPS]
+    else:
+        yield "learner.epochs", source[EPOCHS]
+
+
+def _name(source: VerlConfig) -> Iterator[Setting | str]:
+    name = re.sub(r"[^\w.+=-]+", "-", str(source[NAME])).strip(".-") or "train"
+    yield "run.name", name
+    folder = Path(str(source[DIR])).expanduser()
+    if source.says(DIR) and str(folder) != f"checkpoints/{source['trainer.project_name']}/{source[NAME]}":
+        yield "run.dir", str(folder.parent if folder.name == str(source[NAME]) else folder)
+
+
+def _gpus(source: VerlConfig) -> Iterator[Setting | str]:
+    if source.says("trainer.n_gpus_per_node"):
+        yield "cluster.gpus", source["trainer.n_gpus_per_node"]
+
+
+def _hosts(source: VerlConfig) -> Iterator[Setting | str]:
+    if (hosts := source["trainer.nnodes"]) > 1:
+        yield (
+            f"trainer.nnodes={hosts}: the file is for one host; for {hosts} set cluster.launcher to hosts, ray or slurm"
+            " (docs/cluster.md)"
+        )
+
+
+def _loggers(source: VerlConfig) -> Iterator[Setting | str]:
+    given = source["trainer.logger"]
+    if not source.says("trainer.logger"):
+        return
+    named = [given] if isinstance(given, str) else list(given or [])
+    yield "observe.console", "console" in named
+    yield "observe.wandb", "wandb" in named
+    if others := [name for name in named if name not in LOGGERS]:
+        yield (
+            f"trainer.logger: {', '.join(others)} gets nothing; every role writes its metrics as JSON lines "
+            "(docs/metrics.md)"
+        )
+
+
+def _checkpoints(source: VerlConfig) -> Iterator[Setting | str]:
+    if source["trainer.save_freq"] > 0:
+        yield "learner.checkpoint_every", source["trainer.save_freq"]
+    if source["trainer.max_actor_ckpt_to_keep"]:
+        yield "learner.keep_checkpoints", source["trainer.max_actor_ckpt_to_keep"]
+
+
+def _evaluations(source: VerlConfig) -> Iterator[Setting | str]:
+    every = source["trainer.test_freq"]
+    yield "learner.eval_every", max(0, every)
+    if every > 0 and not source["trainer.val_before_train"]:
+        yield "trainer.val_before_train=false: the first evaluation is always before step 1"
+    if every <= 0 and source.says("trainer.val_before_train") and source["trainer.val_before_train"]:
+        yield "trainer.val_before_train=true: without trainer.test_freq nothing is evaluated; set learner.eval_every"
+
+
+def _resume(source: VerlConfig) -> Iterator[Setting | str]:
+    mode = source["trainer.resume_mode"]
+    if mode == "disable":
+        yield "trainer.resume_mode=disable: a run of the same name goes on; give another run.name for a new one"
+    if mode == "resume_path":
+        path = source["trainer.resume_from_path"]
+        yield f"trainer.resume_mode=resume_path: verl's checkpoints are not read ({path}); export one to model.path"
+
+
+def _warmup(source: VerlConfig) -> Iterator[Setting | str]:
+    if source["trainer.critic_warmup"]:
+        yield (
+            f"trainer.critic_warmup={source['trainer.critic_warmup']}: the policy trains from the first step; "
+            "learner.warmup_steps makes its first steps small"
+        )
+
+
+ROWS = (
+    made(
+        STEPS,
+        "`learner.steps`, `learner.epochs`",
+        None,
+        "Both count steps of `train_batch_size` prompts.",
+        _length,
+    ),
+    used(EPOCHS, "`learner.epochs`", 30, "Where `total_training_steps` is null."),
+    made("trainer.n_gpus_per_node", "`cluster.gpus`", 8, "The run's GPUs of a host; only if it is given.", _gpus),
+    made(
+        "trainer.nnodes", "", 1, "The file is for one host; `cluster.launcher` names several (docs/cluster.md).", _hosts
+    ),
+    same("trainer.project_name", "observe.wandb_project", "verl_examples"),
+    made(
+        NAME,
+        "`run.name`, `run.dir`",
+        "gsm8k",
+        "Signs that a folder's name cannot have become `-`.",
+        _name,
+    ),
+    used(
+        DIR,
+        "`run.dir`",
+        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
+        "If it is not verl's default; without the run's name at its end.",
+    ),
+    made(
+        "trainer.logger",
+        "`observe.console`, `observe.wandb`",
+        ["console", "wandb"],
+        "Only if it is given. Other loggers get nothing; metrics are JSON lines too.",
+        _loggers,
+    ),
+    made(
+        "trainer.save_freq",
+        "`learner.checkpoint_every`",
+        -1,
+        "-1 leaves our default: a run can always go on.",
+        _checkpoints,
+    ),
+    used("trainer.max_actor_ckpt_to_keep", "`learner.keep_checkpoints`", None, "null leaves our default."),
+    made("trainer.test_freq", "`learner.eval_every`", -1, "-1 is 0.", _evaluations),
+    used("trainer.val_before_train", "`learner.eval_every`", True, "The first evaluation is always before step 1."),
+    made(
+        "trainer.resume_mode",
+        "",
+        "auto",
+        "A run of the same name goes on, as with `auto`.",
+        _resume,
+    ),
+    used(
+        "trainer.resume_from_path",
+        "",
+        None,
+        "verl's checkpoints are not read; its exported weights are a `model.path`.",
+    ),
+    made("trainer.critic_warmup", "", 0, "The policy trains from the first step.", _warmup),
+    none(
+        "trainer",
+        "rollout_data_dir validation_data_dir log_val_generations",
+        "`replay.retention` keeps episodes, which `asyncrl inspect` shows and exports.",
+    ),
+    none("trainer", "val_only", "Use `asyncrl evaluate`."),
+    none(
+        "trainer",
+        "balance_batch esi_redundant_time checkpoint_callback_class default_hdfs_dir del_local_ckpt_after_load "
+        "max_critic_ckpt_to_keep ray_wait_register_center_timeout device use_v1 use_legacy_worker_impl",
+        "There is no such setting: batches are always balanced, and a checkpoint holds policy and critic together.",
+    ),
+    Row(
+        ("trainer.v1.*",),
+        "",
+        "`replay.max_lag` says how old data may be: 2 versions by default, with generation and training at once; 0 is "
+        "synchronous.",
+    ),
+    Row(("global_profiler.*",), "", "`observe.profile_steps` and `observe.memory_steps`."),
+    Row(("ray_kwargs.*", "ray_init.*"), "", "`cluster.ray.*` with `cluster.launcher=ray`."),
+    Row(("transfer_queue.*", "skip.*"), "", "The replay has its own queue."),
+    Row(("distillation.*",), "", "`algorithm.stream` has `ref_kl`, which learns from a reference."),
+    Row(
+        ("hydra.*", "defaults", "actor_rollout_ref.hybrid_engine", "actor_rollout_ref.nccl_timeout"),
+        "",
+        "Only verl's own start needs it.",
+    ),
+)

@@ -1,0 +1,140 @@
+"""From verl's configuration to settings of ours, and a report of what has no counterpart."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from asyncrl.compat.verl.configuration.rows import Row, Setting
+from asyncrl.compat.verl.configuration.source import VerlConfig
+from asyncrl.compat.verl.configuration.table import BY_KEY, TABLE, row_of
+from asyncrl.config.keys import OPTIONS, did_you_mean
+from asyncrl.config.option import as_yaml
+
+CLASS = "_target_"
+"""The name of the class that verl makes of a section."""
+LAG = (
+    "verl generates and trains in turns; here both run at once, on data of at most replay.max_lag=2 versions ago: set 0"
+    " for verl's way"
+)
+
+
+@dataclass(frozen=True)
+class Translated:
+    """`settings` are our keys with their values. `differs`, `without` and `unknown` have a line for each value that
+    became another one, each row of the table that has no counterpart, and each key that the table does not know; `off`
+    are keys of such rows that turn something off."""
+
+    settings: Mapping[str, Any]
+    differs: tuple[str, ...]
+    without: tuple[str, ...]
+    unknown: tuple[str, ...]
+    off: tuple[str, ...]
+
+    @property
+    def report(self) -> Iterator[str]:
+        """All of it for a reader, line by line."""
+        parts = {
+            "Different here:": self.differs,
+            "No counterpart:": self.without,
+            "Unknown, and left out:": self.unknown,
+            "Turned off there, and left out:": (", ".join(self.off),) if self.off else (),
+        }
+        for title, lines in parts.items():
+            if lines:
+                yield title
+                yield from (f"  {line}" for line in lines)
+
+
+def translate(given: DictConfig) -> Translated:
+    """Translate what a configuration of verl says; verl's defaults hold for the rest."""
+    defaults = {key: value for row in TABLE for key, value in row.defaults.items()}
+    source = VerlConfig(_renamed(given), defaults)
+    settings: dict[str, Any] = {}
+    differs = [*source.remarks, LAG]
+    for row in TABLE:
+        for made in _made(row, source):
+            if isinstance(made, str):
+                differs.append(made)
+            else:
+                settings[made[0]] = made[1]
+    without, off = _without(source)
+    unknown = [
+        f"{key}={as_yaml(source[key])}: verl 0.9 has no such key{did_you_mean(key, list(BY_KEY))}"
+        for key in source.given
+        if row_of(key) is None and not key.endswith(CLASS)
+    ]
+    order = {key: number for number, key in enumerate(OPTIONS)}
+    ordered = dict(sorted(settings.items(), key=lambda each: order.get(each[0], len(order))))
+    return Translated(ordered, tuple(differs), tuple(without), tuple(unknown), tuple(off))
+
+
+def _made(row: Row, source: VerlConfig) -> Iterator[Setting | str]:
+    try:
+        yield from row.translate(source) if row.translate else ()
+    except (TypeError, ValueError, AttributeError) as error:
+        key = row.there[0]
+        yield f"{key}={as_yaml(source[key])}: this value, or one that goes with it, is left out: {error}"
+
+
+def experiment(translated: Translated) -> DictConfig:
+    """The settings as the nested keys of an experiment file."""
+    content = OmegaConf.create({})
+    for key, value in translated.settings.items():
+        OmegaConf.update(content, key, value, force_add=True)
+    return content
+
+
+def _renamed(given: DictConfig) -> DictConfig:
+    """The same with the values of older keys under their newer names."""
+    content = given.copy()
+    for row in TABLE:
+        if row.alias_of and (value := _selected(given, row.there[0])) is not None:
+            OmegaConf.update(content, row.alias_of, value, force_add=True)
+    return content
+
+
+def _selected(given: DictConfig, key: str) -> Any:
+    """The value of a key as it is written, without what it refers to; None where it has none."""
+    node: Any = given
+    for name in key.split("."):
+        if not isinstance(node, DictConfig) or name not in node or node._is_none() or node._is_missing():
+            return None
+        node = node._get_node(name)
+    return None if node is None or node._is_none() or node._is_missing() else node
+
+
+def _without(source: VerlConfig) -> tuple[list[str], list[str]]:
+    """A line for each row without a counterpart that has given keys, and such keys that turn something off."""
+    lines, off = [], []
+    given = [key for key in source.given if not key.endswith(CLASS)]
+    rows = ((key, row) for key in given if (row := row_of(key)) is not None and _has_none(row))
+    by_row = sorted(rows, key=lambda each: TABLE.index(each[1]))
+    for row, keys in itertools.groupby(by_row, key=lambda each: each[1]):
+        named = [key for key, _ in keys]
+        said = [key for key in named if source[key] not in (None, False, "", [], {}, -1)]
+        off += [key for key in named if key not in said]
+        if said:
+            lines.append(f"{', '.join(_shown(row, said, source))}: {row.sentence.replace('`', '')}")
+    return lines, off
+
+
+def _shown(row: Row, keys: Sequence[str], source: VerlConfig) -> Iterator[str]:
+    """Each key that the row names, with its value, and the number of those in a section that it has as a whole."""
+    whole: Counter[str] = Counter()
+    for key in keys:
+        sections = [each for each in row.there if each.endswith(".*") and key.startswith(each[:-1])]
+        if sections:
+            whole[sections[0]] += 1
+        else:
+            yield f"{key}={as_yaml(source[key])}"
+    yield from (f"{section} ({number} keys)" for section, number in whole.items())
+
+
+def _has_none(row: Row) -> bool:
+    return not row.here and row.translate is None and not row.defaults

@@ -1,0 +1,245 @@
+"""Configurations like those of verl's examples become ours, and what has no counterpart is named."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.compat.verl.configuration.command import main, refused, translated
+from asyncrl.compat.verl.configuration.script import script_words
+from asyncrl.compat.verl.configuration.source import read_verl
+from asyncrl.compat.verl.configuration.table import BY_KEY, TABLE
+from asyncrl.compat.verl.configuration.translation import Translated, translate
+from asyncrl.config.compose import read
+from asyncrl.config.keys import OPTIONS
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
+
+HERE = Path(__file__).parent
+
+
+def loaded(name: str, tmp_path: Path, words: Sequence[str] = ()) -> tuple[TrainConfig, list[str]]:
+    """The translation of an example as asyncrl's own configuration, and its report."""
+    file = tmp_path / "mine.yaml"
+    text, report = translated(HERE / name, list(words), file)
+    assert not any("mended" in line for line in report), report
+    file.write_text(text)
+    return read([f"experiment={file}"], names_missing_data=False), report
+
+
+def from_words(*words: str) -> Translated:
+    return translate(read_verl(None, words, {}))
+
+
+def has(report: Sequence[str], *parts: str) -> bool:
+    """Whether one line has all of these parts."""
+    return any(all(part in line for part in parts) for line in report)
+
+
+def test_ppo_with_a_critic_on_gsm8k(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA", "/data")
+    config, report = loaded("gae_gsm8k.sh", tmp_path)
+    assert config.data.train == ["/data/gsm8k/train.parquet"]
+    assert (config.learner.batch_size, config.learner.group_size, config.learner.minibatches) == (256, 1, 4)
+    assert (config.actor.max_tokens, config.actor.max_turn_tokens, config.actor.max_turns) == (768, 256, 1)
+    assert (config.data.max_prompt_length, config.data.truncation, config.data.filter_overlong) == (512, "error", True)
+    assert config.algorithm.advantage.params == {"gamma": 1.0, "lam": 0.95, "whiten": True}
+    assert config.algorithm.kl.name == "k1"
+    assert config.algorithm.kl.params == {"weight": 0.001, "place": "reward"}
+    assert config.algorithm.value.params == {"clip": 0.5}
+    assert (config.critic.path, config.critic.lr) == ("Qwen/Qwen2.5-0.5B-Instruct", 1e-5)
+    assert (config.learner.steps, config.learner.eval_every, config.learner.checkpoint_every) == (435, 10, 10)
+    assert (config.learner.micro_tokens, config.learner.optimizer_on_host) == (4 * 768, True)
+    assert (config.run.name, config.observe.wandb, config.observe.wandb_project) == ("qwen-0.5b", True, "ppo_gsm8k")
+    assert has(report, "trainer.critic_warmup=10", "the policy trains from the first step")
+    assert has(report, "critic.ppo_micro_batch_size_per_gpu=4")
+    assert has(report, "gpu_memory_utilization=0.4")
+
+
+def test_grpo_on_gsm8k(tmp_path: Path) -> None:
+    config, report = loaded("grpo_gsm8k.sh", tmp_path)
+    assert config.data.train == [f"{os.environ['HOME']}/data/gsm8k/train.parquet"]
+    assert (config.learner.batch_size, config.learner.group_size, config.learner.minibatches) == (5120, 5, 4)
+    assert config.algorithm.advantage.name == "grpo"
+    assert config.algorithm.kl.name == "k3"
+    assert config.algorithm.kl.params == {"weight": 0.001, "place": "loss"}
+    assert config.algorithm.loss.params == {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
+    assert (config.engine.kind, config.engine.server.tp_size, config.cluster.gpus) == ("sglang", 2, 8)
+    assert (config.learner.reference_on_host, config.learner.weight_decay) == (True, 0.01)
+    assert config.scoring.rules == {"openai/gsm8k": "gsm8k"}
+    assert has(report, "trainer.logger: tensorboard")
+
+
+def test_dapo_with_its_buffer(tmp_path: Path) -> None:
+    config, report = loaded("dapo.sh", tmp_path)
+    assert (config.actor.max_turn_tokens, config.actor.max_tokens) == (20480, 22528)
+    assert (config.learner.batch_size, config.learner.group_size, config.learner.minibatches) == (8192, 16, 16)
+    assert config.algorithm.loss.params == {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 10.0}
+    [overlong] = config.algorithm.reward
+    assert overlong.params == {"max_length": 20480, "buffer": 4096, "weight": 1.0}
+    assert (config.replay.filter.zero_variance, config.replay.oversample) == (True, 3.0)
+    assert (config.learner.warmup_steps, config.learner.micro_tokens) == (10, 22528)
+    assert has(report, "trainer.nnodes=16")
+    assert has(report, "ulysses_sequence_parallel_size=8")
+    assert has(report, "val_kwargs.top_p=0.7")
+    assert has(report, "override_config.attention_dropout")
+
+
+def test_the_buffer_counts_for_the_filter_too_where_the_metric_is_the_reward(tmp_path: Path) -> None:
+    config, _ = loaded("dapo.sh", tmp_path, ["algorithm.filter_groups.metric=seq_final_reward"])
+    shaping = config.scoring.shaping
+    assert (shaping.overlong_penalty, shaping.overlong_max_length, shaping.overlong_buffer) == (1.0, 20480, 4096)
+    assert config.algorithm.reward == []
+
+
+def test_several_turns_with_tools_on_sglang(tmp_path: Path) -> None:
+    tools = f"actor_rollout_ref.rollout.multi_turn.tool_config_path={HERE / 'tools.yaml'}"
+    config, report = loaded("multi_turn.yaml", tmp_path, [tools])
+    assert (config.actor.max_turns, config.actor.max_tool_chars) == (5, 256)
+    assert (config.actor.tools, config.actor.tool_call_format) == (["python"], "hermes")
+    assert (config.run.name, config.learner.group_size, config.observe.wandb) == ("qwen3b-16", 16, False)
+    assert has(report, "verl.tools.gsm8k_tool.Gsm8kTool", "docs/writing_a_tool.md")
+
+
+def test_a_process_reward_with_rejections(tmp_path: Path) -> None:
+    config, report = loaded("process_reward.yaml", tmp_path)
+    prm, shaping = config.scoring.prm, config.scoring.shaping
+    assert (prm.family, prm.path, prm.dtype) == ("qwen_prm", "Qwen/Qwen2.5-Math-PRM-7B", "bfloat16")
+    assert (prm.device, prm.micro_tokens) == ("auto", 4 * 4096)
+    assert (shaping.outcome_weight, shaping.process_weight, shaping.prm_acc_bonus_weight) == (0.0, 1.0, 0.5)
+    assert (shaping.use_logit_tanh, shaping.tanh_tau, shaping.length_bonus_weight) == (True, 3.0, 0.05)
+    assert shaping.prm_aggregation == "best_of_n"
+    assert [each.name for each in config.algorithm.reward] == ["best_of_n"]
+    truncate, by_token, by_sequence = config.algorithm.correction
+    assert truncate.params == {"level": "sequence", "cap": 2.0}
+    assert by_token.params == pytest.approx({"low": -math.log(2), "high": math.log(2)} | _texts("k1", "token"))
+    assert by_sequence.params == {"by": "k3", "over": "sequence_mean", "high": 0.1}
+    assert config.algorithm.advantage.params == {"normalise_std": False}
+    assert has(report, "trainer.projct_name=typo", "did you mean trainer.project_name?")
+    assert has(report, "reward.reward_kwargs.use_shm=true")
+
+
+def _texts(by: str, over: str) -> dict[str, Any]:
+    return {"by": by, "over": over}
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["algorithm.adv_estimator=rloo"], "algorithm.advantage", {"name": "rloo"}),
+        (["algorithm.adv_estimator=remax"], "algorithm.greedy_sibling", True),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"], "algorithm.loss", "gmpo"),
+        (
+            ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm.rollout_is=token"],
+            "algorithm.loss",
+            "gspo",
+        ),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=sapo"], "algorithm.loss", "sapo"),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov"], "algorithm.loss", "kl_cov"),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv"], "algorithm.loss", "dppo_tv"),
+        (["algorithm.rollout_correction.bypass_mode=true"], "algorithm.proximal", "behaviour"),
+        (["algorithm.rollout_is=token", "algorithm.rollout_is_threshold=0.5_5.0"], "algorithm.correction", "mask"),
+        (["trainer.total_epochs=3"], "learner.epochs", 3),
+        (["~trainer.total_epochs"], "learner.epochs", 30),
+        (["custom_reward_function.path=rewards/mine.py"], "scoring.rule", "rewards.mine.compute_score"),
+        (["data.custom_cls.path=mine.py", "data.custom_cls.name=Quiz"], "data.dataset", "mine.Quiz"),
+        (["+actor_rollout_ref.actor.optim.lr=2e-6"], "learner.lr", 2e-6),
+        (["data.train_files=[a.parquet,b.parquet]"], "data.train", ["a.parquet", "b.parquet"]),
+    ],
+)
+def test_a_key_becomes_ours_and_asyncrl_takes_it(words: list[str], key: str, value: Any) -> None:
+    found = from_words(*words).settings[key]
+    first = found[0] if isinstance(found, list) and isinstance(found[0], dict) else found
+    assert value in (found, first["name"] if isinstance(first, dict) else None)
+    text, _ = translated(None, words, None)
+    assert list(refused(text)) == []
+
+
+def test_a_value_that_asyncrl_does_not_have_is_replaced_and_named() -> None:
+    result = from_words("algorithm.adv_estimator=magic", "actor_rollout_ref.actor.loss_agg_mode=token-mean")
+    assert result.settings["algorithm.advantage"] == {"name": "grpo"}
+    assert has(result.differs, "algorithm.adv_estimator=magic", "it is grpo")
+
+
+def test_a_value_of_a_wrong_kind_is_named_and_the_rest_is_translated() -> None:
+    result = from_words("data.train_batch_size=many", "data.shuffle=false")
+    assert has(result.differs, "data.train_batch_size=many", "is left out")
+    assert result.settings["data.shuffle"] is False
+
+
+def test_minibatches_that_do_not_divide_the_batch_are_told() -> None:
+    result = from_words("data.train_batch_size=10", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+    assert result.settings["learner.minibatches"] == 2
+    assert has(result.differs, "ppo_mini_batch_size=4 does not divide")
+
+
+def test_every_key_that_is_given_is_translated_or_named() -> None:
+    sections = [key for key in BY_KEY if not key.endswith("*") and not BY_KEY[key].defaults]
+    words = [f"{key}=1" for key in sections if not BY_KEY[key].alias_of]
+    report = list(translate(read_verl(None, words, {})).report)
+    assert [key for key in sections if not BY_KEY[key].alias_of and not has(report, f"{key}=1")] == []
+
+
+def test_rows_name_keys_of_ours_that_exist_and_no_key_of_verl_twice() -> None:
+    keys = [key for row in TABLE for key in row.there]
+    assert len(keys) == len(set(keys))
+    settings = from_words("algorithm.adv_estimator=gae").settings
+    assert [key for key in settings if key not in OPTIONS] == []
+
+
+def test_a_script_is_read_with_its_variables_arrays_and_sums() -> None:
+    text = """
+    n=$((2 * (3 + 1)))
+    export NAME=${NAME:-"${HOME}/x"}
+    WORDS=(
+        a.b=$n  # a comment
+        +c.d='[1, 2]'
+    )
+    run "${WORDS[@]}" \\
+        e.f="${NAME}/y" g=1 \\
+        ~h.i $UNSET
+    """
+    assert script_words(text, {"HOME": "/home/me"}) == ["a.b=8", "+c.d=[1, 2]", "e.f=/home/me/x/y", "~h.i"]
+
+
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    for name in ("list.yaml", "missing.yaml"):
+        with pytest.raises(ConfigError, match=name):
+            read_verl(tmp_path / name, [], {})
+    with pytest.raises(ConfigError, match="KEY=VALUE"):
+        read_verl(None, ["word"], {})
+
+
+def test_the_command_writes_the_file_and_prints_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine.yaml"
+    words = ["asyncrl from-verl", str(HERE / "process_reward.yaml"), "trainer.nnodes=2"]
+    monkeypatch.setattr(sys, "argv", [*words, "--out", str(out)])
+    main()
+    report = capsys.readouterr().out
+    assert "trainer.nnodes=2" in report
+    assert f"experiment={out}" in out.read_text()
+    monkeypatch.setattr(sys, "argv", words)
+    main()
+    printed = capsys.readouterr().out
+    assert "# Different here:" in printed
+    assert printed.endswith(out.read_text().partition("\n")[2])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ASYNCRL_VERL_PYTHON" not in os.environ, reason="needs verl")
+def test_verls_own_configuration_has_no_key_that_the_table_does_not_know(tmp_path: Path) -> None:
+    program = "import verl.trainer.config as c, os; print(os.path.dirname(c.__file__))"
+    python = os.environ["ASYNCRL_VERL_PYTHON"]
+    folder = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout.split()[-1]
+    result = translate(read_verl(Path(folder) / "_generated_ppo_trainer.yaml", [], {}))
+    assert result.unknown == ()
