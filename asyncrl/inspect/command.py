@@ -178,7 +178,7 @@ def status(arguments: Namespace) -> int:
 def _views(run: InspectedRun, live: LiveReplay, stored: StoredRun, interval: float) -> Iterator[dict[str, Any]]:
     """The status now, and again after every interval."""
     samples: deque[StatusSample] = deque(maxlen=SAMPLES)
-    progress, steps = RunProgress(run.folder.parent), run.config.learner.steps if run.config else None
+    progress, steps = RunProgress(run.folder.parent), run.config.learner.total_steps if run.config else None
     while True:
         samples.append(sample(stored, live, time.monotonic()))
         before = samples[0] if len(samples) > 1 else None

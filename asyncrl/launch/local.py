@@ -160,7 +160,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
             raise StoppedError("stopped before anything was started")
         placement = place(config, placement.hosts)
         resumed = claim_or_begin_anew(config, run_dir)
-        prepare_data(config)
+        prepare_data(config, stop)
         if is_past_its_steps(config, run_dir):
             return True
         locations.run_identity(config.run, make=True)

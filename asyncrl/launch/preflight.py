@@ -88,7 +88,7 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
             with _collected(problems, stop):
                 _check_template(config, files)
                 for file in files:
-                    check_prompts(config, file)
+                    check_prompts(config, file, stop)
         with _collected(problems, stop):
             _check_truths(config, files)
     if problems:

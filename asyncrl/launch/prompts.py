@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import DataError, RefusedError
+from asyncrl.errors import DataError, RefusedError, StoppedError
 from asyncrl.machine.files import partial_name
 
 if TYPE_CHECKING:
@@ -21,16 +22,17 @@ LONG = 20_000
 """Tasks of which somebody who waits should hear."""
 
 
-def check_prompts(config: TrainConfig, tasks: TaskFile) -> None:
+def check_prompts(config: TrainConfig, tasks: TaskFile, stop: threading.Event | None = None) -> None:
     """Say how many tasks `data.filter_overlong` leaves out; the lengths are in the run's folder then.
 
-    Raises DataError: prompts are too long, and would neither be left out nor be cut; or none is left.
+    Raises DataError: prompts are too long, and would neither be left out nor be cut; or none is left; StoppedError:
+    `stop` was set meanwhile.
     """
     data = config.data
     limit = data.max_prompt_length
     if limit is None or not (data.filter_overlong or data.truncation == "error"):
         return
-    lengths = prompt_lengths(config, tasks)
+    lengths = prompt_lengths(config, tasks, stop)
     if not (too_long := np.flatnonzero(lengths > limit)).size:
         return
     first = tasks.place(int(too_long[0]))
@@ -48,9 +50,9 @@ def check_prompts(config: TrainConfig, tasks: TaskFile) -> None:
     tasks.left(lengths <= limit)
 
 
-def prompt_lengths(config: TrainConfig, tasks: TaskFile) -> NDArray[np.int32]:
+def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event | None = None) -> NDArray[np.int32]:
     """Tokens of each prompt, int32[rows], with the tools of its task as an actor shows them. They are measured once and
-    kept in the run's folder. Raises DataError: the chat template refuses a task."""
+    kept in the run's folder. Raises DataError: the chat template refuses a task; StoppedError: `stop` was set."""
     from asyncrl.actor.chat_checks import open_chat
     from asyncrl.actor.prompt_lengths import prompt_tokens
     from asyncrl.actor.tools.registry import tool_classes
@@ -65,6 +67,8 @@ def prompt_lengths(config: TrainConfig, tasks: TaskFile) -> NDArray[np.int32]:
     functions = {name: tool.schema for name, tool in tool_classes(config.actor.tools).items()}
     lengths = np.zeros(len(tasks), np.int32)
     for row, task in enumerate(tasks):
+        if stop is not None and stop.is_set():
+            raise StoppedError("stopped while prompts were measured; nothing was started")
         try:
             lengths[row] = len(prompt_tokens(chat, task, functions))
         except RefusedError as error:
@@ -77,9 +81,9 @@ def prompt_lengths(config: TrainConfig, tasks: TaskFile) -> NDArray[np.int32]:
     return lengths
 
 
-def prepare_data(config: TrainConfig) -> None:
+def prepare_data(config: TrainConfig, stop: threading.Event | None = None) -> None:
     """Have the tasks of `data.dataset` and the lengths of prompts that the roles need in the run's folder, where it
-    lacks them. Raises ConfigError, DataError."""
+    lacks them. Raises ConfigError, DataError; StoppedError: `stop` was set meanwhile."""
     from asyncrl.data.opening import all_tasks
     from asyncrl.launch.datasets import make_tasks
 
@@ -87,4 +91,4 @@ def prepare_data(config: TrainConfig) -> None:
         if sources:
             make_tasks(config, sources, anew=False)
             if config.data.filter_overlong:
-                prompt_lengths(config, all_tasks(config, sources))
+                prompt_lengths(config, all_tasks(config, sources), stop)

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.data.command import convert
@@ -111,3 +112,30 @@ def test_three_steps_on_gsm8k_with_a_tiny_model(start: Start, tmp_path: Path) ->
     run.finish()
     assert [line["step"] for line in run.steps()] == [0, 1, 2]
     assert (run.dir / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.long
+def test_epochs_of_files_of_several_kinds_without_long_prompts_resume_with_the_same_tasks(
+    start: Start, tmp_path: Path
+) -> None:
+    convert("gsm8k", str(EXCERPT), tmp_path / "a.parquet", "train")
+    rows = pq.read_table(tmp_path / "a.parquet").to_pylist()[:20]
+    again = [{**row, "extra_info": {**row["extra_info"], "split": "again"}} for row in rows]
+    (tmp_path / "b.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in again))
+    words = (
+        *("experiment=gsm8k_calculator", f"model.path={write_model(tmp_path / 'model')}", "model.dtype=float32"),
+        *(
+            f"data.train=[{tmp_path}/a.parquet,{tmp_path}/b.*]",
+            "data.max_prompt_length=433",
+            "data.filter_overlong=true",
+        ),
+        *("learner.batch_size=8", "learner.group_size=4", "learner.steps=null", "replay.shards=2"),
+        *("actor.max_turn_tokens=8", "learner.checkpoint_every=1"),
+    )
+    run = start("train", *words, "learner.epochs=0.1")
+    run.finish()
+    steps = len(run.steps())
+    run = start("train", *words, "learner.epochs=0.2")
+    run.finish()
+    assert 0 < steps < len(run.steps())
+    assert "data.filter_overlong leaves out" in run.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.opening import open_tasks
 from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
-from asyncrl.errors import DataError
+from asyncrl.errors import DataError, StoppedError
 from asyncrl.launch.epochs import count_steps
 from asyncrl.launch.prompts import check_prompts, prepare_data
 from asyncrl.replay.from_config import replay_settings
@@ -65,6 +66,13 @@ def test_tasks_with_long_prompts_are_left_out_and_counted_alike_by_every_role(
     assert config.learner.steps == 3
     config.replay.shards = 2
     assert [task.id for task in replay_settings(config).feed.tasks] == [task.id for task in tasks]
+
+
+def test_a_signal_ends_the_measuring(config: TrainConfig) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError, match="while prompts were measured"):
+        check_prompts(config, TaskFile(config.data.train), stop)
 
 
 def test_if_every_prompt_is_too_long_the_start_is_refused(config: TrainConfig) -> None:
