@@ -47,6 +47,7 @@ class TaskFile(Sequence[Task]):
         self._rows = read_rows(sources, REQUIRED, OPTIONAL)
         self._table = self._rows.table
         self._numbers: Sequence[int] = range(self._table.num_rows)
+        self._name_sources()
         self._check()
         self._indexed = self._has_unique_index()
         self._check_values()
@@ -74,6 +75,23 @@ class TaskFile(Sequence[Task]):
         selected._numbers = [self._numbers[row] for row in np.flatnonzero(kept).tolist()]
         selected._recent = lru_cache(RECENT_TASKS)(selected._read)
         return selected
+
+    def _name_sources(self) -> None:
+        """Data sources as plain texts. pandas writes few different texts as categories, which cannot be searched.
+
+        Raises DataError: a data source is no text or number, or a split is none.
+        """
+        sources = self._table.column("data_source")
+        texts = self._as_texts("data_source", sources)
+        self._table = self._table.set_column(self._table.column_names.index("data_source"), "data_source", texts)
+        if "extra_info" in self._table.column_names and "split" in self._fields("extra_info"):
+            self._as_texts("extra_info.split", pc.struct_field(self._table.column("extra_info"), "split"))
+
+    def _as_texts(self, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        try:
+            return values.cast(pa.large_string() if pa.types.is_large_string(values.type) else pa.string())
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(f"{self._name}: {name} must be text, not {values.type}: {error}") from error
 
     def _check(self) -> None:
         if "ground_truth" not in self._fields("reward_model"):
@@ -109,6 +127,22 @@ class TaskFile(Sequence[Task]):
         except pa.ArrowInvalid as error:
             self._read_all()
             raise DataError(f"{self._name} is damaged: {error}") from error
+        for column in self._table.columns:
+            self._check_times(column)
+
+    def _check_times(self, values: pa.ChunkedArray) -> None:
+        """Times may have no value in Python: those with nanoseconds, of absurd years or in an unknown time zone."""
+        kind = values.type
+        if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+            try:
+                pc.unique(values).to_pylist()
+            except (ValueError, TypeError, LookupError, OverflowError):
+                self._read_all()
+        elif _is_list(kind):
+            self._check_times(pc.list_flatten(values))
+        else:
+            for name in _fields(kind):
+                self._check_times(pc.struct_field(values, name))
 
     def _check_tools(self, tools: pa.ChunkedArray) -> None:
         """Checks each distinct text once, however many rows have it."""

@@ -84,7 +84,11 @@ def find_files(source: str) -> list[Path]:
 
 def _matching(pattern: str) -> list[Path]:
     path = Path(pattern)
-    if not (found := sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))):
+    try:
+        found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    except ValueError as error:
+        raise DataError(f"{pattern} is no pattern: {error}") from error
+    if not found:
         raise DataError(f"{pattern}: there is no such file, and as a pattern it fits none")
     return found
 

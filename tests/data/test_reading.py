@@ -207,6 +207,56 @@ def test_rows_are_sliced_and_end_where_the_file_ends(tmp_path: Path) -> None:
         tasks[5]
 
 
+def test_data_sources_and_splits_may_be_categories_as_pandas_writes_them(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "prompt": [row()["prompt"]] * 3,
+            "data_source": pa.array(["a", "b", "b"]).dictionary_encode(),
+            "reward_model": [{"ground_truth": "4"}] * 3,
+            "extra_info": pa.StructArray.from_arrays(
+                [pa.array([0, 1, 2]), pa.array(["x", "x", "y"]).dictionary_encode()], ["index", "split"]
+            ),
+        }
+    )
+    pq.write_table(table, tmp_path / "tasks.parquet")
+    tasks = TaskFile(tmp_path / "tasks.parquet")
+    assert [task.id for task in tasks] == ["a/x/0", "b/x/1", "b/y/2"]
+    assert list(tasks.by_source()) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("column", "changes"),
+    [
+        ("data_source", {"data_source": ["a"]}),
+        ("extra_info.split", {"extra_info": {"index": 1, "split": ["x"]}}),
+        ("extra_info.split", {"extra_info": {"index": 1, "split": b"\xff"}}),
+    ],
+)
+def test_what_becomes_part_of_an_id_must_be_text(tmp_path: Path, column: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=rf"tasks.parquet: {column} must be text, not (list|binary)"):
+        TaskFile(written(tmp_path, row(**changes)))
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pa.array([0, 2**62], pa.duration("s")),
+        pa.array([0, 2**30], pa.date32()),
+        pa.array([[0], [2**30]], pa.list_(pa.date32())),
+        pa.array([0, 1], pa.timestamp("s", "No/Where")),
+    ],
+)
+def test_times_that_have_no_value_in_python_are_refused_when_the_file_is_opened(
+    tmp_path: Path, times: pa.Array
+) -> None:
+    table = pa.Table.from_pylist([row(), row()])
+    extra = pa.StructArray.from_arrays([pa.array([0, 1]), times], ["index", "when"])
+    path = tmp_path / "tasks.parquet"
+    pq.write_table(table.set_column(table.column_names.index("extra_info"), "extra_info", extra), path)
+    with pytest.raises(DataError, match=r"tasks.parquet: row [01] cannot be sent: .*mend or drop the row"):
+        TaskFile(path)
+
+
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 

@@ -248,3 +248,8 @@ def test_a_data_set_of_the_hub_is_read_from_the_cache(offline: Path) -> None:
 def test_a_name_that_the_hub_cannot_give_is_refused(offline: Path, source: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         find_files(source)
+
+
+def test_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\*\*b is no pattern"):
+        TaskFile(tmp_path / "a**b")
