@@ -26,6 +26,7 @@ PLAIN = {
 KL_FORMS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 RATIOS = {"vanilla": "ppo", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo", "clip_cov": "clip_cov"}
 """Losses with the two clips of ratios."""
+DEFAULT_CLIP = 0.2
 BY_SEQUENCE = ("gspo", "geo_mean")
 """Losses with one ratio a sequence."""
 
@@ -71,6 +72,11 @@ def _clips(source: VerlConfig) -> tuple[float, float]:
 def _loss(source: VerlConfig) -> Iterator[Setting | str]:
     mode, (low, high) = source[f"{POLICY_LOSS}.loss_mode"], _clips(source)
     dual = source[f"{ACTOR}.clip_ratio_c"]
+    if source.says(f"{ACTOR}.clip_ratio") and not source.says(f"{ACTOR}.clip_ratio_low") and low != DEFAULT_CLIP:
+        yield (
+            f"{ACTOR}.clip_ratio={low}: it is taken, as by older releases; verl 0.9 leaves clip_ratio_low and "
+            f"clip_ratio_high at {DEFAULT_CLIP} unless they are given"
+        )
     if source[f"{CORRECTION}.bypass_mode"] and source[f"{CORRECTION}.loss_type"] == "reinforce":
         cap = _bounds(source[f"{CORRECTION}.rollout_is_threshold"])[1]
         level = source[f"{CORRECTION}.rollout_is"] or "token"
@@ -173,7 +179,14 @@ def _correction(source: VerlConfig) -> Iterator[Setting | str]:
             f"{CORRECTION}.rollout_is is null: episodes may be older than the policy that trains on them, so their "
             "weights are truncated at 2 as by default"
         )
-    yield "algorithm.correction", [*weights, *_rejections(source), *_vetoes(source)]
+    dropping = [*_rejections(source), *_vetoes(source)]
+    if dropping and bypass:
+        yield (
+            f"{CORRECTION}.bypass_mode=true: rejections compare the proximal with the behaviour policy, which are one "
+            "here, and are left out; set algorithm.proximal=recompute to have them"
+        )
+        dropping = []
+    yield "algorithm.correction", [*weights, *dropping]
 
 
 def _rejections(source: VerlConfig) -> Iterator[dict[str, Any]]:
@@ -232,7 +245,12 @@ ROWS = (
         "`vanilla` is `ppo`, `geo_mean` is `gmpo`; other names are the same. The clips go with it.",
         _loss,
     ),
-    used(f"{ACTOR}.clip_ratio", "`algorithm.loss`", 0.2, "For a side that `clip_ratio_low` or `_high` does not give."),
+    used(
+        f"{ACTOR}.clip_ratio",
+        "`algorithm.loss`",
+        DEFAULT_CLIP,
+        "For a side that `clip_ratio_low` or `_high` does not give.",
+    ),
     used(f"{ACTOR}.clip_ratio_low", "`algorithm.loss`", None, "`clip_low`; of `dppo_*` it is `delta_low`."),
     used(f"{ACTOR}.clip_ratio_high", "`algorithm.loss`", None, "`clip_high`; of `dppo_*` it is `delta`."),
     used(f"{ACTOR}.clip_ratio_c", "`algorithm.loss`", 3.0, "`dual_clip` of `ppo`."),

@@ -101,10 +101,10 @@ ROWS = (
     same("data.seed", "run.seed", None, "The seed of everything that is random."),
     made(
         "data.custom_cls.path",
-        "`data.dataset`",
+        "`data.dataset`, `data.dataset_params`",
         None,
-        "The class by its dotted path: `NAME` in `a/b.py` is `a.b.NAME`. Further keys of its configuration go into "
-        "`data.dataset_params`.",
+        "The class by its dotted path: `NAME` in `a/b.py` is `a.b.NAME`. Keys of `data` that verl "
+        "does not have are its parameters.",
         _own_class,
     ),
     used("data.custom_cls.name", "`data.dataset`", None, "Its name."),

@@ -19,7 +19,6 @@ def page(text: str) -> str:
 
 
 def _line(row: Row) -> str:
-    # Of keys in one section the first has its whole name.
     names = [f"`{key}`" for key in row.there]
     here = re.sub(r"^([a-z_.]+)$", r"`\1`", row.here)
     return f"| {', '.join(names)} | {here or 'none'} | {row.sentence} |".replace("  ", " ")

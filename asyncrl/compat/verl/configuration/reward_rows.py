@@ -116,7 +116,8 @@ def _function(source: VerlConfig) -> Iterator[Setting | str]:
     yield "scoring.rule", rule
     if place := found_from(path):
         yield f"{FUNCTION}.path={path}: {place}"
-    if params := source.below(f"{FUNCTION}.reward_kwargs"):
+    params = source.below(f"{FUNCTION}.reward_kwargs") | source.below("custom_reward_function.reward_kwargs")
+    if params:
         yield (
             f"{FUNCTION}.reward_kwargs={params}: only rules of a data source have parameters; use scoring.rules.SOURCE="
             f"[{{name: {rule}, params: {{...}}}}]"

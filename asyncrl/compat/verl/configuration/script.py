@@ -69,9 +69,4 @@ def _value(node: ast.expr, variables: Mapping[str, str]) -> int:
             return int(variables.get(name, ""))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
             return OPERATORS[type(op)](_value(left, variables), _value(right, variables))
-    raise ValueError(match_error(node))
-
-
-def match_error(node: ast.expr) -> str:
-    """What a sum holds that is not known."""
-    return f"{ast.unparse(node)}: a sum may hold whole numbers, names and + - * / %"
+    raise ValueError(f"{ast.unparse(node)}: a sum may hold whole numbers, names and + - * / %")

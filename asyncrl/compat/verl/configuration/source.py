@@ -28,8 +28,9 @@ class VerlConfig:
         self.remarks: list[str] = []
         self._defaults = defaults
         self.values = dict(self._leaves(config, ""))
-        # Whether a value can be read was said above: it may refer to a default.
-        self.given = [key for key, _ in _names(given, "") if key in self.values]
+        written = OmegaConf.to_container(given, resolve=False)
+        assert isinstance(written, dict)
+        self.given = [key for key in _names(written, "") if key in self.values]
 
     def __getitem__(self, key: str) -> Any:
         """The value, or verl's default where it is null."""
@@ -104,15 +105,10 @@ def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def _names(node: DictConfig, prefix: str) -> Iterator[tuple[str, None]]:
-    raw = OmegaConf.to_container(node, resolve=False)
-    assert isinstance(raw, dict)
-    yield from _raw_names(raw, prefix)
-
-
-def _raw_names(node: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, None]]:
+def _names(node: Mapping[Any, Any], prefix: str) -> Iterator[str]:
+    """The keys that a configuration gives, without sections."""
     for name, value in node.items():
         if isinstance(value, Mapping) and value:
-            yield from _raw_names(value, f"{prefix}{name}.")
+            yield from _names(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", None
+            yield f"{prefix}{name}"

@@ -64,14 +64,24 @@ def translate(given: DictConfig) -> Translated:
             else:
                 settings[made[0]] = made[1]
     without, off = _without(source)
+    if "data.dataset" in settings:
+        # A class of the user's own gets the whole section.
+        settings["data.dataset_params"] = {
+            key.removeprefix("data."): source[key] for key in source.given if _is_own(key)
+        }
     unknown = [
         f"{key}={as_yaml(source[key])}: verl 0.9 has no such key{did_you_mean(key, list(BY_KEY))}"
         for key in source.given
-        if row_of(key) is None and not key.endswith(CLASS)
+        if row_of(key) is None and not key.endswith(CLASS) and not ("data.dataset" in settings and _is_own(key))
     ]
     order = {key: number for number, key in enumerate(OPTIONS)}
     ordered = dict(sorted(settings.items(), key=lambda each: order.get(each[0], len(order))))
     return Translated(ordered, tuple(differs), tuple(without), tuple(unknown), tuple(off))
+
+
+def _is_own(key: str) -> bool:
+    """Whether the key is in verl's section of data, and not one of verl's."""
+    return key.startswith("data.") and key.count(".") == 1 and row_of(key) is None
 
 
 def _made(row: Row, source: VerlConfig) -> Iterator[Setting | str]:

@@ -174,6 +174,42 @@ def test_a_value_of_a_wrong_kind_is_named_and_the_rest_is_translated() -> None:
     assert result.settings["data.shuffle"] is False
 
 
+def test_keys_of_a_dataset_class_of_ones_own_are_its_parameters() -> None:
+    result = from_words("data.custom_cls.path=/lib/mine.py", "data.custom_cls.name=Quiz", "+data.level=3")
+    assert result.settings["data.dataset"] == "mine.Quiz"
+    assert result.settings["data.dataset_params"] == {"level": 3}
+    assert result.unknown == ()
+    assert has(result.differs, "data.custom_cls.path=/lib/mine.py", "start asyncrl in /lib")
+    assert has(from_words("+data.level=3").unknown, "data.level=3")
+
+
+def test_rejections_that_would_do_nothing_without_a_proximal_policy_are_named() -> None:
+    correction = "algorithm.rollout_correction"
+    words = [
+        f"{correction}.bypass_mode=true",
+        f"{correction}.rollout_rs=seq_max_k2",
+        f"{correction}.rollout_rs_threshold=3",
+    ]
+    result = from_words(*words)
+    assert (result.settings["algorithm.proximal"], result.settings["algorithm.correction"]) == ("behaviour", [])
+    assert has(result.differs, "bypass_mode=true", "algorithm.proximal=recompute")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "advantage"),
+    [("grpo", "process_grpo"), ("gae", "gae"), ("reinforce_plus_plus", "reinforce_pp"), ("rloo", "rloo")],
+)
+def test_raw_scores_of_steps_train_by_an_advantage_that_reads_them_or_are_named(estimator: str, advantage: str) -> None:
+    words = [f"algorithm.adv_estimator={estimator}", "reward_model.reward_manager=skywork_prm"]
+    words += ["reward_model.prm_model_path=a/b", "reward_model.prm_aggregation=raw", "actor_rollout_ref.rollout.n=4"]
+    result = from_words(*words)
+    assert result.settings["algorithm.advantage"]["name"] == advantage
+    assert result.settings["scoring.shaping.prm_aggregation"] == "per_step"
+    reads = result.settings.get("algorithm.advantage.params.step_weight") == 1.0 or advantage == "process_grpo"
+    assert reads != has(result.differs, "choose an advantage that reads steps")
+    assert list(refused(translated(None, words, None)[0])) == []
+
+
 def test_minibatches_that_do_not_divide_the_batch_are_told() -> None:
     result = from_words("data.train_batch_size=10", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
     assert result.settings["learner.minibatches"] == 2
