@@ -102,13 +102,14 @@ class ReplayService:
                     "whose file `identity` holds the id"
                 )
         before, now = tx.get("meta", "pinned", dict[str, int]), self._settings.pinned()
-        if before is None:
-            tx.put("meta", "pinned", now)
-        elif before != now:
-            changed = ", ".join(
-                f"{name} was {before.get(name)} and is {now[name]}" for name in now if before.get(name) != now[name]
-            )
-            raise StoreError(f"this store belongs to a run with another configuration: {changed}; set it back")
+        # A store that an earlier version of asyncrl began lacks the values that came later.
+        changed = {name: value for name, value in (before or {}).items() if value != now.get(name, value)}
+        if changed:
+            lines = ", ".join(f"{name} was {value} and is {now[name]}" for name, value in changed.items())
+            rows = any(name.startswith(("tasks", "held_out")) for name in changed)
+            hint = "; have the data files as they were: tasks are known by their place" if rows else "; set it back"
+            raise StoreError(f"this store belongs to a run with another configuration or other data: {lines}{hint}")
+        tx.put("meta", "pinned", now)
 
     def tick(self, tx: Transaction) -> None:
         """What time alone changes: leases that end, the learner's waiting, and readers that died or stay."""

@@ -1,0 +1,41 @@
+"""A store goes on only with the tasks that it began with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.errors import StoreError
+from asyncrl.replay.feed import Feed
+from asyncrl.replay.settings import ReplaySettings
+from tests.helpers import make_task
+from tests.replay.support import Core, make_settings
+
+
+def having(place: str, first: int, count: int) -> ReplaySettings:
+    """Settings with the same tasks in another order."""
+    tasks = [make_task(row) for row in reversed(range(first, first + count))]
+    return make_settings(**{place: Feed(tasks, seed=0, shuffle=True) if place == "feed" else tasks})
+
+
+@pytest.mark.parametrize(("place", "first", "count"), [("feed", 0, 5), ("held_out", 100, 3)])
+def test_a_run_does_not_go_on_with_as_many_tasks_in_another_order(
+    tmp_path: Path, place: str, first: int, count: int
+) -> None:
+    """Stored groups name rows. Files of a folder that were renamed give these rows other tasks."""
+    Core(tmp_path, make_settings()).store.close()
+    with pytest.raises(StoreError, match=r"checksum was \d+ and is \d+; have the data files as they were"):
+        Core(tmp_path, having(place, first, count))
+
+
+def test_a_store_of_a_version_that_kept_no_checksums_goes_on_and_has_them_then(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings())
+    with core.store.transaction() as tx:
+        now = tx.get("meta", "pinned", dict[str, int])
+        assert now is not None
+        tx.put("meta", "pinned", {name: value for name, value in now.items() if "checksum" not in name})
+    core.restart()
+    with core.store.transaction() as tx:
+        assert tx.get("meta", "pinned", dict[str, int]) == now
+    core.store.close()
