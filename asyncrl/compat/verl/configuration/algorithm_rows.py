@@ -319,7 +319,10 @@ ROWS = (
         _groups,
     ),
     used(
-        "algorithm.filter_groups.metric", "`scoring.shaping.overlong_*`", None, "`acc`: without the length's penalty."
+        "algorithm.filter_groups.metric",
+        "`scoring.shaping.overlong_max_length`",
+        None,
+        "`acc`: without the length's penalty.",
     ),
     none(
         "algorithm.filter_groups",

@@ -157,7 +157,7 @@ ROWS = (
     ),
     used(
         f"{BUFFER}.enable",
-        "`scoring.shaping.overlong_*`",
+        "`scoring.shaping.overlong_max_length`",
         False,
         "With `filter_groups.metric=acc` it is `overlong` of `algorithm.reward`, which comes after the filter.",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from asyncrl.compat.verl.configuration.source import read_verl
 from asyncrl.compat.verl.configuration.table import BY_KEY, TABLE
 from asyncrl.compat.verl.configuration.translation import Translated, translate
 from asyncrl.config.compose import read
-from asyncrl.config.keys import OPTIONS
+from asyncrl.config.keys import OPTIONS, option_of
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 
@@ -226,6 +227,8 @@ def test_every_key_that_is_given_is_translated_or_named() -> None:
 def test_rows_name_keys_of_ours_that_exist_and_no_key_of_verl_twice() -> None:
     keys = [key for row in TABLE for key in row.there]
     assert len(keys) == len(set(keys))
+    named = [key for row in TABLE if not row.alias_of for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", row.here)]
+    assert [key for key in named if not option_of(key) and not any(each.startswith(key) for each in OPTIONS)] == []
     settings = from_words("algorithm.adv_estimator=gae").settings
     assert [key for key in settings if key not in OPTIONS] == []
 
