@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
@@ -27,14 +28,20 @@ def open_tasks(config: TrainConfig, sources: Sequence[str]) -> TaskFile:
     tasks, data = all_tasks(config, sources), config.data
     if data.max_prompt_length is None or not data.filter_overlong:
         return tasks
-    path = lengths_file(config, tasks)
+    return tasks.left(read_lengths(lengths_file(config, tasks), len(tasks)) <= data.max_prompt_length)
+
+
+def read_lengths(path: Path, rows: int) -> NDArray[np.int32]:
+    """The lengths int32[rows] that a start wrote. Raises DataError: it wrote none, or the file is damaged."""
     try:
-        lengths = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        lengths: NDArray[np.int32] = np.load(path, allow_pickle=False)
+        if lengths.shape != (rows,):
+            raise ValueError(f"{path} has lengths {lengths.shape} of {rows} prompts")
+    except (OSError, EOFError, ValueError) as error:
         raise DataError(
             f"data.filter_overlong=true: the lengths of prompts cannot be read: {error}; `asyncrl train` measures them"
         ) from error
-    return tasks.left(lengths <= data.max_prompt_length)
+    return lengths
 
 
 def all_tasks(config: TrainConfig, sources: Sequence[str]) -> TaskFile:

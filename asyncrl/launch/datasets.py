@@ -42,13 +42,15 @@ def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -
     try:
         dataset = _opened(config, sources)
         # A class need not end a loop over itself, so that its length does.
-        tasks = [_task(row, dataset[row]) for row in range(len(dataset))]
+        tasks = [_read(dataset, row) for row in range(len(dataset))]
+        if not tasks:
+            raise DataError(f"data.dataset={config.data.dataset} has no rows of {', '.join(sources)}")
         write_tasks(path, tasks)
     except (ConfigError, DataError):
         raise
     except pa.ArrowException as error:
         raise DataError(f"data.dataset={config.data.dataset}: its rows cannot become one table: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"data.dataset={config.data.dataset} failed: {reason_of(error)}") from error
     log.info("data.dataset=%s made %d tasks of %s", config.data.dataset, len(tasks), ", ".join(sources))
 
@@ -79,6 +81,16 @@ def _opened(config: TrainConfig, sources: Sequence[str]) -> Any:
         **data.dataset_params,
     }
     return cls(data_files=files, tokenizer=open_tokenizer(config.model), config=OmegaConf.create(given), processor=None)
+
+
+def _read(dataset: Any, row: int) -> Task:
+    """Raises DataError, which names the row."""
+    try:
+        return _task(row, dataset[row])
+    except DataError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise DataError(f"data.dataset={type(dataset).__qualname__} failed: row {row}: {reason_of(error)}") from error
 
 
 def _task(row: int, values: Mapping[str, Any]) -> Task:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import DataError, RefusedError, StoppedError
-from asyncrl.machine.files import partial_name
+from asyncrl.machine.files import partial_name, sync
 
 if TYPE_CHECKING:
     from asyncrl.data.reading import TaskFile
@@ -56,11 +56,14 @@ def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event |
     from asyncrl.actor.chat_checks import open_chat
     from asyncrl.actor.prompt_lengths import prompt_tokens
     from asyncrl.actor.tools.registry import tool_classes
-    from asyncrl.data.opening import lengths_file
+    from asyncrl.data.opening import lengths_file, read_lengths
 
     path = lengths_file(config, tasks)
     if path.exists():
-        return np.load(path, allow_pickle=False)  # type: ignore[no-any-return]
+        try:
+            return read_lengths(path, len(tasks))
+        except DataError as error:
+            log.warning("prompts are measured anew: %s", error)
     if len(tasks) >= LONG:
         log.info("measuring %d prompts, which takes about a minute for each 100,000", len(tasks))
     chat = open_chat(config)
@@ -77,6 +80,7 @@ def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event |
     partial = partial_name(path)
     with partial.open("wb") as file:
         np.save(file, lengths, allow_pickle=False)
+    sync(partial)
     partial.rename(path)
     return lengths
 

@@ -89,7 +89,7 @@ class Rows:
         return 1
 
     def __getitem__(self, row: int) -> Any:
-        if isinstance(self.row, Exception):
+        if isinstance(self.row, BaseException):
             raise self.row
         return self.row
 
@@ -100,7 +100,9 @@ GOOD = {"prompt": [{"role": "user", "content": "?"}], "data_source": "s", "rewar
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (ValueError("no such row"), r"data\.dataset=.*Rows failed: .*no such row"),
+        (ValueError("no such row"), r"data\.dataset=.*Rows failed: row 0: .*no such row"),
+        (SystemExit(4), r"Rows failed: row 0: SystemExit"),
+        ({**GOOD, "extra_info": "x"}, r"Rows failed: row 0: "),
         ({**GOOD, "prompt": "What?"}, "row 0 has no messages under raw_prompt or prompt"),
         ({**GOOD, "reward_model": {}}, "row 0 has no data_source, or no reward_model with a ground_truth"),
         ({**GOOD, "data_source": None}, "row 0 has no data_source"),
@@ -113,6 +115,13 @@ def test_a_row_that_cannot_be_used_is_refused(
     monkeypatch.setattr(Rows, "row", row)
     config.data.dataset = f"{__name__}.Rows"
     with pytest.raises(AsyncrlError, match=message):
+        make_tasks(config, config.data.train)
+
+
+def test_a_class_without_rows_is_refused_by_its_name(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rows, "__len__", lambda self: 0)
+    config.data.dataset = f"{__name__}.Rows"
+    with pytest.raises(AsyncrlError, match=r"data\.dataset=.*Rows has no rows of "):
         make_tasks(config, config.data.train)
 
 

@@ -89,6 +89,19 @@ def test_lengths_are_those_of_the_prompts_that_an_actor_begins_with(config: Trai
     assert np.load(file).tolist() == [len(chat.prompt(task.messages, [])) for task in tasks]
 
 
+@pytest.mark.parametrize("size", [0, 20, 140])
+def test_lengths_of_which_a_crash_left_a_part_are_measured_anew(config: TrainConfig, size: int) -> None:
+    config.data.filter_overlong = True
+    prepare_data(config)
+    (file,) = (Path(config.run.dir) / "run" / "prompt_lengths").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:size])
+    with pytest.raises(DataError, match="`asyncrl train` measures them"):
+        open_tasks(config, config.data.train)
+    prepare_data(config)
+    assert file.read_bytes() == whole
+
+
 def test_the_tools_of_a_task_count_as_an_actor_shows_them(config: TrainConfig) -> None:
     chat, offered = open_chat(config), {"name": "add", "parameters": {"type": "object"}}
     own = {"type": "function", "function": {**offered, "name": "subtract"}}
