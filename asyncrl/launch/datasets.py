@@ -23,7 +23,7 @@ from asyncrl.data.opening import made_file
 from asyncrl.data.tables import find_files
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError, DataError
-from asyncrl.launch.run_folder import is_begun
+from asyncrl.launch.run_folder import has_store
 from asyncrl.text import reason_of
 from asyncrl.types import Task
 
@@ -32,12 +32,15 @@ log = logging.getLogger("asyncrl.train")
 
 def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -> None:
     """Have the tasks in the run's folder that the class makes of `sources`, if there is one. `anew`: also where they
-    are there, since the class may have changed; but a run that has begun keeps its tasks.
+    are there, since the class may have changed; but a run with a store keeps its tasks, which its episodes name.
 
     Raises ConfigError: the class cannot be used; DataError: one of its rows cannot.
     """
-    path = made_file(config, sources)
-    if config.data.dataset is None or (path.exists() and (not anew or is_begun(locations.run_dir(config.run)))):
+    path, run_dir = made_file(config, sources), locations.run_dir(config.run)
+    if config.data.dataset is None or (path.exists() and not anew):
+        return
+    if path.exists() and has_store(run_dir):
+        log.info("%s keeps the tasks that data.dataset made before; another run.name makes them anew", run_dir)
         return
     try:
         dataset = _opened(config, sources)

@@ -15,6 +15,11 @@ from asyncrl.replay.stored import StoredRun, shard_paths
 _STORE, _CHECKPOINTS, _METRICS = "replay", "checkpoints", "metrics"
 
 
+def has_store(run_dir: Path) -> bool:
+    """Whether the run has a store or a checkpoint, from before or after its first step."""
+    return any((run_dir / _CHECKPOINTS).glob("*")) or any((run_dir / _STORE).rglob("data.mdb"))
+
+
 def is_begun(run_dir: Path) -> bool:
     """Whether the run has a checkpoint or a recorded plan of a step, or a process serves its replay at the moment.
 

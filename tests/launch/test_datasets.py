@@ -16,6 +16,7 @@ from asyncrl.errors import AsyncrlError, DataError
 from asyncrl.launch.datasets import make_tasks
 from asyncrl.launch.prompts import prepare_data
 from asyncrl.replay.from_config import replay_settings
+from asyncrl.replay.store import Store
 from asyncrl.types import Task
 from tests.actor.fakes import CHATML, make_tokenizer
 
@@ -75,6 +76,17 @@ def test_a_run_that_has_begun_keeps_its_tasks_and_another_one_makes_them_anew(co
     file.write_text(file.read_text().replace("Smallest", "Third"))
     make_tasks(config, config.data.train)
     assert open_tasks(config, config.data.train)[1].messages[1]["content"] == "Smallest planet?"
+
+
+def test_a_run_that_was_killed_before_its_first_step_keeps_the_tasks_that_its_episodes_name(
+    config: TrainConfig,
+) -> None:
+    make_tasks(config, config.data.train)
+    Store(Path(config.run.dir) / "run" / "replay", 1 << 20, durable=False).close()
+    file = Path(config.data.train[0])
+    file.write_text(file.read_text().replace("Largest", "Smallest"))
+    make_tasks(config, config.data.train)
+    assert open_tasks(config, config.data.train)[1].messages[1]["content"] == "Largest planet?"
 
 
 class Rows:

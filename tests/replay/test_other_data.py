@@ -24,9 +24,19 @@ def test_a_run_does_not_go_on_with_as_many_tasks_in_another_order(
     tmp_path: Path, place: str, first: int, count: int
 ) -> None:
     """Stored groups name rows. Files of a folder that were renamed give these rows other tasks."""
-    Core(tmp_path, make_settings()).store.close()
+    core = Core(tmp_path, make_settings())
+    assert core.tickets(1)
+    core.store.close()
     with pytest.raises(StoreError, match=r"checksum was \d+ and is \d+; have the data files as they were"):
         Core(tmp_path, having(place, first, count))
+
+
+def test_while_nothing_was_run_the_tasks_may_be_mended(tmp_path: Path) -> None:
+    Core(tmp_path, make_settings()).store.close()
+    core = Core(tmp_path, having("feed", 0, 5))
+    assert core.tickets(1)
+    core.restart()
+    core.store.close()
 
 
 def test_a_store_of_a_version_that_kept_no_checksums_goes_on_and_has_them_then(tmp_path: Path) -> None:
