@@ -27,7 +27,6 @@ from asyncrl.weights.manifest import MAX_CHUNK_BYTES, Manifest
 from asyncrl.weights.server import WeightServer
 
 PATIENCE_S = 1.0
-"""How long a push waits for an engine that asked to join a moment ago, and is between two requests."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,8 @@ logger = logging.getLogger(__name__)
 class Broadcaster:
     """Calls engines through `server` and broadcasts to them from `device`; they find this learner at `host`.
 
-    `make_group` makes the group of each call.
+    `make_group` makes the group of each call. A push waits at most `patience_s` for an engine that is between two
+    requests.
     """
 
     def __init__(
@@ -45,8 +45,10 @@ class Broadcaster:
         device: torch.device,
         timeout_s: float,
         make_group: Callable[..., WeightGroup] = WeightGroup,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._server = server
+        self._patience_s = patience_s
         self._host = host
         self._device = device
         self._timeout_s = timeout_s
@@ -91,7 +93,7 @@ class Broadcaster:
             logger.warning("no broadcast: an earlier one still hangs, engines take the version by zmq")
             return
         backend = BACKENDS[self._device.type]
-        members = self._server.call(backend, lambda members: self._call(manifest, plan, members), PATIENCE_S)
+        members = self._server.call(backend, lambda members: self._call(manifest, plan, members), self._patience_s)
         if not members:
             self._drop()
         elif self._group is None:

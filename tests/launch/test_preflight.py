@@ -111,7 +111,7 @@ def test_an_option_may_not_ask_for_more_than_the_machine_has():
     with pytest.raises(ConfigError) as refused:
         check_devices(config, gpus=2)
     assert [line.split(":")[0] for line in str(refused.value).splitlines()] == [
-        *("learner.interface=no-such0", "cluster.learner_ranks", "engine.server.tp_size", "scoring.prm.device"),
+        *("learner.interface=no-such0", "cluster.learner_ranks", "engine.server.count", "scoring.prm.device"),
         "engine.python=no-such",
     ]
     config.cluster.gpus, config.learner.interface = 8, None

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from asyncrl.config.changes import values_of
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import DataConfig, TrainConfig
 from asyncrl.errors import AsyncrlError, WireError
 from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
@@ -30,7 +30,7 @@ VALID: list[ReplayRequest] = [
     protocol.RenewLease("w"),
     protocol.PutLabels(*WHO),
     protocol.FailScoring(*WHO, "nobody", "x"),
-    protocol.Configure(values_of(TrainConfig()), 1),
+    protocol.Configure(values_of(TrainConfig(data=DataConfig(["tasks.parquet"]))), 1),
     protocol.GetPlan(10**6, ahead=False),
     protocol.Fetch("data", ["nobody", "no one"]),
     protocol.Published(0),

@@ -49,7 +49,8 @@ class Learner:
 
     def __init__(self, context, timeout_s=20.0, make_group=WeightGroup):
         self.publisher = WeightServer("127.0.0.1", 0, context, broadcasts=Broadcasts("gloo", ""))
-        self.broadcaster = Broadcaster(self.publisher, "127.0.0.1", CPU, timeout_s, make_group)
+        # On a busy machine an engine may be between two requests for seconds.
+        self.broadcaster = Broadcaster(self.publisher, "127.0.0.1", CPU, timeout_s, make_group, patience_s=20.0)
         self.push = Publisher(EXPECTED, self.publisher, self.broadcaster)
 
     async def publish(self, version, tensors=None):
