@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import json
 from bisect import bisect_left, bisect_right
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -192,7 +193,7 @@ def has_lines(path: Path) -> bool:
         return False
     try:
         with path.open("rb") as file:
-            return path.suffix == ".jsonl" or not file.read(HEAD_BYTES).lstrip().startswith(b"[")
+            return path.suffix == ".jsonl" or not _text(file.read(HEAD_BYTES)).lstrip().startswith(b"[")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
@@ -202,12 +203,14 @@ def _batches(path: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     number, rows = 0, []
     try:
         if not has_lines(path):
-            yield 0, msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
+            yield 0, msgspec.json.decode(_text(path.read_bytes()), type=list[dict[str, Any]])
             return
         decoder = msgspec.json.Decoder(dict[str, Any])
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                rows.append(decoder.decode(line))
+                if not line.strip():
+                    raise DataError(f"{path}: line {number} is empty; delete it, so that every line is a row")
+                rows.append(decoder.decode(line if number > 1 else _text(line)))
                 if len(rows) == ROWS_AT_ONCE:
                     yield number - len(rows) + 1, rows
                     rows = []
@@ -218,6 +221,11 @@ def _batches(path: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         raise DataError(f"{where}: {error}; write one object a line") from error
     if rows:
         yield number - len(rows) + 1, rows
+
+
+def _text(content: bytes) -> bytes:
+    """Without the mark that some programs on Windows write before UTF-8."""
+    return content.removeprefix(BOM_UTF8)
 
 
 def _table_of(unit: str, first: int, rows: list[dict[str, Any]]) -> pa.Table:

@@ -133,7 +133,7 @@ def test_a_bad_row_is_named_by_its_file_and_line(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('{"prompt": 1}\nno json\n', "x.json.*: line 2 is no JSON object"),
-        ('{"prompt": 1}\n\n{"prompt": 1}\n', "x.json.*: line 2 is no JSON object"),
+        ('{"prompt": 1}\n\n{"prompt": 1}\n', "x.json.*: line 2 is empty"),
         ("3\n", "x.json.*: line 1 is no JSON object"),
         ('{"x": NaN}\n', "x.json.*: line 1 is no JSON object"),
         ('{"x": 1}\n{"x": 2}\n{"x": "3"}\n', "x.json.*: line 3 does not go with those before"),
@@ -253,3 +253,18 @@ def test_a_name_that_the_hub_cannot_give_is_refused(offline: Path, source: str, 
 def test_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\*\*b is no pattern"):
         TaskFile(tmp_path / "a**b")
+
+
+ROW = b'{"prompt": [{"role": "user", "content": "?"}], "data_source": "s", "reward_model": {"ground_truth": "4"}}'
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.jsonl", ROW), ("a.json", ROW), ("a.json", b"[" + ROW + b"]")])
+def test_the_mark_that_windows_writes_before_json_is_no_part_of_it(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
+    assert TaskFile(tmp_path / name)[0].ground_truth == "4"
+
+
+def test_an_empty_line_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(ROW + b"\n \n")
+    with pytest.raises(DataError, match=r"a\.jsonl: line 2 is empty; delete it"):
+        TaskFile(tmp_path / "a.jsonl")
