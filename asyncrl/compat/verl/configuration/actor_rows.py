@@ -18,7 +18,7 @@ STEPS = "trainer.total_training_steps"
 ESTIMATOR = "algorithm.adv_estimator"
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
 ATTENTION = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
-SERVERS_OWN = "Layers, memory and kernels of the learner are its own matter: docs/training.md."
+SERVERS_OWN = "The learner has its own settings of layers, memory and kernels (docs/training.md)."
 
 
 def _path(key: str, here: str, default: str) -> Row:
@@ -136,14 +136,14 @@ ROWS = (
         f"{MODEL}.trust_remote_code",
         "`model.trust_remote_code`",
         False,
-        "Of the tokenizer too.",
+        "For the tokenizer too.",
         _remote_code,
     ),
     made(
         f"{MODEL}.enable_gradient_checkpointing",
         "`model.activations`",
         True,
-        "True leaves it to asyncrl, which keeps what fits; false keeps all.",
+        "True leaves our default, which keeps as many activations as fit; false keeps all of them.",
         _recompute,
     ),
     Row(
@@ -155,7 +155,7 @@ ROWS = (
     none(
         MODEL,
         "lora_rank lora_alpha target_modules exclude_modules lora_adapter_path lora.*",
-        "All weights are trained.",
+        "There is no LoRA: all weights are trained.",
     ),
     none(
         MODEL,
@@ -167,14 +167,15 @@ ROWS = (
         MODEL,
         "use_remove_padding use_shm use_liger use_fused_kernels fused_kernel_options.* enable_activation_offload "
         "tiled_mlp.* mtp.*",
-        "Sequences are always packed without padding; the rest is the learner's own matter (docs/training.md).",
+        "Sequences are always packed without padding. The learner has its own settings for the rest "
+        "(docs/training.md).",
     ),
     used(f"{ACTOR}.ppo_mini_batch_size", "`learner.minibatches`", 256, "Together with `train_batch_size`."),
     made(
         f"{ACTOR}.ppo_micro_batch_size_per_gpu",
         "`learner.micro_tokens`",
         None,
-        "So many sequences of the greatest length, in tokens. With `use_dynamic_bsz`, `ppo_max_token_len_per_gpu`.",
+        "The tokens of so many sequences of the greatest length; with `use_dynamic_bsz`, `ppo_max_token_len_per_gpu`.",
         _micro_tokens,
     ),
     used(f"{ACTOR}.use_dynamic_bsz", "`learner.micro_tokens`", False, "Batches are always bounded in tokens."),
@@ -184,7 +185,8 @@ ROWS = (
         f"{ACTOR}.ppo_epochs",
         "",
         1,
-        "A step passes once over its batch; `replay.sampler.max_times_sampled` lets later batches have it again.",
+        "A step passes once over its batch. `replay.sampler.max_times_sampled` lets later batches use its groups "
+        "again.",
         _epochs,
     ),
     same(f"{OPTIM}.lr", "learner.lr", 1e-6),
@@ -202,9 +204,9 @@ ROWS = (
         f"{OPTIM}.lr_warmup_steps_ratio",
         "`learner.warmup_steps`",
         0.0,
-        "A share of `total_training_steps`; without these it is left out, and named.",
+        "A share of `total_training_steps`. If these are not given, the report says what to set.",
     ),
-    used(f"{OPTIM}.total_training_steps", "`learner.warmup_steps`", -1, "For the warm-up's share."),
+    used(f"{OPTIM}.total_training_steps", "`learner.warmup_steps`", -1, "The number of steps for the two keys above."),
     made(
         f"{OPTIM}.lr_scheduler_type",
         "`learner.schedule`, `learner.lr_floor`",
@@ -212,7 +214,7 @@ ROWS = (
         "The floor is `min_lr_ratio`; a constant rate has none.",
         _schedule,
     ),
-    used(f"{OPTIM}.warmup_style", "`learner.schedule`", None, "An older name of the schedule."),
+    used(f"{OPTIM}.warmup_style", "`learner.schedule`", None, "An older name of `lr_scheduler_type`."),
     used(f"{OPTIM}.min_lr_ratio", "`learner.lr_floor`", 0.0, "With a cosine or linear schedule."),
     none(
         OPTIM,
@@ -220,12 +222,18 @@ ROWS = (
         "The optimizer has no other settings; gradients are clipped at `actor.grad_clip`.",
     ),
     same(f"{ACTOR}.grad_clip", "learner.max_grad_norm", 1.0),
-    made(f"{FSDP}.dtype", "`model.dtype`", "bfloat16", "Weights and moments are float32 as in verl.", _dtype),
+    made(
+        f"{FSDP}.dtype",
+        "`model.dtype`",
+        "bfloat16",
+        "The dtype of forward and backward passes. Weights and moments are float32, as in verl.",
+        _dtype,
+    ),
     same(f"{FSDP}.optimizer_offload", "learner.optimizer_on_host", False),
     made(f"{FSDP}.reshard_after_forward", "`learner.reshard`", True, "False is 0.", _reshard),
     same(f"{FSDP}.full_determinism", "learner.deterministic", False),
-    used(f"{FSDP}.use_torch_compile", "`model.compile`", True, "False if one of both is."),
-    made(f"{ACTOR}.use_torch_compile", "`model.compile`", True, "True leaves it to asyncrl.", _compile),
+    used(f"{FSDP}.use_torch_compile", "`model.compile`", True, "False if either key of verl is false."),
+    made(f"{ACTOR}.use_torch_compile", "`model.compile`", True, "True leaves our default.", _compile),
     none(
         FSDP,
         "param_offload offload_policy fsdp_size forward_prefetch model_dtype use_orig_params seed wrap_policy.* "
@@ -258,7 +266,7 @@ ROWS = (
         "The reference is the first policy, in passes of `learner.micro_tokens`.",
     ),
     _path("critic.model.path", "critic.path", "~/models/deepseek-llm-7b-chat"),
-    made("critic.optim.lr", "`critic.lr`", 1e-5, "With `adv_estimator=gae`.", _critic),
+    made("critic.optim.lr", "`critic.lr`", 1e-5, "Only with `adv_estimator=gae`.", _critic),
     made(
         "critic.cliprange_value",
         "`algorithm.value`",

@@ -230,32 +230,31 @@ ROWS = (
         "`algorithm.advantage`",
         "gae",
         "The advantage of the same method. `gae` has a critic and whitens; `remax` sets `algorithm.greedy_sibling`. "
-        "One that asyncrl does not have becomes `grpo`, and is named.",
+        "One that asyncrl does not have becomes `grpo`, and the report says so.",
         _advantage,
     ),
-    used(
-        "algorithm.gamma", "`algorithm.advantage`", 1.0, "A parameter of `gae`, `reinforce_pp` and the token baseline."
-    ),
+    used("algorithm.gamma", "`algorithm.advantage`", 1.0, "Of `gae`, `reinforce_pp` and `optimal_token_baseline`."),
     used("algorithm.lam", "`algorithm.advantage`", 1.0, "A parameter of `gae`."),
     used("algorithm.norm_adv_by_std_in_grpo", "`algorithm.advantage`", True, "`normalise_std` of `grpo`."),
     made(
         f"{POLICY_LOSS}.loss_mode",
         "`algorithm.loss`",
         "vanilla",
-        "`vanilla` is `ppo`, `geo_mean` is `gmpo`; other names are the same. The clips go with it.",
+        "`vanilla` is `ppo`, `geo_mean` is `gmpo`; other names are the same. A loss that asyncrl does not have becomes "
+        "`ppo`, and the report says so.",
         _loss,
     ),
     used(
         f"{ACTOR}.clip_ratio",
         "`algorithm.loss`",
         DEFAULT_CLIP,
-        "For a side that `clip_ratio_low` or `_high` does not give.",
+        "For the side whose `clip_ratio_low` or `clip_ratio_high` is not given.",
     ),
     used(f"{ACTOR}.clip_ratio_low", "`algorithm.loss`", None, "`clip_low`; of `dppo_*` it is `delta_low`."),
     used(f"{ACTOR}.clip_ratio_high", "`algorithm.loss`", None, "`clip_high`; of `dppo_*` it is `delta`."),
     used(f"{ACTOR}.clip_ratio_c", "`algorithm.loss`", 3.0, "`dual_clip` of `ppo`."),
-    used(f"{ACTOR}.tau_pos", "`algorithm.loss`", 1.0, "Of `sapo`."),
-    used(f"{ACTOR}.tau_neg", "`algorithm.loss`", 1.05, "Of `sapo`."),
+    used(f"{ACTOR}.tau_pos", "`algorithm.loss`", 1.0, "`tau_pos` of `sapo`."),
+    used(f"{ACTOR}.tau_neg", "`algorithm.loss`", 1.05, "`tau_neg` of `sapo`."),
     used(f"{POLICY_LOSS}.clip_cov_ratio", "`algorithm.loss`", 0.0002, "`share` of `clip_cov`."),
     used(f"{POLICY_LOSS}.clip_cov_lb", "`algorithm.loss`", 1.0, "`cov_low` of `clip_cov`."),
     used(f"{POLICY_LOSS}.clip_cov_ub", "`algorithm.loss`", 5.0, "`cov_high` of `clip_cov`."),
@@ -279,32 +278,38 @@ ROWS = (
     ),
     used(f"{ACTOR}.kl_loss_coef", "`algorithm.kl`", 0.001, "`weight`."),
     used(
-        f"{ACTOR}.kl_loss_type", "`algorithm.kl`", "low_var_kl", "The part's name; `full` becomes `k3`, and is named."
+        f"{ACTOR}.kl_loss_type",
+        "`algorithm.kl`",
+        "low_var_kl",
+        "The form of the KL in the loss; `full` becomes `k3`, and the report says so.",
     ),
     used(
         "algorithm.use_kl_in_reward",
         "`algorithm.kl`",
         False,
-        "`place: reward`; with a KL in the loss too, that counts.",
+        "`place: reward`. If there is a KL in the loss too, only that one stays.",
     ),
     used("algorithm.kl_penalty", "`algorithm.kl`", "kl", "The form of the KL in the reward."),
     used(f"{KL_CONTROL}.type", "`algorithm.kl`", "fixed", "`adaptive` sets `target` and `horizon`."),
     used(f"{KL_CONTROL}.kl_coef", "`algorithm.kl`", 0.001, "`weight` of the KL in the reward."),
-    used(f"{KL_CONTROL}.horizon", "`algorithm.kl`", 10000, "With `adaptive`."),
-    used(f"{KL_CONTROL}.target_kl", "`algorithm.kl`", 0.1, "With `adaptive`."),
+    used(f"{KL_CONTROL}.horizon", "`algorithm.kl`", 10000, "`horizon`, only with `adaptive`."),
+    used(f"{KL_CONTROL}.target_kl", "`algorithm.kl`", 0.1, "`target`, only with `adaptive`."),
     made(
         f"{CORRECTION}.rollout_is",
         "`algorithm.correction`",
         None,
-        "`truncate` at the level, or `mask` for two bounds. null is `truncate` by token at 2, since data is not always "
-        "of the newest policy.",
+        "`truncate` at the level that it names, or `mask` if there are two bounds. null becomes `truncate` at 2, since "
+        "data is not always of the newest policy.",
         _correction,
     ),
     used(f"{CORRECTION}.rollout_is_threshold", "`algorithm.correction`", 2.0, "`cap`, or `low` and `high`."),
     used(f"{CORRECTION}.rollout_is_batch_normalize", "`algorithm.correction`", False, "Adds `normalise`."),
     used(f"{CORRECTION}.rollout_rs", "`algorithm.correction`", None, "One `reject` for each name."),
     used(
-        f"{CORRECTION}.rollout_rs_threshold", "`algorithm.correction`", None, "`high`, with k1 the logarithms of both."
+        f"{CORRECTION}.rollout_rs_threshold",
+        "`algorithm.correction`",
+        None,
+        "`high`; for k1 the logarithms of both bounds.",
     ),
     used(f"{CORRECTION}.rollout_token_veto_threshold", "`algorithm.correction`", None, "Adds `veto`."),
     used(f"{CORRECTION}.bypass_mode", "`algorithm.proximal`", False, "`behaviour`, without a correction."),
@@ -322,7 +327,7 @@ ROWS = (
         "algorithm.filter_groups.metric",
         "`scoring.shaping.overlong_max_length`",
         None,
-        "`acc`: without the length's penalty.",
+        "With `acc`, groups are compared without the penalty on long responses.",
     ),
     none(
         "algorithm.filter_groups",
@@ -330,5 +335,5 @@ ROWS = (
         "The replay asks for other groups until the batch is full.",
     ),
     none("algorithm", "use_pf_ppo pf_ppo.*", "`replay.sampler.kind=prioritised` prefers groups by their rewards."),
-    none(POLICY_LOSS, "rollout_correction.*", "`algorithm.rollout_correction` counts."),
+    none(POLICY_LOSS, "rollout_correction.*", "Only `algorithm.rollout_correction` is read."),
 )

@@ -84,13 +84,13 @@ ROWS = (
         _batch,
     ),
     made(GENERATED, "`replay.oversample`", None, "As a multiple of `train_batch_size`.", _oversample),
-    used(PROMPT, "`data.max_prompt_length`, `actor.max_tokens`", 512, "The same."),
+    used(PROMPT, "`data.max_prompt_length`, `actor.max_tokens`", 512, "The same limit of the prompt."),
     made(
         RESPONSE,
         "`actor.max_tokens`, `actor.max_turn_tokens`, `engine.max_length`",
         512,
-        "The sequence may have the tokens of prompt and response together, and one turn those of the response. "
-        "Tokens of tools count in both.",
+        "A sequence may have as many tokens as prompt and response together, and one turn as many as the response. "
+        "What tools answer counts in the sequence, as in verl.",
         _lengths,
     ),
     same("data.truncation", "data.truncation", "error"),
@@ -98,17 +98,17 @@ ROWS = (
     _column("data.prompt_key", "prompt"),
     _column("data.reward_fn_key", "data_source"),
     same("data.shuffle", "data.shuffle", True),
-    same("data.seed", "run.seed", None, "The seed of everything that is random."),
+    same("data.seed", "run.seed", None, "It seeds the whole run."),
     made(
         "data.custom_cls.path",
         "`data.dataset`, `data.dataset_params`",
         None,
-        "The class by its dotted path: `NAME` in `a/b.py` is `a.b.NAME`. Keys of `data` that verl "
-        "does not have are its parameters.",
+        "The class by its dotted path: `NAME` in `a/b.py` is `a.b.NAME`. The class also gets the keys of `data` that "
+        "verl itself does not have.",
         _own_class,
     ),
-    used("data.custom_cls.name", "`data.dataset`", None, "Its name."),
-    used("data.trust_remote_code", "`model.trust_remote_code`", False, "True if one of both is."),
+    used("data.custom_cls.name", "`data.dataset`", None, "The name of the class."),
+    used("data.trust_remote_code", "`model.trust_remote_code`", False, "True if either key of verl is true."),
     same("data.apply_chat_template_kwargs", "actor.template_kwargs", {}),
     none(
         "data",
@@ -120,8 +120,8 @@ ROWS = (
         "tokenizer use_shm val_batch_size return_raw_input_ids return_raw_chat return_full_prompt "
         "dataloader_num_workers filter_overlong_prompts_workers validation_shuffle return_multi_modal_inputs "
         "tool_config_path function_tool_path",
-        "Nothing is collated or loaded ahead: the replay hands out one task at a time, and the model's own tokenizer "
-        "and the tools of `actor.tools` serve it.",
+        "The replay hands out one task at a time, so nothing is collated or loaded ahead. The tokenizer is that of "
+        "`model.path`, and tools are named by `actor.tools`.",
     ),
     none(
         "data",

@@ -1,27 +1,62 @@
-"""`python -m asyncrl.compat.verl.configuration.page docs/verl.md` writes the table of keys on that page anew."""
+"""`python -m asyncrl.compat.verl.configuration.page docs/verl.md` writes the lists of verl's keys on that page anew.
+
+They are: a table of the keys that have a counterpart, a list of the keys that have none, and a table of older names.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from asyncrl.compat.verl.configuration.rows import Row
 from asyncrl.compat.verl.configuration.table import TABLE
 
 PLACE = re.compile(r"(<!-- keys of verl -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def page(text: str) -> str:
-    """The page `text` with its table written anew."""
-    lines = ["| of verl | here | what becomes of it |", "| --- | --- | --- |", *map(_line, TABLE)]
-    return PLACE.sub(lambda place: place[1] + "\n".join(lines) + "\n" + place[2], text)
+    """The page `text` with its lists written anew."""
+    lines = "".join(f"{line}\n" for line in (*_with_counterpart(), "", *_without_counterpart(), "", *_older_names()))
+    return PLACE.sub(lambda place: place[1] + lines + place[2], text)
 
 
-def _line(row: Row) -> str:
-    names = [f"`{key}`" for key in row.there]
-    here = re.sub(r"^([a-z_.]+)$", r"`\1`", row.here)
-    return f"| {', '.join(names)} | {here or 'none'} | {row.sentence} |".replace("  ", " ")
+def _with_counterpart() -> Iterator[str]:
+    yield "### Keys with a counterpart"
+    yield from ("| key of verl | key here | what becomes of it |", "| --- | --- | --- |")
+    for row in TABLE:
+        if row.here and not row.alias_of:
+            here = re.sub(r"^([a-z_.]+)$", r"`\1`", row.here)
+            yield f"| {_quoted(row.there)} | {here} | {row.sentence} |"
+
+
+def _without_counterpart() -> Iterator[str]:
+    yield "### Keys without a counterpart"
+    yield "They set nothing in the experiment file."
+    yield "`data` (`tokenizer`, `use_shm`) stands for `data.tokenizer` and `data.use_shm`."
+    yield ""
+    yield from (f"* {_by_section(row.there)}: {row.sentence}" for row in TABLE if not row.here)
+
+
+def _older_names() -> Iterator[str]:
+    yield "### Older names"
+    yield "A configuration may use the names of older releases of verl."
+    yield ""
+    yield from ("| newer name | older names |", "| --- | --- |")
+    for new in dict.fromkeys(row.alias_of for row in TABLE if row.alias_of):
+        yield f"| `{new}` | {_quoted([row.there[0] for row in TABLE if row.alias_of == new])} |"
+
+
+def _by_section(keys: Sequence[str]) -> str:
+    """The keys. More than two of one section stand in brackets behind its name, since their whole names are long."""
+    section = min((key.rpartition(".")[0] for key in keys), key=len)
+    if len(keys) < 3 or not all(section and key.startswith(f"{section}.") for key in keys):
+        return _quoted(keys)
+    return f"`{section}` ({_quoted([key.removeprefix(f'{section}.') for key in keys])})"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 if __name__ == "__main__":

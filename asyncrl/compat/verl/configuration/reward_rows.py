@@ -133,7 +133,9 @@ def _outcome_model(source: VerlConfig) -> Iterator[Setting | str]:
 
 def _prm_rows() -> Iterator[Row]:
     for name, default in SHAPING.items():
-        sentence = "The same." if name != "max_resp_len" else "The same; it is the limit of the buffer too."
+        sentence = (
+            "The same." if name != "max_resp_len" else "The same; the penalty on long responses counts from it too."
+        )
         yield used(f"{KWARGS}.{name}", f"`scoring.shaping.{name}`", default, sentence)
 
 
@@ -145,14 +147,15 @@ ROWS = (
         "The function by its dotted path. Without one, `openai/gsm8k` has the rule `gsm8k`, all others `exact_number`.",
         _function,
     ),
-    used(f"{FUNCTION}.name", "`scoring.rule`", "compute_score", "Its name."),
+    used(f"{FUNCTION}.name", "`scoring.rule`", "compute_score", "The name of the function."),
     Row((f"{FUNCTION}.reward_kwargs.*",), "", "Only rules of `scoring.rules` take parameters; the report shows how."),
     made(
         MANAGER,
         "`scoring.*`",
         "naive",
-        "`naive` is the rule itself, `dapo` has the buffer, `prime` sets `scoring.rule_processes`; `qwen_prm` and "
-        "`skywork_prm` are process reward models, whose scores are the whole reward. `batch` is named with its way.",
+        "`naive` and `dapo` need no key of their own, `prime` sets `scoring.rule_processes`; `qwen_prm` and "
+        "`skywork_prm` are process reward models, whose scores are the whole reward. For `batch` the report says "
+        "what to set.",
         _manager,
     ),
     used(
@@ -162,21 +165,21 @@ ROWS = (
         "With `filter_groups.metric=acc` it is `overlong` of `algorithm.reward`, which comes after the filter.",
     ),
     used(f"{BUFFER}.len", "`scoring.shaping.overlong_buffer`", 512, "Tokens before the limit."),
-    used(f"{BUFFER}.penalty_factor", "`scoring.shaping.overlong_penalty`", 1.0, "The whole penalty."),
+    used(f"{BUFFER}.penalty_factor", "`scoring.shaping.overlong_penalty`", 1.0, "The largest penalty."),
     none(BUFFER, "log", "Every score and penalty is recorded with its episode."),
-    used(f"{KWARGS}.prm_model_path", "`scoring.prm.path`", None, "With a manager of process rewards."),
+    used(f"{KWARGS}.prm_model_path", "`scoring.prm.path`", None, "Only with `qwen_prm` and `skywork_prm`."),
     used(
         f"{KWARGS}.prm_aggregation",
         "`scoring.shaping.prm_aggregation`",
         "mean_response",
-        "`best_of_n` adds this part to `algorithm.reward`; `raw` is `per_step`, with the advantage `process_grpo` for "
-        "`grpo`, and `step_weight=1` for `gae`.",
+        "`best_of_n` also goes into `algorithm.reward`. `raw` becomes `per_step`, with the advantage `process_grpo` in "
+        "place of `grpo`, and `step_weight=1` for `gae` and `reinforce_plus_plus`.",
     ),
     used(
         f"{KWARGS}.prm_micro_batch_size",
         "`scoring.prm.micro_tokens`",
         8,
-        "So many sequences of the greatest length, in tokens.",
+        "The tokens of so many sequences of the greatest length.",
     ),
     used(f"{KWARGS}.dtype", "`scoring.prm.dtype`", "bfloat16", "The same."),
     used(f"{KWARGS}.device_map", "`scoring.prm.device`", "auto", "`cpu` and `cuda` stay; all else is `auto`."),
@@ -189,7 +192,7 @@ ROWS = (
         "A model that scores whole episodes, as a sequence classifier.",
         _outcome_model,
     ),
-    used(f"{MODEL}.model_path", "`scoring.outcome_model.path`", None, "Its folder or name."),
+    used(f"{MODEL}.model_path", "`scoring.outcome_model.path`", None, "The model's folder or its name on the hub."),
     none(MODEL, "enable_resource_pool n_gpus_per_node nnodes rollout.*", "Scorers run where `cluster.*` puts them."),
     none(
         "reward",

@@ -129,13 +129,13 @@ ROWS = (
         "`sglang` and `vllm` become SGLang servers that the run starts, `hf` the embedded engine.",
         _engine,
     ),
-    used(MEMBERS, "`learner.group_size`", 1, "Members of a group."),
+    used(MEMBERS, "`learner.group_size`", 1, "The number of members of a group."),
     same(f"{ROLLOUT}.temperature", "actor.temperature", 1.0),
     made(
         f"{ROLLOUT}.top_p",
         "",
         1,
-        "Training samples from the whole distribution, because log-probs of a cut one do not fit the learner's.",
+        "Training samples from the whole distribution, for which the learner computes log-probs.",
         _whole_distribution,
     ),
     used(f"{ROLLOUT}.top_k", "", -1, "As `top_p`."),
@@ -156,7 +156,7 @@ ROWS = (
     none(
         ROLLOUT,
         "prompt_length response_length",
-        "`data.max_prompt_length` and `data.max_response_length` count.",
+        "`data.max_prompt_length` and `data.max_response_length` set the limits.",
     ),
     none(ROLLOUT, "calculate_log_probs logprobs_mode", "The sampler's log-probs are always recorded."),
     made(
@@ -166,14 +166,16 @@ ROWS = (
         "Without it an episode has one turn and no tools.",
         _turns,
     ),
-    used(f"{TURNS}.max_assistant_turns", "`actor.max_turns`", None, f"null is {UNBOUNDED_TURNS}."),
-    used(f"{TURNS}.max_user_turns", "`actor.max_turns`", None, "Where the key before is null."),
-    used(f"{TURNS}.max_turns", "`actor.max_turns`", None, "An older name."),
+    used(
+        f"{TURNS}.max_assistant_turns", "`actor.max_turns`", None, f"{UNBOUNDED_TURNS} if no number of turns is given."
+    ),
+    used(f"{TURNS}.max_user_turns", "`actor.max_turns`", None, "Used if the two other numbers of turns are null."),
+    used(f"{TURNS}.max_turns", "`actor.max_turns`", None, "An older name of `max_assistant_turns`."),
     used(
         f"{TURNS}.tool_config_path",
         "`actor.tools`",
         None,
-        "The file is read. verl's sandbox is `python`; other classes are named, as they must be written anew.",
+        "verl's sandbox tool becomes `python`. The report names the other tools, which you write as tools of asyncrl.",
     ),
     used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "Both count characters."),
     used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "Formats with another name become `auto`."),
@@ -194,7 +196,7 @@ ROWS = (
         "One attempt is greedy, several are sampled at `actor.temperature`.",
         _validation,
     ),
-    used(f"{VALIDATION}.do_sample", "`learner.eval_attempts`", False, "See there."),
+    used(f"{VALIDATION}.do_sample", "`learner.eval_attempts`", False, "A single attempt is always greedy."),
     used(f"{VALIDATION}.temperature", "`actor.temperature`", 0, "Evaluation has no temperature of its own."),
     used(f"{VALIDATION}.top_p", "", 1.0, "Evaluation samples from the whole distribution."),
     used(f"{VALIDATION}.top_k", "", -1, "As `top_p`."),
@@ -205,9 +207,13 @@ ROWS = (
         "enable_prefix_caching scheduling_policy load_format layered_summon disable_log_stats dtype quantization "
         "quantization_config_file engine_kwargs.* skip_tokenizer_init mtp mtp.* qat qat.* disaggregation.* seed "
         "full_determinism",
-        "A matter of the servers: `engine.server.arguments` takes SGLang's own options.",
+        "Settings of the servers themselves: `engine.server.arguments` takes SGLang's own options.",
     ),
-    none(ROLLOUT, "n_gpus_per_node nnodes", "asyncrl divides the GPUs between servers and learner; `cluster.pools`."),
+    none(
+        ROLLOUT,
+        "n_gpus_per_node nnodes",
+        "asyncrl divides the GPUs between servers and learner; `cluster.pools` divides them otherwise.",
+    ),
     none(
         ROLLOUT,
         "mode do_sample ignore_eos over_sample_rate",
