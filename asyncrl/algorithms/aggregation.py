@@ -95,8 +95,8 @@ class PromptMean(Aggregation):
     """Every group, that is every prompt, weighs the same, and so does every token within a group.
 
     Formula: mean over groups of (sum of the group's tokens / their number)
-    Use: between token-mean and seq-mean-token-mean: a prompt with long answers does not outweigh the others, and a
-    token of a long answer counts as one of a short answer to the same prompt
+    Use: between token-mean and seq-mean-token-mean: a prompt with long answers does not outweigh the others, and all
+    tokens of the answers to one prompt weigh the same
     Source: The Art of Scaling Reinforcement Learning Compute for LLMs, 2025 (prompt-level averaging); loss_aggregation
     of the library prime-rl
     Caveat: a group that is split over minibatches counts as one group in each of them.

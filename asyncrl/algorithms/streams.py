@@ -1,9 +1,10 @@
-"""Weight streams: the weight with which each loss trains each token. The losses of all streams are added.
+"""Weight streams: several losses that train at once, each with a weight for each sequence. Their sum is the loss.
 
-The policy's loss is the stream rl; without it in the list, rl weighs every token 1. The others, such as ce and ref_kl,
-train policy tokens by themselves, also those that corrections drop. Each stream is divided by a number of its own over
-the global batch, so that none grows smaller because another has the rest of the tokens. Source: the streams rl, ce and
-ref_kl of the library prime-rl, 2026, whose weights differ token by token; here they differ sequence by sequence.
+The policy's loss is the stream rl; if the list does not name it, rl has weight 1 on every token. The other streams,
+such as ce and ref_kl, have losses of their own and train all policy tokens, also those that corrections drop. Each
+stream is divided by a number of its own over the global batch, so that a stream on few of the tokens is not made
+smaller by the others. Source: the streams rl, ce and ref_kl of the library prime-rl, 2026, whose weights differ token
+by token; here they differ sequence by sequence.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from asyncrl.errors import ConfigError, InvariantError
 
 
 class Stream(Part):
-    """Base of the streams. by_weight: divided by the sum of its weights, instead of the number of its tokens."""
+    """Base of the streams. `by_weight`: divided by the sum of its weights, else by the number of tokens with a weight."""
 
     kind = "stream"
     by_weight: ClassVar[bool] = False
@@ -90,7 +91,7 @@ class Ce(LossStream):
     Formula: -log pi_theta times weight score, divided by the share of policy tokens with a weight
     Use: with score=outcome, fine-tuning on the episodes that succeeded; with a score of yours, on demonstrations
     Source: the stream ce of the library prime-rl, 2026
-    Caveat: it trains policy tokens only; in prime-rl also tool results may have a weight.
+    Caveat: it trains policy tokens only; in prime-rl, tool results may have a weight too.
     """
 
     name = "ce"
@@ -104,7 +105,7 @@ class RefKl(LossStream):
 
     Formula: -sg(log pi_ref - log pi_theta) min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta also at
     the cap, 0 where pi_theta - mu < -delta; times weight score, divided by the share of policy tokens with a weight
-    Use: with a stronger model of the same vocabulary as reference, its student learns from its own episodes
+    Use: with a stronger model of the same vocabulary as reference, from which the policy learns on its own episodes
     Source: the stream ref_kl of the library prime-rl, 2026; On-Policy Distillation of Language Models: Learning from
     Self-Generated Mistakes, 2023
     Caveat: it estimates the KL from the policy to the reference, so it needs a reference. No correction applies to it.

@@ -1,1 +1,1 @@
-"""Task files: reading verl's Parquet layout, converting published data sets."""
+"""The tasks of a run: read from files in verl's layout; and published data sets made into such files."""

@@ -1,4 +1,4 @@
-"""`asyncrl data SET`: task files from published data sets, which lie on this machine."""
+"""`asyncrl data SET`: task files from published data sets that are on this machine."""
 
 from __future__ import annotations
 

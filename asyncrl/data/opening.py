@@ -1,7 +1,7 @@
 """The tasks of a run: those of its files, or those that `data.dataset` made, without those whose prompts are too long.
 
-A start makes such tasks and measures prompts once, and writes both into the run's folder. Every role that needs the
-tasks reads them there, so that all roles, and a run that resumes, have the same tasks in the same order.
+A start has `data.dataset` make its tasks once, measures prompts once, and writes both into the run's folder. Every role
+that needs the tasks reads them there, so that all roles and a resumed run have the same tasks in the same order.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def read_lengths(path: Path, rows: int) -> NDArray[np.int32]:
 
 
 def all_tasks(config: TrainConfig, sources: Sequence[str]) -> TaskFile:
-    """The same with the tasks whose prompts are too long. Raises DataError: they cannot be used, or no start has made
-    them with `data.dataset`."""
+    """The tasks of `sources`, with those whose prompts are too long. Raises DataError: they cannot be used, or no start
+    has made them with `data.dataset`."""
     if config.data.dataset is None:
         return TaskFile(sources)
     path = made_file(config, sources)
@@ -63,8 +63,8 @@ def made_file(config: TrainConfig, sources: Sequence[str]) -> Path:
 
 
 def lengths_file(config: TrainConfig, tasks: TaskFile) -> Path:
-    """The file in the run's folder with the length of each prompt, int32[rows]. What decides on the lengths decides on
-    its name: the files with their sizes, the model, the tools and how its template shows them."""
+    """The file in the run's folder with the length of each prompt, int32[rows]. Its name depends on all that the
+    lengths depend on: the files with their sizes, the model, the tools and how the chat template shows them."""
     actor = config.actor
     files = [(str(each.path), each.rows, each.path.stat().st_size) for each in tasks.files]
     made_from = [files, config.model.path, actor.tools, actor.template_kwargs, actor.tool_call_format]

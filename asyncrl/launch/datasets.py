@@ -31,8 +31,9 @@ log = logging.getLogger("asyncrl.train")
 
 
 def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -> None:
-    """Have the tasks in the run's folder that the class makes of `sources`, if there is one. `anew`: also where they
-    are there, since the class may have changed; but a run with a store keeps its tasks, which its episodes name.
+    """Write the tasks that the class makes of `sources` into the run's folder; do nothing if no class is named. Tasks
+    that are there already stay, unless `anew` is true, since the class may have changed. A run with a store always
+    keeps its tasks, which its episodes name.
 
     Raises ConfigError: the class cannot be used; DataError: one of its rows cannot.
     """

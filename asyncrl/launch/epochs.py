@@ -1,4 +1,4 @@
-"""`learner.epochs`: how many learner steps a run needs to go so often through all of its training tasks."""
+"""`learner.epochs`: how many learner steps a run needs to go that many times through all of its training tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("asyncrl.train")
 
 
 def count_steps(config: TrainConfig) -> None:
-    """Set `learner.steps` where the configuration leaves it open; a number of epochs becomes one of steps for good.
+    """Set `learner.steps` if it is null: to what `learner.epochs` needs, which becomes null, or to the default.
 
     A resumed run counts the same, since it keeps everything that is counted here. Raises DataError: the training tasks
     cannot be read.

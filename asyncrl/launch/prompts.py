@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncrl.train")
 
 LONG = 20_000
-"""Tasks of which somebody who waits should hear."""
+"""From so many tasks on, the log says how long the measuring takes."""
 
 
 def check_prompts(config: TrainConfig, tasks: TaskFile, stop: threading.Event | None = None) -> None:
-    """Say how many tasks `data.filter_overlong` leaves out; the lengths are in the run's folder then.
+    """Measure the prompts if the configuration needs it, and log how many tasks `data.filter_overlong` leaves out.
 
-    Raises DataError: prompts are too long, and would neither be left out nor be cut; or none is left; StoppedError:
+    Raises DataError: a prompt is too long and may neither be left out nor be cut, or no task is left; StoppedError:
     `stop` was set meanwhile.
     """
     data = config.data
@@ -86,8 +86,8 @@ def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event |
 
 
 def prepare_data(config: TrainConfig, stop: threading.Event | None = None) -> None:
-    """Have the tasks of `data.dataset` and the lengths of prompts that the roles need in the run's folder, where it
-    lacks them. Raises ConfigError, DataError; StoppedError: `stop` was set meanwhile."""
+    """Make the tasks of `data.dataset` and measure the prompts that `data.filter_overlong` needs, unless the run's
+    folder has them already. Raises ConfigError, DataError; StoppedError: `stop` was set meanwhile."""
     from asyncrl.data.opening import all_tasks
     from asyncrl.launch.datasets import make_tasks
 

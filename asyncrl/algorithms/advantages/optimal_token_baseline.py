@@ -11,17 +11,18 @@ EPSILON = 1e-8
 
 
 class OptimalTokenBaseline(TokenAdvantage):
-    """The return of each token minus the mean return of the group's members at that token, in which a member weighs as
-    much as its gradient has grown until there.
+    """The return of each token minus a baseline: the mean return of the group's members at the same token. A member
+    weighs as much as the squared norms of its gradients (by the logits) from its start to there.
 
     Formula: G_t = r_t + gamma G_{t+1}; E_t = sum_{j<=t} (1 - 2 pi_j + sum_v pi_j(v)^2) min(w_j, cap)^2, without the
     ratio where cap=null; A_t = G_t - sum_i(G_t E_t) / (sum_i E_t + 1e-8) over the members i that have a token t
-    Use: long episodes of different lengths, where the mean of the group leaves gradients of a high variance
+    Use: long episodes of different lengths, where the group's mean as a baseline leaves gradients of high variance
     Source: The Optimal Token Baseline: Variance Reduction for Long-Horizon LLM-RL, 2026; with multi_turn=true as
     tir_optimal_token_baseline of verl, with false as its optimal_token_baseline
-    Caveat: it needs the proximal policy's whole distributions, from a forward pass before the update. verl means by the
-    tail only the longest member's end; here it is every t that one member alone has, which is the same unless
-    multi_turn=false meets tool tokens. The sums take 24 bytes a token of each group's longest member on every rank.
+    Caveat: it needs the proximal policy's whole distributions, from a forward pass before the update. zero_tail leaves
+    out the baseline at every t that only one member has, in verl only at the end of the longest member; the two differ
+    only for tool tokens with multi_turn=false. The sums take 24 bytes a token of each group's longest member on every
+    rank.
     """
 
     name = "optimal_token_baseline"
@@ -29,7 +30,7 @@ class OptimalTokenBaseline(TokenAdvantage):
     needs_collisions = True
 
     multi_turn: bool = param(
-        True, "t counts policy tokens; false: t is the position behind the prompt, tool tokens included"
+        True, "t counts policy tokens; false: t counts all tokens behind the prompt, tool results included"
     )
     zero_tail: bool = param(True, "no baseline where no other member of the group has a token t")
     cap: float | None = param(None, "cap of the ratio w for old data; null: no ratio", "(0, inf]")

@@ -1,4 +1,5 @@
-"""verl's batch type and what goes with it, under verl's names. docs/verl.md says what carries over."""
+"""verl's batch type and reward managers under verl's names, for programs that were written for verl; and our
+trajectories in verl's layout. docs/verl.md says what differs."""
 
 from asyncrl.compat.verl.loading import VerlManager, load_reward_manager
 from asyncrl.compat.verl.names import provide_verl

@@ -16,9 +16,9 @@ from asyncrl.scoring.rules.verl import as_config
 def load_reward_manager(
     name: str, tokenizer: Any, num_examine: int, compute_score: ComputeScore | str | None = None, **params: Any
 ) -> Callable[..., Any]:
-    """The reward manager of a name, or of the dotted path of a class of yours, which gets whole batches: all members of
-    every group that the batch has. `compute_score` may be a dotted path too; mappings in `params` have their entries as
-    attributes. Files that import verl find our classes (`provide_verl`).
+    """Makes a reward manager: one of MANAGERS by its `name`, or a class of yours by its dotted path. `compute_score`
+    may be a dotted path too. Mappings in `params` reach the class as objects whose entries are attributes. Files that
+    import verl find our classes (`provide_verl`).
 
     Raises ConfigError: there is no such class or function.
     """
@@ -34,7 +34,8 @@ def load_reward_manager(
 
 class VerlManager:
     """The reward manager `name` as the rule of a run: it gets a DataProto with every operation, and may import verl.
-    `examine` rows are logged at every call; the other parameters are those of `load_reward_manager`."""
+    `examine` is the manager's `num_examine`, where the rule sets it; the other parameters are those of
+    `load_reward_manager`."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ METRICS = "metrics"
 
 
 def united(ours: Mapping[str, T], theirs: Mapping[str, T], part: str, same: Callable[[T, T], bool]) -> dict[str, T]:
-    """The entries of both. Raises DataProtoError: one that both have differs."""
+    """The entries of both. Raises DataProtoError: an entry that both have differs; `part` names it in the message."""
     for name in ours.keys() & theirs.keys():
         if not same(ours[name], theirs[name]):
             raise DataProtoError(f"{part}[{name!r}] differs in the two batches")
@@ -38,7 +38,7 @@ def equal(left: Any, right: Any) -> bool:
 
 
 def transposed(rows: Sequence[Mapping[str, T]], what: str) -> dict[str, list[T]]:
-    """The values of each name in all mappings. Raises DataProtoError: their names differ, and `what` they are."""
+    """For each name its values in all mappings. Raises DataProtoError: the names of their `what` differ."""
     if not rows:
         return {}
     for row in rows:
@@ -50,7 +50,7 @@ def transposed(rows: Sequence[Mapping[str, T]], what: str) -> dict[str, list[T]]
 
 
 def merged_meta_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The entries of all. The metrics of all become lists by name.
+    """The entries of all `infos`. Metrics become lists: for each name its values in all of them.
 
     Raises DataProtoError: another entry differs, or the names of metrics do.
     """

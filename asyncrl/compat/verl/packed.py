@@ -1,4 +1,4 @@
-"""Batches in verl's layout as episodes and packed tokens, which our algorithms take, and their numbers back."""
+"""From a batch in verl's layout to the packed tokens and episodes that our algorithms take, and from tokens back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ NAMES = {
 
 
 def to_tokens(data: DataProto) -> Tokens:
-    """The N tokens of a batch, row by row and without padding. Rows of one trajectory are one sequence; they must stand
-    together. Numbers [B, R] that the batch has are 0 on the prompts' tokens. Without `versions` all are version 0.
+    """The N tokens of a batch, row by row and without padding. Rows of one trajectory are one sequence, and must follow
+    one another. Numbers [B, R] of the batch are 0 on the prompts' tokens. Without `versions`, sampled tokens have
+    version 0.
 
     Raises DataProtoError: a field is missing, or the rows of a trajectory are apart.
     """
@@ -85,8 +86,8 @@ def to_episodes(data: DataProto, version: int | None = None) -> Episodes:
 
 
 def add_tokens(data: DataProto, tokens: Tokens, names: Sequence[str] = tuple(NAMES)) -> DataProto:
-    """Adds those numbers of `tokens`, which `to_tokens` made of the batch, that are there: in place, float32[B, R],
-    under verl's `names`, and 0 on padding."""
+    """Adds numbers of `tokens`, which `to_tokens` made of the batch, to the batch, in place: float32[B, R] under verl's
+    `names`, 0 on padding. Numbers that `tokens` does not have are left out."""
     attended = data.batch["attention_mask"].bool()
     size = data.batch["prompts"].shape[1]
     for name in names:

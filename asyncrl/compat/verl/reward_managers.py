@@ -44,8 +44,8 @@ class NaiveRewardManager(RewardManager):
 
 class BatchRewardManager(RewardManager):
     """Calls `compute_score` once with lists, `data_sources`, `solution_strs`, `ground_truths` and `extra_infos`, and
-    with the manager's further parameters. It may so compare the members of a group. The batch gets the rewards as
-    `acc`."""
+    with the manager's further parameters. So `compute_score` can compare the members of a group. The batch gets the
+    rewards as `acc`."""
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ class RewardManager(AbstractRewardManager):
         return _returned(rewards, _lists([extra for _, extra in results]), return_dict)
 
     def keep(self, data: Any, rewards: Tensor) -> None:
-        """What becomes of the rewards float32[B] in the batch itself: nothing."""
+        """Called with the rewards float32[B]; a manager that keeps them in the batch overrides it. Here: nothing."""
 
     def _row(self, item: Any) -> RewardRow:
         prompts, responses, attention = (item.batch[name] for name in ("prompts", "responses", "attention_mask"))

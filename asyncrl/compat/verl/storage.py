@@ -1,4 +1,4 @@
-"""Batches on disk: one safetensors file, in which nothing can be run.
+"""Batches on disk: one safetensors file, which cannot hold code, unlike a pickle.
 
 Tensors are under `batch/NAME`. Arrays and `meta_info` are one msgpack text under `about`: plain values are themselves,
 and a list whose first element is one of the marks below stands for a value of another type.

@@ -1,8 +1,8 @@
 """Our trajectories and labels as batches in verl's layout, and back.
 
 A row is one branch of a trajectory: an episode whose agent rewrote its history has several. Prompts [B, P] are padded
-on the left and responses [B, R] on the right. A response begins with the first token that the policy sampled, and has
-what tools answered.
+on the left and responses [B, R] on the right. A response begins with the first token that the policy sampled, and
+includes what tools answered.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """`asyncrl from-verl [CONFIG] [KEY=VALUE ...] [--out FILE]`: a verl PPO configuration becomes an experiment file.
 
-CONFIG is the YAML of verl's ppo_trainer after composition (--cfg job), or a shell script that ends in .sh, as verl's
-examples are, of which the words with dotted keys are read. KEY=VALUE, also with + or ++, and ~KEY win over it. What
-neither says has verl's default.
+CONFIG is the YAML that verl's ppo_trainer prints with --cfg job, or a shell script like verl's examples. A script's
+name ends in .sh; it is not run, only its words with dotted keys are read. KEY=VALUE, also with + or ++, and ~KEY win
+over CONFIG. A key that neither names has verl's default.
 
-Prints what has no counterpart here, and what was done instead. Without --out it prints the experiment file with these
-lines as comments. docs/verl.md has the table of all keys.
+Prints what is different here, which keys have no counterpart, and what to use instead. Without --out it prints the
+experiment file with these lines as comments. docs/verl.md lists all keys.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ Translate = Callable[[VerlConfig], Iterator[Setting | str]]
 
 @dataclass(frozen=True)
 class Row:
-    """`there` are keys of verl, one of them with `.*` for all keys of a section that no other row has. `here` are ours,
-    empty where there is no counterpart; `sentence` says then what is done instead. `defaults` are verl's.
+    """`there` are keys of verl; one that ends in `.*` stands for all keys of its section that no other row has. `here`
+    are our keys, empty where there is no counterpart; `sentence` then says what to use instead. `defaults` are verl's.
 
     A row without `translate` is read together with another one. `alias_of`: it is an older name of that key.
     """
