@@ -24,7 +24,7 @@ from asyncrl.errors import ConfigError, InvariantError
 
 
 class Stream(Part):
-    """Base. `by_weight`: divided by the sum of its weights, else by the number of tokens that have one."""
+    """Base of streams. `by_weight`: divided by the sum of its weights, else by the number of tokens that have one."""
 
     kind = "stream"
     by_weight: ClassVar[bool] = False

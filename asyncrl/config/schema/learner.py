@@ -19,7 +19,7 @@ class LearnerConfig:
         None, "learner steps of the whole run; 0: no training; null: 100, or as learner.epochs says", "[0, inf)"
     )
     epochs: float | None = option(
-        None, "so often the run goes through all training tasks: a start makes learner.steps of it", "(0, inf)"
+        None, "times that the run goes through all training tasks; a start computes learner.steps from it", "(0, inf)"
     )
     batch_size: int = option(
         64,

@@ -65,19 +65,21 @@ class DataConfig:
         fixed="stored groups name rows of these files",
     )
     eval: list[str] | None = option(
-        None, "held-out tasks, named alike", fixed="stored evaluations name rows of these files"
+        None, "held-out tasks, named in the same ways", fixed="stored evaluations name rows of these files"
     )
     dataset: str | None = option(
         None,
-        "dotted path of a dataset class as verl takes it, which makes the tasks out of the files; null: their rows",
+        "dotted path of a dataset class, as verl takes it, that makes the tasks of the files; null: their rows are tasks",
         fixed="stored groups name rows of this dataset",
     )
     dataset_params: dict[str, Any] = option(
-        {}, "further keys of the configuration that the class gets", fixed="stored groups name rows of this dataset"
+        {},
+        "further keys of the configuration that the dataset class gets",
+        fixed="stored groups name rows of this dataset",
     )
     max_prompt_length: int | None = option(
         None,
-        "tokens that the prompt of a task may have, with the tools in it; null: no limit of its own",
+        "most tokens of a task's prompt, tools included; null: only actor.max_tokens limits it",
         "[1, inf)",
         fixed="stored groups name the tasks that are left",
     )
