@@ -69,7 +69,7 @@ class DataConfig:
     )
     dataset: str | None = option(
         None,
-        "dotted path of a dataset class, as verl takes it, that makes the tasks of the files; null: their rows are tasks",
+        "dotted path of a dataset class, as verl takes it, that makes tasks of the files; null: their rows",
         fixed="stored groups name rows of this dataset",
     )
     dataset_params: dict[str, Any] = option(
