@@ -176,11 +176,10 @@ class _Rank:
         near = cpus_near_gpus(os.environ, only=local)
         try:
             self._process = subprocess.Popen(
-                list(command),
+                ending_with_parent(command, signal.SIGKILL, near),
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **variables},
                 pass_fds=[write],
-                preexec_fn=ending_with_parent(signal.SIGKILL, near),
             )
         except OSError:
             os.close(self._heartbeats)

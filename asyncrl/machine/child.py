@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
+import errno
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,10 +21,26 @@ from asyncrl.machine.numa import cpus_near_gpus, format_cpus
 
 logger = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1
 _GUARDED = 'trap "" USR1 USR2; exec 3<&0 </dev/null; { read -r _ <&3; kill -s KILL 0; } & exec 3<&-; exec "$@"'
 """A shell that becomes its arguments. It leaves a guard behind, which kills the group when its input ends. Both ignore
 the signals by which a role is asked to stop under Slurm, which sends them to the role's children, too."""
+
+_BECOME = """
+import ctypes, os, signal, sys
+number, parent, cpus = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
+try:
+    if cpus:
+        os.sched_setaffinity(0, map(int, cpus.split(",")))
+except OSError:
+    pass  # They may have been taken from us a moment ago; then it runs anywhere.
+# The kernel does not notice a parent that ended before the call.
+if os.getppid() != parent:
+    os.kill(os.getpid(), number)
+for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # By Python, and then by the program too.
+    signal.signal(ignored, signal.SIG_DFL)
+os.execvp(sys.argv[4], sys.argv[4:])
+"""
 
 
 def start_child(
@@ -38,8 +55,7 @@ def start_child(
     if near:
         with suppress(OSError), opened_log(log) as output:  # On a full disk it starts without the line.
             output.write(f"asyncrl: bound to the CPUs {format_cpus(near)}, which are near to its GPUs\n".encode())
-    prepare = ending_with_parent(signal.SIGTERM, near)
-    return _start(command, log, environment, stdin=subprocess.DEVNULL, preexec_fn=prepare)
+    return _start(ending_with_parent(command, signal.SIGTERM, near), log, environment, stdin=subprocess.DEVNULL)
 
 
 def start_guarded(
@@ -106,20 +122,16 @@ def last_lines(log: Path, count: int = 15, start: int = 0) -> str:
         return "\n".join(file.read().splitlines()[-count:])
 
 
-def ending_with_parent(number: signal.Signals, cpus: frozenset[int] = frozenset()) -> Callable[[], None] | None:
-    """A function that a child runs before its program: the kernel then sends it `number` when the thread that started
-    it ends, and it runs on `cpus` alone, if there are any. None where the kernel is not Linux."""
+def ending_with_parent(command: Sequence[str], number: signal.Signals, cpus: frozenset[int] = frozenset()) -> list[str]:
+    """A command that becomes `command` in the same process: the kernel sends it `number` when the thread that started
+    it ends, and it runs on `cpus` alone, if there are any. The same command where the kernel is not Linux.
+
+    Raises FileNotFoundError: there is no such program.
+    """
+    # The child of a process with threads may run no Python of ours before its program: it hung, or crashed.
+    if shutil.which(command[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     if sys.platform != "linux":
-        return None
-    libc, parent = ctypes.CDLL(None), os.getpid()
-
-    def prepare() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, number)
-        if cpus:
-            with suppress(OSError):  # They may have been taken from us a moment ago; then it runs anywhere.
-                os.sched_setaffinity(0, cpus)
-        # The kernel does not notice a parent that ended before the call.
-        if os.getppid() != parent:
-            os.kill(os.getpid(), number)
-
-    return prepare
+        return list(command)
+    words = map(str, (int(number), os.getpid(), ",".join(map(str, sorted(cpus)))))
+    return [sys.executable, "-I", "-S", "-c", _BECOME, *words, *command]

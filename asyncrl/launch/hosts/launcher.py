@@ -203,12 +203,11 @@ class _RemoteProcess:
         self._killed: float | None = None
         with opened_log(log_file) as output:
             self._connection = subprocess.Popen(
-                list(command),
+                ending_with_parent(command, signal.SIGTERM),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=ending_with_parent(signal.SIGTERM),
             )
         for end in (self._connection.stdin, self._connection.stdout):
             assert end is not None

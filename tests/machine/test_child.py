@@ -1,0 +1,64 @@
+"""A child that ends with its parent is the program that was asked for, in the process that was started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.machine.child import ending_with_parent, start_child
+from tests.helpers import has_ended, until
+
+TELL = """
+import json, os, signal, sys
+ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
+print(json.dumps([os.getpid(), sorted(os.sched_getaffinity(0)), sys.argv[1:], sorted(ignored)]))
+"""
+
+
+def test_the_program_runs_in_the_process_that_was_started_with_its_words_signals_and_cpus() -> None:
+    words, cpu = ["", "a b", "--", "'\"$x"], min(os.sched_getaffinity(0))
+    plain = [sys.executable, "-c", TELL, *words]
+    with subprocess.Popen(plain, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        *_, ignored = json.loads(process.stdout.read())
+    with subprocess.Popen(
+        ending_with_parent(plain, signal.SIGTERM, frozenset({cpu})), stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.read()) == [process.pid, [cpu], words, ignored]
+    assert process.returncode == 0
+
+
+def test_cpus_that_are_gone_bind_nothing() -> None:
+    assert subprocess.run(ending_with_parent(["true"], signal.SIGTERM, frozenset({4095}))).returncode == 0
+
+
+def test_a_program_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        start_child(["no-such-program"], tmp_path / "log", {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_it_ends_with_its_parent(tmp_path: Path, number: signal.Signals) -> None:
+    file = tmp_path / "pid"
+    child = [
+        sys.executable,
+        "-c",
+        f"import os, time; open({str(file)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep(600)",
+    ]
+    parent = (
+        "import signal, subprocess, time; from asyncrl.machine.child import ending_with_parent\n"
+        f"subprocess.Popen(ending_with_parent({child!r}, signal.{number.name})); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent]) as process:
+        pid = int(until(lambda: file.exists() and file.read_text().endswith(" ") and file.read_text()))
+        assert not has_ended(pid)
+        process.kill()
+    until(lambda: has_ended(pid))
