@@ -116,7 +116,8 @@ class ReplayService:
                 else "set it back"
             )
             raise StoreError(f"this store belongs to a run with another configuration or other data: {lines}; {hint}")
-        tx.put("meta", "pinned", now)
+        if before != now:  # A store that could not commit is read again by a transaction that may not write.
+            tx.put("meta", "pinned", now)
 
     def tick(self, tx: Transaction) -> None:
         """What time alone changes: leases that end, the learner's waiting, and readers that died or stay."""
