@@ -78,7 +78,7 @@ class BatchRewardManager(RewardManager):
 
 class DAPORewardManager(RewardManager):
     """The naive manager with a soft penalty on long responses: 0 up to `max_resp_len - len` tokens, then linearly down
-    to `-penalty_factor` at `max_resp_len`, and on.
+    to `-penalty_factor` at `max_resp_len`, and further down behind it.
 
     `overlong_buffer_cfg` has `enable`, `len`, `penalty_factor` and `log`, as entries or as attributes; with `log`, the
     penalty and whether there is one are among the extra information. Raises DataProtoError: the lengths do not fit.

@@ -18,7 +18,7 @@ STEPS = "trainer.total_training_steps"
 ESTIMATOR = "algorithm.adv_estimator"
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
 ATTENTION = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
-SERVERS_OWN = "The learner has its own settings of layers, memory and kernels (docs/training.md)."
+LEARNERS_OWN = "The learner has its own settings of layers, memory and kernels (docs/training.md)."
 
 
 def _path(key: str, here: str, default: str) -> Row:
@@ -241,7 +241,7 @@ ROWS = (
         "entropy_checkpointing use_no_sync_for_gradient_accumulation pad_to_length pad_to_length_bucket forward_only "
         "strategy qat.* turbo_config.* mixed_precision.*",
         "Weights are sharded over all ranks (`learner.replicas` makes copies), and long sequences are not divided. "
-        + SERVERS_OWN,
+        + LEARNERS_OWN,
     ),
     none(
         ACTOR,
@@ -250,7 +250,7 @@ ROWS = (
         "entropy_checkpointing pad_to_length use_remove_padding use_prefix_grouper freeze_vision_tower "
         "calculate_entropy calculate_sum_pi_squared load_weight veomni.* megatron.* torchtitan.* engine.* "
         "router_replay.*",
-        "Checkpoints always have everything, and the entropy is always reported. " + SERVERS_OWN,
+        "Checkpoints always have everything, and the entropy is always reported. " + LEARNERS_OWN,
     ),
     same(
         f"{REF}.fsdp_config.param_offload",
