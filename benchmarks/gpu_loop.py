@@ -39,6 +39,7 @@ from asyncrl.observe.sinks import metrics_file, read_lines
 from benchmarks.fleets import launched, server_version
 from benchmarks.loop_bare import bare_rate
 from benchmarks.loop_figures import FIRST, figures
+from benchmarks.loop_report import stops
 from benchmarks.loop_workload import AGENT, RULE, Workload
 from benchmarks.record import RESULTS, machine, write_result
 from benchmarks.shapes import SHAPES, make_model, word_tokenizer
@@ -261,7 +262,8 @@ async def measure(options: argparse.Namespace) -> bool:
                 result.add({"max_lag": max_lag, **row})
                 say(
                     f"max_lag {max_lag}: {row['samples_per_s']:.2f} samples/s, learner idle {row['learner_idle']:.0%}, "
-                    f"fleet idle {row['fleet_idle']:.0%}, {row['fleet_to_bare']:.0%} of the bare rate"
+                    f"fleet idle {row['fleet_idle']:.0%}, {row['fleet_to_bare']:.0%} of the bare rate, "
+                    f"stop of a push (median, p95, max) {stops(row['push']) or '-'} ms"
                 )
             result.write()
     return not result.content["failed"]

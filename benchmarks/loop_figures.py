@@ -62,7 +62,7 @@ def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
         "seconds_of_a_step": {phase: round(_seconds(steady, phase) / len(steady), 3) for phase in ("step", *PHASES)},
         "lags": _histogram(steady, "lag/"),
         "token_lags": _histogram(steady, "token_lag/", weight="tokens_sampled"),
-        "push": _push(fleet),
+        "push": {**_push(fleet), **_pauses(actor, begin, end)},
         "counts": {name: round(fleet[own]) for name, own in COUNTERS.items() if own in fleet},
         "thrown_away_tokens": dropped.get("tokens_thrown_away"),
         "evicted": dropped.get("evicted"),
@@ -89,7 +89,7 @@ def _over(rows: Sequence[Row], names: Sequence[str], begin: float, end: float) -
 
 def _push(fleet: Mapping[str, float]) -> dict[str, float]:
     """Seconds and bytes of a push. `switch_s` is the time until the first server serves a version that the actor has
-    received. For most of it servers may generate, while the update is made ready."""
+    received. For most of it servers generate, while the update is made ready: `_pauses` has their stop."""
     pushes = fleet.get("weights_updates", 0.0)
     if not pushes:
         return {}
@@ -98,6 +98,26 @@ def _push(fleet: Mapping[str, float]) -> dict[str, float]:
         "switch_s": round(fleet["weights_switch_s"] / pushes, 4),
         "megabytes": round(fleet["weights_bytes"] / pushes / 1e6, 2),
     }
+
+
+def _pauses(rows: Sequence[Row], begin: float, end: float) -> dict[str, float]:
+    """Seconds for which a push stopped a server: of the rows between `begin` and `end`, each of which has the number of
+    pauses, their sum and the last one since the process began. Of three pauses and more between two rows, those before
+    the last count as their mean."""
+    taken: list[float] = []
+    counted, total = 0, 0.0
+    for row in rows:
+        count, last = int(row.get("push_pauses", 0)), row.get("push_pause_last_s", 0.0)
+        if count < counted:
+            counted, total = 0, 0.0
+        new, seconds = count - counted, row.get("push_pause_s", 0.0) - total
+        if new and begin < row["time"] <= end:
+            taken += [last, *[(seconds - last) / max(1, new - 1)] * (new - 1)]
+        counted, total = count, total + seconds
+    if not taken:
+        return {}
+    shares = {"median": np.median(taken), "p95": np.percentile(taken, 95), "max": np.max(taken)}
+    return {"pauses": len(taken), **{f"pause_{name}_s": round(float(value), 4) for name, value in shares.items()}}
 
 
 def _seconds(rows: Sequence[Row], *phases: str) -> float:

@@ -22,6 +22,7 @@ COLUMNS = (
     "step (s): train, proximal, wait",
     "MFU of training",
     "push: transfer, switch (s)",
+    "stop of a push: median, p95, max (ms)",
     "largest lag",
     "tokens thrown away",
 )
@@ -50,10 +51,16 @@ def _cells(row: Row, first: Row) -> tuple[str, ...]:
         f"{row['learner_idle']:.0%}",
         f"{seconds['step']:.2f}: {seconds['train']:.2f}, {seconds['proximal']:.2f}, {seconds['wait']:.2f}",
         f"{row['mfu']['train']:.1%}" if "train" in row["mfu"] else "",
-        f"{push['transfer_s']:.3f}, {push['switch_s']:.3f}" if push else "",
+        f"{push['transfer_s']:.3f}, {push['switch_s']:.3f}" if "switch_s" in push else "",
+        stops(push),
         str(max(map(int, row["token_lags"]), default=0)),
         f"{row['thrown_away_tokens'] or 0:,.0f}",
     )
+
+
+def stops(push: Row) -> str:
+    """Milliseconds for which a push stopped a server: median, p95, max; empty where none was measured."""
+    return ", ".join(f"{1000 * push[f'pause_{name}_s']:.0f}" for name in ("median", "p95", "max") if "pauses" in push)
 
 
 def draw(results: Mapping[str, Sequence[Row]], path: Path) -> None:

@@ -107,6 +107,10 @@ class Dashboard:
         actors, measured = self._progress.actors(by_role), self._progress.evaluation.values
         if recomputed := sum(actor.get("recomputed_tokens", 0.0) for actor in actors):
             rows.append(("recomputed tokens", number(recomputed)))
+        if pauses := sum(actor.get("push_pauses", 0.0) for actor in actors):
+            mean_s = sum(actor.get("push_pause_s", 0.0) for actor in actors) / pauses
+            longest_s = max(actor.get("push_pause_max_s", 0.0) for actor in actors)
+            rows.append(("stop of a push", f"{1000 * mean_s:.0f} ms, at most {1000 * longest_s:.0f}"))
         if failed := measured.get("eval/failed"):
             rows.append(("held-out failed", f"{number(failed)} of {number(failed + measured['eval/count'])}"))
         if restarts:

@@ -32,6 +32,10 @@ def test_the_tokens_of_an_answer_count_where_its_request_overlaps_the_time() -> 
     assert answers.rate(2.0, 4.0) == (200 + 50) / 2
 
 
+PAUSES = (0.0, 2.0, 2.02, 2.04, 2.09)
+"""Seconds for which pushes have stopped servers, by step: the first ones longer than those that count."""
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """A learner with a step every 2 s, and an actor with 100 tokens/s, half of its time idle."""
@@ -47,7 +51,12 @@ def run_dir(tmp_path: Path) -> Path:
         learner.log(step, {**seconds, **lags, "trajectories_trained": 4 * (step + 1), "tokens_sampled": 60})
         counters = {"tokens": 200 * step, "idle_seconds": step, "segments": 8 * step, "cut_segments": step}
         pushes = {"weights_updates": step, "weights_transfer_s": 0.2 * step, "weights_switch_s": 0.1 * step}
-        actor.log(step, {**counters, **pushes, "weights_bytes": 3e6 * step, "seconds": 2 * step})
+        pauses = {
+            "push_pauses": step,
+            "push_pause_s": PAUSES[step],
+            "push_pause_last_s": PAUSES[step] - PAUSES[step - 1],
+        }
+        actor.log(step, {**counters, **pushes, **pauses, "weights_bytes": 3e6 * step, "seconds": 2 * step})
         replay.log(step, {"tokens_thrown_away": 70 if step < FIRST else 100, "evicted": step})
     return tmp_path
 
@@ -59,11 +68,13 @@ def test_figures_leave_out_the_first_steps_and_compare_the_fleet_with_the_bare_r
     assert row["learner_idle"] == 0.3
     assert row["seconds_of_a_step"]["train"] == 1.0
     assert (row["lags"], row["token_lags"]) == ({0: 0.75, 1: 0.25}, {0: 0.5, 2: 0.5})
-    assert row["push"] == {"transfer_s": 0.2, "switch_s": 0.1, "megabytes": 3.0}
+    pauses = {"pauses": 3, "pause_median_s": 0.02, "pause_p95_s": 0.047, "pause_max_s": 0.05}
+    assert row["push"] == {"transfer_s": 0.2, "switch_s": 0.1, "megabytes": 3.0, **pauses}
     assert row["counts"] == {"updates": 3, "requests": 24, "requests_cut": 3}
     assert (row["thrown_away_tokens"], row["evicted"]) == (30, 3)
     lines = table([{"max_lag": 0, **row}, {"max_lag": 4, **row, "samples_per_s": 5.0}]).splitlines()
     assert lines[2].startswith("| 0 | 2.00 | 1.00 | 100 | 80% | 50% | 30% |")
+    assert "| 0.200, 0.100 | 20, 47, 50 |" in lines[2]
     assert lines[3].startswith("| 4 | 5.00 | 2.50 |")
 
 
@@ -75,6 +86,19 @@ def test_a_counter_of_a_process_that_was_started_again_goes_on(tmp_path: Path) -
     for tokens in (100, 200, 300, 50, 150):
         actor.log(0, {"tokens": tokens, "idle_seconds": 0.0, "seconds": 1.0})
     assert figures(tmp_path, 1.0)["fleet_tokens_per_s"] == pytest.approx((100 + 50 + 100) / 30, abs=0.1)
+
+
+def test_stops_of_pushes_between_two_rows_are_told_apart_and_go_on_after_a_restart(tmp_path: Path) -> None:
+    learner = JsonLines(metrics_file(tmp_path, "learner"), clock=count(0.0, 10.0).__next__)
+    for step in range(FIRST + 3):
+        learner.log(step, {"seconds/step": 10.0, "trajectories_trained": step, "tokens_sampled": 1})
+    actor = JsonLines(metrics_file(tmp_path, "actor-0"), clock=count(0.0, 10.0).__next__)
+    # Counted, their sum and the last: two stops of 0.1 and 0.3 s, then one of 0.2 s of a process that is new.
+    for pauses, total, last in ((1, 9.0, 9.0), (1, 9.0, 9.0), (3, 9.4, 0.3), (1, 0.2, 0.2), (1, 0.2, 0.2)):
+        values = {"push_pauses": pauses, "push_pause_s": total, "push_pause_last_s": last}
+        actor.log(0, {"tokens": 0, "idle_seconds": 0.0, "seconds": 1.0, **values})
+    push = figures(tmp_path, 1.0)["push"]
+    assert push == {"pauses": 3, "pause_median_s": 0.2, "pause_p95_s": 0.29, "pause_max_s": 0.3}
 
 
 def test_the_picture_has_the_age_bounds_of_all_results_in_one_order(

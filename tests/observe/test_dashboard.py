@@ -19,8 +19,9 @@ def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
     assert dict(dashboard.rows())["step"] == "0/100"
     learner.log(8, {"reward/mean": 0.5, "lag/max": 2.0})
     learner.log(9, {"reward/mean": 0.25, "idle": 0.5, "lag/max": 1.0})
-    assert "recomputed tokens" not in dict(dashboard.rows())
-    actor.log(1, {"tokens_per_s": 1234.0, "idle": 0.1, "recomputed_tokens": 5000})
+    assert not {"recomputed tokens", "stop of a push"} & {name for name, _ in dashboard.rows()}
+    pauses = {"push_pauses": 4, "push_pause_s": 0.1, "push_pause_max_s": 0.06}
+    actor.log(1, {"tokens_per_s": 1234.0, "idle": 0.1, "recomputed_tokens": 5000, **pauses})
     evaluation.log(6, {"eval/accuracy": 0.9, "eval/outcome": 0.95, "eval/count": 37, "eval/failed": 13})
     rows = dict(dashboard.rows())
     assert (rows["step"], rows["reward"], rows["learner idle"]) == ("10/100", "0.25", "50%")
@@ -29,6 +30,7 @@ def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
     assert (rows["lag"], rows["restarts"]) == ("1", "1")
     assert (rows["rollout tok/s"], rows["rollout idle"]) == ("1234", "10%")
     assert rows["recomputed tokens"] == "5000"
+    assert rows["stop of a push"] == "25 ms, at most 60"
     explained = (Path(__file__).parents[2] / "docs" / "run_folder.md").read_text()
     assert [name for name in rows if f"`{name}`" not in explained] == []
 

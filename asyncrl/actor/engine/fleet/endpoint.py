@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.engine.fleet.colocation import ServerTurns
 from asyncrl.actor.engine.fleet.condition import Condition
+from asyncrl.actor.engine.fleet.pauses import PushPauses
 from asyncrl.actor.engine.fleet.server import (
     CACHE,
     MEMORY,
@@ -68,9 +69,9 @@ class Endpoint:
     """`target` gives the update that the server should have; the policy's ids are less than `vocabulary`.
 
     `changed` is called at every change of state; `notify` lets the endpoint look at its target at once. `counts` gets
-    `server_faults`, `server_updates` and `canary_failures`. `fault` is the reason why the server is lost, "" if it is
-    not. `refused` has the version whose canary the server failed last, and how often. With `turns` the server shares
-    its GPUs with the learner, and has none of their memory while `rests` is true.
+    `server_faults`, `server_updates` and `canary_failures`, `pauses` each stop by an update. `fault` is the reason why
+    the server is lost, "" if it is not. `refused` has the version whose canary the server failed last, and how often.
+    With `turns` the server shares its GPUs with the learner, and has none of their memory while `rests` is true.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Endpoint:
         changed: Callable[[], None],
         vocabulary: int,
         counts: Counter[str],
+        pauses: PushPauses,
         settings: FleetSettings,
         turns: ServerTurns | None = None,
         rests: Callable[[], bool] = lambda: False,
@@ -95,6 +97,7 @@ class Endpoint:
         self._changed = changed
         self._vocabulary = vocabulary
         self._counts = counts
+        self._pauses = pauses
         self._settings = settings
         self._turns = turns
         self._rests = rests
@@ -280,13 +283,17 @@ class Endpoint:
 
     async def _switch(self, update: Update) -> None:
         """Bring the server to `update`. After an error its weights are unknown."""
-        server, settings = self.server, self._settings
+        server, settings, clock = self.server, self._settings, self._pauses.clock
         pauses = settings.mode in ("in_place", "retract") and server.spans
+        drained = not pauses and settings.mode == "drain" and await self._idle(settings.drain_s)
+        told = clock()
         if pauses:
             await server.pause(settings.mode)
-        elif not (settings.mode == "drain" and await self._idle(settings.drain_s)):
+        elif not drained:
             await self._abort_all()
+        stopped = clock()
         await self._load(update)
+        loaded = clock()
         if self._freed:
             update.drop_copies()
             await cast("FreeingServer", server).regain([CACHE])
@@ -294,7 +301,13 @@ class Endpoint:
         if pauses:
             self._proving = update.check is not None
             await server.resume()
-        await self._prove(update)
+        else:
+            # It is given requests only then.
+            await self._prove(update)
+        if self.version != NO_VERSION:
+            self._pauses.add(server.url, update.version, told, stopped, loaded)
+        if pauses:
+            await self._prove(update)
         self._proving = False
         self.notify()
 

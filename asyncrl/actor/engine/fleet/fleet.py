@@ -28,6 +28,7 @@ from asyncrl.actor.engine.fleet.discovery import Discovery
 from asyncrl.actor.engine.fleet.endpoint import Endpoint, interrupt
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.partial_turn import PartialTurn
+from asyncrl.actor.engine.fleet.pauses import PushPauses
 from asyncrl.actor.engine.fleet.prefixes import ComputedPrefixes
 from asyncrl.actor.engine.fleet.routing import EvaluationLease, Routes
 from asyncrl.actor.engine.fleet.server import InferenceServer, ServerFaultError
@@ -79,6 +80,7 @@ class Fleet:
         self._version = NO_VERSION
         self._owner = uuid.uuid4().hex
         self._counts: Counter[str] = Counter()
+        self._pauses = PushPauses(clock)
         self._idle = IdleClock(clock)
         self._changed = Condition()
         self._shared = turns
@@ -185,6 +187,7 @@ class Fleet:
             "servers_ready": sum(endpoint.ready for endpoint in self._endpoints.values()),
             "servers_leased": int(self._lease.endpoint is not None),
             **{name: self._counts[name] for name in names},
+            **self._pauses.counters,
             **self._canary_counters(),
             **(self._shared.counters() if self._shared is not None else {}),
         }
@@ -283,6 +286,7 @@ class Fleet:
                 self._on_change,
                 self._vocabulary,
                 self._counts,
+                self._pauses,
                 self._settings,
                 self._shared,
                 self._rests,

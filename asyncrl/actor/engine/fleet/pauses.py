@@ -1,0 +1,46 @@
+"""How long pushes stop the servers of a fleet."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+
+class PushPauses:
+    """Measures each stop of a server by a push, from when it is told to stop until it may sample again; `clock` gives
+    seconds.
+
+    What the server does before, while the update is made ready, is not part of it, nor is a drain. The first version
+    of a server that has joined stops nothing, and an update that fails is a fault of the server.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._count = 0
+        self._total_s = self._last_s = self._longest_s = 0.0
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """Of all servers since the start: the number of stops, their seconds, those of the last and of the longest."""
+        return {
+            "push_pauses": self._count,
+            "push_pause_s": self._total_s,
+            "push_pause_last_s": self._last_s,
+            "push_pause_max_s": self._longest_s,
+        }
+
+    def add(self, url: str, version: int, told: float, stopped: float, loaded: float) -> None:
+        """The server at `url` may sample again now. It was told to stop, stopped, and had loaded at these times."""
+        now = self.clock()
+        self._last_s = now - told
+        self._count += 1
+        self._total_s += self._last_s
+        self._longest_s = max(self._longest_s, self._last_s)
+        parts = [1000 * seconds for seconds in (self._last_s, stopped - told, loaded - stopped, now - loaded)]
+        logger.info(
+            "version %d stopped %s for %.1f ms: %.1f until it stood still, %.1f to load, %.1f until it went on",
+            *(version, url, *parts),
+        )
