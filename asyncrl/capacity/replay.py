@@ -23,7 +23,8 @@ from asyncrl.replay.records import THROWN_AWAY, TrajectoryRecord
 from asyncrl.replay.sampling import Filters
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Store, Transaction
+from asyncrl.replay.store import Store
+from asyncrl.replay.transaction import Transaction
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Task, Ticket, Trajectory, Turn
 from asyncrl.wire import encode, labels_message, trajectory_message
 

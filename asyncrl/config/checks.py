@@ -1,71 +1,24 @@
-"""What a configuration must satisfy beyond its types: each option's constraint, and the combinations of options.
+"""The combinations of options that cannot work.
 
 One function a section finds the combinations that begin with its keys. Every refusal names the keys with their values,
-and the fix.
+and the fix. `refusals.py` puts them together with what else is refused.
 """
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Collection, Iterator
-from operator import attrgetter
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from asyncrl.config.bind import CHAT_API_FIX, GROUP_FIX, HOSTS_FIX, KEYS_FIX, SERVER_GROUP_FIX, is_loopback
-from asyncrl.config.keys import sections
-from asyncrl.config.option import as_yaml, options
+from asyncrl.config.bind import CHAT_API_FIX, is_loopback
+from asyncrl.config.deployment_checks import cluster_conflicts, hosts_conflicts, network_conflicts, weights_conflicts
 from asyncrl.config.schema import TrainConfig
-from asyncrl.config.schema.cluster import POOL_KEYS, ROLES
 from asyncrl.config.schema.scoring import configured
 
 VLLM_COLDEST = 0.01
 """vLLM replaces lower temperatures above 0 by this one, without an error."""
 
-
 DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
-
-
-def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
-    """One line for each value or combination that cannot be.
-
-    `known_bad` are keys that were refused already. Combinations with these keys, or with values that break their own
-    constraint, are not judged.
-    """
-    config, bad, lines = copy.deepcopy(config), set(known_bad), []
-    for prefix, section in sections(config):
-        for option in options(type(section)):
-            key, given = prefix + option.name, getattr(section, option.name)
-            if key not in bad and not option.allows(given):
-                lines.append(f"{key}={as_yaml(given)}: it must be {option.allowed}")
-                bad.add(key)
-            if key in bad:
-                setattr(section, option.name, option.default)
-    for conflict in conflicts(config):
-        keys, _, fix = conflict.partition(": ")
-        if bad.isdisjoint(keys.split()):
-            lines.append(f"{' with '.join(f'{key}={as_yaml(attrgetter(key)(config))}' for key in keys.split())}: {fix}")
-    return lines
-
-
-def missing_data(config: TrainConfig) -> dict[str, str]:
-    """For the key of tasks of which a file does not exist, the line that refuses it."""
-    sources = {"data.train": config.data.train, "data.eval": config.data.eval or []}
-    return {
-        key: f"{key}={source}: there is no such file; see docs/data.md"
-        for key, named in sources.items()
-        for source in named
-        if not may_exist(source)
-    }
-
-
-def may_exist(source: str) -> bool:
-    """Whether a file, folder or pattern is there; what is on a hub is not looked for."""
-    path = Path(source)
-    return (
-        source.startswith("hf://") or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-    )
 
 
 def conflicts(config: TrainConfig) -> Iterator[str]:
@@ -73,8 +26,10 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
 
     Each value must meet its own constraint.
     """
-    for section in (_run, _data, _actor, _engine, _weights, _replay, _learner, _scoring, _cluster, _network):
+    for section in (_run, _data, _actor, _engine, weights_conflicts, _replay, _learner, _scoring):
         yield from section(config)
+    yield from cluster_conflicts(config)
+    yield from network_conflicts(config)
 
 
 def _run(config: TrainConfig) -> Iterator[str]:
@@ -146,18 +101,6 @@ def _engine(config: TrainConfig) -> Iterator[str]:
         yield f"actor.temperature engine.kind: vLLM samples at {VLLM_COLDEST} or more; set that or more"
 
 
-def _weights(config: TrainConfig) -> Iterator[str]:
-    weights, engine, network = config.weights, config.engine, config.network
-    if weights.channel == "distributed" and not is_loopback(network.learner_address) and not network.insecure:
-        key = _key(network.learner_host, "learner")
-        yield f"weights.channel {key}: other machines can reach this address: {GROUP_FIX}"
-    if engine.kind == "vllm" and weights.into_servers not in ("auto", "disk"):
-        yield "weights.into_servers engine.kind: vLLM takes weights from a folder only; use auto"
-    away = not all(is_loopback(urlsplit(url).hostname or "") for url in engine.urls)
-    if weights.into_servers in ("nccl", "gloo") and away and not network.insecure:
-        yield f"weights.into_servers engine.urls: other machines can reach a server's address: {SERVER_GROUP_FIX}"
-
-
 def _replay(config: TrainConfig) -> Iterator[str]:
     replay, groups = config.replay, config.learner.batch_size // config.learner.group_size
     if replay.shards > groups:
@@ -188,7 +131,7 @@ def _learner(config: TrainConfig) -> Iterator[str]:
         yield "learner.checkpoint_every learner.publish_every: checkpoints are versions; use a multiple of the second"
     if learner.shared_prefixes and config.model.attention in ("flash_attention_2", "flex_attention"):
         yield "learner.shared_prefixes model.attention: this attention reads whole sequences only; use null"
-    yield from _hosts(config)
+    yield from hosts_conflicts(config)
     ranks = learner.nodes * config.cluster.ranks
     if config.cluster.learner_ranks is not None and ranks % learner.replicas:
         yield f"learner.replicas cluster.learner_ranks: copies have equal shares of the ranks; use a divisor of {ranks}"
@@ -230,30 +173,6 @@ def _epochs(config: TrainConfig) -> Iterator[str]:
         yield "learner.epochs replay.source: the stored run has so many steps; set learner.steps"
     if config.learner.nodes > 1 and config.cluster.launcher == "local":
         yield "learner.epochs learner.nodes: the other hosts do not count the tasks; set learner.steps"
-
-
-def _hosts(config: TrainConfig) -> Iterator[str]:
-    learner, network = config.learner, config.network
-    if learner.node >= learner.nodes:
-        yield f"learner.node learner.nodes: hosts are numbered from 0 to {learner.nodes - 1}"
-    if learner.nodes == 1:
-        if learner.rendezvous is not None:
-            yield "learner.rendezvous learner.nodes: one host meets no other; set learner.nodes to the number of hosts"
-        if learner.interface is not None:
-            yield "learner.interface learner.nodes: one host meets no other; leave the first at null, or set the second"
-        return
-    host, _, port = (learner.rendezvous or "").rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        yield "learner.rendezvous learner.nodes: name an address of host 0 and a free port there, such as 10.0.0.1:5757"
-    elif not is_loopback(host) and not network.insecure:
-        yield f"learner.rendezvous: the learner is on {learner.nodes} hosts, and {HOSTS_FIX}"
-    elif not network.replay_port:
-        yield "network.replay_port learner.nodes: the other hosts must know the port; name one"
-    elif not is_loopback(host) and is_loopback(network.replay_address):
-        yield (
-            f"{_key(network.replay_host, 'replay')} learner.rendezvous: other hosts must reach the replay; set an "
-            "address of host 0"
-        )
 
 
 def _scoring(config: TrainConfig) -> Iterator[str]:
@@ -309,80 +228,3 @@ def _weightless(config: TrainConfig) -> Iterator[str]:
                 f"scoring.shaping.outcome_weight: nothing that {source} needs ({', '.join(kinds)}) has a weight in the "
                 "reward: give it one, or use prm_aggregation=per_step and an algorithm that reads the steps"
             )
-
-
-def _cluster(config: TrainConfig) -> Iterator[str]:
-    cluster = config.cluster
-    pools, roles = cluster.pools, cluster.roles
-    if (cluster.launcher == "hosts") != bool(cluster.hosts):
-        yield "cluster.hosts cluster.launcher: name hosts together with cluster.launcher=hosts; set both or none"
-    if twice := sorted({name for name in cluster.hosts if cluster.hosts.count(name) > 1}):
-        yield f"cluster.hosts: {', '.join(twice)} would give its GPUs twice; name each host once"
-    if unreachable := [name for name in cluster.hosts if not name.strip() or name.startswith("-")]:
-        yield f"cluster.hosts: {', '.join(map(repr, unreachable))} names no host; leave it out"
-    for name, bounds in (("actors", cluster.autoscale.actors), ("scorers", cluster.autoscale.scorers)):
-        if bounds and (len(bounds) != 2 or bounds[0] > bounds[1]):
-            yield f"cluster.autoscale.{name}: name the least and the most, such as [1, 8]"
-    for name, pool in pools.items():
-        if unknown := sorted(pool.keys() - set(POOL_KEYS)):
-            yield f"cluster.pools: {name} has no {unknown[0]}; use {', '.join(POOL_KEYS)}"
-        if 0 in (pool.get("nodes"), pool.get("cpus")):
-            yield f"cluster.pools: {name} needs a node and a CPU at least"
-    for role, name in roles.items():
-        if role not in ROLES:
-            yield f"cluster.roles: there is no role {role}; use {', '.join(ROLES)}"
-        if name not in pools:
-            known = f"use {', '.join(pools)}" if pools else "cluster.pools is empty"
-            yield f"cluster.roles: {role} is in {name}, and there is no such pool; {known}"
-    if cluster.colocated:
-        yield from _colocated(config)
-    inhabited = {config.cluster.pool_of(role) for role in ROLES} if pools else set()
-    for name in [each for each in pools if each not in inhabited]:
-        yield f"cluster.pools: nothing is in {name}; name a role of it in cluster.roles, such as {{actor: {name}}}"
-
-
-def _colocated(config: TrainConfig) -> Iterator[str]:
-    """What keeps learner and servers from having the same GPUs in turns."""
-    cluster, engine = config.cluster, config.engine
-    if engine.kind == "embedded":
-        yield (
-            "engine.kind cluster.colocated: an embedded engine cannot free its memory; use sglang, or set "
-            "cluster.colocated=false and replay.max_lag=0 for synchronous training"
-        )
-    elif not engine.launches:
-        yield "engine.launch cluster.colocated: the run must start the servers; use true, and name no servers"
-    if config.replay.max_lag != 0:
-        yield "replay.max_lag cluster.colocated: nothing is sampled while the learner trains; set 0"
-    if config.replay.source is not None:
-        yield "cluster.colocated replay.source: no server samples anything then; set false"
-    if config.weights.channel == "distributed":
-        yield "weights.channel cluster.colocated: learner and actor have no GPU at the same time; use auto"
-    if config.weights.into_servers == "nccl":
-        yield "weights.into_servers cluster.colocated: NCCL needs a GPU without a server; use auto"
-    if config.learner.nodes > 1:
-        yield "learner.nodes cluster.colocated: learner and servers must be on one host; set 1"
-    if cluster.pools and cluster.pool_of("actor") != cluster.pool_of("learner"):
-        yield "cluster.roles cluster.colocated: learner and servers have the same GPUs; put both into one pool"
-
-
-def _key(own_host: str | None, role: str) -> str:
-    """The key that says where a role listens."""
-    return "network.host" if own_host is None else f"network.{role}_host"
-
-
-def _network(config: TrainConfig) -> Iterator[str]:
-    network = config.network
-    addresses = {
-        _key(network.replay_host, "replay"): network.replay_address,
-        _key(network.learner_host, "learner"): network.learner_address,
-    }
-    makes_keys = config.cluster.launcher != "local"
-    for key, address in addresses.items():
-        if not is_loopback(address) and network.keys is None and not (network.insecure or makes_keys):
-            yield f"{key}: other machines can reach this address: {KEYS_FIX}"
-    first, shards, weights = network.replay_port, config.replay.shards, network.weights_port
-    together = network.replay_address == network.learner_address
-    if together and first and weights in range(first, first + shards):
-        yield "network.weights_port network.replay_port: the replay listens there; name another port"
-    if first + shards > 65536:
-        yield "network.replay_port replay.shards: each shard takes the next port, up to 65535; lower the first one"

@@ -15,11 +15,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
-from asyncrl.config.checks import missing_data, refusals
 from asyncrl.config.files import GROUPS, config_dir
 from asyncrl.config.group_files import FAILURES, GroupFiles, reason
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.option import REQUIRED
+from asyncrl.config.refusals import missing_data, refusals
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.setting import set_value, typed_defaults
 from asyncrl.errors import ConfigError

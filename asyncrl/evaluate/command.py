@@ -28,9 +28,9 @@ from typing import Any
 from rich.console import Console
 
 from asyncrl.config import locations
-from asyncrl.config.checks import may_exist
 from asyncrl.config.commands import command_name
 from asyncrl.config.load import EXIT_FAILURE, EXIT_STOPPED, EXIT_USAGE, log_to_stderr
+from asyncrl.config.refusals import may_exist
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.cluster import ROLES
 from asyncrl.data.opening import open_tasks
@@ -44,9 +44,9 @@ from asyncrl.inspect.run import find_run
 from asyncrl.launch.local import claim, role_commands
 from asyncrl.launch.ownership import exclusively
 from asyncrl.launch.placement.placement import place, settle
-from asyncrl.launch.preflight import preflight
+from asyncrl.launch.preflight.preflight import preflight
+from asyncrl.launch.preflight.prompts import prepare_data
 from asyncrl.launch.processes import ROLE_ENVIRONMENT, choose_ports, role_command, this_host
-from asyncrl.launch.prompts import prepare_data
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.launch.survivors import end_here

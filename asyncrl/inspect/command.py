@@ -37,8 +37,8 @@ from asyncrl.inspect.table import (
 )
 from asyncrl.observe.progress import RunProgress
 from asyncrl.replay.records import TrajectoryState
-from asyncrl.replay.store import Transaction
 from asyncrl.replay.stored import StoredRun
+from asyncrl.replay.transaction import Transaction
 
 EXAMPLES = """examples:
   asyncrl inspect status runs/NAME                watch it; Ctrl-C ends

@@ -39,8 +39,9 @@ from asyncrl.machine.files import partial_name
 from asyncrl.replay.changes import set_changes
 from asyncrl.replay.counters import COUNTERS
 from asyncrl.replay.records import DeadLetter
-from asyncrl.replay.store import READER_MAP_BYTES, Store, Transaction
+from asyncrl.replay.store import READER_MAP_BYTES, Store
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
+from asyncrl.replay.transaction import Transaction
 from asyncrl.types import BatchPlan
 from asyncrl.wire import encode, join, labels_message, trajectory_message
 

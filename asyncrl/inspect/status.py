@@ -28,8 +28,8 @@ from asyncrl.replay.records import (
     TrajectoryRecord,
     TrajectoryState,
 )
-from asyncrl.replay.store import Transaction
 from asyncrl.replay.stored import StoredRun, shard_paths, sum_counters
+from asyncrl.replay.transaction import Transaction
 
 RECENT_PLANS = 10
 TOO_OLD = "too old"

@@ -22,20 +22,20 @@ from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.autoscale import Autoscaler
-from asyncrl.launch.epochs import count_steps
 from asyncrl.launch.launcher import Launcher, open_launcher
 from asyncrl.launch.ownership import OwnerWatch, exclusively
 from asyncrl.launch.placement.placement import Placement, place, settle
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table
 from asyncrl.launch.plan import run_or_plan
-from asyncrl.launch.preflight import preflight
+from asyncrl.launch.preflight.epochs import count_steps
+from asyncrl.launch.preflight.preflight import preflight
+from asyncrl.launch.preflight.prompts import prepare_data
+from asyncrl.launch.preflight.settled import check_settled
 from asyncrl.launch.processes import role_command, role_environment, this_host
-from asyncrl.launch.prompts import prepare_data
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.run_folder import is_begun, set_aside, steps_in_newest_checkpoint
 from asyncrl.launch.scaling import Scaler
-from asyncrl.launch.settled import check_settled
 from asyncrl.launch.summary import report
 from asyncrl.launch.supervisor import RunFailedError, Supervisor
 from asyncrl.launch.survivors import end_elsewhere, end_here

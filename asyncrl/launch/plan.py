@@ -19,7 +19,7 @@ from asyncrl.launch.launcher import open_launcher
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table
-from asyncrl.launch.settled import check_plan
+from asyncrl.launch.preflight.settled import check_plan
 
 OPTION, POOLS = "--plan", "pools"
 

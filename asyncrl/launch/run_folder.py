@@ -9,8 +9,9 @@ from pathlib import Path
 
 from asyncrl.config.locations import CONFIG_FILE, IDENTITY_FILE
 from asyncrl.errors import ConfigError
-from asyncrl.replay.store import Transaction, in_use
+from asyncrl.replay.store import in_use
 from asyncrl.replay.stored import StoredRun, shard_paths
+from asyncrl.replay.transaction import Transaction
 
 _STORE, _CHECKPOINTS, _METRICS = "replay", "checkpoints", "metrics"
 

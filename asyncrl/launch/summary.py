@@ -25,8 +25,8 @@ from asyncrl.observe.sinks import metrics_file, read_lines
 from asyncrl.observe.warnings import failure_warning, learning_warnings
 from asyncrl.replay.planning import recorded_plan
 from asyncrl.replay.records import ENDS, TrajectoryState
-from asyncrl.replay.store import Transaction
 from asyncrl.replay.stored import StoredRun
+from asyncrl.replay.transaction import Transaction
 
 Lines = list[dict[str, Any]]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.config.changes import ConfigChange, changed_keys, of_this_version, require_values
-from asyncrl.replay.store import Transaction
+from asyncrl.replay.transaction import Transaction
 
 VALUES, CHANGES = "config", "config_changes"
 """The keys of the table `meta`."""

@@ -9,7 +9,7 @@ from asyncrl.errors import StoreError
 from asyncrl.ids import is_evaluation
 from asyncrl.replay.records import LIVE, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Transaction
+from asyncrl.replay.transaction import Transaction
 from asyncrl.types import BatchPlan
 
 COUNTERS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncrl.errors import RefusedError
 from asyncrl.replay.records import DeadLetter, forget
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Transaction
+from asyncrl.replay.transaction import Transaction
 
 
 class DeadLetters:

@@ -11,7 +11,7 @@ import numpy as np
 from asyncrl import ids
 from asyncrl.replay.records import EvaluationRecord, GroupRecord, TrajectoryRecord
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Transaction
+from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Purpose, Trajectory
 
 

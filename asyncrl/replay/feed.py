@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asyncrl.errors import DataError
-from asyncrl.replay.store import Transaction
+from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Task
 
 ALL = "*"

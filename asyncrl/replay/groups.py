@@ -26,7 +26,7 @@ from asyncrl.replay.records import (
     shorten,
 )
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Transaction
+from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Purpose
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from asyncrl.replay.records import (
     shorten,
 )
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Transaction
+from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Labels
 from asyncrl.wire import TASKS_BYTES, Buffer, decode, join_parts, split, task_bytes
 

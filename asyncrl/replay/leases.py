@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from asyncrl.replay.store import Transaction
+from asyncrl.replay.transaction import Transaction
 
 LONGEST_LEASES = 20
 

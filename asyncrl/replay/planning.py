@@ -22,7 +22,7 @@ from asyncrl.replay.records import (
     shorten,
 )
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Transaction
+from asyncrl.replay.transaction import Transaction
 from asyncrl.types import BatchPlan, Trajectory
 from asyncrl.wire import decode, read_trajectory, split
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psutil
 
 from asyncrl.replay.environment import ReadSnapshot
-from asyncrl.replay.store import Transaction
+from asyncrl.replay.transaction import Transaction
 
 log = logging.getLogger(__name__)
 

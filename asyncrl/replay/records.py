@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from msgspec import Struct
 
 from asyncrl.ids import ticket_id
-from asyncrl.replay.store import Key, Transaction
+from asyncrl.replay.transaction import Key, Transaction
 from asyncrl.types import Purpose
 
 

@@ -39,7 +39,8 @@ from asyncrl.replay.protocol import (
     encode_reply,
 )
 from asyncrl.replay.service import ReplayService
-from asyncrl.replay.store import Store, Transaction
+from asyncrl.replay.store import Store
+from asyncrl.replay.transaction import Transaction
 from asyncrl.wire import Buffer
 
 log = logging.getLogger(__name__)

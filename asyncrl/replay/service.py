@@ -24,8 +24,8 @@ from asyncrl.replay.protocol import Call, Reply
 from asyncrl.replay.readers import Readers
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Transaction
 from asyncrl.replay.tickets import TicketQueue
+from asyncrl.replay.transaction import Transaction
 from asyncrl.types import RunIdentity
 from asyncrl.wire import check_run, decode, read_labels, read_trajectory
 

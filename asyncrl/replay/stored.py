@@ -18,7 +18,8 @@ from asyncrl.replay import counters
 from asyncrl.replay.changes import changes
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord
 from asyncrl.replay.shards import join_plans
-from asyncrl.replay.store import StoreReader, Transaction
+from asyncrl.replay.store import StoreReader
+from asyncrl.replay.transaction import Transaction
 from asyncrl.types import BatchPlan, Labels, Trajectory
 from asyncrl.wire import decode, read_labels, read_trajectory, split
 

@@ -14,7 +14,7 @@ from asyncrl.replay.leases import WorkerLeases
 from asyncrl.replay.protocol import GetTickets
 from asyncrl.replay.records import GroupRecord, TicketRecord, TrajectoryRecord
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Transaction
+from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Purpose, Role, Ticket, Trajectory
 from asyncrl.wire import TASKS_BYTES, Buffer, join_parts, task_bytes
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.bind import check_bind
-from asyncrl.config.checks import refusals
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.option import Option
+from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 

@@ -23,8 +23,8 @@ from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.local import role_commands
 from asyncrl.launch.placement.placement import Placement, place, settle
 from asyncrl.launch.placement.pools import Host
+from asyncrl.launch.preflight.settled import check_settled
 from asyncrl.launch.role_process import RoleCommand
-from asyncrl.launch.settled import check_settled
 from asyncrl.launch.slurm.chain import ChainLink, parse, submit
 from asyncrl.launch.slurm.commands import (
     SlurmJob,

@@ -40,7 +40,8 @@ from asyncrl.replay.protocol import (
 from asyncrl.replay.server import PATIENCE_S, TICK_S, ReplayServer
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.store import Store, Transaction
+from asyncrl.replay.store import Store
+from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Ticket
 from asyncrl.wire import Buffer, encode, trajectory_message
 from tests.helpers import make_trajectory

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
-from asyncrl.compat.verl.protocol import DataProto, require
+from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import to_labels
 from asyncrl.types import NO_VERSION
 

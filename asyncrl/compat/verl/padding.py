@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asyncrl.compat.verl.protocol import Proto, require
+from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.protocol import Proto
 
 
 def pad_dataproto_to_divisor(data: Proto, size_divisor: int) -> tuple[Proto, int]:

@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.compat.verl.protocol import DataProto, objects
+from asyncrl.compat.verl.fields import objects
+from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import columns
 from asyncrl.errors import DataError, DataProtoError
 from asyncrl.machine.files import partial_name, sync

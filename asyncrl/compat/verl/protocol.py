@@ -19,34 +19,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from asyncrl.compat.verl.fields import Array, check_rows, description, memory, require, shared_size
 from asyncrl.compat.verl.merging import equal, merged_meta_info, transposed, united
 from asyncrl.compat.verl.storage import read_batch, write_batch
-from asyncrl.compat.verl.tensors import HasTensors, TensorBatch
-from asyncrl.errors import DataProtoError
+from asyncrl.compat.verl.tensors import TensorBatch
 
 logger = logging.getLogger(__name__)
 
-Array = np.ndarray[Any, Any]
 Keys = Iterable[str]
 Proto = TypeVar("Proto", bound="DataProto")
 
 
-def require(condition: bool, message: str) -> None:
-    """Raises DataProtoError with `message` unless the condition holds."""
-    if not condition:
-        raise DataProtoError(message)
-
-
 AUTO_PADDING = "_verl_auto_padding"
 """The key of `meta_info` that lets `chunk` make chunks of different sizes."""
-
-
-def objects(values: Sequence[Any]) -> Array:
-    """An array [B] of objects, also where all of them are lists or arrays of one length."""
-    array = np.empty(len(values), dtype=object)
-    for row, value in enumerate(values):
-        array[row] = value
-    return array
 
 
 @dataclass
@@ -78,16 +63,7 @@ class DataProto:
 
     def check_consistency(self) -> None:
         """Raises DataProtoError: lengths differ, or a field is no array."""
-        if self.batch is not None:
-            require(len(self.batch.batch_size) == 1, f"the batch has batch size {list(self.batch.batch_size)}, not [B]")
-        for name, array in (self.non_tensor_batch or {}).items():
-            require(isinstance(array, np.ndarray), f"non_tensor_batch[{name!r}] is a {type(array).__name__}, no array")
-            require(array.ndim > 0, f"non_tensor_batch[{name!r}] has no rows")
-            if self.batch is not None:
-                require(
-                    len(array) == len(self.batch),
-                    f"non_tensor_batch[{name!r}] has {len(array)} rows; the tensors have {len(self.batch)}",
-                )
+        check_rows(self.batch, self.non_tensor_batch or {})
 
     @classmethod
     def from_single_dict(
@@ -121,14 +97,7 @@ class DataProto:
         require(num_batch_dims == 1 or non_tensors is None, "num_batch_dims must be 1 where there are non_tensors")
         # A batch without rows is false, and has tensors all the same.
         given = dict(() if tensors is None else tensors.items())
-        sizes = {name: tensor.shape[:num_batch_dims] for name, tensor in given.items()}
-        first = next(iter(sizes), "")
-        for name, size in sizes.items():
-            require(
-                size == sizes[first],
-                f"tensors differ in their first {num_batch_dims} dimensions: {first!r} has {list(sizes[first])}, "
-                f"{name!r} has {list(size)}",
-            )
+        batch = TensorBatch(given, shared_size(given, num_batch_dims)) if given else None
         arrays = {} if non_tensors is None else non_tensors
         require(isinstance(arrays, dict), f"non_tensors is a {type(arrays).__name__}; it must be a dict")
         arrays = {
@@ -138,7 +107,7 @@ class DataProto:
         about = {} if meta_info is None else meta_info
         if auto_padding:
             about[AUTO_PADDING] = True
-        return cls(TensorBatch(given, sizes[first]) if given else None, arrays, about)
+        return cls(batch, arrays, about)
 
     @classmethod
     def load_from_disk(cls: type[Proto], filepath: str | Path) -> Proto:
@@ -403,20 +372,11 @@ class DataProto:
 
     def get_data_info(self) -> str:
         """The names, shapes and types of all fields, a line each."""
-        tensors: HasTensors = {} if self.batch is None else self.batch
-        lines = ["batch"]
-        lines += [f"  {name}: {tuple(each.shape)} ({each.dtype}) {each.device}" for name, each in tensors.items()]
-        lines += ["non_tensor_batch"]
-        lines += [f"  {name}: ndarray{each.shape} ({each.dtype})" for name, each in self.non_tensor_batch.items()]
-        lines += ["meta_info", *(f"  {name}: {type(value).__name__}" for name, value in self.meta_info.items())]
-        return "\n".join(lines)
+        return description({} if self.batch is None else self.batch, self.non_tensor_batch, self.meta_info)
 
     def print_size(self, prefix: str = "") -> None:
         """Logs how much memory the fields take."""
-        tensors: HasTensors = {} if self.batch is None else self.batch
-        in_tensors = sum(each.element_size() * each.numel() for _, each in tensors.items())
-        in_arrays = sum(each.nbytes for each in self.non_tensor_batch.values())
-        sizes = f"tensors take {in_tensors / 2**30:.6f} GiB, arrays {in_arrays / 2**30:.6f} GiB"
+        sizes = memory({} if self.batch is None else self.batch, self.non_tensor_batch)
         logger.info("%s%s", f"{prefix}: " if prefix else "", sizes)
 
     def _tensors(self) -> TensorBatch:

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.processes import in_processes
-from asyncrl.compat.verl.protocol import require
 from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardManager, RewardRow, read_score
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.base import completed

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.compat.verl.fields import objects, require
 from asyncrl.compat.verl.padding import compute_position_id_with_mask
-from asyncrl.compat.verl.protocol import DataProto, objects, require
+from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.types import (
     NO_VERSION,
     Finish,

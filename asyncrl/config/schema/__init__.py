@@ -1,6 +1,6 @@
 """The schema of the whole configuration, which every role reads: one dataclass a section.
 
-Every option carries its meaning and its constraint; docs/configuration.md is generated from them. `checks.py` refuses
+Every option carries its meaning and its constraint; docs/configuration.md is generated from them. `refusals.py` refuses
 values that break a constraint, and combinations that cannot work.
 """
 

@@ -24,11 +24,11 @@ from asyncrl.config.load import EXIT_USAGE, role_main
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import UnavailableError
-from asyncrl.launch.epochs import count_steps
 from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.placement.table import placement_table
-from asyncrl.launch.settled import check_plan
+from asyncrl.launch.preflight.epochs import count_steps
+from asyncrl.launch.preflight.settled import check_plan
 from asyncrl.launch.slurm.chain import DRY_RUN, ChainLink
 from asyncrl.launch.slurm.chain import OPTION as CHAINED
 from asyncrl.launch.slurm.commands import (

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.compat.verl import DataProto, from_trajectories, read_parquet, to_labels, to_trajectories, write_parquet
+from asyncrl.compat.verl.fields import objects
 from asyncrl.compat.verl.merging import equal
-from asyncrl.compat.verl.protocol import objects
 from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError, DataProtoError

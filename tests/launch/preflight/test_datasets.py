@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.checks import refusals
+from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.opening import open_tasks
 from asyncrl.errors import AsyncrlError, DataError
-from asyncrl.launch.datasets import make_tasks
-from asyncrl.launch.prompts import prepare_data
+from asyncrl.launch.preflight.datasets import make_tasks
+from asyncrl.launch.preflight.prompts import prepare_data
 from asyncrl.replay.from_config import replay_settings
 from asyncrl.replay.store import Store
 from asyncrl.types import Task

@@ -11,14 +11,14 @@ import pytest
 
 from asyncrl.actor.chat_checks import open_chat
 from asyncrl.actor.prompt_lengths import cut_prompt, prompt_tokens
-from asyncrl.config.checks import refusals
+from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.opening import open_tasks
 from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError, StoppedError
-from asyncrl.launch.epochs import count_steps
-from asyncrl.launch.prompts import check_prompts, prepare_data
+from asyncrl.launch.preflight.epochs import count_steps
+from asyncrl.launch.preflight.prompts import check_prompts, prepare_data
 from asyncrl.replay.from_config import replay_settings
 from tests.actor.fakes import CHATML, make_tokenizer
 from tests.helpers import make_task

@@ -89,7 +89,7 @@ def prepare_data(config: TrainConfig, stop: threading.Event | None = None) -> No
     """Make the tasks of `data.dataset` and measure the prompts that `data.filter_overlong` needs, unless the run's
     folder has them already. Raises ConfigError, DataError; StoppedError: `stop` was set meanwhile."""
     from asyncrl.data.opening import all_tasks
-    from asyncrl.launch.datasets import make_tasks
+    from asyncrl.launch.preflight.datasets import make_tasks
 
     for sources in (config.data.train, config.data.eval):
         if sources:

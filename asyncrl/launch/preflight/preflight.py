@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from asyncrl.config import locations
-from asyncrl.config.checks import missing_data
+from asyncrl.config.refusals import missing_data
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import (
     AsyncrlError,
@@ -24,9 +24,9 @@ from asyncrl.errors import (
     ToolError,
     UnavailableError,
 )
-from asyncrl.launch.machine import check_devices, check_disk, check_ports, free_bytes
-from asyncrl.launch.models import check_existence, check_length, policy_size
-from asyncrl.launch.prompts import check_prompts
+from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
+from asyncrl.launch.preflight.models import check_existence, check_length, policy_size
+from asyncrl.launch.preflight.prompts import check_prompts
 from asyncrl.text import reason_of
 from asyncrl.types import NO_VERSION, Finish, Purpose, Role, Ticket, Trajectory, Turn
 
@@ -62,7 +62,7 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
     meanwhile.
     """
     from asyncrl.data.opening import all_tasks
-    from asyncrl.launch.datasets import make_tasks
+    from asyncrl.launch.preflight.datasets import make_tasks
 
     problems: list[AsyncrlError] = []
     files: list[TaskFile] = []

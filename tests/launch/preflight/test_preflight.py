@@ -23,8 +23,8 @@ from asyncrl.config.schema import (
     TrainConfig,
 )
 from asyncrl.errors import ConfigError, DataError, UnavailableError
-from asyncrl.launch.machine import check_devices, check_disk, check_ports
-from asyncrl.launch.preflight import preflight
+from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports
+from asyncrl.launch.preflight.preflight import preflight
 from tests.actor.engine.support import tiny_model
 from tests.templates.families import tokenizer
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.config.checks import refusals
+from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import LearnerConfig, ModelConfig, TrainConfig
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError
-from asyncrl.launch.epochs import count_steps, steps_of
+from asyncrl.launch.preflight.epochs import count_steps, steps_of
 from tests.helpers import make_task
 
 

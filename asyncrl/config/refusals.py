@@ -1,0 +1,54 @@
+"""What of a configuration is refused: values that break their option's constraint, combinations, and missing files."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from operator import attrgetter
+from pathlib import Path
+
+from asyncrl.config.checks import conflicts
+from asyncrl.config.keys import sections
+from asyncrl.config.option import as_yaml, options
+from asyncrl.config.schema import TrainConfig
+
+
+def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
+    """One line for each value or combination that cannot be.
+
+    `known_bad` are keys that were refused already. Combinations with these keys, or with values that break their own
+    constraint, are not judged.
+    """
+    config, bad, lines = copy.deepcopy(config), set(known_bad), []
+    for prefix, section in sections(config):
+        for option in options(type(section)):
+            key, given = prefix + option.name, getattr(section, option.name)
+            if key not in bad and not option.allows(given):
+                lines.append(f"{key}={as_yaml(given)}: it must be {option.allowed}")
+                bad.add(key)
+            if key in bad:
+                setattr(section, option.name, option.default)
+    for conflict in conflicts(config):
+        keys, _, fix = conflict.partition(": ")
+        if bad.isdisjoint(keys.split()):
+            lines.append(f"{' with '.join(f'{key}={as_yaml(attrgetter(key)(config))}' for key in keys.split())}: {fix}")
+    return lines
+
+
+def missing_data(config: TrainConfig) -> dict[str, str]:
+    """For the key of tasks of which a file does not exist, the line that refuses it."""
+    sources = {"data.train": config.data.train, "data.eval": config.data.eval or []}
+    return {
+        key: f"{key}={source}: there is no such file; see docs/data.md"
+        for key, named in sources.items()
+        for source in named
+        if not may_exist(source)
+    }
+
+
+def may_exist(source: str) -> bool:
+    """Whether a file, folder or pattern is there; what is on a hub is not looked for."""
+    path = Path(source)
+    return (
+        source.startswith("hf://") or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    )
