@@ -11,9 +11,8 @@ from torch import Tensor
 
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.processes import in_processes
-from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardManager, RewardRow, read_score
+from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardManager, RewardRow, called, read_score
 from asyncrl.errors import ScoringError
-from asyncrl.scoring.rules.base import completed
 from asyncrl.scoring.rules.verl import as_config
 
 PRIME_TIMEOUT_S = 300.0
@@ -39,7 +38,7 @@ class NaiveRewardManager(RewardManager):
         calls = [_call(self.compute_score, row) for row in rows]
         if self.compute_score_timeout:
             return [read_score(each) for each in in_processes(calls, 1, self.compute_score_timeout)]
-        return [read_score(completed(call())) for call in calls]
+        return [read_score(called(call, f"row {number}")) for number, call in enumerate(calls)]
 
 
 class BatchRewardManager(RewardManager):
@@ -59,15 +58,15 @@ class BatchRewardManager(RewardManager):
         self.reward_kwargs = reward_kwargs
 
     def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
-        scores = completed(
-            self.compute_score(
-                data_sources=[row.data_source for row in rows],
-                solution_strs=[row.response for row in rows],
-                ground_truths=[row.ground_truth for row in rows],
-                extra_infos=[dict(row.extra_info) for row in rows],
-                **self.reward_kwargs,
-            )
+        call = partial(
+            self.compute_score,
+            data_sources=[row.data_source for row in rows],
+            solution_strs=[row.response for row in rows],
+            ground_truths=[row.ground_truth for row in rows],
+            extra_infos=[dict(row.extra_info) for row in rows],
+            **self.reward_kwargs,
         )
+        scores = called(call, f"a batch of {len(rows)} rows")
         if len(scores) != len(rows):
             raise ScoringError(f"compute_score returned {len(scores)} scores for {len(rows)} rows")
         return [read_score(score) for score in scores]
@@ -105,10 +104,10 @@ class DAPORewardManager(RewardManager):
             )
 
     def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
-        return [self._result(row) for row in rows]
+        return [self._result(row, number) for number, row in enumerate(rows)]
 
-    def _result(self, row: RewardRow) -> Result:
-        score, extra = read_score(completed(_call(self.compute_score, row)()))
+    def _result(self, row: RewardRow, number: int) -> Result:
+        score, extra = read_score(called(_call(self.compute_score, row), f"row {number}"))
         told = dict(extra) or {"acc": score}
         config = self.overlong_buffer_cfg
         if config is None or not config.enable:

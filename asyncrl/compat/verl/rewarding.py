@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.errors import ScoringError
+from asyncrl.scoring.rules.base import completed
 from asyncrl.scoring.rules.gsm8k import gsm8k
 from asyncrl.types import Task
 
@@ -21,6 +23,7 @@ ComputeScore = Callable[..., Any]
 Result = tuple[float, Mapping[str, Any]]
 """A row's reward, and what else is told of it."""
 
+_LARGEST = torch.finfo(torch.float32).max
 _NO_TRAJECTORY: Any = None
 """The rule reads the text alone."""
 
@@ -78,17 +81,23 @@ class RewardManager(AbstractRewardManager):
 
     @abstractmethod
     def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
-        """The reward of each row of a whole batch. Raises what `compute_score` raises."""
+        """The reward of each row of a whole batch. Raises what `compute_score` raises; ScoringError: it ended the
+        program."""
 
     def __call__(self, data: Any, return_dict: bool = False) -> Any:
         """The rewards float32[B, R], each at its response's last token; with `return_dict` as `reward_tensor`, beside
         `reward_extra_info`: lists [B] by name, None where a row has no such value. Rewards that the batch has already
-        as `rm_scores` are returned as they are."""
+        as `rm_scores` are returned as they are.
+
+        Raises ScoringError: a row's reward is nan, infinite, or too large for a float32; what `judge` raises.
+        """
         given = self._extract_reward_from_rm_scores(data, return_dict)
         if given is not None:
             return given
         rows = [self._row(data[number]) for number in range(len(data))]
         results = self.judge(rows)
+        for number, (reward, _) in enumerate(results):
+            _require_finite(reward, number)
         rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
         for number, (row, (reward, _)) in enumerate(zip(rows, results, strict=True)):
             rewards[number, row.length - 1] = reward
@@ -129,6 +138,22 @@ class RewardManager(AbstractRewardManager):
                     row.ground_truth,
                     {"reward": reward, **extra},
                 )
+
+
+def called(compute: Callable[[], Any], what: str) -> Any:
+    """The result of a user's function, which may be a coroutine. Raises what it raises; ScoringError: it ended the
+    program, by `sys.exit` for `what`."""
+    try:
+        return completed(compute())
+    except SystemExit as end:
+        raise ScoringError(f"compute_score ended the program for {what}: SystemExit({end.code!r})") from end
+
+
+def _require_finite(reward: float, row: int) -> None:
+    """Raises ScoringError: the reward of `row` is no number that training could use."""
+    # nan compares as false with everything.
+    if not abs(reward) <= _LARGEST:
+        raise ScoringError(f"the reward of row {row} is {reward}; it must be a finite number that fits into float32")
 
 
 def read_score(result: Any) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from typing import Any
 
@@ -129,6 +130,26 @@ def test_a_row_that_fails_is_named_and_never_scored_zero(score: Any, problem: st
     ):
         with pytest.raises(ScoringError, match=problem):
             judge(manager)
+
+
+def quits(*arguments: Any, **named: Any) -> float:
+    sys.exit("no more")
+
+
+@pytest.mark.parametrize("manager", [NaiveRewardManager, BatchRewardManager, DAPORewardManager, PrimeRewardManager])
+def test_a_function_that_ends_the_program_is_a_failure_of_its_row(manager: Any) -> None:
+    with pytest.raises(ScoringError, match=r"ended (the program for (row 0|a batch of 2 rows)|its process for row)"):
+        judge(manager(TOKENIZER, 0, quits))
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("-inf"), 1e39])
+@pytest.mark.parametrize("manager", [NaiveRewardManager, BatchRewardManager, DAPORewardManager])
+def test_a_reward_that_is_no_finite_number_is_refused_with_its_row(manager: Any, reward: float) -> None:
+    def score(**given: Any) -> Any:
+        return [1.0, reward] if "solution_strs" in given else reward if "y" in given["solution_str"] else 1.0
+
+    with pytest.raises(ScoringError, match="the reward of row 1 is"):
+        judge(manager(TOKENIZER, 0, score))
 
 
 def test_a_function_without_a_name_cannot_be_called_elsewhere() -> None:
