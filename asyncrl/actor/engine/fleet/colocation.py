@@ -25,6 +25,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from asyncrl.actor.engine.fleet.condition import Condition
+from asyncrl.actor.engine.fleet.server import CACHE, MEMORY, WEIGHTS, FreeingServer, ServerFaultError
+from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.machine.gpu_lock import ServersLock
 
 logger = logging.getLogger(__name__)
@@ -124,3 +126,49 @@ class ServerTurns:
                     logger.error("%s has not freed its memory within %g s; it is ended", server.url, self._release_s)
                     server.end()
             await asyncio.sleep(POLL_S)
+
+
+class ServerMemory:
+    """What `server` has of the memory of GPUs that it shares in `turns`."""
+
+    def __init__(self, server: FreeingServer, turns: ServerTurns) -> None:
+        self._server = server
+        self._turns = turns
+        self._freed: set[str] = set()
+        self._freed_by = 0
+
+    async def free(self) -> None:
+        """Free all of it. The server is idle. Raises ServerFaultError."""
+        process = self._turns.process(self._server.url)
+        # A server that refuses a flush still has requests in its queues, and would die of freeing its memory.
+        await self._server.flush()
+        self._freed_by, freeing = process.starts, [each for each in MEMORY if each not in self._freed]
+        self._freed.update(freeing)
+        await self._server.free(freeing)
+        process.freed = True
+
+    async def regain_weights(self) -> None:
+        """Have memory for weights again, in a turn of ours. Raises ServerFaultError."""
+        process = self._turns.process(self._server.url)
+        if process.starts != self._freed_by or not process.running:
+            self._freed.clear()
+            raise ServerFaultError(f"{self._server.url} ended while the learner had its GPUs")
+        process.freed = False
+        await self._server.regain([WEIGHTS])
+        self._freed.discard(WEIGHTS)
+
+    async def regain_cache(self, update: Update) -> None:
+        """Have memory for the cache again, if it was freed: the server has loaded `update`. Raises ServerFaultError."""
+        if self._freed:
+            update.drop_copies()
+            await self._server.regain([CACHE])
+            self._freed.clear()
+
+    def give_up(self) -> None:
+        """End the server's process if it failed between freeing its memory and having all of it again."""
+        if self._freed:
+            process = self._turns.process(self._server.url)
+            # The one that freed memory may have ended, which is why a call of ours failed, and another one started.
+            if process.starts == self._freed_by:
+                process.end()
+        self._freed.clear()

@@ -25,8 +25,9 @@ from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock, check_
 from asyncrl.actor.engine.fleet.colocation import ServerTurns
 from asyncrl.actor.engine.fleet.condition import Condition
 from asyncrl.actor.engine.fleet.discovery import Discovery
-from asyncrl.actor.engine.fleet.endpoint import Endpoint, interrupt
+from asyncrl.actor.engine.fleet.endpoint import Endpoint
 from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.actor.engine.fleet.in_flight import interrupt
 from asyncrl.actor.engine.fleet.partial_turn import PartialTurn
 from asyncrl.actor.engine.fleet.pauses import PushPauses
 from asyncrl.actor.engine.fleet.prefixes import ComputedPrefixes
@@ -145,7 +146,7 @@ class Fleet:
             raise WeightsError(f"version {version} is not newer than {newest}, which the servers have or are getting")
         if version > newest:
             await self._offer(version, weights, check)
-        before = {url: endpoint.refused.get(version, 0) for url, endpoint in self._endpoints.items()}
+        before = {url: endpoint.updater.refused.get(version, 0) for url, endpoint in self._endpoints.items()}
         await self._changed.wait_for(lambda: self._version >= version or self._all_refuse(version, before))
         if self._version < version:
             raise CanaryError(f"no server is left for version {version}{self._last_fault()}")
@@ -168,7 +169,7 @@ class Fleet:
         """Whether all servers but the leased one are lost, and one of them has failed the canary of `version` more
         often than `before` says."""
         asked = {url: each for url, each in self._endpoints.items() if each is not self._lease.endpoint}
-        refuses = any(each.refused.get(version, 0) > before.get(url, 0) for url, each in asked.items())
+        refuses = any(each.updater.refused.get(version, 0) > before.get(url, 0) for url, each in asked.items())
         return refuses and all(each.lost for each in asked.values())
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
@@ -195,7 +196,7 @@ class Fleet:
 
     def _canary_counters(self) -> dict[str, float]:
         """Those of the server with the largest difference, but failures of all servers."""
-        judges = [endpoint.canary for endpoint in self._endpoints.values()] or [CanaryJudge()]
+        judges = [endpoint.updater.canary for endpoint in self._endpoints.values()] or [CanaryJudge()]
         worst = max(judges, key=lambda judge: judge.difference)
         return {**worst.counters, "canary_failures": self._counts["canary_failures"]}
 

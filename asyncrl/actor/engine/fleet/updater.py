@@ -1,0 +1,133 @@
+"""How one server is brought from one version of the weights to the next.
+
+    paused: pause ──► load, flush ──► resume ──► canary ──► answers go on their way
+    idle:   abort or drain ──► load, flush ──► canary ──► new requests
+
+A server that can tell which version sampled which token is paused, and its requests go on afterwards. Another one must
+have none. An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server
+answers nothing, so it goes on with its requests for that moment; what these answer meanwhile waits for the verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+from asyncrl.actor.engine.fleet.colocation import ServerMemory
+from asyncrl.actor.engine.fleet.condition import Condition
+from asyncrl.actor.engine.fleet.in_flight import RequestsInFlight
+from asyncrl.actor.engine.fleet.pauses import PushPauses
+from asyncrl.actor.engine.fleet.server import InferenceServer
+from asyncrl.actor.engine.fleet.settings import FleetSettings
+from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.errors import EngineError
+from asyncrl.weights.canary import CanaryError, CanaryJudge
+
+logger = logging.getLogger(__name__)
+
+
+class ServerUpdater:
+    """Updates `server`, which has `requests` in flight, and with `memory` shares its GPUs with the learner.
+
+    `counts` gets `canary_failures`, and `pauses` each stop. `canary` judged the newest version; `refused` has the
+    version whose canary the server failed last, and how often.
+    """
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        requests: RequestsInFlight,
+        memory: ServerMemory | None,
+        counts: Counter[str],
+        pauses: PushPauses,
+        settings: FleetSettings,
+    ) -> None:
+        self.canary = CanaryJudge()
+        self.refused: dict[int, int] = {}
+        self._server = server
+        self._requests = requests
+        self._memory = memory
+        self._counts = counts
+        self._pauses = pauses
+        self._settings = settings
+        self._proving = False
+        self._proved = Condition()
+
+    async def switch(self, update: Update, serving: bool) -> None:
+        """Bring the server to `update`, which it has prepared. `serving`: it had a version before, and so it stops.
+
+        After an error its weights are unknown, and answers that wait for the verdict do so until the next one. Raises
+        ServerFaultError, WeightsError, and CanaryError where the server does not repeat what the learner gave.
+        """
+        if self._settings.mode in ("in_place", "retract") and self._server.spans:
+            await self._switch_paused(update, serving)
+        else:
+            await self._switch_idle(update, serving)
+
+    async def verdict(self) -> None:
+        """Return once it is known that the server has the weights with which it has just answered."""
+        await self._proved.wait_for(lambda: not self._proving)
+
+    async def _switch_paused(self, update: Update, serving: bool) -> None:
+        server, clock = self._server, self._pauses.clock
+        told = clock()
+        await server.pause(self._settings.mode)
+        stopped = clock()
+        await self._load(update)
+        loaded = clock()
+        self._proving = update.check is not None
+        await server.resume()
+        if serving:
+            self._pauses.add(server.url, update.version, told, stopped, loaded)
+        await self._prove(update)
+        self._proving = False
+        self._proved.notify_all()
+
+    async def _switch_idle(self, update: Update, serving: bool) -> None:
+        settings, clock = self._settings, self._pauses.clock
+        drained = settings.mode == "drain" and await self._requests.idle(settings.drain_s)
+        told = clock()
+        if not drained:
+            await self._requests.abort_all()
+        stopped = clock()
+        await self._load(update)
+        loaded = clock()
+        await self._prove(update)
+        if serving:
+            self._pauses.add(self._server.url, update.version, told, stopped, loaded)
+
+    async def _load(self, update: Update) -> None:
+        """Load and flush at once: no request runs meanwhile, so nothing gets into the cache that is flushed."""
+        flush = asyncio.create_task(self._server.flush()) if not self._settings.salted else None
+        try:
+            await self._server.load(update)
+            if flush is not None:
+                await flush
+        finally:
+            if flush is not None:
+                flush.cancel()
+                await asyncio.gather(flush, return_exceptions=True)
+        if self._memory is not None:
+            await self._memory.regain_cache(update)
+
+    async def _prove(self, update: Update) -> None:
+        check, server = update.check, self._server
+        if check is None:
+            return
+        by = f"{server.url} (by {server.way})"
+        try:
+            try:
+                salt = update.label if self._settings.salted else None
+                answer = await server.logprobs(check.canary.tokens, salt)
+            except EngineError as error:
+                raise self.canary.refuse(check, by, str(error)) from error
+            self.canary.judge(check, answer, server.precision, by)
+        except CanaryError:
+            self._counts["canary_failures"] += 1
+            self.refused = {update.version: self.refused.get(update.version, 0) + 1}
+            raise
+        logger.info(
+            "%s repeats the canary of version %d: %.2g on average, %.2g is allowed",
+            *(by, update.version, self.canary.difference, self.canary.allowed),
+        )

@@ -1,0 +1,104 @@
+"""How a server is brought to the next version: what it does with its requests meanwhile, in every mode."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from asyncrl.actor.engine.base import Generation
+from tests.actor.engine.fleet.fakes import (
+    FakeSglang,
+    assert_true,
+    fleet_with,
+    sample,
+    tensors,
+)
+from tests.helpers import async_until
+
+pytestmark = pytest.mark.slow
+
+LONG = 300
+
+
+@pytest.mark.parametrize("version", ["0.5.23", "0.5.17"])
+@pytest.mark.parametrize("mode", ["in_place", "retract", "abort", "drain"])
+@pytest.mark.parametrize("segment_tokens", [0, 70])
+async def test_turns_survive_pushes_in_every_mode_and_each_token_has_the_version_that_sampled_it(
+    mode: str, version: str, segment_tokens: int
+) -> None:
+    servers = FakeSglang(version), FakeSglang(version)
+    async with fleet_with(0, *servers, mode=mode, settings={"segment_tokens": segment_tokens}) as fleet:
+        taken: list[Generation] = []
+
+        async def turns(session: str) -> None:
+            while not taken or fleet.version < 4:
+                taken.append(await sample(fleet, LONG, session))
+
+        workers = [asyncio.create_task(turns(f"s{i}")) for i in range(8)]
+        for push in range(1, 5):
+            await async_until(lambda: any(server.running for server in servers))
+            await fleet.update_weights(push, tensors(push))
+        await asyncio.gather(*workers)
+    assert fleet.version == 4
+    assert all(len(each.tokens) == LONG and each.finish_reason == "length" for each in taken)
+    assert_true(*taken)
+    assert mode == "drain" or any(len(set(each.versions)) > 1 for each in taken)
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+async def test_a_token_that_the_server_has_not_counted_yet_at_a_pause_has_the_version_that_sampled_it(
+    mode: str,
+) -> None:
+    server = FakeSglang()
+    server.overlap = True
+    async with fleet_with(0, server, mode=mode) as fleet:
+        calls = [asyncio.create_task(sample(fleet, LONG, f"s{i}")) for i in range(4)]
+        await async_until(lambda: len(server.running) == 4)
+        await fleet.update_weights(1, tensors(1))
+        taken = await asyncio.gather(*calls)
+    assert_true(*taken)
+    assert {*taken[0].versions} == {0, 1}
+
+
+@pytest.mark.parametrize("mode", ["retract", "abort"])
+async def test_an_update_flushes_while_it_loads_and_before_anything_is_served(mode: str) -> None:
+    """So the flush adds nothing to the time in which the server generates nothing."""
+    server, flushed = FakeSglang(), asyncio.Event()
+    load, flush = server._update_weights_from_disk, server._flush_cache
+
+    async def slow_load(body: object) -> object:
+        await flushed.wait()
+        return await load(body)
+
+    async def seen_flush(body: object) -> object:
+        flushed.set()
+        return await flush(body)
+
+    server.answers |= {"update_weights_from_disk": slow_load, "flush_cache": seen_flush}
+    async with fleet_with(0, server, mode=mode) as fleet:
+        call = asyncio.create_task(sample(fleet, LONG))
+        await async_until(lambda: server.running)
+        await fleet.update_weights(1, tensors(1))
+        assert_true(await call)
+
+
+async def test_a_server_without_spans_is_updated_as_by_abort_and_never_flushed_under_requests() -> None:
+    server = FakeSglang("0.5.17")
+    async with fleet_with(0, server, mode="retract") as fleet:
+        call = asyncio.create_task(sample(fleet, LONG))
+        await async_until(lambda: server.running)
+        await fleet.update_weights(1, tensors(1))
+        await call
+    assert not {"pause_generation", "begin_weight_update"} & set(server.calls)
+    assert "abort_request" in server.calls[server.calls.index("generate") :]
+
+
+async def test_prefixes_are_salted_by_version_where_they_are_not_flushed() -> None:
+    server = FakeSglang()
+    async with fleet_with(0, server, mode="in_place") as fleet:
+        await sample(fleet)
+        await fleet.update_weights(1, tensors(1))
+        await sample(fleet)
+    assert "flush_cache" not in server.calls
+    assert len(set(server.salts)) == 2
