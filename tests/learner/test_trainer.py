@@ -63,7 +63,9 @@ class Setup:
             weights=[1.0 for _ in self.members],
         )
         labels = [Labels(name, reward, 0.0, "scorer") for name, reward in zip(plan.ids, rewards, strict=True)]
-        self.totals = Totals.of(plan.sampled, plan.group_ids, range(len(plan.ids)))
+        totals = Totals.of(plan.sampled, plan.group_ids, range(len(plan.ids)))
+        assert totals.group_tokens is not None
+        self.totals = replace(totals, group_tokens=totals.group_tokens.to(ranks.device))
         self.episodes: Episodes = build_episodes(plan, labels, ranks.device)
         self.batch: LocalBatch = build_local_batch(self.members, trajectories, ranks.device)
 
