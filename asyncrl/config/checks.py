@@ -189,6 +189,8 @@ def _scoring(config: TrainConfig) -> Iterator[str]:
     for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
         if not DEVICE.fullmatch(model.device):
             yield f"{key}.device: use cpu, cuda, cuda:N (a GPU's number), or auto"
+        if model.gpus > 1 and model.device not in ("cuda", "auto"):
+            yield f"{key}.gpus {key}.device: layers are spread over the first GPUs; set the device to cuda or auto"
     yield from _shaping(config)
 
 
@@ -202,8 +204,11 @@ def _shaping(config: TrainConfig) -> Iterator[str]:
     if scoring.shadow and not (shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight):
         yield "scoring.shadow scoring.shaping.outcome_weight: nothing is left to train on; give the outcome a weight"
     yield from _weightless(config)
-    if shaping.use_logit_tanh and shaping.prm_aggregation == "product":
-        yield "scoring.shaping.prm_aggregation scoring.shaping.use_logit_tanh: a product needs scores above 0; use min"
+    for key in ("use_logit_tanh", "use_raw_logit"):
+        if getattr(shaping, key) and shaping.prm_aggregation == "product":
+            yield f"scoring.shaping.prm_aggregation scoring.shaping.{key}: a product needs scores above 0; use min"
+    if shaping.use_raw_logit and (shaping.use_logit_tanh or shaping.prm_apply_sigmoid):
+        yield "scoring.shaping.use_raw_logit: leave out use_logit_tanh and prm_apply_sigmoid, which change the logit"
     if shaping.prm_aggregation == "best_of_n" and all(part.name != "best_of_n" for part in config.algorithm.reward):
         yield "scoring.shaping.prm_aggregation: add {name: best_of_n} to algorithm.reward, which compares the members"
     if shaping.overlong_penalty and shaping.overlong_buffer > shaping.overlong_max_length:

@@ -34,18 +34,19 @@ _LEADING_NUMBER = re.compile(r"\A\s*(?:step\s*)?\(?\d+[).:]\s+", re.IGNORECASE)
 
 
 def scale(scores: StepScores, config: ShapingConfig) -> Scores:
-    """Every step's score, float32[K]: tanh of the logit, its sigmoid, or the model's own probability."""
+    """Every step's score, float32[K]: tanh of the logit, its sigmoid, the logit, or the model's own probability."""
     logit = scores.logit.astype(np.float64)
     if config.use_logit_tanh:
         return (config.tanh_rmax * np.tanh(logit / config.tanh_tau)).astype(np.float32)
     if config.prm_apply_sigmoid:
         return (0.5 * (1 + np.tanh(0.5 * logit))).astype(np.float32)
-    return scores.probability
+    return scores.logit if config.use_raw_logit else scores.probability
 
 
 def middle(config: ShapingConfig) -> float:
     """The score of a step that is as likely right as wrong."""
-    return 0.0 if config.use_logit_tanh else 0.5
+    is_logit = config.use_raw_logit and not config.prm_apply_sigmoid
+    return 0.0 if config.use_logit_tanh or is_logit else 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,9 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"scoring.shadow": True, "scoring.shaping.outcome_weight": 0.0}, "give the outcome a weight"),
         ({**PRM, "scoring.shadow": True, "scoring.needs": {"a": ["prm"]}}, "let it need rules"),
         ({**TANH, "scoring.shaping.prm_aggregation": "product"}, "use min"),
+        ({**TANH, "scoring.shaping.use_raw_logit": True}, "leave out use_logit_tanh"),
+        ({"scoring.shaping.use_raw_logit": True, "scoring.shaping.prm_aggregation": "product"}, "use min"),
+        ({**PRM, "scoring.prm.gpus": 2}, "set the device to cuda or auto"),
         ({"scoring.shaping.prm_aggregation": "best_of_n"}, "add {name: best_of_n} to algorithm.reward"),
         (
             {"scoring.shaping.overlong_penalty": 1.0},

@@ -49,6 +49,12 @@ def test_learner_servers_and_scorers_of_one_host_have_different_gpus_where_there
     assert placed == {"learner": [(0, learner)], "actor": [(0, servers)], "scoring": [(0, scorer)]}
 
 
+def test_a_scorer_whose_model_is_spread_gets_so_many_gpus() -> None:
+    config = make_config(scorer="auto")
+    config.scoring.prm.gpus = 2
+    assert gpus_of(config, 8)["scoring"] == [(0, (6, 7))]
+
+
 def test_two_gpus_and_no_other_setting_put_the_learner_on_one_and_the_server_on_the_other() -> None:
     config = make_config(gpus=2)
     assert placement_table(place(config, [Host(2, 8)])) == (

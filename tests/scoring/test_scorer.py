@@ -191,6 +191,7 @@ def test_logits_are_scaled_as_the_configuration_says():
     sigmoid = 1 / (1 + np.exp(-2.0))
     assert scores() == pytest.approx([0.9, 0.9])
     assert scores(prm_apply_sigmoid=True) == pytest.approx([sigmoid, 1 - sigmoid])
+    assert scores(use_raw_logit=True) == [2.0, -2.0]
     tanh = scores(use_logit_tanh=True, prm_apply_sigmoid=True)
     assert tanh == pytest.approx([2 * sigmoid - 1, 1 - 2 * sigmoid]), "tanh wins, and by default is 2 p - 1"
     assert scores(use_logit_tanh=True, tanh_tau=1.0, tanh_rmax=3.0) == pytest.approx([3 * np.tanh(2), -3 * np.tanh(2)])

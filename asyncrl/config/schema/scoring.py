@@ -27,6 +27,7 @@ class ShapingConfig:
     environment_weight: float = option(0.0, "weight of the sum of the tools' own rewards in the reward")
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")
     use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau), without a sigmoid")
+    use_raw_logit: bool = option(False, "a step's score is its logit, which has no bounds")
     tanh_tau: float = option(2.0, "scale of the logit in tanh", "(0, inf)")
     tanh_rmax: float = option(1.0, "largest score that tanh gives", "(0, inf)")
     prm_aggregation: str = option(
@@ -68,9 +69,16 @@ class ScoringModelConfig:
     path: str | None = option(
         None, "folder or hub name of the model, or the URL of a remote one; null: no model, unless family is a class"
     )
+    tokenizer: str | None = option(
+        None, "folder or hub name of the model's own tokenizer; null: the one in the model's folder"
+    )
     dtype: str = option("float32", "compute dtype", choices=("float32", "bfloat16", "float16"))
     device: str = option("cpu", "where it runs: cpu, cuda, cuda:N, or auto (a GPU if there is one)")
+    gpus: int = option(
+        1, "GPUs of one scorer over which the model's layers are spread (needs the extra asyncrl[spread])", "[1, inf)"
+    )
     micro_tokens: int = option(16384, "tokens of one forward pass, padding included", "[1, inf)")
+    micro_inputs: int | None = option(None, "inputs of one forward pass at most; null: no limit", "[1, inf)")
     long_inputs: str = option(
         "refuse",
         "what happens to too long inputs: refuse them, or drop their oldest tool results",

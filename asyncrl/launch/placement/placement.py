@@ -261,8 +261,9 @@ def _scorer_gpus(config: TrainConfig) -> int:
         "prm": config.scoring.prm,
         "outcome_model": config.scoring.outcome_model,
     }
-    devices = [models[kind].device for kind in serves(config.scoring) if kind in models and _is_local(models[kind])]
-    return max((int(device.partition(":")[2] or 0) + 1 for device in devices if device != "cpu"), default=0)
+    local = [models[kind] for kind in serves(config.scoring) if kind in models and _is_local(models[kind])]
+    on_gpus = [model for model in local if model.device != "cpu"]
+    return max((int(model.device.partition(":")[2] or 0) + model.gpus for model in on_gpus), default=0)
 
 
 def _is_local(model: ScoringModelConfig) -> bool:

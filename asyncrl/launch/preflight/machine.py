@@ -67,6 +67,11 @@ def _lacking(config: TrainConfig, gpus: int) -> Iterator[str]:
         kind = model.device.partition(":")[0]
         if model.is_configured and kind == "cuda" and not gpus:
             yield f"{key}.device={model.device}: {has}; use auto or cpu"
+        if model.is_configured and model.gpus > 1:
+            if gpus < model.gpus:
+                yield f"{key}.gpus={model.gpus}: {has}; use 1, or as many as there are"
+            elif find_spec("accelerate") is None:
+                yield f"{key}.gpus={model.gpus}: the package accelerate is not installed; install asyncrl[spread]"
     if config.model.attention not in ("auto", "sdpa") and not gpus:
         yield f"model.attention={config.model.attention}: training with it needs a GPU, and {has}; use auto"
     elif config.model.attention == "flash_attention_2" and find_spec("flash_attn") is None:

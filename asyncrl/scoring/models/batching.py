@@ -17,9 +17,11 @@ def pass_cost(device: str) -> int:
     return 32 if device == "cpu" else 1024
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int, pass_cost: int) -> list[list[int]]:
-    """Every index once, in batches of at most `max_tokens` tokens including padding. A longer input is a batch of its
-    own.
+def micro_batches(
+    lengths: Sequence[int], max_tokens: int, pass_cost: int, max_inputs: int | None = None
+) -> list[list[int]]:
+    """Every index once, in batches of at most `max_tokens` tokens including padding, and of at most `max_inputs` inputs
+    (None: no limit). A longer input is a batch of its own.
 
     The inputs are sorted by length, and of all ways to cut the sorted list this is the cheapest. A batch costs its
     tokens, including padding, plus `pass_cost`.
@@ -29,7 +31,7 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, pass_cost: int) -> li
     def costs(end: int) -> Iterator[int]:
         for begin in range(end - 1, -1, -1):
             tokens = lengths[order[begin]] * (end - begin)
-            if tokens > max_tokens and end - begin > 1:
+            if (tokens > max_tokens and end - begin > 1) or (max_inputs is not None and end - begin > max_inputs):
                 return
             yield tokens + pass_cost
 

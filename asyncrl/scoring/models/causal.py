@@ -29,17 +29,25 @@ LabelTokens = tuple[int, int]
 class CausalReader:
     """A causal backbone with a readout.
 
-    `micro_tokens` bounds the tokens of one forward pass, padding and shared prefix included. In float32 a value does
-    not depend on the rest of the batch, up to rounding.
+    `micro_tokens` bounds the tokens of one forward pass, padding and shared prefix included, and `micro_inputs` its
+    inputs (None: no limit). In float32 a value does not depend on the rest of the batch, up to rounding.
     """
 
-    def __init__(self, backbone: Any, readout: Readout, micro_tokens: int, share: bool = True) -> None:
+    def __init__(
+        self,
+        backbone: Any,
+        readout: Readout,
+        micro_tokens: int,
+        share: bool = True,
+        micro_inputs: int | None = None,
+    ) -> None:
         self._backbone = backbone.eval()
         self._readout = readout
         # In such a model a longer input of the same pass changes the positions of the others.
         alone = longest_plain(backbone.config) < sys.maxsize
         # No input is as short as 0 tokens, so every input becomes a batch of its own.
         self._micro_tokens = 0 if alone else micro_tokens
+        self._micro_inputs = micro_inputs
         self._share = share and not alone and _caches_attention_only(backbone.config)
         self.pass_cost = pass_cost(backbone.device.type)
 
@@ -62,7 +70,8 @@ class CausalReader:
         for prefix, positions in prefixes:
             members = [used[position] for position in positions]
             past = self._run([inputs[members[0]].ids[:prefix]], use_cache=True).past_key_values if prefix else None
-            for batch in micro_batches([ends[index] for index in members], self._micro_tokens, self.pass_cost):
+            lengths = [ends[index] for index in members]
+            for batch in micro_batches(lengths, self._micro_tokens, self.pass_cost, self._micro_inputs):
                 chosen = [members[position] for position in batch]
                 values = self._read([inputs[i] for i in chosen], [ends[i] for i in chosen], prefix, past)
                 for index, sums in zip(chosen, values, strict=True):
@@ -122,9 +131,9 @@ class CausalPRM:
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Readout:
-    """weight [H] and bias [] as a readout, in float32."""
+    """weight [H] and bias [] as a readout, in float32, on the weight's device."""
     weight, offset = weight.float(), 0.0 if bias is None else bias.float()
-    return lambda hidden, _: hidden.float() @ weight + offset
+    return lambda hidden, _: hidden.to(weight.device).float() @ weight + offset
 
 
 def label_prm(checkpoint: Checkpoint, read_with: Callable[[Any], tuple[Encode, LabelTokens]]) -> CausalPRM:
@@ -138,5 +147,6 @@ def label_prm(checkpoint: Checkpoint, read_with: Callable[[Any], tuple[Encode, L
     weight = head.weight[good].float() - head.weight[bad].float()
     bias = getattr(head, "bias", None)
     offset = None if bias is None else (bias[good].float() - bias[bad].float()).detach()
-    reader = CausalReader(model.base_model, linear(weight.detach(), offset), checkpoint.micro_tokens)
+    readout = linear(weight.detach(), offset)
+    reader = CausalReader(model.base_model, readout, checkpoint.micro_tokens, micro_inputs=checkpoint.micro_inputs)
     return CausalPRM(checkpoint, encode, {reader: 1.0})

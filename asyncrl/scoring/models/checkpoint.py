@@ -35,6 +35,7 @@ class Checkpoint:
 
     def __init__(self, config: ScoringModelConfig, key: str) -> None:
         self.micro_tokens = config.micro_tokens
+        self.micro_inputs = config.micro_inputs
         self.drop_oldest = config.long_inputs == "drop_oldest"
         self._config = config
         self._key = key
@@ -52,6 +53,8 @@ class Checkpoint:
                 self.folder = Path(snapshot_download(config.path, allow_patterns=_HUB_FILES))
             version = self.folder.name[:8]
         self.name = f"{Path(config.path).name}@{version}"
+        if config.tokenizer is not None:
+            self.name += f" read by {Path(config.tokenizer).name}"
 
     def refuse(self, problem: str) -> ConfigError:
         """An error that names the key, its value and the problem."""
@@ -61,18 +64,27 @@ class Checkpoint:
         from transformers import AutoTokenizer
 
         with self._refusing():
-            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=self._config.trust_remote_code)
+            folder = self._config.tokenizer or self.folder
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=self._config.trust_remote_code)
 
     def model(self, auto_class: str) -> Any:
         """The model for inference, loaded by the transformers class of that name."""
         import transformers
 
+        gpus = [f"cuda:{number}" for number in range(self._config.gpus)] if self._config.gpus > 1 else [self._device]
         with self._refusing():
             dtype, trust = getattr(torch, self._config.dtype), self._config.trust_remote_code
-            model = getattr(transformers, auto_class).from_pretrained(self.folder, dtype=dtype, trust_remote_code=trust)
-            model = model.to(self._device).eval()
-            logger.info("%s computes on %s", self._key, described(self._device))
-            return model
+            spread = {"device_map": "auto", "max_memory": _free_memory(len(gpus))} if len(gpus) > 1 else {}
+            model = getattr(transformers, auto_class).from_pretrained(
+                self.folder, dtype=dtype, trust_remote_code=trust, **spread
+            )
+            model = (model if spread else model.to(self._device)).eval()
+        if spread and (elsewhere := {"cpu", "disk"} & {str(device) for device in model.hf_device_map.values()}):
+            raise self.refuse(
+                f"of its layers, some would be on {', '.join(elsewhere)}: set {self._key}.gpus to more GPUs"
+            )
+        logger.info("%s computes on %s", self._key, " and ".join(map(described, gpus)))
+        return model
 
     def causal_model(self, auto_class: str) -> Any:
         """As `model`. Raises ConfigError: a token's hidden state depends on later tokens."""
@@ -121,6 +133,12 @@ class Checkpoint:
             raise self.refuse(f"it cannot be loaded ({type(error).__name__}: {error})") from error
 
 
+def _free_memory(gpus: int) -> dict[int, int]:
+    """The bytes that a model may take of each of the first GPUs: what is free, but for a tenth that activations need.
+    Without an entry for the CPU nothing is loaded there."""
+    return {number: torch.cuda.mem_get_info(number)[0] * 9 // 10 for number in range(gpus)}
+
+
 def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.iterdir() if path.is_file()):
@@ -150,4 +168,5 @@ def logits_are_the_heads(model: Any) -> bool:
 
 
 def _same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    other = other.to(one.device)
     return bool((one - other).norm() <= (_NOISE if dtype == torch.float32 else _HALF_NOISE) * one.norm())

@@ -35,7 +35,7 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     tokenizer = checkpoint.tokenizer()
     if other.tokenizer().get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{key}: {checkpoint.name} and its reference {other.name} have different tokenizers")
-    phi, reference = (_log_prob_reader(each.language_model(), config.micro_tokens) for each in (checkpoint, other))
+    phi, reference = (_log_prob_reader(each.language_model(), config) for each in (checkpoint, other))
 
     def encode(transcript: Transcript) -> Encoded:
         """A step is read before each of its tokens, at the position that predicts the token."""
@@ -47,10 +47,11 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     return CausalPRM(checkpoint, encode, {phi: params.beta, reference: -params.beta})
 
 
-def _log_prob_reader(model: Any, micro_tokens: int) -> CausalReader:
+def _log_prob_reader(model: Any, config: ScoringModelConfig) -> CausalReader:
     head = model.get_output_embeddings()
 
     def read(hidden: Tensor, following: Tensor) -> Tensor:
-        return token_logprobs(hidden, following, head, temperature=1.0, with_entropy=False)[0]
+        device = head.weight.device
+        return token_logprobs(hidden.to(device), following.to(device), head, temperature=1.0, with_entropy=False)[0]
 
-    return CausalReader(model.base_model, read, micro_tokens)
+    return CausalReader(model.base_model, read, config.micro_tokens, micro_inputs=config.micro_inputs)

@@ -53,14 +53,17 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
             reads.append([len(ids) - 1])
         return Encoded(ids, reads)
 
-    return CausalPRM(checkpoint, encode, {CausalReader(backbone, contrast(head), config.micro_tokens): 1.0})
+    reader = CausalReader(backbone, contrast(head), config.micro_tokens, micro_inputs=config.micro_inputs)
+    return CausalPRM(checkpoint, encode, {reader: 1.0})
 
 
 def contrast(head: nn.Module) -> Readout:
     """The positive logit of a head of two labels minus the negative one: the log-odds of their softmax."""
 
+    device = next(head.parameters()).device
+
     def read(hidden: Tensor, _: Tensor) -> Tensor:
-        logits: Tensor = head(hidden.float())
+        logits: Tensor = head(hidden.to(device).float())
         return logits[:, 1] - logits[:, 0]
 
     return read

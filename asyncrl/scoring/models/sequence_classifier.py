@@ -54,6 +54,7 @@ class SequenceClassifier:
         self._label = label
         # No input is as short as 0 tokens, so every input becomes a batch of its own.
         self._micro_tokens = checkpoint.micro_tokens if classifies_padded(model) else 0
+        self._micro_inputs = checkpoint.micro_inputs
         self._encoder = Encoder(encode, longest_input(model), checkpoint.drop_oldest, checkpoint.name)
 
     def score(self, transcripts: Sequence[Transcript]) -> list[float]:
@@ -61,7 +62,7 @@ class SequenceClassifier:
         ids = [self._encoder(transcript).ids for transcript in transcripts]
         scores = [0.0] * len(ids)
         cost = pass_cost(self._model.device.type)
-        for batch in micro_batches([len(each) for each in ids], self._micro_tokens, cost):
+        for batch in micro_batches([len(each) for each in ids], self._micro_tokens, cost, self._micro_inputs):
             for index, score in zip(batch, self._forward([ids[index] for index in batch]), strict=True):
                 scores[index] = score
         return scores

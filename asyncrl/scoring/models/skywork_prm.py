@@ -31,7 +31,8 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     shapes = {"v_head.summary.weight": (1, backbone.config.hidden_size), "v_head.summary.bias": (1,)}
     weight, bias = checkpoint.tensors(shapes)
     marker = single_token(tokenizer, params.marker, f"{key}.params.marker={params.marker!r}")
-    reader = CausalReader(backbone, linear(weight[0], bias), config.micro_tokens)
+    readout = linear(weight[0], bias)
+    reader = CausalReader(backbone, readout, config.micro_tokens, micro_inputs=config.micro_inputs)
     return CausalPRM(checkpoint, lambda each: encode(each, tokenizer, params.marker, marker), {reader: 1.0})
 
 

@@ -40,4 +40,6 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
             raise ScoringError("the transcript begins with a step that has no text")
         return Encoded(ids, [[end - 1] for _, end in spans])
 
-    return CausalPRM(checkpoint, encode, {CausalReader(backbone, linear(weight[0], bias), config.micro_tokens): 1.0})
+    readout = linear(weight[0], bias)
+    reader = CausalReader(backbone, readout, config.micro_tokens, micro_inputs=config.micro_inputs)
+    return CausalPRM(checkpoint, encode, {reader: 1.0})

@@ -119,6 +119,17 @@ def test_an_option_may_not_ask_for_more_than_the_machine_has():
         check_devices(config, gpus=0)
 
 
+@pytest.mark.parametrize(("gpus", "problem"), [(0, "0 GPUs; use 1"), (2, "accelerate is not installed")])
+def test_a_model_is_spread_only_over_gpus_that_are_there_and_with_accelerate(
+    gpus: int, problem: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("asyncrl.launch.machine.find_spec", lambda name: None)
+    config = TrainConfig(model=ModelConfig())
+    config.scoring.prm.path, config.scoring.prm.device, config.scoring.prm.gpus = "p", "auto", 2
+    with pytest.raises(ConfigError, match=rf"scoring\.prm\.gpus=2: .*{problem}"):
+        check_devices(config, gpus)
+
+
 def test_a_disk_without_room_for_one_checkpoint_is_refused_and_one_that_may_fill_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

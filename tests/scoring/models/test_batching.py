@@ -6,18 +6,20 @@ from asyncrl.scoring.models.batching import micro_batches, share_prefixes
 LENGTHS = st.lists(st.integers(1, 50), max_size=7)
 
 
-@given(LENGTHS, st.integers(1, 200), st.integers(0, 60))
-def test_micro_batches_hold_everything_once_within_the_bound_at_the_least_cost(lengths, max_tokens, pass_cost):
+@given(LENGTHS, st.integers(1, 200), st.integers(0, 60), st.none() | st.integers(1, 4))
+def test_micro_batches_hold_everything_once_within_both_bounds_at_the_least_cost(
+    lengths, max_tokens, pass_cost, max_inputs
+):
     def padded(batch):
         return len(batch) * max(lengths[index] for index in batch)
 
     def fits(batch):
-        return len(batch) == 1 or padded(batch) <= max_tokens
+        return len(batch) == 1 or (padded(batch) <= max_tokens and len(batch) <= (max_inputs or len(batch)))
 
     def cost(batches):
         return sum(padded(batch) + pass_cost for batch in batches)
 
-    batches = micro_batches(lengths, max_tokens, pass_cost)
+    batches = micro_batches(lengths, max_tokens, pass_cost, max_inputs)
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     assert all(fits(batch) for batch in batches)
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])

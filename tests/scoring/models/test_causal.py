@@ -34,8 +34,8 @@ WEIGHT = torch.linspace(-1, 1, HIDDEN)
 PROMPT = list(range(100))
 
 
-def reader(backbone, micro_tokens=10_000, pass_cost=1024):
-    made = CausalReader(backbone, linear(WEIGHT), micro_tokens)
+def reader(backbone, micro_tokens=10_000, pass_cost=1024, micro_inputs=None):
+    made = CausalReader(backbone, linear(WEIGHT), micro_tokens, micro_inputs=micro_inputs)
     made.pass_cost = pass_cost
     return made
 
@@ -55,6 +55,12 @@ def test_a_prompt_that_a_group_shares_is_computed_once_and_scores_the_same(backb
 def test_micro_batches_of_a_group_share_one_prompt(backbone):
     bounded = reader(backbone, 440, pass_cost=1).read(members(8))
     assert backbone.passes == [(1, 100), (4, 10), (4, 10)]
+    np.testing.assert_allclose(bounded, reader(backbone).read(members(8)), atol=1e-4)
+
+
+def test_a_pass_has_no_more_inputs_than_the_configuration_says(backbone):
+    bounded = reader(backbone, pass_cost=1, micro_inputs=3).read(members(8))
+    assert sorted(rows for rows, _ in backbone.passes) == [1, 2, 3, 3]
     np.testing.assert_allclose(bounded, reader(backbone).read(members(8)), atol=1e-4)
 
 

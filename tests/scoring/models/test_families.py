@@ -1,5 +1,6 @@
 """The promises of every family of models, and the inputs that each refuses."""
 
+import shutil
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tokenizers import AddedToken
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Model, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Model, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.models import math_shepherd, skywork_prm
@@ -235,3 +236,37 @@ def test_what_a_family_cannot_use_is_refused(made, tmp_path):
         load(phi.folder, "prime", params=phi.params).score([[Passage("a", True)]])
     with pytest.raises(ConfigError, match="label=3: the model has the labels 0 to 2"):
         load(made("sequence_classifier, labels").folder, "sequence_classifier", params={"label": 3})
+
+
+def test_another_tokenizer_than_that_of_the_folder_is_used_and_named(made, tmp_path):
+    family = made("skywork_prm")
+    folder = tmp_path / "bare"
+    shutil.copytree(family.folder, folder, ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(ConfigError, match="tokenizer"):
+        load(folder, family.name)
+    model = load(folder, family.name, tokenizer=str(family.folder))
+    assert model.name.endswith(f" read by {family.folder.name}")
+    transcript = [Passage("1 + 1?", False), Passage("2", True)]
+    assert scores_of(model, [transcript])[0] == scores_of(load(family.folder, family.name), [transcript])[0]
+
+
+def test_layers_are_spread_over_the_gpus_that_the_configuration_names(made, monkeypatch):
+    """Without GPUs only the request can be seen: which GPUs, with how much of their memory, and that nothing moves."""
+    family, given = made("skywork_prm"), {}
+    load_whole = AutoModel.from_pretrained
+
+    def from_pretrained(folder, device_map, max_memory, **kwargs):
+        given.update(device_map=device_map, max_memory=max_memory)
+        model = load_whole(folder, **kwargs)
+        model.hf_device_map = {"layers.0": 0, "layers.1": layer_1}
+        return model
+
+    monkeypatch.setattr(AutoModel, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (1000 + number, 2000))
+    monkeypatch.setattr("asyncrl.scoring.models.checkpoint.described", str)
+    layer_1 = 1
+    load(family.folder, family.name, gpus=2, device="auto")
+    assert given == {"device_map": "auto", "max_memory": {0: 900, 1: 900}}
+    layer_1 = "disk"
+    with pytest.raises(ConfigError, match=r"would be on disk: set scoring\.prm\.gpus to more"):
+        load(family.folder, family.name, gpus=2, device="auto")
