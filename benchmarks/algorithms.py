@@ -111,12 +111,12 @@ def make_batch(batch: int, length: int, share: float) -> tuple[Episodes, Tokens]
 
 
 def advantage_rows(episodes: Episodes, tokens: Tokens, shape: tuple[int, int], runs: int) -> Iterator[Row]:
-    view = View.of(tokens)
-    for name, part in registry.parts("advantage").items():
-        advantage = part.build(PARAMETERS.get(name, {}))
+    view, critic = View.of(tokens), _there(tokens.values)
+    for name in registry.parts("advantage"):
+        advantage = _part("advantage", name)
 
         def work(advantage: Any = advantage) -> Tensor:
-            values = view.take(tokens.values) if advantage.needs_critic else None
+            values = view.take(critic) if advantage.needs_critic else None
             rollouts = Rollouts(episodes, tokens, view, episodes.reward, None, values, alone)
             return view.scatter(advantage(rollouts).advantages.float())
 
@@ -124,23 +124,24 @@ def advantage_rows(episodes: Episodes, tokens: Tokens, shape: tuple[int, int], r
             over = over_time if isinstance(advantage, TokenAdvantage) else over_sequences
             return over(advantage, episodes, tokens, shape)
 
-        read = 8 + 4 * part.needs_critic + 8 * (part.uses_ratio or part.needs_collisions) + 4 * (name == "prime")
+        read = 8 + 4 * advantage.needs_critic + 4 * (name == "prime")
+        read += 8 * (advantage.uses_ratio or advantage.needs_collisions)
         yield Row("advantage", name, least_ms(work, runs), read, least_ms(loop, 2))
 
 
 def correction_rows(episodes: Episodes, tokens: Tokens, runs: int) -> Iterator[Row]:
     """Each rule that is applied before the updates, after a truncation where it needs weights."""
-    view = View.of(tokens)
-    for name, part in registry.parts("correction").items():
-        rules = [part.build(PARAMETERS.get(name, {}))]
-        if part.follows_policy:
+    view, proximal = View.of(tokens), _there(tokens.proximal)
+    for name in registry.parts("correction"):
+        rules = [_part("correction", name)]
+        if rules[0].follows_policy:
             continue
         if name == "normalise":
-            rules.insert(0, registry.build("correction", "truncate", {}))
+            rules.insert(0, _part("correction", "truncate"))
 
         def work(rules: Any = rules) -> None:
             behaviour = view.take(tokens.behaviour)
-            log_w = clamp_log(view.take(tokens.proximal) - behaviour)
+            log_w = clamp_log(view.take(proximal) - behaviour)
             ages = Ages(view, log_w, log_w, behaviour=behaviour, reduce=alone, episodes=episodes)
             for bit, rule in enumerate(rules):
                 ages = ages.after(bit, rule)
@@ -154,7 +155,8 @@ def correction_rows(episodes: Episodes, tokens: Tokens, runs: int) -> Iterator[R
 def loss_rows(episodes: Episodes, tokens: Tokens, batch: int, runs: int) -> Iterator[Row]:
     totals = Totals(int(tokens.mask.sum()), batch)
     logprobs = (tokens.behaviour + 0.01).requires_grad_()
-    for name, part in registry.parts("loss").items():
+    for name in registry.parts("loss"):
+        part = _part("loss", name)
         level = "sequence" if part.sequence_level else "token"
         correction = [] if part.corrects else [PartConfig("truncate", {"level": level})]
         algorithm = Algorithm.from_config(AlgorithmConfig(loss=PartConfig(name), correction=correction))
@@ -171,10 +173,21 @@ def loss_rows(episodes: Episodes, tokens: Tokens, batch: int, runs: int) -> Iter
         yield Row("loss", name, least_ms(whole, runs), 37, least_ms(loop, 2))
 
 
+def _part(kind: str, name: str) -> Any:
+    """The built-in part of that kind and name."""
+    return registry.build(kind, name, PARAMETERS.get(name, {}))
+
+
+def _there(values: Tensor | None) -> Tensor:
+    """What `make_batch` gives, and the learner's tokens may lack."""
+    assert values is not None
+    return values
+
+
 def over_time(advantage: TokenAdvantage, episodes: Episodes, tokens: Tokens, shape: tuple[int, int]) -> Tensor:
     """A recursion over padded columns, from the last, with one vector over the sequences at each."""
-    mask, values = tokens.mask.view(shape), tokens.values.view(shape)
-    ratio = (tokens.proximal - tokens.behaviour).view(shape).exp().clamp(max=1)
+    mask, values = tokens.mask.view(shape), _there(tokens.values).view(shape)
+    ratio = (_there(tokens.proximal) - tokens.behaviour).view(shape).exp().clamp(max=1)
     rewards = torch.zeros(shape)
     rewards[:, -1] = episodes.reward
     following, after, result = torch.zeros(shape[0]), torch.zeros(shape[0]), torch.zeros(shape)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig
 from asyncrl.learner.checkpoint import Checkpoints, Progress
@@ -86,7 +87,7 @@ def measure(shape: str, whole: bool, saves: int, folder: Path, ranks: Ranks) -> 
     newest = checkpoints.complete()[-1]
     return Result(
         shape,
-        sum(each.to_local().nbytes for each in policy.parameters()) / 1e9,
+        sum(each.to_local().nbytes for each in policy.parameters() if isinstance(each, DTensor)) / 1e9,
         load_s,
         peak,
         sum(file.stat().st_size for file in newest.iterdir()) / 1e9,

@@ -116,7 +116,7 @@ def act(
                 actor.send(PutTrajectory(), encode(trajectory_message(episode)))
                 actor.asked_at = 0.0
         wait_s = min(due[0][0] if due else now + 0.1, now + 0.1) - now
-        for socket, _ in poller.poll(max(0, wait_s * 1000)):
+        for socket, _ in poller.poll(max(0, int(wait_s * 1000))):
             actor, now = actors[socket], time.perf_counter()
             reply = decode_reply(socket.recv_multipart())
             number += 1

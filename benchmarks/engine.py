@@ -16,6 +16,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,12 +107,12 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     ways: dict[tuple[str, str], Callable[[], float]] = {}
     for load, new in (("even", even), ("mixed", mixed)):
         ways |= {
-            ("matrix products alone", load): lambda new=new: matrix_products(new),
-            ("embedded engine", load): lambda new=new: embedded(new, prompts),
-            ("embedded engine, 3 weight switches", load): lambda new=new: embedded(new, prompts, switches=3),
-            ("transformers generate, static batch", load): lambda new=new: static_generate(new, prompts),
+            ("matrix products alone", load): partial(matrix_products, new),
+            ("embedded engine", load): partial(embedded, new, prompts),
+            ("embedded engine, 3 weight switches", load): partial(embedded, new, prompts, switches=3),
+            ("transformers generate, static batch", load): partial(static_generate, new, prompts),
         }
-    ways["transformers continuous batching", "even"] = lambda: continuous_batching(even, prompts)
+    ways["transformers continuous batching", "even"] = partial(continuous_batching, even, prompts)
     seconds: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, run in ways.items():
@@ -146,9 +147,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()
-    report = {"date": datetime.date.today().isoformat(), "machine": machine(), "results": measure(options.rounds)}
+    rows = measure(options.rounds)
+    report = {"date": datetime.date.today().isoformat(), "machine": machine(), "results": rows}
     print(f"{'tokens/s, best and median':40} {'load':6} {'best':>7} {'median':>7}")
-    for row in report["results"]:
+    for row in rows:
         print(f"{row['way']:40} {row['load']:6} {row['best_tokens_per_s']:7} {row['median_tokens_per_s']:7}")
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"engine-{options.threads}.json"

@@ -139,7 +139,7 @@ async def _pushed(fleet: Fleet, version: int, policy: Policy, calm_s: float) -> 
 
 def _summary(costs: Sequence[PushCost], nbytes: int) -> dict[str, float]:
     def median(name: str) -> float:
-        return statistics.median(getattr(cost, name) for cost in costs)
+        return float(statistics.median(getattr(cost, name) for cost in costs))
 
     return {
         "push_s": round(median("push_s"), 4),

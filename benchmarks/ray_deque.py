@@ -36,7 +36,7 @@ class Samples:
         return [self._samples.popleft() for _ in range(min(count, len(self._samples)))]
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
 def produce(samples: Any, count: int, tokens: int) -> None:
     sample = {
         "tokens": np.zeros(tokens, np.int32),
@@ -53,7 +53,7 @@ def produce(samples: Any, count: int, tokens: int) -> None:
     ray.get(away)
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
 def consume(samples: Any, count: int) -> None:
     while count:
         taken = ray.get(samples.take.remote(BATCH))
@@ -71,7 +71,7 @@ def run(samples: Any, count: int, tokens: int) -> float:
 def main() -> None:
     tokens, count = int(sys.argv[1]), int(sys.argv[2]) // PRODUCERS * PRODUCERS
     ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    samples = Samples.remote()
+    samples = Samples.remote()  # type: ignore[attr-defined]
     run(samples, 10 * PRODUCERS, tokens)  # Workers have started and imported.
     seconds = run(samples, count, tokens)
     print(json.dumps({"trajectories": count, "per_s": count / seconds, "ray": ray.__version__}))

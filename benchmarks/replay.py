@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
@@ -185,10 +186,13 @@ def main() -> None:
     if "throughput" in options.only:
         for shards in sorted({1, options.shards}):
             for mode in ("lease", "fetch"):
-                show("throughput", in_folder(options.dir, lambda f, s=shards, m=mode: through_replay(f, s, m, options)))
+                show(
+                    "throughput",
+                    in_folder(options.dir, partial(through_replay, shards=shards, mode=mode, options=options)),
+                )
     if "tickets" in options.only:
         for durability in ("fsync", "os"):
-            show("tickets", in_folder(options.dir, lambda f, d=durability: tickets.measure(f, d)))
+            show("tickets", in_folder(options.dir, partial(tickets.measure, durability=durability)))
     if "restart" in options.only:
         show("restart", in_folder(options.dir, lambda folder: restart.measure(folder, options.facts)))
     if options.ray:

@@ -113,6 +113,12 @@ def seconds(work: Callable[[], Any], device: str) -> float:
     return time.perf_counter() - started
 
 
+def timed(way: Way, inputs: Sequence[Encoded], device: str) -> tuple[float, Any]:
+    """The seconds that a way takes, and what it returns."""
+    found: list[Any] = []
+    return seconds(lambda: found.append(way(inputs)), device), found[0]
+
+
 def matrix_peak(device: str) -> float:
     """FLOP/s of a large product of random matrices in the model's dtype, the best of several."""
     size = MATRIX[device]
@@ -180,12 +186,13 @@ def take_turns(
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Seconds of each way by round, and the largest difference between the ways' logits."""
     taken: dict[str, list[float]] = {way: [] for way in ways}
-    found: dict[str, Any] = {}
+    found: dict[str, Sequence[np.ndarray[Any, Any]]] = {}
     for way in ways.values():
         way(inputs if device == "cuda" else inputs[:1])
     for _ in range(rounds):
         for name, way in ways.items():
-            taken[name].append(seconds(lambda name=name, way=way: found.update({name: way(inputs)}), device))
+            took, found[name] = timed(way, inputs, device)
+            taken[name].append(took)
             progress(f"{name}: {len(inputs)} trajectories in {taken[name][-1]:.2f} s")
     flat = {name: np.concatenate(each) for name, each in found.items()}
     alone = flat["one by one"]

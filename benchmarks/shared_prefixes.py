@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.learner.bundles import schedule_shared
@@ -136,7 +138,7 @@ def errors(shape: str, case: Case, ranks: Ranks) -> dict[str, tuple[float, float
         logprobs[name], _ = policy(packed)
         weights = torch.randn(len(logprobs[name]), generator=torch.Generator().manual_seed(0)).to(ranks.device)
         (logprobs[name] * weights).mean().backward()
-        gradients[name] = [each.grad.full_tensor().cpu() for each in policy.parameters() if each.grad is not None]
+        gradients[name] = [_whole(each.grad).cpu() for each in policy.parameters() if each.grad is not None]
         logprobs[name] = logprobs[name].detach().cpu()
         del policy
         _free()
@@ -154,8 +156,12 @@ def _trainer(shape: str, ranks: Ranks, changes: Mapping[str, Any]) -> Trainer:
     return make_trainer(shape, {"model.activations": 1.0, **changes}, ranks, [], None)
 
 
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def _norm(tensors: Sequence[Tensor]) -> float:
-    return float(sum(each.double().square().sum() for each in tensors)) ** 0.5
+    return math.sqrt(sum(float(each.double().square().sum()) for each in tensors))
 
 
 def _free() -> None:

@@ -56,7 +56,7 @@ def ask(sockets: list[zmq.Socket[bytes]], count: int) -> dict[str, list[float]]:
     while answered < count:
         due = started + asked / RATE
         left = due - time.perf_counter() if asked < count else 0.1
-        for socket, _ in poller.poll(max(0, left * 1e3)) if sent else _sleep(left):
+        for socket, _ in poller.poll(max(0, int(left * 1e3))) if sent else _sleep(left):
             actor = sockets.index(socket)
             reply = decode_reply(socket.recv_multipart())
             when, kind = sent.pop(actor)

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ def figures(rows: Sequence[dict[str, Any]], samples: Sequence[tuple[float, float
         raise SystemExit(f"only {len(rows)} steps were trained")
     first, last = rows[skipped - 1]["time"], rows[-1]["time"]
     count = BATCH * (len(rows) - skipped)
-    before, after = np.interp([first, last], *zip(*samples, strict=True))
+    times, seconds = zip(*samples, strict=True)
+    before, after = np.interp([first, last], times, seconds)
     return {
         "samples_per_s": count / (last - first),
         "processor_ms_per_sample": 1e3 * float(after - before) / count,
@@ -119,8 +121,8 @@ def main() -> None:
     rows: dict[str, list[dict[str, float]]] = {"asyncrl": [], "trl": []}
     for number in range(1, arguments.rounds + 1):
         for name, run in (
-            ("asyncrl", lambda: run_asyncrl(arguments.steps, prepared, arguments.set)),
-            ("trl", lambda: run_trl(arguments.steps, prepared, arguments.trl_python)),
+            ("asyncrl", partial(run_asyncrl, arguments.steps, prepared, arguments.set)),
+            ("trl", partial(run_trl, arguments.steps, prepared, arguments.trl_python)),
         ):
             row = figures(*run(), arguments.skip)
             rows[name].append(row)

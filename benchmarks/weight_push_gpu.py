@@ -18,6 +18,7 @@ from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.folders import tensors_of
 from asyncrl.weights.receiver import Channel
 from benchmarks.copies import tensor_copy_rate
 from benchmarks.pushing import OWN_RUN, TIMEOUT_S, Learner, until_called
@@ -59,7 +60,7 @@ async def pushed_to_gpu(learner: Learner, device: torch.device, rounds: int, dir
             manifest = await calling
             called = time.perf_counter()
             tensors = await link.fetch(manifest)
-            copied = on_device(tensors, device)
+            copied = on_device(tensors_of(tensors), device)
             torch.cuda.synchronize(device)
             taken.append(time.perf_counter() - begun)
             broadcasts.append(time.perf_counter() - called)
