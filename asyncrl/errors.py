@@ -69,6 +69,23 @@ class DataProtoError(AsyncrlError, AssertionError, RuntimeError):
     and a RuntimeError, which tensordict raises."""
 
 
+class DispatchError(AsyncrlError, AssertionError):
+    """A call of a worker group does not fit its dispatch mode or its workers. It is an AssertionError, which verl
+    raises for this."""
+
+
+class WorkerError(AsyncrlError):
+    """A method of a worker in a worker group failed; the message names the rank. `cause` is the worker's own error,
+    where that could be sent to the caller."""
+
+    def __init__(self, message: str, cause: Exception | None = None) -> None:
+        super().__init__(message, cause)
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class CheckpointError(AsyncrlError):
     """A checkpoint is missing, incomplete or belongs to another run."""
 

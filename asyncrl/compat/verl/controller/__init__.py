@@ -1,0 +1,23 @@
+"""verl's single controller: a program that calls methods of W workers as if they were one. docs/verl.md says how."""
+
+from asyncrl.compat.verl.controller.dispatch import make_nd_compute_dataproto_dispatch_fn
+from asyncrl.compat.verl.controller.futures import DataProtoFuture
+from asyncrl.compat.verl.controller.group import ClassWithInitArgs, ResourcePool, WorkerGroup
+from asyncrl.compat.verl.controller.local import LocalWorkerGroup
+from asyncrl.compat.verl.controller.modes import Dispatch, Execute, register
+from asyncrl.compat.verl.controller.worker import DistGlobalInfo, DistRankInfo, Worker
+
+__all__ = [
+    "ClassWithInitArgs",
+    "DataProtoFuture",
+    "Dispatch",
+    "DistGlobalInfo",
+    "DistRankInfo",
+    "Execute",
+    "LocalWorkerGroup",
+    "ResourcePool",
+    "Worker",
+    "WorkerGroup",
+    "make_nd_compute_dataproto_dispatch_fn",
+    "register",
+]

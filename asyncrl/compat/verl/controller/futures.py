@@ -1,0 +1,82 @@
+"""Results that are not there yet: futures of workers in this process, or Ray's references to those of others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from asyncrl.compat.verl.protocol import DataProto, require
+
+
+def is_future(value: Any) -> bool:
+    """Whether a value is what a worker group's call without waiting returns for one worker."""
+    return isinstance(value, Future) or _is_reference(value)
+
+
+def _is_reference(value: Any) -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and isinstance(value, ray.ObjectRef)
+
+
+def results(futures: Sequence[Any]) -> list[Any]:
+    """The results of workers, in order. The first error ends the wait: the other workers may wait for the one that
+    failed. Raises WorkerError: a worker failed."""
+    if any(_is_reference(each) for each in futures):
+        from asyncrl.compat.verl.controller.references import fetched
+
+        return fetched(futures)
+    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+    for each in futures:
+        if each in done:
+            each.result()
+    return [each.result() for each in futures]
+
+
+@dataclass(frozen=True)
+class DataProtoFuture:
+    """A batch whose parts are still computed by `futures`, one a worker. It may be the argument of another worker
+    group's method: the workers of that one wait for it, and the caller does not.
+
+    `collect_fn` joins the parts and `dispatch_fn` takes from the whole what one worker needs. The last `padding` rows
+    of the whole are left out: they were added to divide the batch among workers.
+    """
+
+    collect_fn: Callable[[list[DataProto]], DataProto]
+    futures: Sequence[Any]
+    dispatch_fn: Callable[[DataProto], DataProto] | None = None
+    padding: int = 0
+
+    @staticmethod
+    def concat(data: Sequence[Any]) -> DataProtoFuture:
+        """The batch whose parts are these futures."""
+        return DataProtoFuture(DataProto.concat, list(data))
+
+    def chunk(self, chunks: int) -> list[DataProtoFuture]:
+        """Equal parts, in order, which are not there yet either."""
+        return [replace(self, dispatch_fn=partial(_chunk, index=index, chunks=chunks)) for index in range(chunks)]
+
+    def get(self) -> DataProto:
+        """Wait for the batch, or for the part of it that this is.
+
+        Raises WorkerError: a worker failed; DataProtoError: the parts are no batches, or cannot be joined.
+        """
+        parts = results(self.futures)
+        for rank, part in enumerate(parts):
+            require(isinstance(part, DataProto), f"part {rank} is a {type(part).__name__}; it must be a DataProto")
+        whole = self.collect_fn(parts)
+        if self.padding:
+            whole = whole[: -self.padding]
+        return whole if self.dispatch_fn is None else self.dispatch_fn(whole)
+
+
+def _chunk(whole: DataProto, index: int, chunks: int) -> DataProto:
+    return whole.chunk(chunks)[index]
+
+
+def materialized(value: Any) -> Any:
+    """The batch of a DataProtoFuture; any other value as it is."""
+    return value.get() if isinstance(value, DataProtoFuture) else value

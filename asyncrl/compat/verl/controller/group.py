@@ -1,0 +1,184 @@
+"""A worker group: the caller's side of W workers. Its methods are those that the workers' class registers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from asyncrl.compat.verl.controller.dispatch import PADDING, strategy_of, without_padding
+from asyncrl.compat.verl.controller.futures import results
+from asyncrl.compat.verl.controller.modes import Dispatch, Execute, Registration, registered
+from asyncrl.errors import DispatchError, WorkerError
+
+
+class ResourcePool:
+    """How many processes run on each node: `process_on_nodes` has a number a node."""
+
+    def __init__(self, process_on_nodes: Sequence[int] | None = None, max_colocate_count: int = 10) -> None:
+        self._store = list(process_on_nodes or ())
+        self.max_colocate_count = max_colocate_count
+
+    def add_node(self, process_count: int) -> None:
+        self._store.append(process_count)
+
+    def __call__(self) -> list[int]:
+        return self._store
+
+    @property
+    def store(self) -> list[int]:
+        return self._store
+
+    @property
+    def world_size(self) -> int:
+        return sum(self._store)
+
+    def local_world_size_list(self) -> list[int]:
+        """int[W]: for each process, how many run on its node."""
+        return [count for count in self._store for _ in range(count)]
+
+    def local_rank_list(self) -> list[int]:
+        """int[W]: the number of each process on its node."""
+        return [rank for count in self._store for rank in range(count)]
+
+
+class ClassWithInitArgs:
+    """A workers' class with the arguments of its constructor."""
+
+    def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
+        self.cls = cls
+        self.args = args
+        self.kwargs = kwargs
+
+    def __call__(self) -> Any:
+        return self.cls(*self.args, **self.kwargs)
+
+
+class WorkerGroup(ABC):
+    """W workers of `worker_class`. Every method that the class registers is a method of the group; `close` ends the
+    workers, and so does the end of a `with` block.
+
+    A method's error is raised as WorkerError, which names the rank. Raises DispatchError: the group has methods of its
+    own with the names of registered ones.
+    """
+
+    def __init__(self, worker_class: type) -> None:
+        self._dp_ranks: dict[str, list[int]] = {}
+        self._collecting: dict[str, list[bool]] = {}
+        self.method_names: list[str] = []
+        for name, registration in registered(worker_class).items():
+            if hasattr(type(self), name):
+                raise DispatchError(f"{worker_class.__name__}.{name} cannot be registered: worker groups have {name}")
+            setattr(self, name, self._bound(name, registration))
+            self.method_names.append(name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    @abstractmethod
+    def world_size(self) -> int: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers."""
+
+    @abstractmethod
+    def submit(self, rank: int, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Have a worker run a method, after those that it was given before. Returns a future."""
+
+    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """The futures of a method on all workers. Where all arguments are lists [W], each worker gets its elements,
+        else all get the same."""
+        given = [*args, *kwargs.values()]
+        each_its_own = all(isinstance(each, list) and len(each) == self.world_size for each in given)
+
+        def of(rank: int, value: Any) -> Any:
+            return value[rank] if each_its_own else value
+
+        return [
+            self.submit(
+                rank,
+                method_name,
+                [of(rank, each) for each in args],
+                {name: of(rank, each) for name, each in kwargs.items()},
+            )
+            for rank in range(self.world_size)
+        ]
+
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """The same."""
+        return self.execute_all(method_name, *args, **kwargs)
+
+    def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """The results of a method on all workers. Raises WorkerError."""
+        return results(self.execute_all(method_name, *args, **kwargs))
+
+    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """The future of a method on rank 0."""
+        return self.submit(0, method_name, args, kwargs)
+
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """The same."""
+        return self.execute_rank_zero(method_name, *args, **kwargs)
+
+    def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """The result of a method on rank 0. Raises WorkerError."""
+        return results([self.execute_rank_zero(method_name, *args, **kwargs)])[0]
+
+    def dp_ranks(self, mesh: str) -> list[int]:
+        """int[W]: the data-parallel rank of each worker in a mesh. Raises WorkerError: no worker knows the mesh."""
+        if mesh not in self._dp_ranks:
+            self._dp_ranks[mesh] = self.execute_all_sync("_query_dispatch_info", mesh)
+        return self._dp_ranks[mesh]
+
+    def collecting(self, mesh: str) -> list[bool]:
+        """bool[W]: whether the worker has the outputs of its data-parallel rank."""
+        if mesh not in self._collecting:
+            self._collecting[mesh] = self.execute_all_sync("_query_collect_info", mesh)
+        return self._collecting[mesh]
+
+    def _bound(self, name: str, registration: Registration) -> Callable[..., Any]:
+        strategy = strategy_of(registration.dispatch_mode)
+        alone = registration.execute_mode is Execute.RANK_ZERO or registration.dispatch_mode is Dispatch.RANK_ZERO
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            own_args, own_kwargs = strategy.dispatch(self, *args, **kwargs)
+            padding = own_kwargs.pop(PADDING, 0)
+            output: Any
+            if alone:
+                output = self.execute_rank_zero(name, *own_args, **own_kwargs)
+                output = results([output])[0] if registration.blocking else output
+            else:
+                output = self.execute_all(name, *own_args, **own_kwargs)
+                output = results(output) if registration.blocking else output
+            return without_padding(strategy.collect(self, output), padding)
+
+        call.__name__ = call.__qualname__ = name
+        return call
+
+
+def run_method(worker: Any, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of a worker's method, also where that is a coroutine. Raises WorkerError: it failed."""
+    try:
+        result = getattr(worker, method_name)(*args, **kwargs)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+    except Exception as error:
+        raise _worker_error(worker, method_name, error) from error
+
+
+def _worker_error(worker: Any, method_name: str, error: Exception) -> WorkerError:
+    """The error that names the rank; its cause goes along if it can be sent between processes."""
+    text = f"{type(error).__name__}: {error}"
+    message = f"rank {worker.rank} of {worker.world_size}: {type(worker).__name__}.{method_name} failed: {text}"
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - bytes of this process
+    except Exception:  # noqa: BLE001 - any error says that it cannot be sent
+        return WorkerError(message)
+    return WorkerError(message, error)

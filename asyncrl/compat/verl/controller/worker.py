@@ -1,0 +1,128 @@
+"""A worker of the single controller: one process among W, which knows its rank and its place in a mesh."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from asyncrl.compat.verl.controller.dispatch import MEGATRON
+from asyncrl.compat.verl.controller.modes import Dispatch, Execute, register
+from asyncrl.errors import DispatchError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DistRankInfo:
+    """A worker's rank in each dimension of its mesh: tensor, data, pipeline and context parallel."""
+
+    tp_rank: int
+    dp_rank: int
+    pp_rank: int
+    cp_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class DistGlobalInfo:
+    """The size of each dimension of a mesh."""
+
+    tp_size: int
+    dp_size: int
+    pp_size: int
+    cp_size: int
+
+
+class Worker:
+    """verl's base class of workers. A worker group makes one for each rank, with RANK, WORLD_SIZE, LOCAL_RANK and
+    LOCAL_WORLD_SIZE in the environment while it does so.
+
+    A worker that is alone in each dimension but the data-parallel one needs no more. Others call `init_mesh`.
+
+    Raises DispatchError: there are no RANK and WORLD_SIZE.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._rank, self._world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        except KeyError as missing:
+            raise DispatchError(f"{missing} is not in the environment: a worker group makes its workers") from None
+        self._local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        self._local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self._dp_ranks: dict[str, int] = {}
+        self._collecting: dict[str, bool] = {}
+        self.init_mesh()
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    def init_mesh(self, tp_size: int = 1, pp_size: int = 1, cp_size: int = 1) -> None:
+        """Say how the W workers divide a model, before the first call that uses the mesh. What remains is data
+        parallel.
+
+        Ranks count up in tensor-parallel groups first, then over context, data and pipeline, as Megatron does. The
+        outputs of a data-parallel rank are those of the last pipeline stage, at tensor and context rank 0.
+
+        Raises DispatchError: the sizes do not divide W.
+        """
+        model = tp_size * pp_size * cp_size
+        if model < 1 or self.world_size % model:
+            raise DispatchError(
+                f"tp_size={tp_size}, pp_size={pp_size} and cp_size={cp_size} need a multiple of {model} workers; there "
+                f"are {self.world_size}"
+            )
+        rest, tp_rank = divmod(self.rank, tp_size)
+        rest, cp_rank = divmod(rest, cp_size)
+        pp_rank, dp_rank = divmod(rest, self.world_size // model)
+        self._rank_info = DistRankInfo(tp_rank, dp_rank, pp_rank, cp_rank)
+        self._global_info = DistGlobalInfo(tp_size, self.world_size // model, pp_size, cp_size)
+        self._dp_ranks[MEGATRON] = dp_rank
+        self._collecting[MEGATRON] = tp_rank == cp_rank == 0 and pp_rank == pp_size - 1
+
+    def get_megatron_rank_info(self) -> DistRankInfo:
+        return self._rank_info
+
+    def get_megatron_global_info(self) -> DistGlobalInfo:
+        return self._global_info
+
+    def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
+        """Say what this worker's data-parallel rank is in the mesh `mesh_name`, and whether it has the outputs of that
+        rank. Raises ValueError: the mesh is registered already."""
+        if mesh_name in self._dp_ranks:
+            raise ValueError(f"mesh_name {mesh_name} has been registered")
+        self._dp_ranks[mesh_name], self._collecting[mesh_name] = dp_rank, is_collect
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_dispatch_info(self, mesh_name: str) -> int:
+        return _of_mesh(self, self._dp_ranks, mesh_name)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_collect_info(self, mesh_name: str) -> bool:
+        return _of_mesh(self, self._collecting, mesh_name)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def execute_with_func_generator(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`func(worker, ...)` on each worker's part of the batches."""
+        return func(self, *args, **kwargs)
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def execute_func_rank_zero(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`func(...)` on rank 0."""
+        return func(*args, **kwargs)
+
+    def close(self) -> None:
+        """Called once, when the worker group is closed; a worker that holds processes or files overrides it."""
+
+
+def _of_mesh(worker: Worker, known: Mapping[str, T], mesh_name: str) -> T:
+    if mesh_name not in known:
+        raise DispatchError(
+            f"{type(worker).__name__} has not registered the mesh {mesh_name!r}; it has {', '.join(known)}"
+        )
+    return known[mesh_name]

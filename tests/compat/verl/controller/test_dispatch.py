@@ -1,0 +1,243 @@
+"""Worker groups in this process: what each dispatch mode gives to which worker, and what comes back."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.compat.verl.controller import (
+    ClassWithInitArgs,
+    DataProtoFuture,
+    Dispatch,
+    Execute,
+    LocalWorkerGroup,
+    ResourcePool,
+    Worker,
+    register,
+)
+from asyncrl.errors import DataProtoError, DispatchError, WorkerError
+from tests.compat.verl.controller.workers import Reporter, numbers, rows, seen_by
+
+
+@pytest.fixture
+def group() -> Iterator[Callable[..., Any]]:
+    """Makes groups of so many reporters, with arguments of their constructor."""
+    with ExitStack() as stack:
+        yield lambda size, **mesh: stack.enter_context(
+            LocalWorkerGroup(ClassWithInitArgs(Reporter, **mesh), ResourcePool([size]))
+        )
+
+
+def test_rank_zero_alone_gets_a_call_to_it(group: Any) -> None:
+    assert group(3).rank_zero("a") == (0, "a")
+
+
+def test_one_to_all_gives_the_same_to_every_worker(group: Any) -> None:
+    assert group(2).one_to_all([1, 2], other="b") == [(0, [1, 2], "b"), (1, [1, 2], "b")]
+
+
+def test_all_to_all_gives_each_worker_its_element_of_lists_as_long_as_the_group(group: Any) -> None:
+    assert group(2).all_to_all(["a", "b"]) == [(0, "a"), (1, "b")]
+    assert group(2).all_to_all(["a", "b", "c"]) == [(0, ["a", "b", "c"]), (1, ["a", "b", "c"])]
+
+
+@pytest.mark.parametrize("values", [["a", "b"], ("a", "b")])
+def test_dp_compute_gives_each_worker_its_element(group: Any, values: Any) -> None:
+    assert group(2).dp_compute(values) == [(0, "a"), (1, "b")]
+
+
+@pytest.mark.parametrize("values", [["a"], "ab", {"a": 1, "b": 2}])
+def test_dp_compute_refuses_what_is_no_list_with_an_element_a_worker(group: Any, values: Any) -> None:
+    with pytest.raises(DispatchError, match="element for each of the 2 workers"):
+        group(2).dp_compute(values)
+
+
+def test_dp_compute_proto_divides_a_batch_and_joins_what_comes_back(group: Any) -> None:
+    two = group(2)
+    assert numbers(two.dp_compute_proto(rows(1, 2, 3, 4))) == [2, 4, 6, 8]
+    assert seen_by(two) == [[[1, 2]], [[3, 4]]]
+
+
+def test_a_batch_that_cannot_be_divided_is_refused_unless_padding_is_enabled(group: Any) -> None:
+    with pytest.raises(DataProtoError, match="3 rows do not divide into 2 equal chunks"):
+        group(2).dp_compute_proto(rows(1, 2, 3))
+
+
+def test_uneven_batches_are_padded_and_the_padding_is_taken_off_again(group: Any) -> None:
+    four, data = group(4), rows(1, 2, 3, 4, 5, auto_padding=True)
+    assert numbers(four.dp_compute_proto(data)) == [2, 4, 6, 8, 10]
+    assert seen_by(four) == [[[1, 2]], [[3, 4]], [[5, 5]], [[5, 5]]]
+    assert numbers(data) == [1, 2, 3, 4, 5], "the caller's batch was changed"
+
+
+def test_batches_of_different_lengths_cannot_be_padded_alike(group: Any) -> None:
+    two = group(2)
+    with pytest.raises(DispatchError, match=r"batches of \[1, 3\] rows"):
+        two.execute_with_func_generator(lambda *_: None, *(rows(*range(n), auto_padding=True) for n in (1, 3)))
+
+
+def test_only_batches_are_divided_and_joined(group: Any) -> None:
+    with pytest.raises(DispatchError, match="argument 0 is a list; only a DataProto"):
+        group(2).dp_compute_proto([1, 2])
+    with pytest.raises(DispatchError, match="some returned int"):
+        group(2).no_batch(rows(1, 2))
+
+
+def test_the_metrics_of_every_worker_come_back_also_of_a_padded_batch(group: Any) -> None:
+    found = group(2).dp_compute_metric(rows(1, 2, 3, auto_padding=True))
+    assert found == [{"rank": 0, "rows": [1, 2]}, {"rank": 1, "rows": [3, 3]}]
+
+
+def test_workers_of_one_data_parallel_rank_get_the_same_and_the_last_stage_answers(group: Any) -> None:
+    eight = group(8, tp_size=2, pp_size=2)
+    # Tensor-parallel pairs, then the data-parallel ranks of a stage: 4 and 6 are the first of their pair in the last.
+    assert eight.megatron_compute(["a", "b"]) == [(4, "a"), (6, "b")]
+    assert numbers(eight.megatron_compute_proto(rows(1, 2, 3, auto_padding=True))) == [2, 4, 6]
+    assert seen_by(eight) == [[[1, 2]], [[1, 2]], [[3, 3]], [[3, 3]]] * 2
+
+
+def test_ranks_of_a_mesh_count_up_as_those_of_megatron_do(group: Any) -> None:
+    infos = group(8, tp_size=2, pp_size=2, cp_size=2).execute_all_sync("get_megatron_rank_info")
+    assert [(each.tp_rank, each.cp_rank, each.dp_rank, each.pp_rank) for each in infos] == [
+        (0, 0, 0, 0),
+        (1, 0, 0, 0),
+        (0, 1, 0, 0),
+        (1, 1, 0, 0),
+        (0, 0, 0, 1),
+        (1, 0, 0, 1),
+        (0, 1, 0, 1),
+        (1, 1, 0, 1),
+    ]
+
+
+MESHES = st.tuples(*[st.integers(1, 3)] * 4, st.integers(1, 9))
+
+
+@given(MESHES)
+def test_every_mesh_returns_each_row_once_and_in_order(mesh: tuple[int, int, int, int, int]) -> None:
+    tensor, context, data, pipeline, count = mesh
+    sizes = {"tp_size": tensor, "cp_size": context, "pp_size": pipeline}
+    pool = ResourcePool([tensor * context * data * pipeline])
+    with LocalWorkerGroup(ClassWithInitArgs(Reporter, **sizes), pool) as workers:
+        found: Any = workers
+        batch = rows(*range(count), auto_padding=True)
+        assert numbers(found.megatron_compute_proto(batch)) == [2 * row for row in range(count)]
+        assert len({str(each) for each in seen_by(found)}) <= data
+
+
+def test_a_mesh_whose_sizes_do_not_divide_the_workers_is_refused(group: Any) -> None:
+    with pytest.raises(DispatchError, match="multiple of 2 workers; there are 3"):
+        group(3, tp_size=2)
+
+
+def test_rows_come_back_in_their_order_from_a_mesh_of_another_order(group: Any) -> None:
+    two = group(2)
+    assert numbers(two.swapped(rows(1, 2, 3, 4))) == [2, 4, 6, 8]
+    assert seen_by(two) == [[[3, 4]], [[1, 2]]]
+
+
+def test_a_mesh_that_nobody_registered_is_refused(group: Any) -> None:
+    with pytest.raises(WorkerError, match="has not registered the mesh 'unknown'; it has megatron, swapped"):
+        group(2).on_unknown_mesh(rows(1, 2))
+
+
+def test_a_call_that_does_not_wait_returns_a_future_that_other_calls_take(group: Any) -> None:
+    two, four = group(2), group(4)
+    future = two.later(rows(1, 2, 3, 4))
+    assert isinstance(future, DataProtoFuture)
+    assert numbers(four.dp_compute_proto(future)) == [4, 8, 12, 16]
+    assert numbers(future.get()) == [2, 4, 6, 8]
+    assert [each.result() for each in two.rank_later()] == [0, 1]
+
+
+def test_a_future_of_a_padded_batch_has_no_padding_either(group: Any) -> None:
+    assert numbers(group(2).later(rows(1, 2, 3, auto_padding=True)).get()) == [2, 4, 6]
+
+
+def test_coroutines_run_to_their_end(group: Any) -> None:
+    assert group(2).waited_for() == [0, 1]
+
+
+def test_functions_run_on_workers(group: Any) -> None:
+    two = group(2)
+    found = two.execute_with_func_generator(lambda worker, data: rows(*[worker.rank] * len(data)), rows(5, 6))
+    assert numbers(found) == [0, 1]
+    assert two.execute_func_rank_zero(lambda value: value + 1, 1) == 2
+    with pytest.raises(DispatchError, match="first argument must be a function"):
+        two.execute_with_func_generator(rows(1, 2))
+
+
+def test_an_error_of_a_worker_reaches_the_caller_with_its_rank(group: Any) -> None:
+    with pytest.raises(WorkerError, match=r"rank 1 of 2: Reporter\.fail_on failed: ValueError: 13 is unlucky") as error:
+        group(2).fail_on(rows(1, 13))
+    assert isinstance(error.value.cause, ValueError)
+    again = pickle.loads(pickle.dumps(error.value))  # noqa: S301
+    assert (str(again), type(again.cause)) == (str(error.value), ValueError)
+
+
+def test_a_failure_is_told_while_another_worker_still_waits() -> None:
+    over = threading.Event()
+
+    class Waiting(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def meet(self) -> None:
+            if self.rank == 0:
+                over.wait()
+            else:
+                raise ValueError("I cannot come")
+
+    with LocalWorkerGroup(ClassWithInitArgs(Waiting), ResourcePool([2])) as workers:
+        try:
+            with pytest.raises(WorkerError, match="rank 1 of 2"):
+                workers.meet()  # type: ignore[attr-defined]
+        finally:
+            over.set()
+
+
+def test_a_worker_that_adds_a_field_does_not_change_the_batch_of_the_caller(group: Any) -> None:
+    data = rows(1, 2)
+    assert group(2).add_field(data) == [["x", "y"]] * 2
+    assert list(data.batch.keys()) == ["x"]
+    assert data.meta_info == {}
+
+
+@pytest.mark.parametrize("mode", ["DP_COMPUTE_PROTO", None, 3, {"dispatch_fn": print}])
+def test_a_wrong_dispatch_mode_is_refused_where_it_is_written(mode: Any) -> None:
+    with pytest.raises(DispatchError, match="dispatch"):
+        register(dispatch_mode=mode)
+
+
+def test_a_wrong_execute_mode_is_refused() -> None:
+    with pytest.raises(DispatchError, match="execute_mode is 'ALL'"):
+        register(execute_mode="ALL")  # type: ignore[arg-type]
+    with pytest.raises(DispatchError, match="runs rank 0 alone"):
+        register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, execute_mode=Execute.RANK_ZERO)
+
+
+def test_a_registered_method_cannot_hide_one_of_the_group() -> None:
+    class Closing(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def execute_all(self) -> None: ...
+
+    with pytest.raises(DispatchError, match="worker groups have execute_all"):
+        LocalWorkerGroup(ClassWithInitArgs(Closing))
+
+
+def test_a_worker_needs_a_group_and_a_group_needs_workers() -> None:
+    with pytest.raises(DispatchError, match="'RANK' is not in the environment"):
+        Worker()
+    with pytest.raises(DispatchError, match="no process"):
+        LocalWorkerGroup(ClassWithInitArgs(Worker), ResourcePool([]))
+
+
+def test_a_pool_of_several_nodes_numbers_the_processes_of_each() -> None:
+    pool = ResourcePool([2])
+    pool.add_node(1)
+    assert (pool.world_size, pool.local_rank_list(), pool.local_world_size_list()) == (3, [0, 1, 0], [2, 2, 1])
