@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from asyncrl.compat.verl.protocol import DataProto, require
+from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.protocol import DataProto
 
 
 def is_future(value: Any) -> bool:
