@@ -41,9 +41,11 @@ def forward(
     if (weights := _in_stream(parts, "rl", tokens, updates.view)) is not None:
         terms["policy"] = weighed(terms["policy"], weights)
     if parts.has_kl and tokens.reference is not None:
-        divergence = parts.kl(updates.logprobs, updates.view.take(tokens.reference))
+        reference = updates.view.take(tokens.reference)
         if parts.kl.importance_weighted:
-            divergence = clamp_log(updates.logprobs - updates.behaviour).exp() * divergence
+            divergence = parts.kl.weighted(updates.logprobs, reference, updates.behaviour)
+        else:
+            divergence = parts.kl(updates.logprobs, reference)
         sums["kl_reference"] = divergence.detach().sum().double()
         terms |= {"kl": kl_weight * divergence} if parts.kl.place == "loss" else {}
     if entropy is not None:
@@ -134,6 +136,7 @@ def _ages(parts: Composition, updates: Updates, tokens: Tokens) -> Ages:
         weights=None if tokens.weights is None else view.take(tokens.weights),
         rejected=None if tokens.rejected is None else view.take(tokens.rejected),
         behaviour=updates.behaviour,
+        proximal=updates.proximal,
         log_update=updates.log_ratio.detach(),
     )
     for bit, rule in enumerate(parts.corrections):

@@ -1,26 +1,33 @@
 """KL forms: estimates of KL(pi_theta || pi_ref) on the sampled tokens, in the reward or in the loss.
 
 d = log pi_theta - log pi_ref, clamped to +-10. A form with "+" has the value of the one it is named after and the
-gradient of k2, which is the unbiased one on on-policy data. With importance_weighted, k3 has the right gradient on data
-of any age: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025.
+gradient of k2, which is the unbiased one on on-policy data. With importance_weighted, all but abs have the gradient of
+the KL on data of any age; for k3: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from asyncrl.algorithms.parts import Part, param
+from asyncrl.algorithms.view import clamp_log
 
 D_LIMIT = 10.0
 
 
 class Kl(Part):
-    """Base of the forms."""
+    """Base of the forms.
+
+    differentiates_ratio: with importance_weighted, gradient flows through the ratio too, so that it is that of the
+    mean of the form under pi_theta. Where the form's own gradient is that of the KL, it would be added to that.
+    """
 
     kind = "kl"
+    differentiates_ratio: ClassVar[bool] = True
 
     weight: float = param(1e-3, "coefficient; with target, the first one", "[0, inf)")
     place: str = param("loss", "whether it is added to the loss or taken from the reward", choices=("loss", "reward"))
@@ -30,7 +37,7 @@ class Kl(Part):
     horizon: int = param(10000, "with target: sequences over which the coefficient adapts", "[1, inf)")
 
     importance_weighted: bool = param(
-        False, "in the loss: times pi_theta / mu, so that value and gradient are unbiased on old data"
+        False, "in the loss: times pi_theta / mu, so that old data give the same means as data of the policy itself"
     )
 
     @abstractmethod
@@ -40,6 +47,12 @@ class Kl(Part):
     def __call__(self, logprobs: Tensor, reference: Tensor) -> Tensor:
         """float[M]: the estimate for each token; gradient flows through `logprobs`."""
         return self.form((logprobs - reference).clamp(-D_LIMIT, D_LIMIT))
+
+    def weighted(self, logprobs: Tensor, reference: Tensor, behaviour: Tensor) -> Tensor:
+        """float[M]: the estimate times pi_theta / mu, for each token; behaviour float[M], log mu."""
+        log_ratio = clamp_log(logprobs - behaviour)
+        ratio = (log_ratio if self.differentiates_ratio else log_ratio.detach()).exp()
+        return ratio * self(logprobs, reference)
 
     def adapted(self, weight: float, current: float, sequences: int) -> float:
         """The next coefficient, after a batch of that many sequences with KL `current` a token."""
@@ -89,6 +102,7 @@ class K2(Kl):
     """
 
     name = "k2"
+    differentiates_ratio = False
 
     def form(self, d: Tensor) -> Tensor:
         return d.square() / 2
@@ -114,6 +128,8 @@ class K3(Kl):
 
 class _K2Gradient(Kl):
     """Mixed in before a form: its value, the gradient of k2."""
+
+    differentiates_ratio = False
 
     def __call__(self, logprobs: Tensor, reference: Tensor) -> Tensor:
         d = (logprobs - reference).clamp(-D_LIMIT, D_LIMIT)

@@ -112,10 +112,17 @@ def _with_corrections(parts: Composition, episodes: Episodes, tokens: Tokens, vi
     if not parts.corrections:
         return tokens
     assert tokens.advantages is not None
-    proximal = tokens.behaviour if tokens.proximal is None else tokens.proximal
     behaviour = view.take(tokens.behaviour)
-    log_w = clamp_log(view.take(proximal) - behaviour)
-    ages = Ages(view, log_w, view.take(tokens.advantages), behaviour=behaviour, reduce=reduce, episodes=episodes)
+    proximal = behaviour if tokens.proximal is None else view.take(tokens.proximal)
+    ages = Ages(
+        view,
+        clamp_log(proximal - behaviour),
+        view.take(tokens.advantages),
+        behaviour=behaviour,
+        proximal=proximal,
+        reduce=reduce,
+        episodes=episodes,
+    )
     for bit, rule in enumerate(parts.corrections):
         if not parts.is_live(rule):
             ages = ages.after(bit, rule)

@@ -129,6 +129,7 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
                 advantages,
                 torch.ones(size),
                 behaviour=old,
+                proximal=old * 1.1,
                 log_update=old / 10,
                 reduce=torch.clone,
                 episodes=episodes,

@@ -35,6 +35,7 @@ from tests.algorithms.support import (
     make_episodes,
     make_rollouts,
     make_tokens,
+    on_ranks,
     random_batch,
     rows,
 )
@@ -161,6 +162,22 @@ def test_reinforce_pp_discounts_by_policy_token_and_whitens_over_the_batch():
     assert estimate.returns.tolist() == [0.5, 1, 0, 0]
     expected = (estimate.returns - estimate.returns.mean()) / estimate.returns.std()
     torch.testing.assert_close(estimate.advantages, expected)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("reward", [0.1, 0.37, -0.95, 12.3])
+def test_whitened_returns_that_are_all_equal_are_exactly_zero_in_float32(reward, ranks):
+    """A sum of 6,000 float32 numbers is rounded, and the rest would be as large as the standard deviation."""
+    members = [list(range(rank, 12, ranks)) for rank in range(ranks)]
+    episodes, tokens = make_episodes([reward] * 12, [0] * 12), make_tokens([[1] * 500] * 12)
+    tokens = replace(tokens, behaviour=tokens.behaviour.float(), proximal=None)
+
+    def advantages(rank, reduce):
+        mine = tokens.select(rows(tokens, members[rank]))
+        return ReinforcePp()(make_rollouts(episodes, mine, reduce=reduce)).advantages
+
+    for found in on_ranks(ranks, advantages):
+        assert found.count_nonzero() == 0
 
 
 def test_reinforce_pp_baseline_of_equal_rewards_is_exactly_zero():

@@ -144,7 +144,8 @@ def test_the_rejection_by_difference_again(seed, over):
     _, tokens = random_batch(seed)
     view = View.of(tokens)
     behaviour = view.take(tokens.behaviour)
-    ages = Ages(view, view.take(tokens.proximal) - behaviour, behaviour, behaviour=behaviour)
+    proximal = view.take(tokens.proximal)
+    ages = Ages(view, proximal - behaviour, behaviour, behaviour=behaviour, proximal=proximal)
     expected = []
     for turns in turns_of(tokens):
         differences = [

@@ -110,8 +110,17 @@ def test_reject_bounds_the_difference_of_the_probabilities(over, low, high, expe
     """mu = 1/4, 1/4, 1/5 | 1/2, 1/5 and w = 2, 2, 1/2 | 1, 1/4: differences 1/4, 1/4, -1/10 | 0, -3/20. Turns have
     2, 1 and 2 tokens: means 1/4, -1/10 and -3/40. Sequences: sums 2/5 and -3/20, means 2/15 and -3/40."""
     mu = torch.tensor([0.25, 0.25, 0.2, 0.5, 0.2], dtype=torch.float64)
-    ages = replace(AGES, behaviour=mu.log())
+    ages = replace(AGES, behaviour=mu.log(), proximal=mu.log() + AGES.log_w)
     assert Reject(by="difference", over=over, low=low, high=high).keep(ages).int().tolist() == expected
+
+
+def test_reject_sees_the_whole_difference_of_a_token_whose_ratio_is_clamped():
+    """mu = exp(-50) and pi = 1/2: the ratio is clamped to exp(20), and the difference is 1/2 all the same."""
+    episodes, tokens = make_episodes([1, 0], [0, 0]), make_tokens([[1], [1]])
+    old = torch.tensor([-50, -LOG2], dtype=torch.float64)
+    tokens = replace(tokens, behaviour=old, proximal=torch.full_like(old, -LOG2))
+    rule = ("reject", {"by": "difference", "over": "token", "low": -0.2, "high": 0.2})
+    assert prepared([rule], episodes, tokens).rejected.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,17 @@ def test_k3_weighted_by_the_whole_ratio_has_the_gradient_of_the_kl_on_old_data()
     assert theta.grad.item() == pytest.approx(math.log(2) - math.log(4 / 7))
 
 
+@pytest.mark.parametrize("name", ["k1", "k1+", "k2", "k2+", "k3", "k3+"])
+def test_forms_weighted_by_the_ratio_have_the_gradient_of_the_kl_on_old_data(name):
+    # As above with other numbers, straight from the definition: each token weighs mu, and the form with it pi / mu.
+    logits, reference = doubles(0.3, -0.5, 0.1).requires_grad_(), doubles(0.2, 0.5, 0.3).log()
+    policy, behaviour = logits.log_softmax(0), doubles(0.5, 0.1, 0.4).log()
+    form = registry.build("kl", name, {"importance_weighted": True})
+    (gradient,) = torch.autograd.grad((behaviour.exp() * form.weighted(policy, reference, behaviour)).sum(), logits)
+    (expected,) = torch.autograd.grad((logits.softmax(0) * (logits.log_softmax(0) - reference)).sum(), logits)
+    assert gradient.tolist() == pytest.approx(expected.tolist())
+
+
 def charged(place: str, advantage: str = "dr_grpo", **changes):
     """Two episodes of rewards 1 and 0; d = log pi - log ref is .2 and .4 on the first one's tokens, .6 on the other's,
     and 9 on a tool's token, which counts nowhere."""

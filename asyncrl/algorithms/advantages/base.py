@@ -73,11 +73,12 @@ class Rollouts:
 
     def whiten(self, values: Tensor) -> Tensor:
         """[M]: to mean 0 and standard deviation 1 over the policy tokens of the global batch."""
-        total = values.sum().double()
+        # Where all values are equal, a sum in float32 would leave a rest, and the division would make it nearly 1.
+        total = values.sum(dtype=torch.float64)
         sums = self.reduce(torch.stack([total.new_tensor(values.numel()), total]))
         count, total = sums[0], sums[1]
         centred = values - (total / count.clamp(min=1)).to(values.dtype)
-        squares = self.reduce(centred.square().sum().double())
+        squares = self.reduce(centred.square().sum(dtype=torch.float64))
         std = (squares / (count - 1).clamp(min=1)).sqrt() + 1e-8
         return centred / std.to(values.dtype)
 

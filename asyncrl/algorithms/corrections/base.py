@@ -23,9 +23,9 @@ class Ages:
     it left: weights float[M], None where all are 1; weighs_sequences, whether they are one a sequence; rejected
     int32[M], bit k set where rule k dropped the token, None where none is dropped.
 
-    behaviour float[M], log mu, is there for rules that compare probabilities; log_update float[M], log pi_theta - log
-    pi_prox (clamped), for those that follow the policy as it moves; reduce and episodes for those that look at the
-    whole batch, once before the updates.
+    behaviour and proximal float[M], log mu and log pi_prox, are there for rules that compare probabilities; log_update
+    float[M], log pi_theta - log pi_prox (clamped), for those that follow the policy as it moves; reduce and episodes for
+    those that look at the whole batch, once before the updates.
     """
 
     view: View
@@ -35,6 +35,7 @@ class Ages:
     weighs_sequences: bool = False
     rejected: Tensor | None = None
     behaviour: Tensor | None = None
+    proximal: Tensor | None = None
     log_update: Tensor | None = None
     reduce: Reduce | None = None
     episodes: Episodes | None = None

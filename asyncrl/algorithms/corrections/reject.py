@@ -60,7 +60,8 @@ class Reject(Correction):
         log_w = ages.log_w
         if self.by == "difference":
             assert ages.behaviour is not None
-            return ages.behaviour.exp() * log_w.expm1()
+            assert ages.proximal is not None
+            return ages.proximal.exp() - ages.behaviour.exp()
         if self.by == "k1":
             return -log_w
         if self.by == "ratio":
