@@ -202,8 +202,8 @@ class DataProto:
         non_tensor_batch_keys: Keys | None = None,
         meta_info_keys: Keys | None = None,
     ) -> DataProto:
-        """Removes the named fields and returns them as a batch. Raises DataProtoError: a name is not there, and then
-        nothing is removed."""
+        """Removes the named fields and returns them as a batch. Raises DataProtoError: a name is not there, or is given
+        twice, and then nothing is removed."""
         tensors: Any = {} if self.batch is None else self.batch
         chosen = [
             (tensors, list(batch_keys or ()), "batch"),
@@ -213,6 +213,7 @@ class DataProto:
         for fields, keys, part in chosen:
             missing = [name for name in keys if name not in fields]
             require(not missing, f"{part} has no {missing}; it has {', '.join(map(str, fields.keys()))}")
+            require(len(set(keys)) == len(keys), f"{part}: a name is given twice in {keys}")
         popped = [{name: fields.pop(name) for name in keys} for fields, keys, _ in chosen]
         return DataProto.from_dict(popped[0], popped[1], popped[2])
 

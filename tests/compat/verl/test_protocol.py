@@ -148,6 +148,8 @@ def test_what_cannot_be_done_changes_nothing() -> None:
         data.union(other)
     with pytest.raises(AssertionError, match=r"meta_info has no \['x'\]; it has step"):
         data.pop(["ids"], ["uid"], ["x"])
+    with pytest.raises(AssertionError, match="non_tensor_batch: a name is given twice"):
+        data.pop(["ids"], ["uid", "uid"])
     assert (data.batch.keys(), data.meta_info) == (before.batch.keys(), before.meta_info)
     assert data.non_tensor_batch.keys() == before.non_tensor_batch.keys()
 
