@@ -24,8 +24,8 @@ class Ages:
     int32[M], bit k set where rule k dropped the token, None where none is dropped.
 
     behaviour and proximal float[M], log mu and log pi_prox, are there for rules that compare probabilities; log_update
-    float[M], log pi_theta - log pi_prox (clamped), for those that follow the policy as it moves; reduce and episodes for
-    those that look at the whole batch, once before the updates.
+    float[M], log pi_theta - log pi_prox (clamped), for those that follow the policy as it moves; reduce and episodes
+    for those that look at the whole batch, once before the updates.
     """
 
     view: View
