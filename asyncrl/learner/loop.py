@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -32,7 +32,7 @@ from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.packing import LocalBatch
 from asyncrl.learner.profiling import profiled
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.step_metrics import Phases, lag_counts, step_values, use_of_rank, use_values
+from asyncrl.learner.step_metrics import Phases, StepRow, lag_counts, step_values, use_of_rank
 from asyncrl.learner.trainer import StepResult, Trainer
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Metrics, Value
@@ -85,6 +85,7 @@ class Learner:
         self.progress = self.checkpoints.restore(self.trainer.models) or Progress()
         self._kept = self.progress.step
         self._is_whole = True
+        self._row: StepRow | None = None
         # What the algorithm keeps is of the last step that was trained.
         self._step_config = self.history.at(max(0, self.progress.step - 1))
         self.trainer.configure(self._step_config)
@@ -127,6 +128,7 @@ class Learner:
         if self.turns.has_gpus:
             self._keep_finished(lambda: self.checkpoints.save_prepared(self._with_norms()))
         self.checkpoints.close()
+        self._report()
 
     def _train(self) -> None:
         config, progress = self.config.learner, self.progress
@@ -152,16 +154,14 @@ class Learner:
             progress.algorithm = self.trainer.algorithm.state()
             self.checkpoints.prepare(self.trainer.models)
             self._is_whole = True
+            # This needs all main threads, so it comes before any of them may be left in the middle of what follows.
+            self._row = self._measure(plan, trained, phases)
             self.ranks.leaving.updated()
             try:
                 self._keep(step, phases)
                 self.turns.end(self.trainer, self._version(step + 1), phases)
-            except StoppedError:
-                # A report needs all main threads.
-                if not self.ranks.leaving.is_abrupt:
-                    self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
-                raise
-            self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
+            finally:
+                self._report()
         self._finish_checkpoint()
         self._together(self._evaluate, config.total_steps)
         self.ranks.leaving.end()
@@ -317,16 +317,23 @@ class Learner:
                 self.evaluations.log(step, {**values, "eval/version": float(version)})
                 del pending[step]
 
-    def _report(self, plan: BatchPlan, trained: TrainedStep | None, seconds: Mapping[str, float]) -> None:
+    def _measure(self, plan: BatchPlan, trained: TrainedStep | None, phases: Phases) -> StepRow:
         values: dict[str, Value] = {"steps_skipped": float(self.progress.steps_skipped)}
-        if trained is not None:
-            lags = self.ranks.sum(lag_counts(trained.batch.tokens, plan.version, self.config.replay.max_lag))
-            branches = [length for each in trained.batch.lengths.values() for length in each]
-            flops = float(self._flops(branches).sum())
-            use = self.ranks.sum(use_of_rank(flops, self.ranks.device, self.ranks.rank, self.ranks.size))
-            values = step_values(plan, trained.episodes, lags, trained.result, self.progress)
-            values |= use_values(use, seconds, self._peak)
-        if self.ranks.rank == 0:
+        if trained is None:
+            return StepRow(plan.step, values, phases)
+        lags = self.ranks.sum(lag_counts(trained.batch.tokens, plan.version, self.config.replay.max_lag))
+        branches = [length for each in trained.batch.lengths.values() for length in each]
+        flops = float(self._flops(branches).sum())
+        used = self.ranks.sum(use_of_rank(flops, self.ranks.device, self.ranks.rank, self.ranks.size))
+        values = step_values(plan, trained.episodes, lags, trained.result, self.progress)
+        return StepRow(plan.step, values, phases, sum(plan.tokens), used)
+
+    def _report(self) -> None:
+        """Log the step that is done, once, also where another thread ends this process for the main thread."""
+        with self.ranks.leaving.turn:
+            row, self._row = self._row, None
+        if row is not None and self.ranks.rank == 0:
             pushed = self.publisher.measured if self.publisher is not None else {}
-            values |= {f"weights/{name}": value for name, value in pushed.items()}
-            self.metrics.log(plan.step, {**values, "lr": self.trainer.policy.learning_rate(plan.step), **seconds})
+            weights = {f"weights/{name}": value for name, value in pushed.items()}
+            learning_rate = self.trainer.policy.learning_rate(row.step)
+            self.metrics.log(row.step, {**row.values(self._peak), **weights, "lr": learning_rate})

@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,8 +44,10 @@ class Phases:
     def values(self, tokens: int) -> dict[str, float]:
         """Seconds by phase, the share of them spent waiting, and trained tokens a second."""
         total = self._clock() - self._started
-        idle = sum(self.seconds.get(name, 0.0) for name in WAITING)
-        by_phase = {f"seconds/{name}": seconds for name, seconds in self.seconds.items()}
+        # Another thread may ask while a phase ends.
+        measured = dict(self.seconds)
+        idle = sum(measured.get(name, 0.0) for name in WAITING)
+        by_phase = {f"seconds/{name}": seconds for name, seconds in measured.items()}
         return {**by_phase, "seconds/step": total, "idle": idle / total, "tokens_per_s": tokens / total}
 
 
@@ -69,6 +72,26 @@ def use_values(use: Tensor, seconds: Mapping[str, float], peak: float | None) ->
         for phase in ("train", "step"):
             values[f"mfu/{phase}"] = float(use[0]) / (seconds[f"seconds/{phase}"] * possible)
     return values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRow:
+    """The metrics of a step that is done, but for its times, which go on.
+
+    `learned` are all others. A step that trained has so many `tokens`, and `used` is the sum of `use_of_rank`.
+    """
+
+    step: int
+    learned: Mapping[str, Value]
+    phases: Phases
+    tokens: int = 0
+    used: Tensor | None = None
+
+    def values(self, peak: float | None) -> dict[str, Value]:
+        """All of them, now, where a rank's device does `peak` FLOP/s."""
+        seconds = self.phases.values(self.tokens)
+        used = {} if self.used is None else use_values(self.used, seconds, peak)
+        return {**self.learned, **used, **seconds}
 
 
 def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:

@@ -17,6 +17,7 @@ from asyncrl.learner.loop import Learner
 from asyncrl.learner.ranks import joined
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
+from asyncrl.observe.sinks import JsonLines
 from tests.learner.support import Run, make_config
 
 STUCK_STEP = 2
@@ -38,6 +39,7 @@ def main(model: str, folder: Path, where: str) -> None:
     with leaving.watched(stop, patience_s=1.0), joined(leaving=leaving) as ranks:
         run = Run(make_config(Path(model), folder, steps=4, checkpoint_every=10, micro_tokens=40))
         run.stop = stop
+        run.metrics = JsonLines(folder / "metrics.jsonl")
         forward, steps = Trainer._backward, [-1]
         learn = Trainer.learn
 

@@ -17,6 +17,7 @@ from asyncrl.config.load import EXIT_STOPPED
 from asyncrl.errors import StoppedError
 from asyncrl.learner.launcher import Timeouts, run_ranks
 from asyncrl.learner.leaving import Leaving
+from asyncrl.observe.sinks import read_lines
 from tests.helpers import until
 from tests.learner.support import assert_weights_equal
 
@@ -73,6 +74,9 @@ def test_a_stop_in_the_middle_of_a_pass_keeps_the_steps_that_were_done(
     assert said.count("the step in work is left") == ranks
     assert [each for each in NOTHING_TO_SEE if each in said] == []
     assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{kept:06d}"]
+    reported = read_lines(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in reported] == list(range(kept))
+    assert all({"loss", "seconds/train", "lag/max"} <= row.keys() for row in reported)
     start(model, tmp_path)
     resumed = weights(tmp_path)
     assert list(resumed) == list(range(kept, 5))
