@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from asyncrl.weights.manifest import TensorSpec, as_tensor, dtype_name, new_bytes
+from asyncrl.weights.manifest import DTYPES, TensorSpec, as_tensor, new_bytes
 
 ALIGNMENT = 64
 TIGHT = 1
@@ -54,16 +54,15 @@ def plan_buckets(entries: Sequence[TensorSpec], bucket_bytes: int, alignment: in
 
 
 def tight_buckets(
-    tensors: Mapping[str, torch.Tensor], bucket_bytes: int, group_of: Callable[[str], str] = str
+    entries: Sequence[TensorSpec], bucket_bytes: int, group_of: Callable[[str], str] = str
 ) -> list[Bucket]:
-    """Buckets for `tensors` without gaps, the widest dtypes first.
+    """Buckets for `entries` without gaps, the widest dtypes first; a larger tensor has one for itself.
 
     Tensors of one dtype for whose names `group_of` says the same share a bucket, which may be larger for that.
     """
-    groups: dict[tuple[torch.dtype, str], list[TensorSpec]] = {}
-    for name, tensor in sorted(tensors.items(), key=lambda named: -named[1].element_size()):
-        entry = TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape))
-        groups.setdefault((tensor.dtype, group_of(name)), []).append(entry)
+    groups: dict[tuple[str, str], list[TensorSpec]] = {}
+    for entry in sorted(entries, key=lambda entry: -DTYPES[entry.dtype].itemsize):
+        groups.setdefault((entry.dtype, group_of(entry.name)), []).append(entry)
     return _filled(groups.values(), bucket_bytes, TIGHT)
 
 

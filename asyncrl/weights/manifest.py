@@ -62,6 +62,11 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
+def specs_of(tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
+    """The tensors in their order, without checksums."""
+    return tuple(TensorSpec(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in tensors.items())
+
+
 class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`count` elements of the tensor with that index change. `gap` is the width of a gap in bytes, or WHOLE; `nbytes`
     is the patch's share of the payload."""

@@ -37,7 +37,7 @@ def test_buckets_hold_every_tensor_once_in_order_without_overlap_and_within_the_
 @given(ENTRIES, st.integers(1, 2000))
 def test_tight_buckets_have_no_gaps_and_every_tensor_lies_where_its_dtype_may_begin(entries, bucket_bytes):
     tensors = {entry.name: torch.ones(entry.shape, dtype=DTYPES[entry.dtype]) for entry in entries}
-    buckets = tight_buckets(tensors, bucket_bytes)
+    buckets = tight_buckets(entries, bucket_bytes)
     assert sorted(entry.name for bucket in buckets for entry in bucket.entries) == sorted(tensors)
     for bucket in buckets:
         start = 0
@@ -52,7 +52,7 @@ def test_tight_buckets_have_no_gaps_and_every_tensor_lies_where_its_dtype_may_be
 @given(ENTRIES, st.integers(1, 2000))
 def test_tensors_of_one_dtype_and_group_share_a_bucket(entries, bucket_bytes):
     tensors = {entry.name: torch.ones(entry.shape, dtype=DTYPES[entry.dtype]) for entry in entries}
-    buckets = tight_buckets(tensors, bucket_bytes, lambda name: name[:1])
+    buckets = tight_buckets(entries, bucket_bytes, lambda name: name[:1])
     groups = [{(entry.dtype, entry.name[:1]) for entry in bucket.entries} for bucket in buckets]
     assert sum(map(len, groups)) == len(set().union(*groups))
     assert sorted(entry.name for bucket in buckets for entry in bucket.entries) == sorted(tensors)

@@ -19,7 +19,7 @@ from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.weights.canary import CanaryCheck
 from asyncrl.weights.folders import Folder, Weights, tensors_of
-from asyncrl.weights.manifest import bytes_of, places
+from asyncrl.weights.manifest import TensorSpec, bytes_of, places, specs_of
 from asyncrl.weights.threads import in_own_thread
 
 CPU = torch.device("cpu")
@@ -55,11 +55,14 @@ class Update:
         self._copies: dict[torch.device, _Once[Tensors]] = {}
 
     @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """All tensors, in their order, without their contents."""
+        return self._weights.manifest.tensors if isinstance(self._weights, Folder) else specs_of(self._weights)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        if isinstance(self._weights, Folder):
-            return self._weights.manifest.nbytes
-        return sum(tensor.nbytes for tensor in self._weights.values())
+        return sum(spec.nbytes for spec in self.specs)
 
     def is_on(self, device: torch.device) -> bool:
         """Whether the tensors arrived on `device`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -113,8 +113,12 @@ class BucketTransport(Transport):
 
     async def prepare(self, update: Update) -> None:
         await self._drop()
-        made = bucketed(update, self.device, self.bucket_bytes, await self.source(update))
+        made = bucketed(update, self.plan(update), self.device, await self.source(update))
         self._prepared = _Prepared(update, made, [await anext(made)])
+
+    def plan(self, update: Update) -> list[Bucket]:
+        """The buckets by which `update` goes, in their order."""
+        return tight_buckets(update.specs, self.bucket_bytes, request_group)
 
     async def source(self, update: Update) -> torch.device:
         """Where the tensors are from which the buckets are filled: there, or on the CPU."""
@@ -151,15 +155,14 @@ class _Prepared:
 
 
 async def bucketed(
-    update: Update, device: torch.device, bucket_bytes: int, source: torch.device
+    update: Update, buckets: Sequence[Bucket], device: torch.device, source: torch.device
 ) -> AsyncGenerator[Filled, None]:
-    """The tensors by buckets on `device`, filled from what is on `source`, which is there or on the CPU.
+    """The tensors by `buckets` on `device`, filled from what is on `source`, which is there or on the CPU.
 
     A thread fills the next buffer while one is in use. The last bucket comes with the update's label, which names the
     weights once it is loaded.
     """
     tensors = await update.tensors(source)
-    buckets = tight_buckets(tensors, bucket_bytes, request_group)
     body = {"load_format": "flattened_bucket", "flush_cache": False}
     fill = flatten if source == device else partial(_from_host, device)
 

@@ -17,6 +17,7 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,8 +58,9 @@ class IpcTransport(BucketTransport):
             await super().prepare(update)
 
     async def source(self, update: Update) -> torch.device:
-        # The bucket in use, the one ahead, and what the server needs.
-        needed = 2 * self.bucket_bytes + self._reserve_bytes
+        # The bucket in use, the one ahead, and what the server needs. A tensor may be larger than a bucket should be.
+        sizes = [bucket.nbytes for bucket in self.plan(update)]
+        needed = max(map(sum, pairwise([0, *sizes]))) + self._reserve_bytes
         room = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
         if room < needed:
             raise ServerRefusedError(f"{self.device} has {room >> 20} MB for weights, {needed >> 20} are needed")

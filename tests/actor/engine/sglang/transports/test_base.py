@@ -11,6 +11,8 @@ import torch
 from asyncrl.actor.engine.fleet.http import Http, ServerFaultError
 from asyncrl.actor.engine.fleet.update import CPU, Update
 from asyncrl.actor.engine.sglang.transports.base import BucketTransport, ServerEnd, bucketed
+from asyncrl.weights.buckets import Bucket, tight_buckets
+from asyncrl.weights.manifest import specs_of
 from tests.actor.engine.fleet.fakes import FakeSglang, serving
 from tests.helpers import async_until
 
@@ -41,10 +43,15 @@ class Given(Update):
         return self._given
 
 
+def pairs(tensors: Noting) -> list[Bucket]:
+    """Buckets of two tensors each."""
+    return tight_buckets(specs_of(tensors), 32)
+
+
 async def test_the_next_bucket_is_filled_while_one_is_in_use_and_none_further_ahead_and_the_last_names_the_weights():
     tensors = Noting()
     taken: list[tuple[list[str], list[float], Any]] = []
-    async with aclosing(bucketed(Given(tensors), CPU, 32, CPU)) as buckets:
+    async with aclosing(bucketed(Given(tensors), pairs(tensors), CPU, CPU)) as buckets:
         async for bucket, flat, body in buckets:
             values = flat.view(torch.float32)[::4].tolist()
             taken.append(([entry.name for entry in bucket.entries], values, body.get("weight_version")))
@@ -55,8 +62,9 @@ async def test_the_next_bucket_is_filled_while_one_is_in_use_and_none_further_ah
 
 
 async def test_an_error_of_filling_a_bucket_reaches_who_sends_it():
+    tensors = Noting(broken=True)
     with pytest.raises(ValueError, match="the last one"):
-        async with aclosing(bucketed(Given(Noting(broken=True)), CPU, 32, CPU)) as buckets:
+        async with aclosing(bucketed(Given(tensors), pairs(tensors), CPU, CPU)) as buckets:
             assert [each async for each in buckets]
 
 

@@ -24,6 +24,7 @@ from asyncrl.actor.engine.fleet.update import CPU, Update
 from asyncrl.actor.engine.sglang.transports import base, ipc
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd
 from asyncrl.weights.buckets import Bucket, flatten, tight_buckets
+from asyncrl.weights.manifest import specs_of
 from tests.helpers import GENEROUS_S, until
 
 UUID = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
@@ -47,7 +48,7 @@ ALLOWED = {
 
 @pytest.fixture
 def bucket() -> Bucket:
-    [bucket] = tight_buckets(TENSORS, 1 << 20)
+    [bucket] = tight_buckets(specs_of(TENSORS), 1 << 20)
     return bucket
 
 
@@ -184,6 +185,23 @@ async def test_a_version_waits_on_the_gpu_where_it_has_room_else_on_the_host_and
             await transport.source(update)
     else:
         assert await transport.source(update) == source
+
+
+@pytest.mark.parametrize(
+    ("sizes", "needed"), [([6, 30, 6], 144), ([30, 30], 240), ([6, 6, 6], 48), ([6], 24), ([2, 2, 2], 24)]
+)
+async def test_as_much_room_is_asked_for_as_the_two_largest_neighbours_among_the_buckets_take(
+    sizes: list[int], needed: int, monkeypatch: pytest.MonkeyPatch
+):
+    """A tensor that is larger than a bucket has one of its own size, and a small model needs less than two."""
+    end = ServerEnd("http://127.0.0.1:1", cast(Http, SimpleNamespace()), 1.0)
+    transport = ipc.IpcTransport(end, GPU, bucket_bytes=24)
+    update = Update(1, "1-me", {str(index): torch.zeros(size) for index, size in enumerate(sizes)})
+    have_room(needed, monkeypatch)
+    assert await transport.source(update) == CPU
+    have_room(needed - 1, monkeypatch)
+    with pytest.raises(ServerRefusedError, match="MB for weights"):
+        await transport.source(update)
 
 
 @pytest.mark.parametrize("error", [ServerFaultError("gone"), ServerRefusedError("no"), asyncio.CancelledError()])
