@@ -32,7 +32,7 @@ from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.packing import LocalBatch
 from asyncrl.learner.profiling import profiled
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.step_metrics import Phases, StepRow, lag_counts, step_values, use_of_rank
+from asyncrl.learner.step_metrics import Phases, StepMetrics, lag_counts, step_values, use_of_rank
 from asyncrl.learner.trainer import StepResult, Trainer
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Metrics, Value
@@ -85,7 +85,7 @@ class Learner:
         self.progress = self.checkpoints.restore(self.trainer.models) or Progress()
         self._kept = self.progress.step
         self._is_whole = True
-        self._row: StepRow | None = None
+        self._row: StepMetrics | None = None
         # What the algorithm keeps is of the last step that was trained.
         self._step_config = self.history.at(max(0, self.progress.step - 1))
         self.trainer.configure(self._step_config)
@@ -317,16 +317,16 @@ class Learner:
                 self.evaluations.log(step, {**values, "eval/version": float(version)})
                 del pending[step]
 
-    def _measure(self, plan: BatchPlan, trained: TrainedStep | None, phases: Phases) -> StepRow:
+    def _measure(self, plan: BatchPlan, trained: TrainedStep | None, phases: Phases) -> StepMetrics:
         values: dict[str, Value] = {"steps_skipped": float(self.progress.steps_skipped)}
         if trained is None:
-            return StepRow(plan.step, values, phases)
+            return StepMetrics(plan.step, values, phases)
         lags = self.ranks.sum(lag_counts(trained.batch.tokens, plan.version, self.config.replay.max_lag))
         branches = [length for each in trained.batch.lengths.values() for length in each]
         flops = float(self._flops(branches).sum())
         used = self.ranks.sum(use_of_rank(flops, self.ranks.device, self.ranks.rank, self.ranks.size))
         values = step_values(plan, trained.episodes, lags, trained.result, self.progress)
-        return StepRow(plan.step, values, phases, sum(plan.tokens), used)
+        return StepMetrics(plan.step, values, phases, sum(plan.tokens), used)
 
     def _report(self) -> None:
         """Log the step that is done, once, also where another thread ends this process for the main thread."""

@@ -75,7 +75,7 @@ def use_values(use: Tensor, seconds: Mapping[str, float], peak: float | None) ->
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepRow:
+class StepMetrics:
     """The metrics of a step that is done, but for its times, which go on.
 
     `learned` are all others. A step that trained has so many `tokens`, and `used` is the sum of `use_of_rank`.
