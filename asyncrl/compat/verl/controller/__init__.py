@@ -5,6 +5,7 @@ from asyncrl.compat.verl.controller.futures import DataProtoFuture
 from asyncrl.compat.verl.controller.group import ClassWithInitArgs, ResourcePool, WorkerGroup
 from asyncrl.compat.verl.controller.local import LocalWorkerGroup
 from asyncrl.compat.verl.controller.modes import Dispatch, Execute, register
+from asyncrl.compat.verl.controller.ray_group import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from asyncrl.compat.verl.controller.worker import DistGlobalInfo, DistRankInfo, Worker
 
 __all__ = [
@@ -15,6 +16,9 @@ __all__ = [
     "DistRankInfo",
     "Execute",
     "LocalWorkerGroup",
+    "RayClassWithInitArgs",
+    "RayResourcePool",
+    "RayWorkerGroup",
     "ResourcePool",
     "Worker",
     "WorkerGroup",

@@ -23,13 +23,13 @@ def _is_reference(value: Any) -> bool:
     return ray is not None and isinstance(value, ray.ObjectRef)
 
 
-def results(futures: Sequence[Any]) -> list[Any]:
+def results(futures: Sequence[Any], what: str = "rank") -> list[Any]:
     """The results of workers, in order. The first error ends the wait: the other workers may wait for the one that
-    failed. Raises WorkerError: a worker failed."""
+    failed. `what` the futures belong to is said of a process that died. Raises WorkerError: a worker failed."""
     if any(_is_reference(each) for each in futures):
         from asyncrl.compat.verl.controller.references import fetched
 
-        return fetched(futures)
+        return fetched(futures, what)
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     for each in futures:
         if each in done:
@@ -65,7 +65,7 @@ class DataProtoFuture:
 
         Raises WorkerError: a worker failed; DataProtoError: the parts are no batches, or cannot be joined.
         """
-        parts = results(self.futures)
+        parts = results(self.futures, "the worker of part")
         for rank, part in enumerate(parts):
             require(isinstance(part, DataProto), f"part {rank} is a {type(part).__name__}; it must be a DataProto")
         whole = self.collect_fn(parts)

@@ -170,13 +170,13 @@ def run_method(worker: Any, method_name: str, args: Sequence[Any], kwargs: dict[
         result = getattr(worker, method_name)(*args, **kwargs)
         return asyncio.run(result) if inspect.iscoroutine(result) else result
     except Exception as error:
-        raise _worker_error(worker, method_name, error) from error
+        rank = f"rank {worker.rank} of {worker.world_size}"
+        raise worker_error(f"{rank}: {type(worker).__name__}.{method_name} failed", error) from error
 
 
-def _worker_error(worker: Any, method_name: str, error: Exception) -> WorkerError:
-    """The error that names the rank; its cause goes along if it can be sent between processes."""
-    text = f"{type(error).__name__}: {error}"
-    message = f"rank {worker.rank} of {worker.world_size}: {type(worker).__name__}.{method_name} failed: {text}"
+def worker_error(message: str, error: Exception) -> WorkerError:
+    """The error that says what failed, and why; its cause goes along if it can be sent between processes."""
+    message = f"{message}: {type(error).__name__}: {error}"
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - bytes of this process
     except Exception:  # noqa: BLE001 - any error says that it cannot be sent

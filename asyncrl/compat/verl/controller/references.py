@@ -1,31 +1,47 @@
-"""The results of Ray's workers."""
+"""Ray itself, and the results of its workers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import ray
-from ray.exceptions import RayActorError, RayTaskError
-
-from asyncrl.errors import WorkerError
+from asyncrl.errors import ConfigError, WorkerError
 
 
-def fetched(references: Sequence[Any]) -> list[Any]:
-    """The results of references, in order. Raises WorkerError as soon as one has failed."""
+def ray_module() -> Any:
+    """Ray itself. Raises ConfigError: it is not installed."""
+    try:
+        import ray
+        import ray.exceptions
+        import ray.util
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise ConfigError(
+            "worker groups on Ray need Ray, which is not installed: pip install 'asyncrl[ray]'"
+        ) from error
+    return ray
+
+
+def fetched(references: Sequence[Any], what: str) -> list[Any]:
+    """The results of references, in order, which belong to the workers or parts `what` 0, 1 and so on.
+
+    Raises WorkerError as soon as one has failed.
+    """
+    ray = ray_module()
     pending = list(dict.fromkeys(references))
     while pending:
         ready, pending = ray.wait(pending, num_returns=1)
-        _fetch(ready)
-    return _fetch(references)
+        for each in ready:
+            _fetch(ray, each, f"{what} {references.index(each)} of {len(references)}")
+    return list(ray.get(list(references)))
 
 
-def _fetch(references: Sequence[Any]) -> list[Any]:
+def _fetch(ray: Any, reference: Any, name: str) -> None:
     try:
-        return list(ray.get(list(references)))
-    except RayTaskError as error:
+        ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, WorkerError):
             raise error.cause from error.cause.cause
-        raise WorkerError(f"a worker failed: {error}", error) from error
-    except RayActorError as error:
-        raise WorkerError(f"a worker died: {error}", error) from error
+        raise WorkerError(f"{name} failed: {error}", error) from error
+    except ray.exceptions.RayActorError as error:
+        raise WorkerError(f"{name} died: {error}", error) from error

@@ -12,6 +12,8 @@ from asyncrl.compat.verl.controller.modes import Dispatch, Execute, register
 from asyncrl.errors import DispatchError
 
 T = TypeVar("T")
+RENDEZVOUS = "ASYNCRL_RENDEZVOUS"
+"""The environment variable with a file in which workers of one machine find each other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,11 +19,14 @@ from asyncrl.compat.verl.controller import (
     Dispatch,
     Execute,
     LocalWorkerGroup,
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
     ResourcePool,
     Worker,
     register,
 )
-from asyncrl.errors import DataProtoError, DispatchError, WorkerError
+from asyncrl.errors import ConfigError, DataProtoError, DispatchError, WorkerError
 from tests.compat.verl.controller.workers import Reporter, numbers, rows, seen_by
 
 
@@ -241,3 +245,9 @@ def test_a_pool_of_several_nodes_numbers_the_processes_of_each() -> None:
     pool = ResourcePool([2])
     pool.add_node(1)
     assert (pool.world_size, pool.local_rank_list(), pool.local_world_size_list()) == (3, [0, 1, 0], [2, 2, 1])
+
+
+def test_without_ray_its_worker_groups_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'asyncrl\[ray\]'"):
+        RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(Reporter))

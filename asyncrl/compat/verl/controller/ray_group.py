@@ -1,0 +1,196 @@
+"""Worker groups on a Ray cluster: one process a worker, on the nodes that a resource pool has."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from asyncrl.compat.verl.controller.group import ClassWithInitArgs, ResourcePool, WorkerGroup
+from asyncrl.compat.verl.controller.local import rank_variables
+from asyncrl.compat.verl.controller.references import fetched, ray_module
+from asyncrl.compat.verl.controller.remote import WorkerHost, compact
+from asyncrl.compat.verl.controller.worker import RENDEZVOUS
+from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.errors import DispatchError
+
+PLACED_S = 300.0
+"""How long a pool waits for room in the cluster."""
+CLOSED_S = 10.0
+"""How long a worker may take to close."""
+
+logger = logging.getLogger(__name__)
+
+
+class RayResourcePool(ResourcePool):
+    """Room for processes on nodes of the cluster, reserved at the first use: a CPU each and, with `use_gpu`, a GPU
+    each. Up to `max_colocate_count` worker groups share it, each worker with that part of a CPU and a GPU.
+
+    `close` gives the room back, and so does the end of a `with` block.
+    """
+
+    def __init__(
+        self,
+        process_on_nodes: Sequence[int] | None = None,
+        use_gpu: bool = True,
+        name_prefix: str | None = None,
+        max_colocate_count: int = 10,
+        wait_s: float = PLACED_S,
+    ) -> None:
+        super().__init__(process_on_nodes, max_colocate_count)
+        self.use_gpu = use_gpu
+        self.name_prefix = name_prefix or uuid.uuid4().hex[:6]
+        self._wait_s = wait_s
+        self._placement_groups: list[Any] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def get_placement_groups(self, strategy: str = "STRICT_PACK") -> list[Any]:
+        """A placement group of Ray for each node. Raises ConfigError: Ray is not installed; DispatchError: the cluster
+        has no room."""
+        ray = ray_module()
+        if not self._placement_groups:
+            bundle = {"CPU": 1.0, **({"GPU": 1.0} if self.use_gpu else {})}
+            self._placement_groups = [
+                ray.util.placement_group([bundle] * count, strategy, name=f"{self.name_prefix}_{node}")
+                for node, count in enumerate(self.store)
+            ]
+            for node, group in enumerate(self._placement_groups):
+                if not group.wait(self._wait_s):
+                    self.close()
+                    has = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+                    raise DispatchError(
+                        f"the Ray cluster had no node with room for {self.store[node]} processes with {bundle} each "
+                        f"within {self._wait_s:g} s; it has {has} in all: ask for fewer, or set use_gpu=False"
+                    )
+        return self._placement_groups
+
+    def close(self) -> None:
+        """Give the room back; workers that are still there end."""
+        ray = ray_module()
+        for group in self._placement_groups:
+            ray.util.remove_placement_group(group)
+        self._placement_groups = []
+
+
+class RayClassWithInitArgs(ClassWithInitArgs):
+    """A workers' class, plain or decorated with `ray.remote`, with the arguments of its constructor."""
+
+    def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
+        metadata = getattr(cls, "__ray_metadata__", None)
+        super().__init__(cls if metadata is None else metadata.modified_class, *args, **kwargs)
+        self.options: dict[str, Any] = {}
+
+    def update_options(self, options: Mapping[str, Any]) -> None:
+        """Give the actors these options of Ray as well."""
+        self.options.update(options)
+
+
+class RayWorkerGroup(WorkerGroup):
+    """A worker of `ray_cls_with_init` in each process of `resource_pool`. With `bin_pack` the processes of a node of
+    the pool must be on one node of the cluster. `worker_env` has more environment variables for the workers.
+
+    Raises ConfigError: Ray is not installed; DispatchError: the cluster has no room; WorkerError: a worker's
+    constructor failed.
+    """
+
+    def __init__(
+        self,
+        resource_pool: RayResourcePool,
+        ray_cls_with_init: RayClassWithInitArgs,
+        bin_pack: bool = True,
+        name_prefix: str | None = None,
+        worker_env: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(ray_cls_with_init.cls)
+        self._ray = ray_module()
+        self._pool = resource_pool
+        self._stored: dict[int, Any] = {}
+        self._folder: str | None = None
+        self.name_prefix = name_prefix or uuid.uuid4().hex[:6]
+        groups = resource_pool.get_placement_groups("STRICT_PACK" if bin_pack else "PACK")
+        places = [(group, index) for group in groups for index in range(group.bundle_count)]
+        if not places:
+            raise DispatchError("the resource pool has no process: give it a number a node, such as [1]")
+        self._workers = [
+            self._host(group, index, rank, ray_cls_with_init) for rank, (group, index) in enumerate(places)
+        ]
+        self._start(ray_cls_with_init, worker_env or {})
+
+    @property
+    def world_size(self) -> int:
+        return len(self._workers)
+
+    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        try:
+            return super().execute_all(method_name, *args, **kwargs)
+        finally:
+            self._stored = {}
+
+    def submit(self, rank: int, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        own = [self._sent(each) for each in args]
+        named = {name: self._sent(each) for name, each in kwargs.items()}
+        return self._workers[rank].call.remote(method_name, *own, **named)
+
+    def close(self) -> None:
+        """End the workers; the pool keeps its room. A worker that is still busy after some seconds is killed."""
+        closing = {worker.close.remote(): rank for rank, worker in enumerate(self._workers)}
+        done, _ = self._ray.wait(list(closing), num_returns=len(closing), timeout=CLOSED_S)
+        for reference in done:
+            try:
+                self._ray.get(reference)
+            except self._ray.exceptions.RayError as error:
+                logger.warning("rank %d of %d was not closed: %s", closing[reference], self.world_size, error)
+        for worker in self._workers:
+            self._ray.kill(worker)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _sent(self, value: Any) -> Any:
+        """A batch as a reference to Ray's store, where one that several workers get is once."""
+        if not isinstance(value, DataProto):
+            return value
+        if id(value) not in self._stored:
+            self._stored[id(value)] = self._ray.put(compact(value))
+        return self._stored[id(value)]
+
+    def _host(self, group: Any, index: int, rank: int, ray_cls_with_init: RayClassWithInitArgs) -> Any:
+        share = 1 / self._pool.max_colocate_count
+        strategies = self._ray.util.scheduling_strategies
+        options = {
+            "num_cpus": share,
+            "num_gpus": share if self._pool.use_gpu else 0,
+            "name": f"{self.name_prefix}{ray_cls_with_init.cls.__name__}_{rank}",
+            "scheduling_strategy": strategies.PlacementGroupSchedulingStrategy(group, index),
+            **ray_cls_with_init.options,
+        }
+        return self._ray.remote(WorkerHost).options(**options).remote()
+
+    def _start(self, ray_cls_with_init: RayClassWithInitArgs, worker_env: Mapping[str, str]) -> None:
+        hosts = fetched([worker.address.remote() for worker in self._workers], "rank")
+        _, address, port = hosts[0]
+        common = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        if len({node for node, *_ in hosts}) == 1:
+            self._folder = tempfile.mkdtemp(prefix="asyncrl-workers-")
+            common[RENDEZVOUS] = str(Path(self._folder) / "rendezvous")
+        if reserved := sorted(worker_env.keys() & {*common, *rank_variables(0, 0, 0, 0)}):
+            raise DispatchError(f"worker_env sets {', '.join(reserved)}, which tell a worker its rank")
+        places = zip(self._pool.local_rank_list(), self._pool.local_world_size_list(), strict=True)
+        started = [
+            worker.start.remote(
+                ray_cls_with_init.cls,
+                ray_cls_with_init.args,
+                ray_cls_with_init.kwargs,
+                {**common, **rank_variables(rank, self.world_size, local_rank, local_size), **worker_env},
+            )
+            for rank, (worker, (local_rank, local_size)) in enumerate(zip(self._workers, places, strict=True))
+        ]
+        fetched(started, "rank")

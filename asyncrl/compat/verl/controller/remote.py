@@ -1,0 +1,58 @@
+"""The process on a Ray cluster that has a worker, and what is sent to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from asyncrl.compat.verl.controller.group import run_method, worker_error
+from asyncrl.compat.verl.controller.references import ray_module
+from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.machine.ports import free_ports
+
+
+class WorkerHost:
+    """An actor of Ray with one worker. It is not the worker itself, so that each error names the worker's rank."""
+
+    def __init__(self) -> None:
+        self._worker: Any = None
+
+    def address(self) -> tuple[str, str, int]:
+        """The id and the address of this node, and a free port on it."""
+        ray = ray_module()
+        return str(ray.get_runtime_context().get_node_id()), str(ray.util.get_node_ip_address()), free_ports(1)
+
+    def start(
+        self, worker_class: type, args: Sequence[Any], kwargs: Mapping[str, Any], variables: dict[str, str]
+    ) -> None:
+        """Make the worker, with these environment variables. Raises WorkerError: its constructor failed."""
+        os.environ.update(variables)
+        try:
+            self._worker = worker_class(*args, **kwargs)
+        except Exception as error:
+            rank = f"rank {variables['RANK']} of {variables['WORLD_SIZE']}"
+            raise worker_error(f"{rank}: {worker_class.__name__} failed to start", error) from error
+
+    def call(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """The result of a method. Raises WorkerError: it failed."""
+        return compact(run_method(self._worker, method_name, args, kwargs))
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+
+def compact(value: Any) -> Any:
+    """A batch that can be sent alone: a tensor that is part of a larger one would take the whole of it along."""
+    if not isinstance(value, DataProto) or value.batch is None:
+        return value
+    tensors = {name: _alone(tensor) for name, tensor in value.batch.items()}
+    return type(value)(type(value.batch)(tensors, value.batch.batch_size), value.non_tensor_batch, value.meta_info)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().cpu()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
