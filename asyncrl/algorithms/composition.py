@@ -23,7 +23,8 @@ INTERPOLATED = ("interpolate", "interpolate_linear")
 
 @dataclass(frozen=True)
 class Composition:
-    """Parts that go together. `proximal` is training where the training forward gives the proximal log-probs, too."""
+    """Parts that go together. `proximal` is training where the training forward gives the proximal log-probs, too, or
+    nothing but the metrics reads them."""
 
     rewards: tuple[Reward, ...]
     advantage: Advantage
@@ -70,7 +71,8 @@ class Composition:
         )
         _refuse(text for found in conflicts for text in found)
         if parts.proximal == "auto":
-            parts = replace(parts, proximal="training" if updates == 1 and not _early(parts) else "recompute")
+            in_time = (updates == 1 or not _reads_proximal(parts)) and not _early(parts)
+            parts = replace(parts, proximal="training" if in_time else "recompute")
         return parts
 
     @property
@@ -130,6 +132,14 @@ def _early(parts: Composition) -> list[str]:
     early += [parts.loss.name] if parts.loss.selects else []
     early += [parts.kl.name] if parts.has_kl and (parts.kl.place == "reward" or parts.kl.target) else []
     return early
+
+
+def _reads_proximal(parts: Composition) -> bool:
+    """Whether a part reads the proximal log-probs during the updates."""
+    losses = [parts.loss, *(stream for stream in parts.streams if isinstance(stream, LossStream))]
+    return any(each.reads_proximal for each in losses) or any(
+        rule.uses_ratio or rule.follows_policy for rule in parts.corrections
+    )
 
 
 def _other_conflicts(parts: Composition, config: AlgorithmConfig) -> Iterator[str]:

@@ -56,7 +56,9 @@ class Stream(Part):
 
 
 class LossStream(Stream):
-    """Base of the streams that have a loss of their own."""
+    """Base of the streams that have a loss of their own. reads_proximal: as that of `Loss`."""
+
+    reads_proximal: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(self, updates: Updates, reference: Tensor | None) -> TokenLosses:
@@ -95,6 +97,7 @@ class Ce(LossStream):
     """
 
     name = "ce"
+    reads_proximal = False
 
     def __call__(self, updates: Updates, reference: Tensor | None) -> TokenLosses:
         return TokenLosses(-updates.logprobs)
@@ -113,6 +116,7 @@ class RefKl(LossStream):
 
     name = "ref_kl"
     needs_reference = True
+    reads_proximal = False
 
     delta: float = param(0.2, "how far a probability may have fallen", "(0, 1]")
     cap: float = param(1e4, "largest ratio as a weight", "[1, inf]")

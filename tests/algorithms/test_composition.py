@@ -157,6 +157,13 @@ def test_parts_that_do_not_go_together_are_refused_with_the_fix(changes, message
         ({"kl": ("k3", {"target": 0.01})}, 1, True),
         ({"kl": "k3"}, 1, False),
         ({"proximal": "recompute"}, 1, True),
+        ({"loss": "ipo", "correction": []}, 2, False),
+        ({"loss": "reinforce", "correction": ["zero_variance"]}, 2, False),
+        ({"loss": "gpg", "correction": [], "stream": ["rl", "ce"]}, 2, False),
+        ({"loss": "gpg"}, 2, True),
+        ({"loss": "gpg", "correction": ["opsm"]}, 2, True),
+        ({"loss": "gpg", "correction": [], "advantage": "vtrace"}, 2, True),
+        ({"loss": "ipo", "correction": [], "stream": ["tests.algorithms.my_parts.Focal"]}, 2, True),
     ],
 )
 def test_auto_computes_proximal_log_probs_first_only_where_something_needs_them_before_the_update(

@@ -98,6 +98,22 @@ def test_the_training_forward_gives_the_same_bits_as_a_proximal_pass(
     assert 0 <= max(final[0].metrics.of("masked/any").values()) < 1
 
 
+@pytest.mark.parametrize("loss", ["ipo", "reinforce", "gpg"])
+def test_several_updates_by_a_loss_that_reads_no_proximal_policy_need_no_pass_before_them(
+    model: Path, ranks: Ranks, tmp_path: Path, loss: str
+):
+    runs = []
+    for proximal in ("recompute", "auto"):
+        config = make_config(model, tmp_path / proximal, steps=2, minibatches=2)
+        config.algorithm.loss = PartConfig(loss)
+        config.algorithm.correction = []
+        config.algorithm.proximal = proximal
+        runs.append(Run(config).train(ranks))
+    assert_weights_equal(runs[0].final, runs[1].final)
+    for name in ("loss", "grad_norm"):
+        assert runs[0].metrics.of(name) == runs[1].metrics.of(name)
+
+
 def test_the_exported_folder_holds_the_last_weights(whole: tuple[Run, Path]):
     run, folder = whole
     exported = AutoModelForCausalLM.from_pretrained(folder / "model")

@@ -77,13 +77,15 @@ class Loss(Part):
     """Base of the policy losses.
 
     sequence_level: one ratio a sequence, so corrections must not treat its tokens differently. corrects: multiplies by
-    pi_theta / mu itself, so no further weight may. selects: singles tokens out before the updates.
+    pi_theta / mu itself, so no further weight may. selects: singles tokens out before the updates. reads_proximal:
+    reads the ratio r, or other numbers of the proximal policy.
     """
 
     kind = "loss"
     sequence_level: ClassVar[bool] = False
     corrects: ClassVar[bool] = False
     selects: ClassVar[bool] = False
+    reads_proximal: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(self, updates: Updates) -> TokenLosses:

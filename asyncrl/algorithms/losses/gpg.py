@@ -13,6 +13,7 @@ class Gpg(Loss):
     """
 
     name = "gpg"
+    reads_proximal = False
 
     def __call__(self, updates: Updates) -> TokenLosses:
         return TokenLosses(-updates.advantages * updates.logprobs)

@@ -17,12 +17,12 @@ class Ipo(Loss):
     back
     Source: the loss `ipo` of the library prime-rl, 2026; its first releases had delta=0.1 (eps there) and pull=0.001
     (kl_tau there), later ones have 0.3 and no pull
-    Caveat: s is the whole ratio, so no correction may weigh. It reads no other proximal policy: set
-    algorithm.proximal=behaviour.
+    Caveat: s is the whole ratio, so no correction may weigh.
     """
 
     name = "ipo"
     corrects = True
+    reads_proximal = False
 
     delta: float = param(0.3, "largest difference of probabilities", "(0, 1)")
     cap: float = param(1e4, "largest ratio as a weight", "[1, inf]")

@@ -17,6 +17,7 @@ class Reinforce(Loss):
 
     name = "reinforce"
     corrects = True
+    reads_proximal = False
 
     level: str = param("token", LEVEL_MEANING, choices=LEVELS)
     cap: float = param(2.0, "largest weight", "(0, inf]")

@@ -206,7 +206,8 @@ class AlgorithmConfig:
     )
     proximal: str = option(
         "auto",
-        "where the proximal log-probs come from; auto: recompute, unless the training pass gives the same ones in time",
+        "where the proximal log-probs come from; auto: recompute, unless the training pass gives the same "
+        "ones in time or nothing reads them",
         choices=("auto", "recompute", "interpolate", "interpolate_linear", "behaviour"),
     )
     stream: list[PartConfig] = option(
