@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,6 +69,15 @@ class Episodes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Centres:
+    """Means float64[] over the policy tokens of the global batch, None without returns. Variances are summed around
+    them: the difference of a mean square and a squared mean has no digits left where values are far from 0."""
+
+    advantages: Tensor
+    returns: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
     """N packed tokens. The tensors [N] line up: entry t belongs to token t, as predicted from the tokens before it.
 
@@ -82,6 +92,7 @@ class Tokens:
     tokens that the loss singles out; lag int64[N], the learner's version minus the token's; streams float32[N, K], the
     token's weight in each of the K weight streams.
 
+    `centres`, which it adds too, are those of the advantages and returns of the whole batch.
     `view` is `View.of` these tokens where somebody worked it out already, on a host that must not wait for a GPU.
     """
 
@@ -102,6 +113,7 @@ class Tokens:
     selected: Tensor | None = None
     lag: Tensor | None = None
     streams: Tensor | None = None
+    centres: Centres | None = None
     view: View | None = None
 
     def __post_init__(self) -> None:
@@ -118,7 +130,8 @@ class Tokens:
 
     def select(self, index: Tensor) -> Tokens:
         """The tokens at `index` int64[n], in that order; keep whole sequences together."""
-        return replace(self, view=None, **{name: value[index] for name, value in self.tensors()})
+        selected: dict[str, Any] = {name: value[index] for name, value in self.tensors()}
+        return replace(self, view=None, **selected)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

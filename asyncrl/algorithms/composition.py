@@ -136,9 +136,10 @@ def _early(parts: Composition) -> list[str]:
 
 def _reads_proximal(parts: Composition) -> bool:
     """Whether a part reads the proximal log-probs during the updates."""
-    losses = [parts.loss, *(stream for stream in parts.streams if isinstance(stream, LossStream))]
-    return any(each.reads_proximal for each in losses) or any(
-        rule.uses_ratio or rule.follows_policy for rule in parts.corrections
+    return (
+        parts.loss.reads_proximal
+        or any(stream.reads_proximal for stream in parts.streams if isinstance(stream, LossStream))
+        or any(rule.uses_ratio or rule.follows_policy for rule in parts.corrections)
     )
 
 

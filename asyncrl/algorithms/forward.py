@@ -36,7 +36,7 @@ def forward(
     updates, lengths = this.updates, this.everything.view.sequences.lengths
     policy = parts.loss(updates)
     terms = {"policy": policy.losses if this.weights is None else this.weights * policy.losses}
-    sums = this.sums | update_sums(updates.log_ratio, this.weights, updates.advantages)
+    sums = this.sums | update_sums(updates.log_ratio, this.weights, updates.advantages, tokens.centres)
     sums |= {f"clip/{name}": mark.count_nonzero().double() for name, mark in policy.marks.items()}
     if (weights := _in_stream(parts, "rl", tokens, updates.view)) is not None:
         terms["policy"] = weighed(terms["policy"], weights)

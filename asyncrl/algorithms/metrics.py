@@ -1,7 +1,8 @@
 """What every step reports: additive sums of one forward pass, and the step's numbers from the sums of all of them.
 
 Sums are float64, so that micro-batches and ranks add up to the same numbers however the batch was split. A ratio r is
-summed as its excess r - 1, which keeps its digits where policies are close: k3 is the mean of excess - log r.
+summed as its excess r - 1, which keeps its digits where policies are close: k3 is the mean of excess - log r. Variances
+of advantages and returns are summed around the batch's mean for the same reason.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.algorithms.batch import Centres, Episodes, Tokens
 from asyncrl.algorithms.view import View, clamp_log
 
 AGREEMENT = 1e-4
@@ -49,7 +50,9 @@ def age_sums(view: View, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
     return sums
 
 
-def update_sums(log_ratio: Tensor, weights: Tensor | None, advantages: Tensor) -> dict[str, Tensor]:
+def update_sums(
+    log_ratio: Tensor, weights: Tensor | None, advantages: Tensor, centres: Centres | None
+) -> dict[str, Tensor]:
     """Proximal policy against the one being trained, over the kept tokens: log_ratio float[M], clamped."""
     log_ratio = log_ratio.detach()
     count = log_ratio.new_full((), log_ratio.numel(), dtype=torch.float64)
@@ -59,8 +62,7 @@ def update_sums(log_ratio: Tensor, weights: Tensor | None, advantages: Tensor) -
         "update/excess": _sum(log_ratio.expm1()),
         "weight/sum": count if weights is None else _sum(weights),
         "weight/squared": count if weights is None else _sum(weights.square()),
-        "advantage/sum": _sum(advantages),
-        "advantage/squared": _sum(advantages.double().square()),
+        **_spread("advantage", advantages, None if centres is None else centres.advantages),
         "advantage/positive": (advantages > 0).count_nonzero().double(),
     }
 
@@ -69,8 +71,13 @@ def return_sums(view: View, tokens: Tokens) -> dict[str, Tensor]:
     """The returns of the policy tokens, where the estimator has any."""
     if tokens.returns is None:
         return {}
-    returns = view.take(tokens.returns)
-    return {"return/sum": _sum(returns), "return/squared": _sum(returns.double().square())}
+    return _spread("return", view.take(tokens.returns), None if tokens.centres is None else tokens.centres.returns)
+
+
+def moments(name: str, sums: Mapping[str, float], count: float) -> tuple[float, float]:
+    """The mean and the variance of `count` values, from their sums over all passes and ranks."""
+    variance = sums[f"{name}/squared"] / count - (sums[f"{name}/centred"] / count) ** 2
+    return sums[f"{name}/sum"] / count, max(0.0, variance)
 
 
 def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, float]:
@@ -125,7 +132,7 @@ def _ages(get: Mapping[str, float], tokens: float) -> dict[str, float]:
         **{f"mismatch/{name}": get[f"age/{name}"] / sequences for name in PERPLEXITIES},
     }
     if "return/sum" in get:
-        result |= _moments("return", get["return/sum"], get["return/squared"], tokens)
+        result |= _mean_and_std("return", get, tokens)
     return result
 
 
@@ -136,13 +143,19 @@ def _updates(get: Mapping[str, float], kept: float, tokens: float) -> dict[str, 
         "weight/mean": get["weight/sum"] / kept,
         "weight/ess": get["weight/sum"] ** 2 / (tokens * get["weight/squared"]) if get["weight/squared"] else 0.0,
         "advantage/positive": get["advantage/positive"] / kept,
-        **_moments("advantage", get["advantage/sum"], get["advantage/squared"], kept),
+        **_mean_and_std("advantage", get, kept),
     }
 
 
-def _moments(name: str, total: float, squared: float, count: float) -> dict[str, float]:
-    mean = total / count
-    return {f"{name}/mean": mean, f"{name}/std": max(0.0, squared / count - mean**2) ** 0.5}
+def _spread(name: str, values: Tensor, centre: Tensor | None) -> dict[str, Tensor]:
+    """The sums from which `moments` has the mean of values float[M], and their variance around `centre` float64[]."""
+    centred = values.double() if centre is None else values.double() - centre
+    return {f"{name}/sum": _sum(values), f"{name}/centred": centred.sum(), f"{name}/squared": centred.square().sum()}
+
+
+def _mean_and_std(name: str, sums: Mapping[str, float], count: float) -> dict[str, float]:
+    mean, variance = moments(name, sums, count)
+    return {f"{name}/mean": mean, f"{name}/std": variance**0.5}
 
 
 def _lags(counts: Sequence[float]) -> dict[str, float]:

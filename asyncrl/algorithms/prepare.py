@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import Rollouts
-from asyncrl.algorithms.batch import Episodes, Reduce, Tokens
+from asyncrl.algorithms.batch import Centres, Episodes, Reduce, Tokens
 from asyncrl.algorithms.composition import INTERPOLATED, Composition
 from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.losses.base import Candidates
@@ -36,6 +36,7 @@ def prepare(
     charge = kl_weight * divergence if divergence is not None and parts.kl.place == "reward" else None
     tokens = _with_advantages(parts, _rollouts(episodes, tokens, view, charge, reduce))
     tokens = _with_corrections(parts, episodes, tokens, view, reduce)
+    tokens = replace(tokens, centres=_centres(tokens, view, reduce))
     if parts.streams:
         weights = stream_weights(parts.streams, episodes, view, reduce).to(tokens.behaviour.dtype)
         tokens = replace(tokens, streams=torch.stack([view.scatter(each) for each in weights], 1))
@@ -106,6 +107,15 @@ def _with_advantages(parts: Composition, rollouts: Rollouts) -> Tokens:
     advantages = view.scatter(weighted.to(rollouts.dtype))
     returns = None if estimate.returns is None else view.scatter(estimate.returns.to(rollouts.dtype))
     return replace(rollouts.tokens, advantages=advantages, returns=returns)
+
+
+def _centres(tokens: Tokens, view: View, reduce: Reduce) -> Centres:
+    assert tokens.advantages is not None
+    values = [view.take(each) for each in (tokens.advantages, tokens.returns) if each is not None]
+    sums = [each.sum(dtype=torch.float64) for each in values]
+    *totals, count = reduce(torch.stack([*sums, sums[0].new_tensor(view.index.numel())]))
+    means = [total / count.clamp(min=1) for total in totals]
+    return Centres(means[0], None if tokens.returns is None else means[1])
 
 
 def _with_corrections(parts: Composition, episodes: Episodes, tokens: Tokens, view: View, reduce: Reduce) -> Tokens:

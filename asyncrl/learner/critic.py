@@ -8,6 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asyncrl.algorithms.metrics import moments
 from asyncrl.config.schema import CriticConfig, ModelConfig
 from asyncrl.learner.activations import Activations
 from asyncrl.learner.packed_check import hidden_states
@@ -54,7 +55,7 @@ def critic_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
     if not count:
         return {}
     error = get["value/error_squared"] / count - (get["value/error"] / count) ** 2
-    spread = get["return/squared"] / count - (get["return/sum"] / count) ** 2
+    _, spread = moments("return", get, count)
     return {
         "value/bias": get["value/error"] / count,
         "value/explained_variance": 1 - error / spread if spread > 0 else 0.0,

@@ -63,6 +63,30 @@ def test_advantages_entropy_clips_and_loss_terms():
     assert found["loss/entropy"] == pytest.approx(-1)
 
 
+@pytest.mark.parametrize("offset", [0.1, 1e4])
+def test_the_spread_of_advantages_and_returns_keeps_its_digits_far_from_zero(offset):
+    values = offset + torch.tensor([1e-4, 3e-4, 7e-4, 2e-4], dtype=torch.float64)
+    episodes = make_episodes(values.tolist(), [0, 0, 1, 1])
+    tokens = make_tokens([[1]] * 4, values=torch.zeros(4, dtype=torch.float64))
+    algorithm = make_algorithm(advantage=("gae", {"whiten": False}), correction=[])
+    prepared = algorithm.prepare(episodes, tokens, alone)
+    halves = [prepared.select(torch.tensor(half)) for half in ([0, 1], [2, 3])]
+    found = [algorithm.loss(half.behaviour, half, totals_of(half))[1] for half in halves]
+    summary = algorithm.summary({name: found[0][name] + found[1][name] for name in found[0]})
+    assert summary["return/std"] == pytest.approx(float(values.std(correction=0)), rel=1e-9)
+    assert summary["advantage/std"] == pytest.approx(float(values.std(correction=0)), rel=1e-9)
+
+
+def test_equal_advantages_have_no_spread():
+    episodes = make_episodes([0.1] * 7, [0] * 7)
+    tokens = make_tokens([[1]] * 7, values=torch.zeros(7, dtype=torch.float64))
+    algorithm = make_algorithm(advantage=("gae", {"whiten": False}), correction=[])
+    prepared = algorithm.prepare(episodes, tokens, alone)
+    _, sums = algorithm.loss(prepared.behaviour, prepared, totals_of(prepared))
+    summary = algorithm.summary(sums)
+    assert max(summary["advantage/std"], summary["return/std"]) < 1e-16
+
+
 def test_lags_have_a_histogram_whose_last_bin_is_open():
     found = summary()
     assert {name: value for name, value in found.items() if name.startswith("token_lag/") and value} == {
