@@ -6,6 +6,7 @@ from asyncrl.compat.verl.names import provide_verl
 from asyncrl.compat.verl.packed import add_tokens, to_episodes, to_tokens
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.parquet import read_parquet, write_parquet
+from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
 from asyncrl.compat.verl.protocol import DataProto, DataProtoItem
 from asyncrl.compat.verl.reward_managers import (
     BatchRewardManager,
@@ -25,7 +26,9 @@ __all__ = [
     "DataProtoItem",
     "NaiveRewardManager",
     "PrimeRewardManager",
+    "QwenPRMRewardManager",
     "RewardManager",
+    "SkyworkPRMRewardManager",
     "TensorBatch",
     "VerlManager",
     "add_tokens",

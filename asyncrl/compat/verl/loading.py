@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncrl.compat.verl.names import provide_verl
+from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.reward_managers import MANAGERS
 from asyncrl.compat.verl.rewarding import ComputeScore
 from asyncrl.config.imports import imported
 from asyncrl.scoring.rules.verl import as_config
 
+KNOWN: Mapping[str, Callable[..., Any]] = {
+    **MANAGERS,
+    "qwen_prm": QwenPRMRewardManager,
+    "skywork_prm": SkyworkPRMRewardManager,
+}
+"""The managers by name."""
+
 
 def load_reward_manager(
     name: str, tokenizer: Any, num_examine: int, compute_score: ComputeScore | str | None = None, **params: Any
 ) -> Callable[..., Any]:
-    """Makes a reward manager: one of MANAGERS by its `name`, or a class of yours by its dotted path. `compute_score`
+    """Makes a reward manager: one of KNOWN by its `name`, or a class of yours by its dotted path. `compute_score`
     may be a dotted path too. Mappings in `params` reach the class as objects whose entries are attributes. Files that
     import verl find our classes (`provide_verl`).
 
@@ -24,7 +32,7 @@ def load_reward_manager(
     """
     provide_verl()
     setting = f"reward_manager={name}"
-    made = MANAGERS[name] if name in MANAGERS else imported(name, setting)
+    made = KNOWN[name] if name in KNOWN else imported(name, setting)
     if isinstance(compute_score, str):
         compute_score = imported(compute_score, f"{setting}: compute_score={compute_score}")
     given = {} if compute_score is None else {"compute_score": compute_score}

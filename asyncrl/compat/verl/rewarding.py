@@ -95,15 +95,19 @@ class RewardManager(AbstractRewardManager):
         if given is not None:
             return given
         rows = [self._row(data[number]) for number in range(len(data))]
-        results = self.judge(rows)
-        for number, (reward, _) in enumerate(results):
-            _require_finite(reward, number)
-        rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
-        for number, (row, (reward, _)) in enumerate(zip(rows, results, strict=True)):
-            rewards[number, row.length - 1] = reward
+        results, rewards = self.score(data, rows)
         self._examine(rows, results)
         self.keep(data, torch.tensor([reward for reward, _ in results], device=rewards.device))
         return _returned(rewards, _lists([extra for _, extra in results]), return_dict)
+
+    def score(self, data: Any, rows: Sequence[RewardRow]) -> tuple[list[Result], Tensor]:
+        """The rewards of the batch's rows, and these float32[B, R] at its tokens: each at its response's last one."""
+        results = self.judge(rows)
+        rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
+        for number, (row, (reward, _)) in enumerate(zip(rows, results, strict=True)):
+            _require_finite(reward, number)
+            rewards[number, row.length - 1] = reward
+        return results, rewards
 
     def keep(self, data: Any, rewards: Tensor) -> None:
         """Called with the rewards float32[B]; a manager that keeps them in the batch overrides it. Here: nothing."""

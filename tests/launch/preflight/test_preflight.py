@@ -123,7 +123,7 @@ def test_an_option_may_not_ask_for_more_than_the_machine_has():
 def test_a_model_is_spread_only_over_gpus_that_are_there_and_with_accelerate(
     gpus: int, problem: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("asyncrl.launch.machine.find_spec", lambda name: None)
+    monkeypatch.setattr("asyncrl.launch.preflight.machine.find_spec", lambda name: None)
     config = TrainConfig(model=ModelConfig())
     config.scoring.prm.path, config.scoring.prm.device, config.scoring.prm.gpus = "p", "auto", 2
     with pytest.raises(ConfigError, match=rf"scoring\.prm\.gpus=2: .*{problem}"):

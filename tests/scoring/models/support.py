@@ -29,10 +29,11 @@ LLAMA3 = (
 )
 
 
-def byte_tokenizer(*tokens, template=None, bos=None, add_bos=False):
-    """One token a byte, besides those named."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+def byte_tokenizer(*tokens, template=None, bos=None, add_bos=False, merges=()):
+    """One token a byte, besides those named; `merges` are pairs of bytes that are one token."""
+    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    vocabulary = {symbol: index for index, symbol in enumerate(symbols)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     special = [*([bos] if bos else []), *tokens]

@@ -1,0 +1,225 @@
+"""The reward managers `qwen_prm` and `skywork_prm` of verl's fork: the scores that a process reward model gives to the
+steps of each response.
+
+They score as the pool of a run does, by the same Scorer: the rows of a batch become trajectories, and their labels
+become rewards of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from msgspec import structs
+from torch import Tensor
+
+from asyncrl.actor.steps import split_steps
+from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.process_keys import STEPS, read_keys
+from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.reward_managers import NaiveRewardManager
+from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardRow
+from asyncrl.compat.verl.trajectories import to_trajectories
+from asyncrl.errors import ScoringError
+from asyncrl.scoring.models.registry import load_prm
+from asyncrl.scoring.scorer import Scorer
+from asyncrl.types import Labels, Lease, Task, Trajectory
+
+NEEDED = ("prompts", "responses", "attention_mask")
+OF_A_TRAJECTORY = ("uid", "trajectory_id", "task_id", "member", "branch", "finish", "turns", "steps")
+"""What `from_trajectories` says of its rows. Rows from elsewhere are trajectories of their own."""
+
+
+class _Row(NamedTuple):
+    """A row of the batch as a branch of its trajectory: the response is [start, end) of the trajectory's tokens, which
+    are at `columns` [end - start] of the row's responses."""
+
+    number: int
+    start: int
+    end: int
+    columns: Sequence[int]
+
+
+class ProcessRewardManager(NaiveRewardManager):
+    """Scores steps by the process reward model `prm_model_path`; docs/verl.md lists all `keys`. Whether an answer is
+    right says `compute_score`, by its `acc` or else by its score: more than a half is right.
+
+    A response is decoded by `input_tokenizer` (a tokenizer, or the folder or hub name of one), or without one by
+    `tokenizer`. The model reads that text in its own template, through its own tokenizer. Steps are those of the
+    batch's `steps`, as `from_trajectories` gives them; without them, responses are cut at blank lines (qwen_prm) or
+    newlines (skywork_prm).
+
+    A batch needs what it needs for other managers, and for `best_of_n` the groups' `uid`. The problem is its
+    `raw_prompt`; without one, the text of the prompt's tokens. Raises ConfigError: a key cannot be used, or the model
+    cannot be loaded.
+    """
+
+    family: ClassVar[str]
+    split: ClassVar[str]
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        num_examine: int,
+        compute_score: ComputeScore | None = None,
+        reward_fn_key: str = "data_source",
+        compute_score_timeout: float | None = None,
+        input_tokenizer: Any = None,
+        **keys: Any,
+    ) -> None:
+        self.keys = read_keys(self.family, keys)
+        policys = tokenizer if input_tokenizer is None else _tokenizer(input_tokenizer)
+        super().__init__(policys, num_examine, compute_score, reward_fn_key, compute_score_timeout)
+        self._has_rule = compute_score is not None or self.keys.needs_accuracy
+        config = self.keys.scoring(self.family, torch.cuda.device_count())
+        self._scorer = Scorer(config, policys, prm=load_prm(config.prm))
+
+    def score(self, data: Any, rows: Sequence[RewardRow]) -> tuple[list[Result], Tensor]:
+        """The rewards of the batch's rows, and these float32[B, R] at its tokens: each response's reward at its last
+        one. With `prm_aggregation=raw`, each step's score is at the step's last token, and only bonuses and penalties
+        are at the response's.
+
+        Raises ScoringError: a row cannot be scored; InvariantError: a row has no prompt or no sampled token;
+        DataProtoError: a field is missing.
+        """
+        verdicts = self.judge(rows) if self._has_rule else None
+        trajectories = self._trajectories(data)
+        branches = _rows_of(data, trajectories)
+        leases = [
+            self._lease(trajectory, data, rows, own[-1].number, verdicts)
+            for trajectory, own in zip(trajectories, branches, strict=True)
+        ]
+        labels = self._labels(leases)
+        if self.keys.prm_aggregation == "best_of_n":
+            require("uid" in data.non_tensor_batch, "prm_aggregation=best_of_n compares groups: the batch has no uid")
+            labels = _of_the_best(labels, [trajectory.group_id for trajectory in trajectories])
+        rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
+        results: list[Result] = [(0.0, {})] * len(rows)
+        for label, own in zip(labels, branches, strict=True):
+            for row in own:
+                _place(rewards[row.number], row, label, self.keys.prm_aggregation in STEPS)
+                told = {} if verdicts is None else verdicts[row.number][1]
+                results[row.number] = float(rewards[row.number].sum()), {**told, **_parts(label)}
+        return results, rewards
+
+    def _trajectories(self, data: Any) -> list[Trajectory]:
+        missing = [name for name in NEEDED if name not in data.batch]
+        require(not missing, f"the batch has no {', '.join(missing)}")
+        tensors = {name: data.batch[name] for name in (*NEEDED, "response_mask") if name in data.batch}
+        # Scores do not depend on log-probs, and a batch may have none.
+        tensors["rollout_log_probs"] = torch.zeros(tensors["responses"].shape)
+        known = OF_A_TRAJECTORY if "trajectory_id" in data.non_tensor_batch else ("uid",)
+        arrays = {name: data.non_tensor_batch[name] for name in known if name in data.non_tensor_batch}
+        trajectories = to_trajectories(DataProto.from_dict(tensors, arrays), version=0)
+        return trajectories if "steps" in arrays else [self._with_steps(each) for each in trajectories]
+
+    def _with_steps(self, trajectory: Trajectory) -> Trajectory:
+        piece = cache(lambda token: str(self.tokenizer.decode([token], skip_special_tokens=True)))
+        return structs.replace(trajectory, steps=split_steps(self.split, trajectory.tokens, trajectory.turns, piece))
+
+    def _lease(
+        self,
+        trajectory: Trajectory,
+        data: Any,
+        rows: Sequence[RewardRow],
+        number: int,
+        verdicts: Sequence[Result] | None,
+    ) -> Lease:
+        row, known = rows[number], None
+        messages = data.non_tensor_batch["raw_prompt"][number] if "raw_prompt" in data.non_tensor_batch else ()
+        messages = list(messages) or [{"role": "user", "content": row.prompt}]
+        if verdicts is not None:
+            score, told = verdicts[number]
+            given = {"rules": score, "outcome": float(told.get("acc", score))}
+            known = Labels(trajectory.id, score, score, "compute_score", extra=given)
+        task = Task(trajectory.task_id, messages, str(row.ground_truth), str(row.data_source))
+        return Lease(task, trajectory, ("prm",), known, final=True)
+
+    def _labels(self, leases: Sequence[Lease]) -> list[Labels]:
+        labels = []
+        for lease, scored in zip(leases, self._scorer.score(leases), strict=True):
+            if isinstance(scored, ScoringError):
+                raise ScoringError(f"{lease.trajectory.id}: {scored}") from scored
+            labels.append(scored.labels)
+        return labels
+
+
+class QwenPRMRewardManager(ProcessRewardManager):
+    """Scores by Qwen2.5-Math-PRM. By default a step's score is its logit, positive label minus negative."""
+
+    family = "qwen_prm"
+    split = "paragraph"
+
+
+class SkyworkPRMRewardManager(ProcessRewardManager):
+    """Scores by Skywork-o1-Open-PRM. By default a step's score is the sigmoid of its value."""
+
+    family = "skywork_prm"
+    split = "line"
+
+
+def _tokenizer(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(given)
+
+
+def _rows_of(data: Any, trajectories: Sequence[Trajectory]) -> list[list[_Row]]:
+    """The rows of each trajectory, in the order of its branches."""
+    attended = data.batch["attention_mask"].bool().cpu()
+    size = data.batch["prompts"].shape[1]
+    names = data.non_tensor_batch.get("trajectory_id", range(len(data)))
+    branches = data.non_tensor_batch.get("branch", [0] * len(data))
+    numbers: dict[Any, list[int]] = {}
+    for number, name in enumerate(names):
+        numbers.setdefault(name, []).append(number)
+    found = []
+    for trajectory, own in zip(trajectories, numbers.values(), strict=True):
+        spans = zip(sorted(own, key=lambda number: branches[number]), trajectory.branches, strict=True)
+        found.append(
+            [
+                _Row(number, start + int(attended[number, :size].sum()), end, _columns(attended[number, size:]))
+                for number, (start, end) in spans
+            ]
+        )
+    return found
+
+
+def _columns(attended: Tensor) -> list[int]:
+    columns: list[int] = attended.nonzero()[:, 0].tolist()
+    return columns
+
+
+def _of_the_best(labels: Sequence[Labels], groups: Sequence[str]) -> list[Labels]:
+    """The labels with the process score taken out of the reward where another member of the group has a greater one. A
+    negative score stays, as in the part `best_of_n` of our algorithms: no member should gain by a worse score."""
+    best: dict[str, float] = {}
+    for label, group in zip(labels, groups, strict=True):
+        best[group] = max(label.extra["process"], best.get(group, label.extra["process"]))
+    return [
+        replace(label, reward=label.reward - max(label.extra["process"], 0.0))
+        if label.extra["process"] < best[group]
+        else label
+        for label, group in zip(labels, groups, strict=True)
+    ]
+
+
+def _place(rewards: Tensor, row: _Row, label: Labels, by_step: bool) -> None:
+    """Put the label's numbers at their tokens among the row's rewards float32[R], in place."""
+    if by_step:
+        for end, score in zip(label.step_ends.tolist(), label.step_scores.tolist(), strict=True):
+            if row.start < end <= row.end:
+                rewards[row.columns[end - row.start - 1]] += score
+    rewards[row.columns[-1]] += label.reward
+
+
+def _parts(label: Labels) -> dict[str, Any]:
+    """What the reward was made of, under the names of the labels; whether the answer is right as `acc`."""
+    names = {"accuracy": "acc", "rules": "score"}
+    parts = {names.get(name, name): value for name, value in label.extra.items() if name != "environment"}
+    return {**parts, "step_scores": label.step_scores.tolist()}
