@@ -12,6 +12,8 @@ from asyncrl.config.option import option, options
 from asyncrl.config.schema import ScoringConfig, ScoringModelConfig, ShapingConfig
 from asyncrl.errors import ConfigError
 
+WHOLE = ("mean_response", "pooled_last", "best_of_n", "min", "product")
+"""Aggregations that make one number of the step scores."""
 STEPS = ("per_step", "raw")
 """Aggregations that leave each step its own score."""
 DTYPES = {
@@ -55,7 +57,7 @@ class ProcessRewardKeys(ShapingKeys):
     prm_aggregation: str = option(
         "mean_response",
         "how step scores become the reward; raw and per_step leave each step its own",
-        choices=("mean_response", "pooled_last", "best_of_n", "min", "product", *STEPS),
+        choices=(*WHOLE, *STEPS),
     )
     prm_micro_batch_size: int = option(8, "sequences of one forward pass at most", "[1, inf)")
     dtype: str = option("bfloat16", "compute dtype of the model", choices=tuple(DTYPES))

@@ -14,7 +14,7 @@ import torch
 
 from asyncrl.compat.verl import DataProto, SkyworkPRMRewardManager, from_trajectories, load_reward_manager
 from asyncrl.compat.verl.process_keys import KEYS, read_keys
-from asyncrl.config.option import options
+from asyncrl.config.option import as_yaml, options
 from asyncrl.errors import ConfigError, DataProtoError, ScoringError
 from asyncrl.scoring.transcript import Passage
 from asyncrl.types import Role, Step, Turn
@@ -173,10 +173,11 @@ def test_right_answers_get_bonuses_and_wrong_ones_the_penalty(made: Callable[[st
 
 def test_what_follows_the_answer_and_what_is_too_long_earns_nothing(made: Callable[[str], Family]) -> None:
     family, keys = made("qwen_prm"), {"prm_apply_sigmoid": True}
-    first, _ = (1 / (1 + math.exp(-each)) for each in logits(family, ANSWERS[2]))
-    mean = rewards_of(family, [ANSWERS[2]], **keys)[0]
-    costs = rewards_of(family, [ANSWERS[2]], **keys, **FREE)[0] < first
-    assert costs or mean == pytest.approx(first, abs=1e-5), "a step after the answer counts only if it costs"
+    first, second = (1 / (1 + math.exp(-each)) for each in logits(family, ANSWERS[2]))
+    # A step after the answer counts only if it costs.
+    assert rewards_of(family, [ANSWERS[2]], **keys) == pytest.approx([min(first, (first + second) / 2)], abs=1e-5)
+    whole = rewards_of(family, [ANSWERS[2]], stop_at_answer=False, **keys)
+    assert whole == pytest.approx([(first + second) / 2], abs=1e-5)
     assert rewards_of(family, ANSWERS[:1], max_resp_len=10, **keys) == [0.0]
 
 
@@ -297,3 +298,15 @@ def test_the_defaults_are_verls() -> None:
         **{"incorrect_answer_penalty": 0.0, "target_response_length": 400, "length_bonus_weight": 0.05},
         **{"max_resp_len": 1024, "dtype": "bfloat16", "device_map": "auto", "use_shm": False, "strategy": None},
     }
+
+
+def test_the_page_lists_every_key_with_its_default() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "verl.md").read_text()
+    table = text.split("<!-- keys of process-reward managers -->\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    listed = {key.strip("`"): default for key, default, *_ in rows}
+    declared = {
+        each.name: "none" if each.default == "" else as_yaml(each.default) for each in options(KEYS["qwen_prm"])
+    }
+    assert {name: listed[name] for name in declared} == declared
+    assert listed.keys() - declared.keys() == {"reward_manager", "tokenizer", "input_tokenizer"}

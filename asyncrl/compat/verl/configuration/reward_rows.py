@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from asyncrl.compat.verl.configuration.actor_rows import DTYPES, ESTIMATOR
+from asyncrl.compat.verl.configuration.actor_rows import ESTIMATOR
 from asyncrl.compat.verl.configuration.algorithm_rows import part
 from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
 from asyncrl.compat.verl.configuration.rows import Row, Setting, alias, at_home, dotted, found_from, made, none, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
+from asyncrl.compat.verl.process_keys import DTYPES, KEYS, WHOLE, ShapingKeys, defaults
+from asyncrl.config.option import options
 
 FUNCTION = "reward.custom_reward_function"
 MANAGER = "reward.reward_manager.name"
 MODEL = "reward.reward_model"
 KWARGS = "reward.reward_kwargs"
 BUFFER = f"{KWARGS}.overlong_buffer_cfg"
-PROCESS_MANAGERS = ("qwen_prm", "skywork_prm")
 PRIME_PROCESSES = 8
-AGGREGATIONS = ("mean_response", "pooled_last", "best_of_n", "min", "product")
-SHAPING: Mapping[str, Any] = {
-    "prm_apply_sigmoid": False,
-    "use_logit_tanh": False,
-    "tanh_tau": 2.0,
-    "tanh_rmax": 1.0,
-    "prm_acc_bonus_weight": 0.0,
-    "enable_anti_hack": True,
-    "stop_at_answer": True,
-    "incorrect_answer_penalty": 0.0,
-    "target_response_length": 400,
-    "length_bonus_weight": 0.05,
-    "max_resp_len": 1024,
-}
-"""Keys of the process-reward managers that scoring.shaping has under the same name, with their defaults there."""
-PRM_KEYS = (*SHAPING, "prm_model_path", "prm_aggregation", "prm_micro_batch_size", "dtype", "device_map")
-WITHOUT = ("tokenizer", "input_tokenizer", "use_shm", "strategy")
+SHAPING = tuple(each.name for each in options(ShapingKeys))
+"""Keys of the process-reward managers that scoring.shaping has under the same name."""
+DEFAULTS = defaults("qwen_prm")
+PRM_KEYS = tuple(DEFAULTS)
+TOKENIZERS = ("tokenizer", "input_tokenizer")
 
 
 def _manager(source: VerlConfig) -> Iterator[Setting | str]:
     name = source[MANAGER]
-    if name in PROCESS_MANAGERS:
+    if name in KEYS:
         yield from _process(source, name)
     elif name == "prime":
         yield "scoring.rule_processes", PRIME_PROCESSES
@@ -60,25 +48,42 @@ def _process(source: VerlConfig, family: str) -> Iterator[Setting | str]:
         yield "scoring.prm.path", at_home(given["prm_model_path"])
     else:
         yield f"{KWARGS}.prm_model_path is not given: set scoring.prm.path to the process reward model"
+    yield from _tokenizers(source)
     dtype = str(given["dtype"])
-    yield "scoring.prm.dtype", "float16" if dtype in ("float16", "fp16") else DTYPES.get(dtype, "bfloat16")
+    yield "scoring.prm.dtype", DTYPES.get(dtype, DEFAULTS["dtype"])
+    if dtype not in DTYPES:
+        yield f"{KWARGS}.dtype={dtype}: it is {DEFAULTS['dtype']}; use bfloat16, float16 or float32"
     device = str(given["device_map"])
     yield "scoring.prm.device", device if device.startswith(("cpu", "cuda")) else "auto"
+    yield "scoring.prm.micro_inputs", given["prm_micro_batch_size"]
     yield "scoring.prm.micro_tokens", given["prm_micro_batch_size"] * (source[PROMPT] + source[RESPONSE])
     yield "scoring.shaping.outcome_weight", 0.0
     yield "scoring.shaping.process_weight", 1.0
     for name in SHAPING:
         yield f"scoring.shaping.{name}", given[name]
-    if family == "skywork_prm" and not source.says(f"{KWARGS}.prm_apply_sigmoid"):
-        yield "scoring.shaping.prm_apply_sigmoid", True
+    applies_sigmoid = given["prm_apply_sigmoid"]
+    if not source.says(f"{KWARGS}.prm_apply_sigmoid"):
+        applies_sigmoid = defaults(family)["prm_apply_sigmoid"]
+        yield "scoring.shaping.prm_apply_sigmoid", applies_sigmoid
+    if not (applies_sigmoid or given["use_logit_tanh"]):
+        yield "scoring.shaping.use_raw_logit", True
     yield from _aggregation(source, given["prm_aggregation"])
 
 
+def _tokenizers(source: VerlConfig) -> Iterator[Setting | str]:
+    own, policys = (source[f"{KWARGS}.{name}"] for name in TOKENIZERS)
+    if own and own != source[f"{KWARGS}.prm_model_path"]:
+        yield "scoring.prm.tokenizer", at_home(own)
+    if policys and policys != source["actor_rollout_ref.model.path"]:
+        yield f"{KWARGS}.input_tokenizer={policys}: what the policy wrote is decoded by the tokenizer of model.path"
+
+
 def _aggregation(source: VerlConfig, given: str) -> Iterator[Setting | str]:
-    yield "scoring.shaping.prm_aggregation", given if given in AGGREGATIONS else "per_step"
+    by_step = given not in WHOLE
+    yield "scoring.shaping.prm_aggregation", "per_step" if by_step else given
     if given == "best_of_n":
         yield "algorithm.reward", [part("best_of_n", weight=1.0)]
-    if given in AGGREGATIONS:
+    if not by_step:
         return
     if source[ESTIMATOR] in ("grpo", "grpo_vectorized"):
         yield "algorithm.advantage", part("process_grpo", outcome_weight=0.0)
@@ -132,11 +137,13 @@ def _outcome_model(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _prm_rows() -> Iterator[Row]:
-    for name, default in SHAPING.items():
-        sentence = (
-            "The same." if name != "max_resp_len" else "The same; the penalty on long responses counts from it too."
-        )
-        yield used(f"{KWARGS}.{name}", f"`scoring.shaping.{name}`", default, sentence)
+    """The rows of the keys whose counterpart has the same name."""
+    differs = {
+        "prm_apply_sigmoid": "The same. With neither it nor `use_logit_tanh`, `scoring.shaping.use_raw_logit` is true.",
+        "max_resp_len": "The same; the penalty on long responses counts from it too.",
+    }
+    for name in SHAPING:
+        yield used(f"{KWARGS}.{name}", f"`scoring.shaping.{name}`", DEFAULTS[name], differs.get(name, "The same."))
 
 
 ROWS = (
@@ -171,20 +178,39 @@ ROWS = (
     used(
         f"{KWARGS}.prm_aggregation",
         "`scoring.shaping.prm_aggregation`",
-        "mean_response",
+        DEFAULTS["prm_aggregation"],
         "`best_of_n` also goes into `algorithm.reward`. `raw` becomes `per_step`, with the advantage `process_grpo` in "
         "place of `grpo`, and `step_weight=1` for `gae` and `reinforce_plus_plus`.",
     ),
     used(
         f"{KWARGS}.prm_micro_batch_size",
-        "`scoring.prm.micro_tokens`",
-        8,
-        "The tokens of so many sequences of the greatest length.",
+        "`scoring.prm.micro_inputs`, `scoring.prm.micro_tokens`",
+        DEFAULTS["prm_micro_batch_size"],
+        "The same, and the tokens of so many sequences of the greatest length.",
     ),
-    used(f"{KWARGS}.dtype", "`scoring.prm.dtype`", "bfloat16", "The same."),
-    used(f"{KWARGS}.device_map", "`scoring.prm.device`", "auto", "`cpu` and `cuda` stay; all else is `auto`."),
+    used(f"{KWARGS}.dtype", "`scoring.prm.dtype`", DEFAULTS["dtype"], "The same."),
+    used(
+        f"{KWARGS}.device_map",
+        "`scoring.prm.device`",
+        DEFAULTS["device_map"],
+        "`cpu` and `cuda` stay; all else is `auto`, one GPU for each scorer. For a model that does not fit on one, set "
+        "`scoring.prm.gpus`.",
+    ),
+    used(
+        f"{KWARGS}.tokenizer",
+        "`scoring.prm.tokenizer`",
+        None,
+        "The model's own tokenizer, where it is not in the model's folder.",
+    ),
     *_prm_rows(),
-    none(KWARGS, " ".join(WITHOUT), "A process reward model reads its own text of each step, with its own tokenizer."),
+    none(
+        KWARGS,
+        "input_tokenizer",
+        "What the policy wrote is decoded by the tokenizer of `model.path`; the model reads that text in its own "
+        "template, through its own tokenizer.",
+    ),
+    none(KWARGS, "use_shm", "Weights are mapped from their files, and the scorers of a host share one copy in memory."),
+    none(KWARGS, "strategy", "A scorer holds a whole model, or spreads it over `scoring.prm.gpus`."),
     made(
         f"{MODEL}.enable",
         "`scoring.outcome_model.path`",
@@ -218,8 +244,8 @@ ROWS = (
         alias(f"reward_model.overlong_buffer.{name}", f"{BUFFER}.{name}")
         for name in ("enable", "len", "penalty_factor", "log")
     ),
-    *(alias(f"reward_model.reward_kwargs.{name}", f"{KWARGS}.{name}") for name in (*PRM_KEYS, *WITHOUT)),
-    *(alias(f"reward_model.{name}", f"{KWARGS}.{name}") for name in (*PRM_KEYS, *WITHOUT)),
+    *(alias(f"reward_model.reward_kwargs.{name}", f"{KWARGS}.{name}") for name in (*PRM_KEYS, *TOKENIZERS)),
+    *(alias(f"reward_model.{name}", f"{KWARGS}.{name}") for name in (*PRM_KEYS, *TOKENIZERS)),
     Row(("custom_reward_function.reward_kwargs.*",), "", "Only rules of `scoring.rules` take parameters."),
     none(
         "reward_model",

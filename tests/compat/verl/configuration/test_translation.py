@@ -113,7 +113,8 @@ def test_a_process_reward_with_rejections(tmp_path: Path) -> None:
     config, report = loaded("process_reward.yaml", tmp_path)
     prm, shaping = config.scoring.prm, config.scoring.shaping
     assert (prm.family, prm.path, prm.dtype) == ("qwen_prm", "Qwen/Qwen2.5-Math-PRM-7B", "bfloat16")
-    assert (prm.device, prm.micro_tokens) == ("auto", 4 * 4096)
+    assert (prm.device, prm.gpus, prm.micro_inputs, prm.micro_tokens) == ("auto", 1, 4, 4 * 4096)
+    assert (prm.tokenizer, shaping.use_raw_logit) == (None, False)
     assert (shaping.outcome_weight, shaping.process_weight, shaping.prm_acc_bonus_weight) == (0.0, 1.0, 0.5)
     assert (shaping.use_logit_tanh, shaping.tanh_tau, shaping.length_bonus_weight) == (True, 3.0, 0.05)
     assert shaping.prm_aggregation == "best_of_n"
@@ -125,6 +126,34 @@ def test_a_process_reward_with_rejections(tmp_path: Path) -> None:
     assert config.algorithm.advantage.params == {"normalise_std": False}
     assert has(report, "trainer.projct_name=typo", "did you mean trainer.project_name?")
     assert has(report, "reward.reward_kwargs.use_shm=true")
+
+
+@pytest.mark.parametrize(
+    ("words", "sigmoid", "raw"),
+    [
+        (["reward_manager=qwen_prm"], False, True),
+        (["reward_manager=qwen_prm", "prm_apply_sigmoid=true"], True, None),
+        (["reward_manager=qwen_prm", "use_logit_tanh=true"], False, None),
+        (["reward_manager=skywork_prm"], True, None),
+        (["reward_manager=skywork_prm", "prm_apply_sigmoid=false"], False, True),
+    ],
+)
+def test_a_logit_stays_bare_where_verl_leaves_it(words: list[str], sigmoid: bool, raw: bool | None) -> None:
+    given = [f"reward_model.{word}" for word in [*words, "prm_model_path=a/b"]]
+    settings = from_words(*given).settings
+    assert settings["scoring.shaping.prm_apply_sigmoid"] is sigmoid
+    assert settings.get("scoring.shaping.use_raw_logit") is raw
+    assert list(refused(translated(None, given, None)[0])) == []
+
+
+def test_tokenizers_of_a_process_model_are_translated_or_named() -> None:
+    words = ["reward_manager=qwen_prm", "prm_model_path=a/b", "tokenizer=a/tokens", "input_tokenizer=c/d"]
+    words += ["dtype=int8", "strategy=fsdp"]
+    result = from_words(*(f"reward_model.{word}" for word in words))
+    assert result.settings["scoring.prm.tokenizer"] == "a/tokens"
+    assert has(result.differs, "input_tokenizer=c/d", "the tokenizer of model.path")
+    assert has(result.differs, "dtype=int8", "it is bfloat16")
+    assert has(result.without, "strategy=fsdp", "scoring.prm.gpus")
 
 
 def _texts(by: str, over: str) -> dict[str, Any]:
