@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.compat.verl.fields import objects
+from asyncrl.compat.verl.fields import objects, require
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import columns
 from asyncrl.errors import DataError, DataProtoError
@@ -31,7 +32,11 @@ METADATA = b"asyncrl.dataproto"
 FORMAT = 1
 _TASK_COLUMNS = {"raw_prompt": "prompt", "reward_model": "reward_model", "extra_info": "extra_info"}
 """Fields of structs, whose missing entries Parquet makes null, each with its column."""
+_LEFT_OUT = ("extra_info", "tools_kwargs")
+"""Fields of structs that no column holds where they are empty in all rows."""
 _NUMBERS = "biuf"
+_OTHERS = "OUS"
+"""The kinds of arrays that may have objects or texts."""
 
 
 def write_parquet(data: DataProto, path: str | Path) -> None:
@@ -41,18 +46,27 @@ def write_parquet(data: DataProto, path: str | Path) -> None:
     disk.
     """
     table: dict[str, pa.Array] = {}
-    about: dict[str, Any] = {"format": FORMAT, "tensors": {}, "arrays": {}, "json": []}
+    about: dict[str, Any] = {"format": FORMAT, "tensors": {}, "arrays": {}, "json": [], "rows": len(data)}
+    about["left_out"] = [name for name in _LEFT_OUT if name in data.non_tensor_batch]
+    about["others"] = {
+        name: [array.dtype.str, list(array.shape[1:])]
+        for name, array in data.non_tensor_batch.items()
+        if array.dtype.kind in _OTHERS and (array.dtype != object or array.ndim > 1)
+    }
     for name, tensor in ({} if data.batch is None else data.batch).items():
-        table[name] = _lists(_numbers(tensor))
+        table[name] = _lists(_numbers(name, tensor))
         about["tensors"][name] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape[1:])]
     for name, array in _task_rows(data.non_tensor_batch).items():
-        if name in table:
-            raise DataProtoError(f"{name!r} is a tensor and an array; a file has one column of that name")
+        require(name not in table, f"{name!r} is a tensor and an array; a file has one column of that name")
+        require(
+            array.dtype.kind in _NUMBERS + _OTHERS,
+            f"{name!r} is an array of {array.dtype}, which Parquet does not give back; use save_to_disk",
+        )
         if array.dtype.kind in _NUMBERS:
             table[name] = _lists(array)
             about["arrays"][name] = [str(array.dtype), list(array.shape[1:])]
         elif name in _TASK_COLUMNS.values():
-            table[name] = pa.array(array.tolist())
+            table[name] = _structs(name, array)
         else:
             table[name], is_json = _objects(name, array)
             about["json"] += [name] * is_json
@@ -76,7 +90,16 @@ def read_parquet(path: str | Path) -> DataProto:
         table = pq.read_table(path)
         found = (table.schema.metadata or {}).get(METADATA)
         return _of_tasks(table) if found is None else _of_batch(table, json.loads(found))
-    except (OSError, pa.ArrowException, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (
+        DataProtoError,
+        OSError,
+        pa.ArrowException,
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        AttributeError,
+    ) as error:
         raise DataError(f"{path} cannot be read as a batch or as verl's tasks: {error}") from error
 
 
@@ -90,6 +113,8 @@ def _of_batch(table: pa.Table, about: Mapping[str, Any]) -> DataProto:
     for name in table.column_names:
         if name in about["arrays"]:
             kind, shape = about["arrays"][name]
+            if np.dtype(kind).kind not in _NUMBERS:
+                raise ValueError(f"{name} is said to be of {kind}, which is no type of numbers")
             arrays[name] = _flat(table.column(name), shape).astype(kind)
         elif name not in tensors:
             values = table.column(name).to_pylist()
@@ -99,6 +124,12 @@ def _of_batch(table: pa.Table, about: Mapping[str, Any]) -> DataProto:
         arrays[task] = objects([_without_nulls(each) for each in arrays.pop(column)])
     if "extra_info" in fields and any("tools_kwargs" in each for each in arrays["extra_info"]):
         arrays["tools_kwargs"] = objects([each.pop("tools_kwargs", {}) for each in arrays["extra_info"]])
+    for name in about.get("left_out", ()):
+        arrays.setdefault(name, objects([{} for _ in range(about["rows"])]))
+    for name, (kind, shape) in about.get("others", {}).items():
+        arrays[name] = _shaped(arrays[name], kind, shape)
+    if not isinstance(about["meta_info"], dict):
+        raise ValueError("its meta_info is no mapping")
     return DataProto.from_dict(tensors, arrays, about["meta_info"])
 
 
@@ -125,6 +156,11 @@ def _of_tasks(table: pa.Table) -> DataProto:
 def _task_rows(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The arrays with those of tasks under the names of their columns."""
     found = dict(arrays)
+    for field, column in _TASK_COLUMNS.items():
+        require(
+            field == column or field not in found or column not in found,
+            f"{field!r} goes into the column {column!r}, and there is an array of that name too: rename it",
+        )
     if "tools_kwargs" in found and "extra_info" in found:
         pairs = zip(found["extra_info"], found.pop("tools_kwargs"), strict=True)
         kept = [{**extra, "tools_kwargs": {**kwargs}} if kwargs else extra for extra, kwargs in pairs]
@@ -134,11 +170,15 @@ def _task_rows(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {_TASK_COLUMNS.get(name, name): array for name, array in found.items()}
 
 
-def _numbers(tensor: Tensor) -> NDArray[Any]:
-    """Parquet's readers know no half precision."""
+def _numbers(name: str, tensor: Tensor) -> NDArray[Any]:
+    """Parquet's readers know no half precision. Raises DataProtoError: nor has it such numbers at all."""
     halves = (torch.bfloat16, torch.float16)
     plain = tensor.detach().cpu()
-    found: NDArray[Any] = (plain.float() if tensor.dtype in halves else plain).numpy()
+    try:
+        found: NDArray[Any] = (plain.float() if tensor.dtype in halves else plain).numpy()
+    except TypeError:
+        found = np.empty(0, object)
+    require(found.dtype.kind in _NUMBERS, f"{name!r} has {tensor.dtype}, which Parquet lacks; use save_to_disk")
     return found
 
 
@@ -152,11 +192,34 @@ def _lists(array: NDArray[Any]) -> pa.Array:
 
 
 def _flat(column: pa.ChunkedArray, shape: Sequence[int]) -> NDArray[Any]:
-    """The numbers of B lists of lists as an array [B, ...]."""
+    """The numbers of B lists of lists as an array [B, ...]. Raises ValueError: lists have other lengths, or gaps."""
     values = column.combine_chunks()
-    for _ in shape:
+    for size in shape:
+        if set(pc.list_value_length(values).to_pylist()) - {size}:
+            raise ValueError(f"a list in it does not have {size} elements")
         values = values.flatten()
+    if values.null_count:
+        raise ValueError("a number in it is null")
     found: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
+    return found
+
+
+def _structs(name: str, array: NDArray[Any]) -> pa.Array:
+    """The column of a task's field. Raises DataProtoError: its rows have no type in common."""
+    try:
+        return pa.array(array.tolist())
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
+        raise DataProtoError(f"{name!r} has rows that do not go into one column: {error}; use save_to_disk") from error
+
+
+def _shaped(values: NDArray[Any], kind: str, shape: Sequence[int]) -> NDArray[Any]:
+    """The nested lists of B rows as an array [B, ...] of objects or texts."""
+    found = np.empty((len(values), *shape), kind)
+    for index in np.ndindex(found.shape):
+        each: Any = values
+        for place in index:
+            each = each[place]
+        found[index] = each
     return found
 
 
@@ -168,7 +231,7 @@ def _objects(name: str, array: NDArray[Any]) -> tuple[pa.Array, bool]:
         # Their texts tell 1 from 1.0 and from True, and nan is like nan.
         if repr(column.to_pylist()) == repr(values) and _writable(column.type):
             return column, False
-    except (pa.ArrowException, OverflowError):
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         pass  # Values of several types, for one: these are JSON.
     return pa.array([_json(name, value) for value in values], pa.string()), True
 

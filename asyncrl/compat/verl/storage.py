@@ -6,6 +6,7 @@ and a list whose first element is one of the marks below stands for a value of a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from math import prod
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from asyncrl.compat.verl.fields import check_rows
 from asyncrl.compat.verl.tensors import TensorBatch
 from asyncrl.errors import DataError, DataProtoError
 from asyncrl.machine.files import partial_name, save_tensors, sync
@@ -70,10 +72,20 @@ def read_batch(path: Path) -> tuple[TensorBatch | None, dict[str, Array], dict[s
         if parts["format"] != FORMAT:
             raise ValueError(f"its format is {parts['format']}, this asyncrl reads {FORMAT}")
         named = {name: tensors[_TENSOR_PREFIX + name] for name in parts["names"]}
-        batch = None if parts["rows"] is None else TensorBatch(named, parts["rows"])
+        batch = None if parts["rows"] is None else TensorBatch(named, _count(parts["rows"]))
         arrays, about = (_map_of(parts[name]) for name in ("non_tensor_batch", "meta_info"))
+        check_rows(batch, arrays)
         return batch, arrays, about
-    except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (
+        DataProtoError,
+        OSError,
+        SafetensorError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RuntimeError,
+    ) as error:
         # RuntimeError is torch's for content that does not fit its shape, and the base of RecursionError.
         raise DataError(
             f"{path} is no batch that save_to_disk wrote: {error}. verl's own files are pickles, which may run any "
@@ -125,6 +137,12 @@ def _unpacked(value: Any) -> Any:
     return _READERS[mark](*rest)
 
 
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"it has {value!r:.100} rows")
+    return value
+
+
 def _map_of(value: Any) -> dict[Any, Any]:
     found = _unpacked(value)
     if not isinstance(found, dict):
@@ -138,8 +156,11 @@ def _map(*pairs: Any) -> dict[Any, Any]:
 
 def _array(kind: str, shape: list[int], content: bytes) -> Array:
     dtype = np.dtype(kind)
-    if dtype.kind not in _PLAIN_KINDS or len(content) != dtype.itemsize * prod(shape):
+    # Elements of no size would let a few bytes become an array of any length.
+    if dtype.kind not in _PLAIN_KINDS or not dtype.itemsize or len(content) != dtype.itemsize * prod(shape):
         raise ValueError(f"an array of {kind}{shape} has {len(content)} bytes")
+    if dtype.kind == "U" and (np.frombuffer(content, f"{dtype.byteorder}u4") > sys.maxunicode).any():
+        raise ValueError(f"an array of {kind}{shape} has characters beyond Unicode")
     return np.ndarray(shape, dtype, content).copy()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from asyncrl.compat.verl import DataProto, from_trajectories, read_parquet, to_labels, to_trajectories, write_parquet
 from asyncrl.compat.verl.fields import objects
 from asyncrl.compat.verl.merging import equal
+from asyncrl.compat.verl.parquet import METADATA
 from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError, DataProtoError
@@ -103,6 +105,65 @@ def test_objects_of_several_types_are_kept_as_json(tmp_path: Path) -> None:
     found = read_parquet(tmp_path / "batch.parquet").non_tensor_batch
     assert found["any"].tolist() == values
     assert repr(found["numbers"].tolist()) == repr(numbers)
+
+
+def test_texts_shapes_of_objects_and_fields_that_are_empty_in_all_rows_come_back(tmp_path: Path) -> None:
+    table = np.empty((2, 1), dtype=object)
+    table[:] = [[{"a": 1}], [None]]
+    arrays = {
+        "source": np.array(["a", "bcd"]),
+        "code": np.array([b"x", b"yz"]),
+        "table": table,
+        "odd": objects(["\ud800", "x"]),
+        "extra_info": objects([{}, {}]),
+        "tools_kwargs": objects([{}, {}]),
+    }
+    write_parquet(DataProto.from_dict(non_tensors=arrays), tmp_path / "batch.parquet")
+    found = read_parquet(tmp_path / "batch.parquet").non_tensor_batch
+    assert found.keys() == arrays.keys()
+    assert all(equal(found[name], each) for name, each in arrays.items())
+
+
+def test_a_batch_of_only_empty_fields_keeps_its_rows(tmp_path: Path) -> None:
+    write_parquet(DataProto.from_dict(non_tensors={"extra_info": objects([{}, {}])}), tmp_path / "batch.parquet")
+    assert read_parquet(tmp_path / "batch.parquet").non_tensor_batch["extra_info"].tolist() == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "arrays", "message"),
+    [
+        ({"x": torch.zeros(2, dtype=torch.complex64)}, {}, "'x' has torch.complex64, which Parquet lacks"),
+        ({"x": torch.zeros(2).to(torch.float8_e5m2)}, {}, "'x' has torch.float8_e5m2, which Parquet lacks"),
+        ({}, {"day": np.array(["2020-01-01"], dtype="M8[D]")}, r"'day' is an array of datetime64\[D\]"),
+        ({}, {"prompt": ["a"], "raw_prompt": objects([[{"role": "user"}]])}, "array of that name too: rename it"),
+        ({}, {"extra_info": objects([{"a": 1}, {"a": "x"}])}, "'extra_info' has rows that do not go into one column"),
+    ],
+)
+def test_a_field_that_would_come_back_as_another_is_refused(
+    tensors: Any, arrays: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataProtoError, match=message):
+        write_parquet(DataProto.from_dict(tensors, arrays), tmp_path / "batch.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "rows"),
+    [
+        ({}, [[1.0], [2.0, 3.0, 4.0]]),
+        ({}, [[1.0, None], [3.0, 4.0]]),
+        ({}, ["x", "y"]),
+        ({"tensors": {"a": ["float32", [2, 1]]}}, [[1.0, 2.0], [3.0, 4.0]]),
+        ({"tensors": {}, "arrays": {"a": ["O", [2]]}}, [[1.0, 2.0], [3.0, 4.0]]),
+        ({"meta_info": [1]}, [[1.0, 2.0], [3.0, 4.0]]),
+    ],
+)
+def test_a_file_whose_metadata_do_not_fit_its_columns_is_refused(changed: Any, rows: Any, tmp_path: Path) -> None:
+    about = {"format": 1, "tensors": {"a": ["float32", [2]]}, "arrays": {}, "json": [], "meta_info": {}, **changed}
+    table = pa.table({"a": rows}).replace_schema_metadata({METADATA: json.dumps(about)})
+    pq.write_table(table, tmp_path / "batch.parquet")
+    with pytest.raises(DataError, match="cannot be read as a batch"):
+        read_parquet(tmp_path / "batch.parquet")
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

@@ -112,6 +112,8 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
         ["array", "|O", [1], b"12345678"],
         ["array", "<f8", [2], b"12345678"],
         ["array", "<f8", [-1], b"12345678"],
+        ["map", ["a", ["array", "<U0", [1 << 45], b""]]],
+        ["map", ["a", ["array", "<U1", [1], b"\xff\xff\xff\xff"]]],
         ["tensor", "load", [1], b"1234"],
         ["tensor", "float32", [2], b"1234"],
         ["objects", [2], [None]],
@@ -128,6 +130,26 @@ def test_a_forged_file_is_refused(packed: Any, tmp_path: Path) -> None:
         {"format": 1, "rows": None, "names": [], "non_tensor_batch": ["map"], "meta_info": packed}
     )
     save_file({"about": torch.frombuffer(bytearray(text), dtype=torch.uint8)}, tmp_path / "batch")
+    with pytest.raises(DataError, match="is no batch that save_to_disk wrote"):
+        DataProto.load_from_disk(tmp_path / "batch")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rows": -1},
+        {"rows": [2, 3]},
+        {"rows": 3, "names": ["x"]},
+        {"rows": 2, "names": [1]},
+        {"non_tensor_batch": ["map", ["a", ["list", 1, 2]]]},
+        {"non_tensor_batch": ["map", ["a", ["scalar", "<f8", [], b"12345678"]]]},
+        {"rows": 2, "non_tensor_batch": ["map", ["a", ["objects", [1], [None]]]]},
+    ],
+)
+def test_a_forged_file_whose_parts_make_no_batch_is_refused(changed: Any, tmp_path: Path) -> None:
+    parts = {"format": 1, "rows": None, "names": [], "non_tensor_batch": ["map"], "meta_info": ["map"], **changed}
+    text = torch.frombuffer(bytearray(msgspec.msgpack.encode(parts)), dtype=torch.uint8)
+    save_file({"about": text, "batch/x": torch.zeros(2)}, tmp_path / "batch")
     with pytest.raises(DataError, match="is no batch that save_to_disk wrote"):
         DataProto.load_from_disk(tmp_path / "batch")
 
