@@ -20,6 +20,8 @@ DTYPES = {
     **{"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16", "half": "float16"},
     **{"float32": "float32", "fp32": "float32", "float": "float32"},
 }
+SPLITS = {"qwen_prm": "paragraph", "skywork_prm": "line"}
+"""How each manager cuts a response into steps."""
 STRATEGIES = ("fsdp", "fsdp2")
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from asyncrl.actor.steps import split_steps
 from asyncrl.compat.verl.fields import require
-from asyncrl.compat.verl.process_keys import STEPS, read_keys
+from asyncrl.compat.verl.process_keys import SPLITS, STEPS, read_keys
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.reward_managers import NaiveRewardManager
 from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardRow
@@ -58,7 +58,6 @@ class ProcessRewardManager(NaiveRewardManager):
     """
 
     family: ClassVar[str]
-    split: ClassVar[str]
 
     def __init__(
         self,
@@ -117,8 +116,9 @@ class ProcessRewardManager(NaiveRewardManager):
         return trajectories if "steps" in arrays else [self._with_steps(each) for each in trajectories]
 
     def _with_steps(self, trajectory: Trajectory) -> Trajectory:
+        split = SPLITS[self.family]
         piece = cache(lambda token: str(self.tokenizer.decode([token], skip_special_tokens=True)))
-        return structs.replace(trajectory, steps=split_steps(self.split, trajectory.tokens, trajectory.turns, piece))
+        return structs.replace(trajectory, steps=split_steps(split, trajectory.tokens, trajectory.turns, piece))
 
     def _lease(
         self,
@@ -151,14 +151,12 @@ class QwenPRMRewardManager(ProcessRewardManager):
     """Scores by Qwen2.5-Math-PRM. By default a step's score is its logit, positive label minus negative."""
 
     family = "qwen_prm"
-    split = "paragraph"
 
 
 class SkyworkPRMRewardManager(ProcessRewardManager):
     """Scores by Skywork-o1-Open-PRM. By default a step's score is the sigmoid of its value."""
 
     family = "skywork_prm"
-    split = "line"
 
 
 def _tokenizer(given: Any) -> Any:

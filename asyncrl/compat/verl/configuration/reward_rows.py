@@ -9,7 +9,7 @@ from asyncrl.compat.verl.configuration.algorithm_rows import part
 from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
 from asyncrl.compat.verl.configuration.rows import Row, Setting, alias, at_home, dotted, found_from, made, none, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
-from asyncrl.compat.verl.process_keys import DTYPES, KEYS, WHOLE, ShapingKeys, defaults
+from asyncrl.compat.verl.process_keys import DTYPES, KEYS, SPLITS, WHOLE, ShapingKeys, defaults
 from asyncrl.config.option import options
 
 FUNCTION = "reward.custom_reward_function"
@@ -44,6 +44,7 @@ def _manager(source: VerlConfig) -> Iterator[Setting | str]:
 def _process(source: VerlConfig, family: str) -> Iterator[Setting | str]:
     given = {name: source[f"{KWARGS}.{name}"] for name in PRM_KEYS}
     yield "scoring.prm.family", family
+    yield "actor.step_split", SPLITS[family]
     if given["prm_model_path"]:
         yield "scoring.prm.path", at_home(given["prm_model_path"])
     else:
@@ -158,7 +159,7 @@ ROWS = (
     Row((f"{FUNCTION}.reward_kwargs.*",), "", "Only rules of `scoring.rules` take parameters; the report shows how."),
     made(
         MANAGER,
-        "`scoring.*`",
+        "`scoring.*`, `actor.step_split`",
         "naive",
         "`naive` and `dapo` need no key of their own, `prime` sets `scoring.rule_processes`; `qwen_prm` and "
         "`skywork_prm` are process reward models, whose scores are the whole reward. For `batch` the report says "

@@ -114,7 +114,7 @@ def test_a_process_reward_with_rejections(tmp_path: Path) -> None:
     prm, shaping = config.scoring.prm, config.scoring.shaping
     assert (prm.family, prm.path, prm.dtype) == ("qwen_prm", "Qwen/Qwen2.5-Math-PRM-7B", "bfloat16")
     assert (prm.device, prm.gpus, prm.micro_inputs, prm.micro_tokens) == ("auto", 1, 4, 4 * 4096)
-    assert (prm.tokenizer, shaping.use_raw_logit) == (None, False)
+    assert (prm.tokenizer, shaping.use_raw_logit, config.actor.step_split) == (None, False, "paragraph")
     assert (shaping.outcome_weight, shaping.process_weight, shaping.prm_acc_bonus_weight) == (0.0, 1.0, 0.5)
     assert (shaping.use_logit_tanh, shaping.tanh_tau, shaping.length_bonus_weight) == (True, 3.0, 0.05)
     assert shaping.prm_aggregation == "best_of_n"
