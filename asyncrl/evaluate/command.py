@@ -46,6 +46,7 @@ from asyncrl.launch.ownership import exclusively
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
+from asyncrl.launch.preflight.same_tasks import check_same_tasks
 from asyncrl.launch.processes import ROLE_ENVIRONMENT, choose_ports, role_command, this_host
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.supervisor import Supervisor
@@ -162,8 +163,9 @@ def _run(config: TrainConfig, folder: Path) -> None:
     choose_ports(config)
     placement = place(config, [this_host(config.cluster)], [role for role in ROLES if role != "learner"])
     settle(config, placement)
-    resumed = claim(config, folder)
     prepare_data(config)
+    check_same_tasks(config, folder)
+    resumed = claim(config, folder)
     locations.run_identity(config.run, make=True)
     log.info("%s %s; logs are in %s", "going on with" if resumed else "starting", folder, folder / "logs")
     path = folder / locations.CONFIG_FILE

@@ -21,6 +21,7 @@ from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.launch.addresses import addresses, record_left_open
 from asyncrl.launch.autoscale import Autoscaler
 from asyncrl.launch.launcher import Launcher, open_launcher
 from asyncrl.launch.ownership import OwnerWatch, exclusively
@@ -31,6 +32,7 @@ from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.preflight.epochs import count_steps
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
+from asyncrl.launch.preflight.same_tasks import check_same_tasks
 from asyncrl.launch.preflight.settled import check_settled
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
@@ -99,16 +101,17 @@ def claim(config: TrainConfig, run_dir: Path) -> bool:
 
 
 def claim_or_begin_anew(config: TrainConfig, run_dir: Path) -> bool:
-    """As `claim`; but a run that has not begun a step, because its first start failed, does not keep its name: with
-    another configuration it begins anew."""
+    """As `claim`, and it refuses other tasks, too; but a run that has not begun a step, because its first start failed,
+    does not keep its name: with another configuration or other tasks it begins anew."""
     try:
-        return claim(config, run_dir)
+        _changes(config, run_dir)
+        check_same_tasks(config, run_dir)
     except ConfigError:
         if is_begun(run_dir):
             raise
         aside = set_aside(run_dir)
         log.info("%s held a run that never began a step; it begins anew, and what it had is in %s", run_dir, aside)
-        return claim(config, run_dir)
+    return claim(config, run_dir)
 
 
 def is_past_its_steps(config: TrainConfig, run_dir: Path) -> bool:
@@ -153,14 +156,16 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         placement = place(config, launcher.hosts())
         settle(config, placement)
         # The addresses come first, so that the configuration in the run's folder has those of its replay.
+        given = addresses(config)
         launcher.prepare(placement, stop)
         check_settled(config)
         end_elsewhere(run_dir, launcher.end_left, stop)
         if stop.is_set():
             raise StoppedError("stopped before anything was started")
         placement = place(config, placement.hosts)
-        resumed = claim_or_begin_anew(config, run_dir)
         prepare_data(config, stop)
+        resumed = claim_or_begin_anew(config, run_dir)
+        record_left_open(run_dir, given, config)
         if is_past_its_steps(config, run_dir):
             return True
         locations.run_identity(config.run, make=True)

@@ -1,7 +1,8 @@
 """`asyncrl resume RUN [KEY=VALUE ...]`: go on with a run as its folder says.
 
 RUN is the folder of a run, such as runs/NAME, or its name. The configuration is the one that the folder has. Keys that
-may change (docs/configuration.md) can have another value. Paths in it begin where they began: at the working folder.
+may change (docs/configuration.md) can have another value. Addresses and ports that the run was not given by name are
+chosen anew. Paths in it begin where they began: at the working folder.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import require_run
 from asyncrl.launch import local
+from asyncrl.launch.addresses import words_left_open
 
 
 def words_of(name: str) -> list[str]:
@@ -23,7 +25,7 @@ def words_of(name: str) -> list[str]:
         run_dir = run_dir.resolve()
     paths = ((run_dir / CONFIG_FILE).absolute(), run_dir.parent, run_dir.name)
     file, parent, name = (str(path).replace("'", "\\'") for path in paths)
-    return [f"experiment='{file}'", f"run.dir='{parent}'", f"run.name='{name}'"]
+    return [f"experiment='{file}'", f"run.dir='{parent}'", f"run.name='{name}'", *words_left_open(run_dir)]
 
 
 def main() -> None:

@@ -16,9 +16,14 @@ from asyncrl.replay.transaction import Transaction
 _STORE, _CHECKPOINTS, _METRICS = "replay", "checkpoints", "metrics"
 
 
+def store_folders(run_dir: Path) -> list[Path]:
+    """The folders of the shards that the run's replay has begun."""
+    return sorted(file.parent for file in (run_dir / _STORE).rglob("data.mdb"))
+
+
 def has_store(run_dir: Path) -> bool:
     """Whether the run has a store or a checkpoint, from before or after its first step."""
-    return any((run_dir / _CHECKPOINTS).glob("*")) or any((run_dir / _STORE).rglob("data.mdb"))
+    return any((run_dir / _CHECKPOINTS).glob("*")) or bool(store_folders(run_dir))
 
 
 def is_begun(run_dir: Path) -> bool:

@@ -16,14 +16,11 @@ from typing import Any, BinaryIO
 
 import psutil
 
+from asyncrl.machine import guard
 from asyncrl.machine.identity import ProcessIdentity
 from asyncrl.machine.numa import cpus_near_gpus, format_cpus
 
 logger = logging.getLogger(__name__)
-
-_GUARDED = 'trap "" USR1 USR2; exec 3<&0 </dev/null; { read -r _ <&3; kill -s KILL 0; } & exec 3<&-; exec "$@"'
-"""A shell that becomes its arguments. It leaves a guard behind, which kills the group when its input ends. Both ignore
-the signals by which a role is asked to stop under Slurm, which sends them to the role's children, too."""
 
 _BECOME = """
 import ctypes, os, signal, sys
@@ -61,9 +58,10 @@ def start_child(
 def start_guarded(
     command: Sequence[str], log: Path, environment: Mapping[str, str], files: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a program that does not end its own children. Its whole group is killed as soon as this process or the
-    program itself is gone. It inherits the descriptors `files`."""
-    return _start(["/bin/sh", "-c", _GUARDED, "sh", *command], log, environment, stdin=subprocess.PIPE, pass_fds=files)
+    """Start a program that does not end its own children: its whole group is killed as soon as this process is gone, or
+    by `kill_group`. It inherits the descriptors `files`, which also stay open until its group has ended."""
+    guarded = [sys.executable, "-I", "-S", guard.__file__, *command]
+    return _start(guarded, log, environment, stdin=subprocess.PIPE, pass_fds=files)
 
 
 def _start(

@@ -8,8 +8,8 @@ What holds:
 - Never both: a rank locks its own file exclusively before it looks whether an actor has a shared lock on the servers'
   file, and an actor locks before it looks whether a rank does. So at most one of them finds the other's file free.
 - The learner comes first: it is waited for as soon as it asks.
-- The lock of a process ends with it, however it dies. Servers inherit that of their actor, so that it outlives the
-  actor for as long as they do.
+- The lock of a process ends with it, however it dies. Servers inherit that of their actor, and so do their guards (see
+  guard.py), so that it outlives the actor until the last process of its servers has ended.
 
 All processes are on one machine, or at least agree on the locks of the folder.
 """

@@ -19,6 +19,7 @@ from asyncrl.replay.failure_limit import FailureLimit, check_all
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.leases import WorkerLeases
+from asyncrl.replay.pinned import require_pinned
 from asyncrl.replay.planning import LearnerWaits, Planning
 from asyncrl.replay.protocol import Call, Reply
 from asyncrl.replay.readers import Readers
@@ -102,20 +103,7 @@ class ReplayService:
                     "whose file `identity` holds the id"
                 )
         before, now = tx.get("meta", "pinned", dict[str, int]), self._settings.pinned()
-        # A store that an earlier version of asyncrl began lacks the values that came later. Without a group no row has
-        # been named, so that a data file may still be mended.
-        named = tx.counter("feed_draws") or tx.count("groups")
-        kept = {name: value for name, value in (before or {}).items() if named or "checksum" not in name}
-        changed = {name: value for name, value in kept.items() if value != now.get(name, value)}
-        if changed:
-            lines = ", ".join(f"{name} was {value} and is {now[name]}" for name, value in changed.items())
-            rows = any(name.startswith(("tasks", "held_out")) for name in changed)
-            hint = (
-                "have the data files as they were, since tasks are known by their place, or choose another run.name"
-                if rows
-                else "set it back"
-            )
-            raise StoreError(f"this store belongs to a run with another configuration or other data: {lines}; {hint}")
+        require_pinned(tx, now)
         if before != now:  # A store that could not commit is read again by a transaction that may not write.
             tx.put("meta", "pinned", now)
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from zlib import crc32
-
-import msgspec
 
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
+from asyncrl.replay.pinned import pinned_tasks
 from asyncrl.replay.records import GroupRecord
 from asyncrl.replay.sampling import Fifo, Filters, Sampler
 from asyncrl.types import Task
-
-CHECKED_TASKS = 512
-"""A restart reads so many of the tasks: all of a small set, and enough of others to see another order."""
 
 
 def rules_only(data_source: str) -> tuple[str, ...]:
@@ -69,9 +64,8 @@ class ReplaySettings:
 
     def pinned(self) -> dict[str, int]:
         """What may not change while a store lasts: its rows, groups and ids depend on these."""
-        counts = {"tasks": len(self.feed.tasks), "held_out": len(self.held_out)}
-        contents = {"tasks_checksum": _checksum(self.feed.tasks), "held_out_checksum": _checksum(self.held_out)}
-        return {**counts, **contents, "group_size": self.group_size, "shard": self.shard, "shards": self.shards}
+        tasks = pinned_tasks(self.feed.tasks, self.held_out)
+        return {**tasks, "group_size": self.group_size, "shard": self.shard, "shards": self.shards}
 
     def task(self, group: GroupRecord) -> Task:
         return self.feed.tasks[group.row] if group.training else self.held_out[group.row]
@@ -96,13 +90,3 @@ class ReplaySettings:
     def first_kept(self, released_steps: int) -> int:
         """The first step whose trajectories are kept, once the first `released_steps` are covered by a checkpoint."""
         return 0 if self.keeps_all else max(0, released_steps - int(self.keep_steps))
-
-
-def _checksum(tasks: Sequence[Task]) -> int:
-    """One of tasks at even distances. It also differs where files are renamed, so that their rows have other places."""
-    rows = sorted({row * len(tasks) // CHECKED_TASKS for row in range(CHECKED_TASKS)}) if tasks else []
-    checksum = 0
-    for row in rows:
-        task = tasks[row]
-        checksum = crc32(msgspec.json.encode([task.id, task.messages, task.ground_truth]), checksum)
-    return checksum

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import random
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from asyncrl.demo.summary import audit
 from asyncrl.launch.summary import SUMMARY_FILE
 from asyncrl.types import Task, Trajectory
 from tests.chaos.world import World
-from tests.end_to_end.support import Run, read_config
+from tests.end_to_end.support import ROOT, Run, read_config
 from tests.helpers import GENEROUS_S
 from tests.learner.support import write_model
 
@@ -139,3 +142,38 @@ def test_epochs_of_files_of_several_kinds_without_long_prompts_resume_with_the_s
     run.finish()
     assert 0 < steps < len(run.steps())
     assert "data.filter_overlong leaves out" in run.output
+
+
+@pytest.mark.long
+def test_a_resume_with_other_tasks_is_refused_once_and_one_with_the_same_takes_a_port_that_is_free(
+    start: Start, tmp_path: Path
+) -> None:
+    """Each replay would refuse the store, and be started again, eight times a minute."""
+    tasks = tmp_path / "tasks.parquet"
+    convert("gsm8k", str(EXCERPT), tasks, "train")
+    words = (
+        *("experiment=gsm8k_calculator", f"model.path={write_model(tmp_path / 'model')}", "model.dtype=float32"),
+        *("actor.max_turn_tokens=8", "learner.batch_size=8", "learner.group_size=4", "learner.export=false"),
+        f"data.train={tasks}",
+    )
+    start("train", *words, "learner.steps=1").finish()
+    whole = pq.read_table(tasks)
+    for table, problem in (
+        (whole.slice(0, whole.num_rows - 1), f"data.train had {whole.num_rows} tasks and has {whole.num_rows - 1}"),
+        (whole.take(list(reversed(range(whole.num_rows)))), "data.train has as many tasks, but others, or in another"),
+    ):
+        pq.write_table(table, tasks)
+        run = start("train", *words, "learner.steps=2")
+        assert run.process.wait(GENEROUS_S) == 2, run.output
+        assert run.output.count(problem) == 1, run.output
+        assert "have the data files as they were" in run.output
+        assert read_config(run.dir).learner.steps == 1, "the run keeps its configuration"
+    pq.write_table(whole, tasks)
+    # Somebody else has taken the port that the run had chosen.
+    port = read_config(run.dir).network.replay_port
+    with socket.create_server(("127.0.0.1", port)):
+        command = [sys.executable, "-m", "asyncrl", "resume", str(run.dir), "learner.steps=2"]
+        resumed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=GENEROUS_S)
+    assert resumed.returncode == 0, resumed.stderr
+    assert read_config(run.dir).network.replay_port != port
+    assert [line["step"] for line in run.steps()] == [0, 1]

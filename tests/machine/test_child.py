@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.machine.child import ending_with_parent, start_child
+from asyncrl.machine.child import ending_with_parent, group_has_ended, kill_group, start_child, start_guarded
 from tests.helpers import has_ended, until
 
 TELL = """
@@ -62,3 +62,22 @@ def test_it_ends_with_its_parent(tmp_path: Path, number: signal.Signals) -> None
         assert not has_ended(pid)
         process.kill()
     until(lambda: has_ended(pid))
+
+
+@pytest.mark.slow
+def test_a_guarded_program_leads_its_group_without_input_and_all_of_it_is_killed(tmp_path: Path) -> None:
+    code = "import os, subprocess; subprocess.Popen(['sleep', '600']); print(os.getpgid(0), os.read(0, 1), flush=True)"
+    log = tmp_path / "log"
+    process = start_guarded([sys.executable, "-c", f"{code}; import time; time.sleep(600)"], log, {})
+    assert until(lambda: log.exists() and log.read_text()) == f"{process.pid} b''\n"
+    assert not group_has_ended(process.pid)
+    kill_group(process)
+    until(lambda: group_has_ended(process.pid))
+
+
+def test_a_guarded_program_that_is_not_there_says_so(tmp_path: Path) -> None:
+    process = start_guarded(["no-such-program"], tmp_path / "log", {})
+    assert process.wait() == 1
+    assert process.stdin is not None
+    process.stdin.close()
+    assert (tmp_path / "log").read_text() == "no-such-program: No such file or directory\n"

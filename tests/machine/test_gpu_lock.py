@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.machine.gpu_lock import LearnerLock, ServersLock
-from tests.helpers import until
+from tests.helpers import has_ended, until
 
 HOLD = """
 import sys, time
@@ -140,3 +140,39 @@ time.sleep(600)
     assert not learner.is_ours()
     os.kill(server, signal.SIGKILL)
     until(learner.is_ours)
+
+
+SERVER = """
+import subprocess, sys, time
+worker = "memory = bytearray(256 << 20); memory[::4096] = bytes(len(memory) // 4096); "
+worker += "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", worker])
+time.sleep(600)
+"""
+"""Its worker has much memory, which takes a while to free, and inherits no file."""
+
+
+@pytest.mark.slow
+def test_an_actor_that_is_killed_has_them_until_the_last_process_of_its_server_has_ended(folder: Path) -> None:
+    log = folder / "server.log"
+    code = f"""{HOLD}
+from asyncrl.machine.child import start_guarded
+lock = ServersLock(Path(sys.argv[1]), 1)
+assert lock.take()
+server = start_guarded([sys.executable, "-c", {SERVER!r}], Path(sys.argv[2]), {{}}, [lock.file])
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+    actor = subprocess.Popen([sys.executable, "-c", code, str(folder), str(log)], stdout=subprocess.PIPE)
+    assert actor.stdout is not None
+    server = int(actor.stdout.readline())
+    worker = int(until(lambda: log.read_text().strip()))
+    learner = LearnerLock(folder, 0)
+    learner.ask()
+    actor.kill()
+    actor.wait()
+    actor.stdout.close()
+    while not learner.is_ours():
+        pass
+    assert has_ended(worker)
+    assert has_ended(server)

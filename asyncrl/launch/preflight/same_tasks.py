@@ -1,0 +1,29 @@
+"""A check before anything starts that a run goes on with the tasks that it began with."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError, StoreError
+from asyncrl.launch.run_folder import store_folders
+
+
+def check_same_tasks(config: TrainConfig, run_dir: Path) -> None:
+    """Raises ConfigError: the run's store names other tasks than those that the files have now, and every start of the
+    replay would refuse it; DataError: the files cannot be read; StoreError: the store cannot."""
+    from asyncrl.data.opening import open_tasks
+    from asyncrl.replay.pinned import pinned_tasks, require_pinned
+    from asyncrl.replay.store import StoreReader
+
+    data, folders = config.data, store_folders(run_dir)
+    if not folders:
+        return
+    now = pinned_tasks(open_tasks(config, data.train), open_tasks(config, data.eval) if data.eval else ())
+    for folder in folders:
+        with closing(StoreReader(folder)) as store, store.transaction() as tx:
+            try:
+                require_pinned(tx, now)
+            except StoreError as error:
+                raise ConfigError(f"{run_dir} holds a run: {error}") from error

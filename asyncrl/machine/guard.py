@@ -1,0 +1,78 @@
+"""Run as a program, `guard.py COMMAND ...` becomes COMMAND, which leads its group of processes, and leaves a guard.
+
+The guard is outside of that group. As soon as its input ends, because whoever started both has closed it or has died,
+it kills the group, and then stays until the last process of it has ended. So the files that it has inherited, such as a
+lock on GPUs, are held for as long as one of these processes may have memory there: a program's own children seldom
+inherit files.
+
+It imports nothing of asyncrl, since the program may be another Python's and have an environment of its own.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+POLL_S = 0.02
+KILLED_S = 30.0
+"""For the group to end once it was killed: a process that hangs in the kernel may never do so."""
+
+STATE, GROUP, THREADS = 0, 2, 17
+"""Fields of /proc/PID/stat behind the name of the program."""
+
+
+def main() -> None:
+    # Slurm sends these, by which it asks a role to stop, to the role's children, too.
+    for ignored in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(ignored, signal.SIG_IGN)
+    leave_guard(os.getpid())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # By Python, and then by the program too.
+        signal.signal(ignored, signal.SIG_DFL)
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    except OSError as error:
+        sys.exit(f"{sys.argv[1]}: {error.strerror}")
+
+
+def leave_guard(group: int) -> None:
+    """Have a process that is neither of the group nor a child of this one, so that nobody kills it with these."""
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    os.setsid()
+    if os.fork() == 0:
+        guard(group)
+    os._exit(0)
+
+
+def guard(group: int) -> None:
+    """Wait for the end of the input; then kill the group, and return once it has ended."""
+    while os.read(0, 1 << 12):
+        pass
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    end = time.monotonic() + KILLED_S
+    while runs(group) and time.monotonic() < end:
+        time.sleep(POLL_S)
+
+
+def runs(group: int) -> bool:
+    """Whether a process of the group runs. One whose end nobody has asked for yet has ended if its threads have."""
+    if not Path("/proc/self/stat").exists():
+        return False  # The kernel is not Linux, and so has none of the GPUs that this is for.
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = file.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # It has ended.
+        if int(fields[GROUP]) == group and (fields[STATE] not in "ZX" or int(fields[THREADS]) > 1):
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    main()
