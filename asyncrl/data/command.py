@@ -43,7 +43,7 @@ def main() -> None:
         rows, left_out = convert(
             arguments.set, arguments.source, arguments.out, arguments.split, getattr(arguments, "data_source", "")
         )
-    except AsyncrlError as error:
+    except (AsyncrlError, OSError) as error:
         sys.stderr.write(f"asyncrl data: {error}\n")
         sys.exit(2)
     reason = {"dapo": "are repeated", "code": "have no tests"}.get(arguments.set)

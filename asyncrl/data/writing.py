@@ -10,16 +10,29 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncrl.errors import DataError
 from asyncrl.machine.files import partial_name, sync
 from asyncrl.types import Task
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
-    """Write a file that is whole or not there; returns how many tasks. A row's number replaces a missing `index`."""
+    """Write a file that is whole or not there; returns how many tasks. A row's number replaces a missing `index`.
+
+    Raises DataError: `path` is a folder, or a field has values of several types; OSError: the disk.
+    """
     rows = [_row(number, task) for number, task in enumerate(tasks)]
+    if any(isinstance(row["extra_info"]["index"], str) for row in rows):
+        for row in rows:
+            row["extra_info"]["index"] = str(row["extra_info"]["index"])
+    try:
+        table = pa.Table.from_pylist(rows)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
+        raise DataError(f"{path}: a field of the tasks has values that no column has together: {error}") from error
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file that ends in .parquet")
     partial = partial_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), partial, compression="zstd")
+    pq.write_table(table, partial, compression="zstd")
     sync(partial)
     partial.rename(path)
     return len(rows)

@@ -19,6 +19,10 @@ from tests.scoring.fakes import rules_of
 from tests.scoring.rules.test_code import judge as judge_program
 from tests.scoring.rules.test_tool_calls import judge as judge_calls
 
+PRINTS = {"inputs": ["1"], "outputs": ["1"]}
+NAMED_ROW = {"extra_info": {"index": "u-1"}}
+ONE_CALL = {"fn_name": "f", "inputs": [[1]], "outputs": [1]}
+
 
 def converted(name: str, source: Path, expected: int, left_out: int = 0) -> TaskFile:
     out = source.parent / "out.parquet"
@@ -59,6 +63,9 @@ def test_files_of_math_problems_are_scored_by_what_their_last_box_means(tmp_path
         ("\\boxed{\\text{x {y}}}.", "\\text{x {y}}"),
         ("\\fbox{3}", "3"),
         ("\\boxed{1} and \\boxed{2", "1"),
+        ("\\boxed\\frac{1}{2}$", "\\frac{1}{2}"),
+        ("$\\boxed\\frac12$", "\\frac12"),
+        ("$\\boxed \\pi$", "\\pi"),
         ("none", ""),
     ],
 )
@@ -170,11 +177,90 @@ def test_tool_calls_are_scored_by_the_published_answers(tmp_path: Path) -> None:
         ("code", {"question": "?", "input_output": "{"}, "line 1 has no question, or no input_output"),
         ("code", {"question": "?", "input_output": ""}, "has no row that can be a task"),
         ("tools", {"query": "?", "tools": "3", "answers": "[]"}, "line 1 is no row with query, tools and answers"),
+        ("math", {"problem": "?", "answer": ["1", "2"]}, "line 1 has no problem, or no solution"),
+        ("dapo", {"prompt": ["?"], "reward_model": {"ground_truth": "1"}}, "line 1 has no messages in prompt"),
+        ("dapo", {"prompt": [{"role": "user"}], "reward_model": {"ground_truth": "1"}}, "has no messages in prompt"),
+        (
+            "dapo",
+            {"prompt": [{"role": "user", "content": "?"}], "reward_model": "1"},
+            "or no reward_model.ground_truth",
+        ),
+        ("search", {"question": {"text": "?"}, "answer": "a"}, "line 1 has no question, or neither"),
+        ("search", {"question": "?", "answer": [["a"], None]}, "line 1 has no question, or neither"),
+        ("code", {"question": None, "input_output": PRINTS}, "the question is no text"),
+        ("code", {"question": "?", "input_output": {"inputs": "12", "outputs": "12"}}, "outputs must be lists"),
+        ("code", {"question": "?", "input_output": {**ONE_CALL, "inputs": ["ab"]}}, "must be a list of arguments"),
+        ("code", {"question": "?", "input_output": {**ONE_CALL, "fn_name": "f(1);g"}}, "which is no name"),
+        ("code", {"question": "?", "input_output": '{"fn_name": "f", "inputs": [[NaN]], "outputs": [1]}'}, "NaN is no"),
+        ("code", {"question": "?", "input_output": "[" * 100_000}, "no input_output with inputs and outputs"),
+        ("tools", {"query": None, "tools": [], "answers": []}, "the query is no text"),
+        ("tools", {"query": "?", "tools": [{"name": 3}], "answers": []}, "a name must be text, not 3"),
+        ("tools", {"query": "?", "tools": '[{"name": "f", "parameters": {"a": NaN}}]', "answers": []}, "NaN is no"),
+        ("tools", {"query": "?", "tools": '[{"name": "\\ud800"}]', "answers": []}, "surrogates not allowed"),
+        ("tools", {"query": "?", "tools": [], "answers": [{"name": "f", "arguments": "[1]"}]}, "line 1 is no row with"),
     ],
 )
 def test_a_row_of_another_format_is_named(tmp_path: Path, name: str, row: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         convert(name, str(lines(tmp_path / "x.jsonl", row)), tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "truths"),
+    [
+        (
+            "math",
+            [{"problem": "?", "answer": 0, "level": 1}, {"problem": "?", "answer": "1", "level": "2"}],
+            ["0", "1"],
+        ),
+        (
+            "search",
+            [{"question": "?", "answer": {"value": "Paris", "aliases": ["paris", "Paris"]}}],
+            ['["Paris", "paris"]'],
+        ),
+        ("search", [{"question": "?", "golden_answers": ["a", "", None]}], ['["a"]']),
+        ("search", [{"question": "?", "answer": 0}], ['["0"]']),
+        (
+            "tools",
+            [{"query": "?", "tools": [], "answers": [{"name": "f", "arguments": '{"a": 1}'}]}],
+            ['[{"name": "f", "arguments": {"a": 1}}]'],
+        ),
+        (
+            "dapo",
+            [
+                {"prompt": [{"role": "user", "content": "a"}], "reward_model": {"ground_truth": 0}},
+                {"prompt": [{"role": "user", "content": "b"}], "reward_model": {"ground_truth": "1"}, **NAMED_ROW},
+            ],
+            ["0", "1"],
+        ),
+    ],
+)
+def test_answers_of_other_types_and_fields_of_several_are_taken_over(
+    tmp_path: Path, name: str, rows: list[dict[str, Any]], truths: list[str]
+) -> None:
+    assert [task.ground_truth for task in converted(name, lines(tmp_path / "x.jsonl", *rows), len(rows))] == truths
+
+
+def test_files_may_begin_with_the_mark_that_windows_writes(tmp_path: Path) -> None:
+    row = b'\xef\xbb\xbf{"question": "?", "answer": "a #### 1"}\n'
+    (tmp_path / "train.jsonl").write_bytes(row)
+    assert convert("search", str(tmp_path / "train.jsonl"), tmp_path / "out.parquet") == (1, 0)
+    assert convert("gsm8k", str(tmp_path), tmp_path / "out.parquet") == (1, 0)
+
+
+@pytest.mark.parametrize("content", [b"\xff\n", b'{"question": null, "answer": "#### 1"}\n'])
+def test_a_file_of_gsm8k_that_is_no_text_or_has_no_question_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "train.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=r"train\.jsonl"):
+        convert("gsm8k", str(tmp_path), tmp_path / "out.parquet")
+
+
+def test_a_folder_as_output_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    source = lines(tmp_path / "x.jsonl", {"question": "?", "answer": "42"})
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match="out is a folder; name a file"):
+        convert("search", str(source), tmp_path / "out")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out", "x.jsonl"]
 
 
 def test_the_command_tells_how_many_tasks_it_wrote(

@@ -3,9 +3,10 @@ of which the first is kept. The rules `exact_number` (all answers are integers) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from asyncrl.data.converters.rows import published_rows
+from asyncrl.data.converters.rows import published_rows, text_of
 from asyncrl.errors import DataError
 from asyncrl.types import Task
 
@@ -17,18 +18,29 @@ def tasks(source: str) -> Iterator[Task | None]:
     line `Answer: ...`. Problems that were there before are None. Raises DataError."""
     seen: set[str] = set()
     for place, row in published_rows(source):
-        prompt, truth = row.get("prompt"), (row.get("reward_model") or {}).get("ground_truth")
-        if not isinstance(prompt, list) or not prompt or not str(truth or "").strip():
+        prompt, truth = _messages(row.get("prompt")), text_of(_entry(row.get("reward_model"), "ground_truth"))
+        if not prompt or not truth:
             raise DataError(f"{place} has no messages in prompt, or no reward_model.ground_truth")
         if (text := str(prompt[-1]["content"])) in seen:
             yield None
             continue
         seen.add(text)
-        index = (row.get("extra_info") or {}).get("index")
+        index = _entry(row.get("extra_info"), "index")
         yield Task(
             id=place,
             messages=prompt,
-            ground_truth=str(truth).strip(),
+            ground_truth=truth,
             data_source=DATA_SOURCE,
             extra_info={} if index is None else {"index": index},
         )
+
+
+def _entry(found: Any, name: str) -> Any:
+    return found.get(name) if isinstance(found, Mapping) else None
+
+
+def _messages(prompt: Any) -> list[dict[str, Any]]:
+    """The messages of a prompt; none where one of them lacks its role or its content."""
+    found = prompt if isinstance(prompt, list) else []
+    whole = (isinstance(_entry(each, "role"), str) and _entry(each, "content") is not None for each in found)
+    return found if all(whole) else []

@@ -22,11 +22,15 @@ def tasks(source: Path, split: str) -> Iterator[Task]:
     file = source / f"{split}.jsonl"
     if not file.is_file():
         raise DataError(f"there is no {file}; --source is the folder that holds GSM8K's {split}.jsonl")
-    for index, line in enumerate(file.read_text("utf-8").rstrip("\n").split("\n")):
+    try:
+        content = file.read_text("utf-8-sig")  # Some programs on Windows write a mark before UTF-8.
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as text: {error}") from error
+    for index, line in enumerate(content.rstrip("\n").split("\n")):
         try:
             row = json.loads(line)
-            question, (_, truth) = row["question"], row["answer"].rsplit("####", 1)
-        except (ValueError, KeyError, TypeError) as error:
+            question, (_, truth) = row["question"].strip(), row["answer"].rsplit("####", 1)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{file}, line {index + 1} has no question and no answer ending in '#### N'") from error
         yield Task(
             id=task_id(DATA_SOURCE, split, index),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from asyncrl.data.converters.rows import published_rows
+from asyncrl.data.converters.rows import published_rows, text_of
 from asyncrl.errors import DataError
 from asyncrl.types import Task
 
@@ -14,6 +14,8 @@ DATA_SOURCE = "DigitalLearningGmbH/MATH-lighteval"
 REQUEST = "Reason step by step, and put the final answer into \\boxed{}."
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=\S))")
+_BARE = re.compile(r"\\[A-Za-z]+(?:\{[^{}]*\}|\d)*|\S")
+"""What \\boxed without braces holds: a command with its arguments, or one character."""
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -21,23 +23,26 @@ def tasks(source: str) -> Iterator[Task]:
     """Rows: `problem`; `answer`, or `solution` with its answer in the last box; optional `level`, `type`. Raises
     DataError."""
     for place, row in published_rows(source):
-        answer = row.get("answer") or last_box(str(row.get("solution", "")))
-        if not row.get("problem") or not answer:
+        problem, answer = text_of(row.get("problem")), row.get("answer")
+        answer = last_box(str(row.get("solution"))) if answer in (None, "") else text_of(answer)
+        if not problem or not answer:
             raise DataError(f"{place} has no problem, or no solution with a \\boxed answer")
         yield Task(
             id=place,
-            messages=[{"role": "user", "content": f"{row['problem']}\n\n{REQUEST}"}],
-            ground_truth=str(answer),
+            messages=[{"role": "user", "content": f"{problem}\n\n{REQUEST}"}],
+            ground_truth=answer,
             data_source=DATA_SOURCE,
-            extra_info={name: row[name] for name in ("level", "type", "subject") if row.get(name) is not None},
+            extra_info={name: str(row[name]) for name in ("level", "type", "subject") if row.get(name) is not None},
         )
 
 
 def last_box(solution: str) -> str:
-    """The content of the last \\boxed{...} that is closed, or the character behind \\boxed; empty: there is none."""
+    """The content of the last \\boxed{...} that is closed, or the character or command behind \\boxed; empty: there is
+    none."""
     for box in reversed(list(_BOX.finditer(solution))):
         if not box.group().endswith("{"):
-            return solution[box.end()]
+            bare = _BARE.match(solution, box.end())
+            return bare.group() if bare else ""
         depth = 1
         for brace in _BRACE.finditer(solution, box.end()):
             depth += {"{": 1, "}": -1}.get(brace.group(), 0)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from asyncrl.data.converters.rows import Row, published_rows
+from asyncrl.data.converters.rows import Row, json_of, published_rows, text_of
 from asyncrl.errors import DataError
 from asyncrl.types import Task
 
@@ -20,16 +20,19 @@ def tasks(source: str, name: str = "apps") -> Iterator[Task | None]:
     DataError."""
     for place, row in published_rows(source):
         try:
-            given = row.get("input_output") or "{}"
-            tests = json.loads(given) if isinstance(given, str) else given
-            pairs = list(zip(tests.get("inputs", ()), tests.get("outputs", ()), strict=True))
-            question = row["question"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            tests = json_of(row.get("input_output") or "{}")
+            pairs = _pairs(tests)
+            function = tests.get("fn_name")
+            if function:
+                _check_calls(function, pairs)
+            question = text_of(row.get("question"))
+            if not question:
+                raise ValueError("the question is no text")
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{place} has no question, or no input_output with inputs and outputs: {error}") from error
         if not pairs:
             yield None
             continue
-        function = tests.get("fn_name")
         request = CALLED.format(name=function) if function else READS
         starter = f"\n\nBegin with:\n{row['starter_code']}" if row.get("starter_code") else ""
         yield Task(
@@ -37,8 +40,24 @@ def tasks(source: str, name: str = "apps") -> Iterator[Task | None]:
             messages=[{"role": "user", "content": f"{question}\n\n{request}{starter}"}],
             ground_truth=_asserts(function, row, pairs) if function else _texts(pairs),
             data_source=name,
-            extra_info={"difficulty": row["difficulty"]} if row.get("difficulty") else {},
+            extra_info={"difficulty": str(row["difficulty"])} if row.get("difficulty") else {},
         )
+
+
+def _pairs(tests: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Each input with its output. Raises ValueError or TypeError: these are no lists of one length."""
+    sides = [tests.get(name) or [] for name in ("inputs", "outputs")]
+    if not all(isinstance(side, list) for side in sides):
+        raise TypeError("inputs and outputs must be lists")
+    return list(zip(*sides, strict=True))
+
+
+def _check_calls(function: Any, pairs: list[tuple[Any, Any]]) -> None:
+    """Raises ValueError: the tests cannot call the function."""
+    if not all(name.isidentifier() for name in str(function).split(".")):
+        raise ValueError(f"fn_name is {function!r:.100}, which is no name")
+    if not all(isinstance(arguments, list) for arguments, _ in pairs):
+        raise ValueError("each input of a function must be a list of arguments")
 
 
 def _texts(pairs: list[tuple[Any, Any]]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,21 @@ def published_rows(source: str) -> Iterator[tuple[str, Row]]:
             raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
+def text_of(value: Any) -> str:
+    """A text or a number as text without white space around it; empty where the value is neither."""
+    return str(value).strip() if isinstance(value, str | int | float) else ""
+
+
+def json_of(value: Any) -> Any:
+    """The value of JSON text; another value as it is. Raises ValueError: the text is no JSON, or has nan or infinity;
+    RecursionError."""
+    return json.loads(value, parse_constant=_no_number) if isinstance(value, str) else value
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def _files(source: str) -> list[Path]:
     folder = Path(source)
     if not folder.is_dir():
@@ -48,7 +65,7 @@ def _in_order(path: Path) -> tuple[str, int, str]:
 def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
     number = 0
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().removeprefix(BOM_UTF8)
         if path.suffix == ".json":
             try:
                 whole = msgspec.json.decode(content, type=Row | list[Row])
@@ -59,6 +76,8 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
                 yield from ((f"{path}: row {row}", values) for row, values in enumerate(rows))
                 return
         for number, line in enumerate(content.splitlines(), 1):
+            if not line.strip():
+                raise DataError(f"{path}: line {number} is empty; delete it, so that every line is a row")
             yield f"{path}: line {number}", msgspec.json.decode(line, type=Row)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path}: line {number} is no JSON object: {error}") from error

@@ -4,9 +4,10 @@ rule `f1` scores them; its number `exact` is the exact match."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from asyncrl.data.converters.rows import published_rows
+from asyncrl.data.converters.rows import published_rows, text_of
 from asyncrl.errors import DataError
 from asyncrl.types import Task
 
@@ -17,19 +18,28 @@ SYSTEM_PROMPT = (
 
 
 def tasks(source: str, name: str = "searchqa") -> Iterator[Task]:
-    """Rows: `question`, and `golden_answers` (a list, as FlashRAG publishes them) or `answer` (a text or a list).
-    `name` is the data source of rows without `data_source`. Raises DataError."""
+    """Rows: `question`, and `golden_answers` (a list, as FlashRAG publishes them) or `answer` (a text, a list, or
+    TriviaQA's mapping with a `value` and its `aliases`). `name` is the data source of rows without
+    `data_source`. Raises DataError."""
     for place, row in published_rows(source):
-        answers = row.get("golden_answers") or row.get("answer") or []
-        answers = [str(each) for each in (answers if isinstance(answers, list) else [answers])]
-        if not row.get("question") or not any(map(str.strip, answers)):
+        answers = _answers(row.get("golden_answers")) or _answers(row.get("answer"))
+        question = text_of(row.get("question"))
+        if not question or not answers:
             raise DataError(f"{place} has no question, or neither golden_answers nor an answer")
         yield Task(
             id=place,
             messages=[
                 {"role": "system", "content": SYSTEM_PROMPT},
-                {"role": "user", "content": str(row["question"])},
+                {"role": "user", "content": question},
             ],
             ground_truth=json.dumps(answers, ensure_ascii=False),
             data_source=str(row.get("data_source") or name),
         )
+
+
+def _answers(given: Any) -> list[str]:
+    """The texts and numbers among the answers, each once."""
+    if isinstance(given, Mapping):
+        given = [given.get("value"), *(given.get("aliases") or ())]
+    found = map(text_of, given if isinstance(given, list) else [given])
+    return list(dict.fromkeys(text for text in found if text))

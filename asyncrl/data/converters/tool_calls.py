@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from asyncrl.data.converters.rows import published_rows
-from asyncrl.errors import DataError
+from asyncrl.data.converters.rows import json_of, published_rows, text_of
+from asyncrl.data.reading import check_sendable
+from asyncrl.errors import DataError, WireError
 from asyncrl.types import Task
 
 _TYPES = {
@@ -33,9 +34,12 @@ def tasks(source: str, name: str = "xlam") -> Iterator[Task]:
     for place, row in published_rows(source):
         try:
             tools = [_schema(tool) for tool in _parsed(row["tools"])]
-            calls = [{"name": call["name"], "arguments": call.get("arguments", {})} for call in _parsed(row["answers"])]
-            query = row["query"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            calls = [_call(call) for call in _parsed(row["answers"])]
+            check_sendable([tools, calls])
+            query = text_of(row.get("query"))
+            if not query:
+                raise ValueError("the query is no text")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, WireError) as error:
             raise DataError(f"{place} is no row with query, tools and answers: {error!r}") from error
         yield Task(
             id=place,
@@ -47,10 +51,21 @@ def tasks(source: str, name: str = "xlam") -> Iterator[Task]:
 
 
 def _parsed(value: Any) -> list[Any]:
-    found = json.loads(value) if isinstance(value, str) else value
+    found = json_of(value)
     if not isinstance(found, list):
         raise TypeError(f"no list: {found!r:.100}")
     return found
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call with its arguments as a mapping; some sets have these as JSON text."""
+    return {"name": _text(call["name"]), "arguments": {**json_of(call.get("arguments") or {})}}
+
+
+def _text(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a name must be text, not {name!r:.100}")
+    return name
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +76,7 @@ def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
     described = {"description": function["description"]} if function.get("description") else {}
     return {
         "type": "function",
-        "function": {"name": function["name"], **described, "parameters": {**parameters, "type": "object"}},
+        "function": {"name": _text(function["name"]), **described, "parameters": {**parameters, "type": "object"}},
     }
 
 
