@@ -21,6 +21,7 @@ from asyncrl.learner.activity import END
 from asyncrl.learner.batches import BatchSource, open_batches
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.colocation import Turns
+from asyncrl.learner.compiling import compile_passes
 from asyncrl.learner.critic import load_critic
 from asyncrl.learner.determinism import be_deterministic
 from asyncrl.learner.export import export, folder_writer
@@ -181,8 +182,8 @@ def _train(
         stop,
         implicit,
     )
-    if ranks.rank == 0 and compiles(config.model, ranks.device):
-        logger.info("the first passes compile the layers, which takes up to some minutes (model.compile)")
+    if compiles(config.model, ranks.device):
+        compile_passes(trainer, any(each.learner.shared_prefixes is not False for each in history.configs()))
     if config.model.activations is None and ranks.device.type == "cuda":
         fit_activations(trainer, _largest_pass(history), usable_bytes(ranks.device, learner.memory))
     folder = locations.run_dir(config.run)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
 
-from asyncrl.config.schema import LearnerConfig, ModelConfig
+from asyncrl.algorithms.compose import Algorithm
+from asyncrl.config.schema import LearnerConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.learner.compiling import compile_passes
 from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import Policy, load_policy, load_reference
 from asyncrl.learner.prefixes import EVERY
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.trainer import Trainer
 from tests.learner.support import VOCABULARY, random_sequences
 
 pytestmark = pytest.mark.slow
@@ -225,6 +229,21 @@ def test_a_compiled_layer_is_one_graph_whatever_the_packing(model: Path, ranks: 
         trained.append([logprobs.detach(), *gradients(policy).values()])
     for ours, theirs in zip(*trained, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_no_pass_of_a_step_compiles_what_was_compiled_before_the_first_one(model: Path, ranks: Ranks):
+    torch.compiler.reset()
+    config = TrainConfig()
+    policy = load_policy(ModelConfig(str(model), compile=True), TEMPERATURE, ranks, 96)
+    algorithm, trained = Algorithm.from_config(config.algorithm, 1), Trainable(policy, 1e-3, LearnerConfig())
+    compile_passes(Trainer(ranks, algorithm, trained, None, None, threading.Event()), share_prefixes=True)
+    assert all(parameter.grad is None for parameter in policy.parameters())
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for lengths in ([3, 40], [7, 7, 21], [2], [50, 50]):
+            sequences = random_sequences(33, *lengths)
+            sequences = [torch.cat([sequences[0], each]) for each in sequences]
+            for sharing in (None, EVERY):
+                policy(PackedSequences.of(sequences, sharing).padded())[0].sum().backward()
 
 
 @pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="torch 2.12 or older")
