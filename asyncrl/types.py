@@ -27,6 +27,7 @@ NO_VERSION = -1
 MAX_LOGPROB = 1e-4
 """Log-probs are at most 0; engines round some of them up."""
 INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
+NO_MASS = np.zeros(0, np.float32)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -91,12 +92,23 @@ class Task:
         _require(len(self.messages) > 0, self.id, "the task has no messages")
 
 
+class Grammar(NamedTuple):
+    """What an assistant turn must be, from its first token on: `text` is a JSON schema, a regular expression or a
+    context-free grammar in EBNF, as `kind` (json_schema, regex or ebnf) says."""
+
+    kind: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one assistant turn is sampled. Temperature 0 is greedy, and its log-probs are those at temperature 1."""
+    """How one assistant turn is sampled. Temperature 0 is greedy, and its log-probs are those at temperature 1. Under a
+    `grammar` tokens that it does not allow have probability 0, and log-probs are those of what is left, renormalised.
+    """
 
     temperature: float = 1.0
     max_new_tokens: int = 256
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _require(self.temperature >= 0, "sampling", f"temperature is {self.temperature}; use 0 (greedy) or more")
@@ -129,13 +141,15 @@ class ToolCall(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The token span [start, end) of one turn. An assistant turn covers exactly the tokens that the policy sampled."""
+    """The token span [start, end) of one turn. An assistant turn covers exactly the tokens that the policy sampled;
+    `grammar` is the kind of the grammar under which they were, "" without one."""
 
     start: int
     end: int
     role: Role
     finish_reason: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    grammar: str = ""
 
 
 class Step(NamedTuple):
@@ -154,6 +168,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     - `version_runs` int32[R, 2]: the first token of each run of one policy version, and that version; `NO_VERSION` for
       tokens that no policy sampled. `versions` and `loss_mask` say the same token by token.
     - `rewards` come from the environment (tools); `timings` are seconds by phase.
+    - `grammar_mass` float32[T], or empty where no turn has a grammar: the probability that the policy without the
+      grammar gave to all tokens that it allowed there. 1 without a grammar, and 0 where it was not measured.
     - The id is the ticket's, so that an episode that ran twice is stored once.
 
     Every field travels and is exported: `wire` and `inspect` derive their formats from this class. A new field needs
@@ -161,7 +177,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     Raises InvariantError: shapes or dtypes differ from the above, a sampled token has no valid log-prob, another token
     has one, spans are out of order, an assistant's turn or a step has a token that was not sampled, a branch begins
-    with a sampled token, or a number is not finite.
+    with a sampled token, a number is not finite, or a mass is none or stands where nothing was sampled.
     """
 
     id: str
@@ -176,6 +192,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     finish: Finish
     rewards: Mapping[str, float] = {}
     timings: Mapping[str, float] = {}
+    grammar_mass: NDArray[np.float32] = NO_MASS
 
     def __post_init__(self) -> None:
         # This runs for every trajectory that the replay takes. So it looks at runs instead of tokens, passes over each
@@ -193,6 +210,15 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         runs.check_steps(self.id, self.steps)
         if not all(map(math.isfinite, (*self.rewards.values(), *self.timings.values()))):
             raise InvariantError(f"{self.id}: a reward or a time is not finite: {self.rewards}, {self.timings!r:.100}")
+        if self.grammar_mass is not NO_MASS:
+            self._check_mass(length)
+
+    def _check_mass(self, length: int) -> None:
+        mass = self.grammar_mass
+        _check_array(self.id, "grammar_mass", mass, FLOAT32, (length if mass.size else 0,))
+        # A comparison with nan is false.
+        if mass.size and not (mass.min() >= 0 and mass.max() <= 1 and (mass[~self.loss_mask] == 1).all()):
+            raise InvariantError(f"{self.id}: a grammar's mass is not from 0 to 1, or not 1 where nothing was sampled")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -297,7 +323,7 @@ class _Runs(NamedTuple):
 
     def check_turns(self, owner: str, turns: tuple[Turn, ...]) -> None:
         position, branches = 0, [0]
-        for start, end, role, _, _ in turns:
+        for start, end, role, _, _, _ in turns:
             if not position <= start <= end <= self.length:
                 raise self._out_of_order(owner, "turn", start, end)
             position = end

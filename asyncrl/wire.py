@@ -29,9 +29,10 @@ from asyncrl.types import Labels, RunIdentity, Task, Trajectory, dtype_of
 
 T = TypeVar("T")
 
-PROTOCOL = 4
-READABLE = (2, 3, PROTOCOL)
-"""Stores hold messages as they came. Trajectories and labels of these protocols are the same."""
+PROTOCOL = 5
+READABLE = (2, 3, 4, PROTOCOL)
+"""Stores hold messages as they came. Labels of these protocols are the same; trajectories before protocol 5 have no
+grammars."""
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
 """For headers that carry many tasks with their prompts, from a side that is known."""
@@ -274,11 +275,11 @@ def split(value: Buffer) -> list[memoryview]:
 
 class _Codec(Generic[T]):
     """A data type as a message, derived from its fields: the arrays as frames, all others as the body. `renamed` are
-    fields that have another name on the wire."""
+    fields that have another name on the wire; messages of older protocols lack the arrays `added`."""
 
-    def __init__(self, kind: str, noun: type[T], **renamed: str) -> None:
+    def __init__(self, kind: str, noun: type[T], added: Collection[str] = (), **renamed: str) -> None:
         types = get_type_hints(noun)
-        self._kind, self._noun = kind, noun
+        self._kind, self._noun, self._added = kind, noun, added
         self._arrays = [(name, renamed.get(name, name)) for name in types if dtype_of(types[name]) is not None]
         self._plain = [name for name in types if name not in dict(self._arrays)]
         self._wire_names = [renamed.get(name, name) for name in self._plain]
@@ -296,13 +297,15 @@ class _Codec(Generic[T]):
         values = dict(zip(self._plain, self._values(message.read(self._decoder)), strict=True))
         try:
             for name, wire_name in self._arrays:
-                values[name] = message.arrays[wire_name]
+                if wire_name in message.arrays or name not in self._added:
+                    values[name] = message.arrays[wire_name]
             return self._noun(**values)
         except (KeyError, ValueError) as error:
             raise WireError(f"a message {self._kind!r} is none: {type(error).__name__}: {error}") from error
 
 
-_TRAJECTORY = _Codec("trajectory", Trajectory, task_id="task", group_id="group", version_runs="versions")
+_RENAMED = {"task_id": "task", "group_id": "group", "version_runs": "versions"}
+_TRAJECTORY = _Codec("trajectory", Trajectory, added=("grammar_mass",), **_RENAMED)
 _LABELS = _Codec("labels", Labels, trajectory_id="id")
 
 

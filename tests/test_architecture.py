@@ -30,7 +30,7 @@ PACKAGE = Path(asyncrl.__file__).parent
 FLOORS = (
     ("errors",),
     ("types", "text", "ids"),
-    ("machine",),
+    ("machine", "grammar"),
     ("wire", "config"),
     ("network", "data", "modelling", "observe.metrics", "algorithms"),
     ("observe.sinks", "observe.warnings"),

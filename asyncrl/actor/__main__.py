@@ -96,6 +96,7 @@ async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStac
     from asyncrl.actor.steps import find_split
     from asyncrl.actor.toolbox import Toolbox, ToolLimits
     from asyncrl.actor.tools.registry import tool_classes
+    from asyncrl.grammar import read_grammar
 
     actor = config.actor
     chat = open_chat(config)
@@ -105,7 +106,7 @@ async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStac
         limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
         toolbox = Toolbox(tool_classes(actor.tools), limits)
         check_tools(chat, toolbox.functions)
-        player = ToolPlayer(toolbox)
+        player = ToolPlayer(toolbox, read_grammar(actor.response_format))
     else:
         from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
 

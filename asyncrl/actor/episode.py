@@ -21,8 +21,9 @@ from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError,
 from asyncrl.actor.steps import Split
 from asyncrl.actor.template import answer, calling, result, with_reasoning
 from asyncrl.actor.toolbox import OpenTools, Toolbox
-from asyncrl.errors import BusyError, StoppedError
-from asyncrl.types import Sampling, Ticket, ToolCall, Trajectory
+from asyncrl.errors import BusyError, RefusedError, StoppedError
+from asyncrl.grammar import KEY, read_grammar
+from asyncrl.types import Grammar, Sampling, Ticket, ToolCall, Trajectory
 
 ReadTurn = Callable[[str, bool], ParsedTurn]
 """Reads a turn's text. The second argument is true if the policy ended the turn itself."""
@@ -65,9 +66,12 @@ class Episode:
     async def complete(self, request: CompletionRequest, read_turn: ReadTurn) -> Completion:
         """Sample the policy's next turn and record it. If this raises or is cancelled, nothing is recorded.
 
-        Raises LimitError: no room is left. Raises RefusedError: the chat template does not take the request. Raises
-        EngineError: the engine gave nothing. Raises StoppedError: the episode is over.
+        Under a grammar the turn is all text: nobody reads calls in it. Raises LimitError: no room is left. Raises
+        RefusedError: the chat template does not take the request, the engine takes no grammar, or there are tools
+        beside it. Raises EngineError: the engine gave nothing. Raises StoppedError: the episode is over.
         """
+        if request.grammar is not None:
+            self._check_grammar(request)
         reservation = await self._reserve(request)
         try:
             return await self._sample(reservation, read_turn)
@@ -77,6 +81,16 @@ class Episode:
             raise
         finally:
             self._room_changed.set()
+
+    def _check_grammar(self, request: CompletionRequest) -> None:
+        if not self._engine.takes_grammars:
+            raise RefusedError(
+                f"{KEY}: this engine samples without grammars; leave it out, or set engine.kind to sglang or vllm"
+            )
+        if request.tools:
+            raise RefusedError(
+                f"{KEY} with tools: a turn under a grammar cannot call them; leave out the tools or {KEY}"
+            )
 
     def end(self) -> None:
         """Release the engine's sessions, once. Completions in flight will not be recorded."""
@@ -99,12 +113,14 @@ class Episode:
         branch, chat = reservation.branch, self.chat
         seen = len(branch)
         with self.timed("generate"):
-            sampling = Sampling(self.ticket.temperature, branch.reserved)
+            grammar = reservation.request.grammar
+            sampling = Sampling(self.ticket.temperature, branch.reserved, grammar)
             sampled = await self._engine.generate(branch.tokens, sampling, chat.stop_ids, branch.session)
         if self.is_over:
             raise StoppedError("the episode is over")
         ended = sampled.finish_reason == "stop"
-        turn = read_turn(chat.text(sampled.tokens[:-1] if ended else sampled.tokens), ended)
+        text = chat.text(sampled.tokens[:-1] if ended else sampled.tokens)
+        turn = ParsedTurn(text) if grammar is not None else read_turn(text, ended)
         if made := turn.made:
             message = calling([call.arguments for call in made], [call.name for call in made], turn.content, turn.ids)
         else:
@@ -158,9 +174,11 @@ class EpisodeRunner:
 
 @dataclass(frozen=True)
 class ToolPlayer:
-    """Answers the policy's tool calls with the tools of `toolbox`, until it calls none or a limit ends the episode."""
+    """Answers the policy's tool calls with the tools of `toolbox`, until it calls none or a limit ends the episode. Its
+    turns are sampled under the grammar of the task, or under `grammar` where it names none."""
 
     toolbox: Toolbox
+    grammar: Grammar | None = None
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
         async with self.toolbox.open(episode.ticket) as tools:
@@ -174,10 +192,14 @@ class ToolPlayer:
         def read_turn(text: str, ended: bool) -> ParsedTurn:
             return episode.chat.parse(text, tools.functions) if ended else ParsedTurn(text)
 
-        messages, recorder = tuple(episode.ticket.task.messages), episode.recorder
+        task, recorder = episode.ticket.task, episode.recorder
+        messages = tuple(task.messages)
+        form = task.extra_info.get(KEY)
+        grammar = self.grammar if form is None else read_grammar(form)
         while True:
             try:
-                completion = await episode.complete(CompletionRequest(messages, tuple(tools.shown)), read_turn)
+                request = CompletionRequest(messages, tuple(tools.shown), grammar=grammar)
+                completion = await episode.complete(request, read_turn)
             except LimitError:
                 if not recorder.completions:
                     raise

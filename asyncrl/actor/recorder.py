@@ -35,7 +35,18 @@ from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.prompt_lengths import cut_prompt
 from asyncrl.actor.steps import Split, split_steps
 from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
-from asyncrl.types import NO_VERSION, Finish, Role, Ticket, ToolCall, Trajectory, Turn, runs_of
+from asyncrl.types import (
+    NO_MASS,
+    NO_VERSION,
+    Finish,
+    Grammar,
+    Role,
+    Ticket,
+    ToolCall,
+    Trajectory,
+    Turn,
+    runs_of,
+)
 
 Message = Mapping[str, Any]
 
@@ -64,11 +75,12 @@ class EpisodeLimits:
 
 class CompletionRequest(NamedTuple):
     """A request for a completion: all messages so far and the tools, both in the form that templates take.
-    `max_tokens` is the caller's own limit of the completion, if any."""
+    `max_tokens` is the caller's own limit of the completion, if any, and `grammar` what the completion must be."""
 
     messages: tuple[Message, ...]
     tools: tuple[Message, ...]
     max_tokens: int | None = None
+    grammar: Grammar | None = None
 
 
 class Branch:
@@ -82,6 +94,7 @@ class Branch:
         self._tokens = np.empty(capacity, np.int32)
         self._logprobs = np.empty(capacity, np.float32)
         self._versions = np.empty(capacity, np.int32)
+        self._grammar_mass = np.ones(capacity, np.float32)
 
     def __len__(self) -> int:
         return self.turns[-1].end if self.turns else 0
@@ -91,9 +104,9 @@ class Branch:
         """The tokens so far, int32[T]: a view."""
         return self._tokens[: len(self)]
 
-    def columns(self, length: int) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
-        """Tokens, log-probs and versions of the first `length` tokens, as a Trajectory has them: views."""
-        return self._tokens[:length], self._logprobs[:length], self._versions[:length]
+    def columns(self, length: int) -> tuple[NDArray[Any], ...]:
+        """Tokens, log-probs, versions and masses of the first `length` tokens, as a Trajectory has them: views."""
+        return self._tokens[:length], self._logprobs[:length], self._versions[:length], self._grammar_mass[:length]
 
     def turns_within(self, length: int) -> list[Turn]:
         """The turns of the first `length` tokens."""
@@ -112,7 +125,14 @@ class Branch:
         start = len(self)
         end = start + len(tokens)
         self._tokens[start:end], self._logprobs[start:end], self._versions[start:end] = tokens, logprobs, versions
+        self._grammar_mass[start:end] = 1.0
         self.turns.append(Turn(start, end, role, finish_reason, tuple(calls)))
+
+    def mark_grammar(self, grammar: Grammar, mass: NDArray[np.float32] | None) -> None:
+        """The last turn was sampled under `grammar`. Its masses are as in Trajectory; None: they were not measured."""
+        turn = self.turns[-1]
+        self.turns[-1] = turn._replace(grammar=grammar.kind)
+        self._grammar_mass[turn.start : turn.end] = 0.0 if mass is None else mass
 
 
 def _same(repeated: Sequence[Message], known: Sequence[Message]) -> bool:
@@ -212,6 +232,8 @@ class Recorder:
                 f"the engine gave {tokens} tokens of at most {branch.reserved}, finish {sampled.finish_reason!r}"
             )
         branch.add(sampled.tokens, Role.ASSISTANT, calls, sampled.logprobs, sampled.versions, sampled.finish_reason)
+        if request.grammar is not None:
+            branch.mark_grammar(request.grammar, sampled.grammar_mass)
         branch.reserved = 0
         self.truncated = self.truncated and not reservation.after_refusal
         self.completions.append(Prefix(branch, branch.turns[-1], (*request.messages, answer), request.tools))
@@ -240,7 +262,7 @@ class Recorder:
         if not ends:
             raise InvariantError(f"{self._ticket.id}: the episode ended before any request for a completion")
         columns = (each.branch.columns(each.turn.end) for each in ends)
-        tokens, logprobs, versions = map(np.concatenate, zip(*columns, strict=True))
+        tokens, logprobs, versions, mass = map(np.concatenate, zip(*columns, strict=True))
         turns: list[Turn] = []
         for each in ends:
             start = turns[-1].end if turns else 0
@@ -261,6 +283,7 @@ class Recorder:
             finish=Finish.COMPLETED if completed else Finish.TRUNCATED,
             rewards=rewards,
             timings=timings,
+            grammar_mass=mass if any(turn.grammar for turn in turns) else NO_MASS,
         )
 
     def _continuation(self, request: CompletionRequest) -> tuple[Prefix | None, NDArray[np.int32]]:

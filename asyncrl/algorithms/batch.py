@@ -82,7 +82,8 @@ class Tokens:
     """N packed tokens. The tensors [N] line up: entry t belongs to token t, as predicted from the tokens before it.
 
     sequence int64[N]; position int64[N], the token's index in its own sequence, counting up by one; mask bool[N];
-    behaviour float32[N], the log-prob when sampled; versions int64[N]. Set during training: proximal
+    behaviour float32[N], the log-prob when sampled; versions int64[N]; restricted bool[N], where a grammar restricted
+    the token (see restricted.py), None where it restricted none. Set during training: proximal
     float32[N], log-prob at the start of the learner step; reference float32[N]; values float32[N], the critic's value
     of the state before token t; implicit float32[N], log(pi_phi / pi_ref) of an implicit process model; collisions
     float32[N], the sum over the vocabulary of pi_prox^2, the probability that two draws of the token are the same.
@@ -101,6 +102,7 @@ class Tokens:
     mask: Tensor
     behaviour: Tensor
     versions: Tensor
+    restricted: Tensor | None = None
     proximal: Tensor | None = None
     reference: Tensor | None = None
     advantages: Tensor | None = None
@@ -119,7 +121,7 @@ class Tokens:
     def __post_init__(self) -> None:
         _check_shapes(self, "sequence", [name for name, _ in self.tensors() if name != "streams"])
         _check_dtypes(self, torch.int64, ("sequence", "position", "versions", "lag"))
-        _check_dtypes(self, torch.bool, ("mask", "selected"))
+        _check_dtypes(self, torch.bool, ("mask", "restricted", "selected"))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors of the tokens that are there, by name."""

@@ -11,7 +11,8 @@ from asyncrl.algorithms.batch import Tokens, Totals
 from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.losses.base import TokenLosses, Updates
-from asyncrl.algorithms.metrics import age_sums, return_sums, update_sums
+from asyncrl.algorithms.metrics import MASKED_BY_GRAMMARS, age_sums, return_sums, update_sums
+from asyncrl.algorithms.restricted import held, hold
 from asyncrl.algorithms.streams import LossStream, weighed
 from asyncrl.algorithms.view import View, clamp_log
 from asyncrl.errors import InvariantError
@@ -19,7 +20,8 @@ from asyncrl.errors import InvariantError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pass:
-    """All policy tokens of the pass, and those that no rule dropped (`updates`, with `weights` or None)."""
+    """All policy tokens of the pass, and those that neither a rule nor a grammar dropped (`updates`, with `weights` or
+    None)."""
 
     everything: Updates
     updates: Updates
@@ -32,6 +34,7 @@ def forward(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """`compose.Algorithm.loss`."""
     _check(parts, logprobs, tokens, entropy)
+    logprobs, tokens = hold(logprobs, tokens), held(tokens)
     this = _pass(parts, logprobs, tokens)
     updates, lengths = this.updates, this.everything.view.sequences.lengths
     policy = parts.loss(updates)
@@ -102,11 +105,17 @@ def _pass(parts: Composition, logprobs: Tensor, tokens: Tokens) -> _Pass:
     with torch.no_grad():
         ages = _ages(parts, updates, tokens)
         sums = age_sums(view, ages.log_w, tokens) | return_sums(view, tokens)
-    if ages.rejected is None:
+    keep = None
+    if ages.rejected is not None:
+        for bit, name in enumerate(parts.rule_names):
+            sums[f"masked/{name}"] = (ages.rejected >> bit & 1).count_nonzero().double()
+        keep = ages.rejected == 0
+    if tokens.restricted is not None:
+        free = ~view.take(tokens.restricted)
+        sums[MASKED_BY_GRAMMARS] = (~free).count_nonzero().double()
+        keep = free if keep is None else keep & free
+    if keep is None:
         return _Pass(updates, updates, ages.weights, sums)
-    for bit, name in enumerate(parts.rule_names):
-        sums[f"masked/{name}"] = (ages.rejected >> bit & 1).count_nonzero().double()
-    keep = ages.rejected == 0
     weights = None if ages.weights is None else ages.weights[keep]
     return _Pass(updates, _updates(parts, logprobs, tokens, view.narrow(keep)), weights, sums)
 

@@ -18,6 +18,7 @@ from asyncrl.algorithms.view import View, clamp_log
 AGREEMENT = 1e-4
 """Log-probs that differ by no more than this agree: the same weights in two float32 programs."""
 
+MASKED_BY_GRAMMARS = "masked/grammar"
 PERPLEXITIES = ("perplexity_ratio", "behaviour_perplexity", "proximal_perplexity")
 """Means over sequences; the ratio is that of the proximal to the behaviour policy's."""
 
@@ -89,6 +90,8 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
     get = {name: float(value) for name, value in sums.items() if value.dim() == 0}
     tokens, kept = max(1.0, get.get("tokens", 0.0)), max(1.0, get.get("kept", 0.0))
     result = {f"masked/{rule}": get.get(f"masked/{rule}", 0.0) / tokens for rule in rules}
+    if MASKED_BY_GRAMMARS in get:
+        result[MASKED_BY_GRAMMARS] = get[MASKED_BY_GRAMMARS] / tokens
     result["masked/any"] = 1 - get.get("kept", 0.0) / tokens if get.get("tokens") else 0.0
     result["noop"] = float(get.get("kept", 0.0) == 0)
     if get.get("tokens"):

@@ -12,6 +12,7 @@ from asyncrl.algorithms.batch import Centres, Episodes, Reduce, Tokens
 from asyncrl.algorithms.composition import INTERPOLATED, Composition
 from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.losses.base import Candidates
+from asyncrl.algorithms.restricted import held
 from asyncrl.algorithms.selection import draw
 from asyncrl.algorithms.streams import stream_weights
 from asyncrl.algorithms.view import View, clamp_log
@@ -22,8 +23,10 @@ def prepare(
     parts: Composition, kl_weight: float, episodes: Episodes, tokens: Tokens, reduce: Reduce
 ) -> tuple[Tokens, float]:
     """The tokens with all that the step fixes, and the KL coefficient of the step. Raises InvariantError."""
+    reference = tokens.reference
     if parts.proximal == "behaviour":
         tokens = replace(tokens, proximal=tokens.behaviour)
+    tokens = held(tokens)
     if episodes.version is not None:
         tokens = replace(tokens, lag=episodes.version - tokens.versions)
     view = View.of(tokens)
@@ -40,7 +43,9 @@ def prepare(
     if parts.streams:
         weights = stream_weights(parts.streams, episodes, view, reduce).to(tokens.behaviour.dtype)
         tokens = replace(tokens, streams=torch.stack([view.scatter(each) for each in weights], 1))
-    return (_with_selection(parts, episodes, tokens, view, reduce) if parts.loss.selects else tokens), kl_weight
+    if parts.loss.selects:
+        tokens = _with_selection(parts, episodes, tokens, view, reduce)
+    return replace(tokens, reference=reference), kl_weight
 
 
 def _check(parts: Composition, episodes: Episodes, tokens: Tokens, view: View) -> None:

@@ -14,6 +14,8 @@ from asyncrl.config.bind import CHAT_API_FIX, is_loopback
 from asyncrl.config.deployment_checks import cluster_conflicts, hosts_conflicts, network_conflicts, weights_conflicts
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.scoring import configured
+from asyncrl.errors import RefusedError
+from asyncrl.grammar import FORMS, read_grammar
 
 VLLM_COLDEST = 0.01
 """vLLM replaces lower temperatures above 0 by this one, without an error."""
@@ -71,8 +73,31 @@ def _actor(config: TrainConfig) -> Iterator[str]:
         yield "actor.max_total_tokens actor.max_tokens: sequences must fit into an episode; raise the first one"
     if actor.step_split not in ("turn", "paragraph", "line") and "." not in actor.step_split:
         yield "actor.step_split: use turn, paragraph or line, or the dotted path of a function"
+    yield from _response_format(config)
     if not is_loopback(actor.chat_api_host) and not config.network.insecure:
         yield f"actor.chat_api_host: other machines can reach this address: {CHAT_API_FIX}"
+
+
+def _response_format(config: TrainConfig) -> Iterator[str]:
+    actor = config.actor
+    try:
+        grammar = read_grammar(actor.response_format)
+    except RefusedError:
+        yield f"actor.response_format: use {FORMS}"
+        return
+    if grammar is None:
+        return
+    if config.engine.kind == "embedded":
+        yield "actor.response_format engine.kind: this engine samples without grammars; use sglang or vllm"
+    if actor.agent is not None:
+        yield "actor.response_format actor.agent: an agent gives the response_format in each of its requests; set {}"
+    elif actor.tools:
+        yield "actor.response_format actor.tools: a turn under a grammar cannot call tools; set actor.tools=[]"
+    if actor.temperature != 1:
+        yield (
+            "actor.response_format actor.temperature: servers tell at temperature 1 only what a grammar leaves of the "
+            "policy's probability, and no token would be trained; use 1"
+        )
 
 
 def _engine(config: TrainConfig) -> Iterator[str]:

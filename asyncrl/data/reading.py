@@ -231,6 +231,22 @@ class TaskFile(Sequence[Task]):
         rows = [pc.index(sources, source).as_py() for source in pc.unique(sources)]
         return {row: self[row] for row in rows}
 
+    def extra_texts(self, name: str) -> dict[str, int]:
+        """The different texts of `extra_info.NAME`, each with the number of its first row. Raises DataError: the field
+        has other values than texts."""
+        if "extra_info" not in self._table.column_names or name not in self._fields("extra_info"):
+            return {}
+        values = pc.struct_field(self._table.column("extra_info"), name)
+        if pa.types.is_null(values.type):
+            return {}
+        if not _is_text(values.type):
+            raise DataError(f"{self._name}: extra_info.{name} must be JSON text, not {values.type}")
+        found: dict[str, int] = {}
+        for row, text in enumerate(values.to_pylist()):
+            if text is not None:
+                found.setdefault(text, row)
+        return found
+
     def _read(self, row: int) -> Task:
         """Raises DataError: no message can carry the row."""
         try:

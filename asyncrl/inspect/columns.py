@@ -24,7 +24,7 @@ from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.types import BatchPlan, Finish, Labels, Step, Trajectory, Turn, dtype_of, runs_of
 
-FORMAT = 4
+FORMAT = 5
 
 
 class Column(NamedTuple):

@@ -99,7 +99,9 @@ class BatchFetcher:
             if int(each.tokens.max()) >= vocabulary:
                 raise InvariantError(f"{each.id} has the token id {each.tokens.max()}; the policy has {vocabulary} ids")
         episodes = build_episodes(plan, labels, device, self.config.algorithm.greedy_sibling)
-        return FetchedBatch(plan, minibatches, episodes, build_local_batch(members, trajectories, device, sharing))
+        least = self.history.at(plan.step).learner.min_grammar_mass
+        batch = build_local_batch(members, trajectories, device, sharing, least)
+        return FetchedBatch(plan, minibatches, episodes, batch)
 
     def _sharing(self, step: int) -> Sharing | None:
         shares = self.history.at(step).learner.shared_prefixes

@@ -145,9 +145,15 @@ class LocalBatch:
 
 
 def build_local_batch(
-    members: Sequence[int], trajectories: Sequence[Trajectory], device: torch.device, sharing: Sharing | None = None
+    members: Sequence[int],
+    trajectories: Sequence[Trajectory],
+    device: torch.device,
+    sharing: Sharing | None = None,
+    min_grammar_mass: float = 1.0,
 ) -> LocalBatch:
-    """The batch of `trajectories`, whose indices in the plan are `members`, ascending."""
+    """The batch of `trajectories`, whose indices in the plan are `members`, ascending. Tokens are restricted where a
+    grammar left less than `min_grammar_mass`."""
+    restricted = [_restricted(each, min_grammar_mass) for each in trajectories]
     owners = [np.full(len(each), member) for member, each in zip(members, trajectories, strict=True)]
     tokens = Tokens(
         sequence=_joined(owners, torch.int64, device),
@@ -155,6 +161,7 @@ def build_local_batch(
         mask=_joined([each.loss_mask for each in trajectories], torch.bool, device),
         behaviour=_joined([each.logprobs for each in trajectories], torch.float32, device),
         versions=_joined([each.versions for each in trajectories], torch.int64, device),
+        restricted=_joined(restricted, torch.bool, device) if any(each.any() for each in restricted) else None,
     )
     host = torch.device("cpu")
     ids = _joined([each.tokens for each in trajectories], torch.int64, host)
@@ -162,6 +169,13 @@ def build_local_batch(
     lengths = [[end - start for start, end in each.branches] for each in trajectories]
     positions = _joined([np.arange(length) for branches in lengths for length in branches], torch.int64, host)
     return LocalBatch(ids, tokens, mask, positions, dict(zip(members, lengths, strict=True)), sharing)
+
+
+def _restricted(trajectory: Trajectory, least: float) -> NDArray[np.bool_]:
+    """bool[T]: where a grammar left the policy less than the mass `least`."""
+    mass = trajectory.grammar_mass
+    found: NDArray[np.bool_] = mass < least if mass.size else np.zeros(len(trajectory), np.bool_)
+    return found
 
 
 def build_episodes(

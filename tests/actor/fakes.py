@@ -93,6 +93,8 @@ class ScriptedEngine:
     log-prob and version of its own. `requests` are all requests, `answered` the prompts of those that were answered
     before their session was released, with what was sampled."""
 
+    takes_grammars = True
+
     def __init__(self, tokenizer: PreTrainedTokenizerFast, script: Script, version: int = 3, end: str = END) -> None:
         self.version = version
         self.released: list[str] = []

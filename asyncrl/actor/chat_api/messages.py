@@ -1,6 +1,7 @@
 """The messages of the chat-completions API: reads requests, writes answers.
 
 A request that would change the policy's distribution, or that cannot be recorded as tokens, is refused with the reason.
+A grammar changes it, too, but what it does is recorded (docs/structured.md).
 The temperature is the ticket's; a temperature in the request is ignored.
 """
 
@@ -15,7 +16,13 @@ from asyncrl.actor.episode import Completion
 from asyncrl.actor.recorder import CompletionRequest, Message
 from asyncrl.actor.template import POLICY_ID, call_id, with_reasoning
 from asyncrl.errors import RefusedError
+from asyncrl.grammar import FORMS, KEY, read_grammar
 
+_GRAMMARS_OF_SERVERS = (
+    *("structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice"),
+    *("regex", "ebnf", "json_schema", "structural_tag"),
+)
+"""Where requests to vLLM and to SGLang have grammars."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -29,21 +36,24 @@ def read_request(body: Any) -> tuple[CompletionRequest, bool]:
         raise RefusedError(f"max_tokens is {limit!r}; it must be a positive integer")
     names: dict[str, tuple[str, str]] = {}
     messages = tuple(_message(message, names) for message in body["messages"])
-    return CompletionRequest(messages, _read_tools(body.get("tools") or []), limit), bool(body.get("stream"))
+    grammar = read_grammar(body.get(KEY))
+    request = CompletionRequest(messages, _read_tools(body.get("tools") or []), limit, grammar)
+    return request, bool(body.get("stream"))
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    form = body.get("response_format") or {"type": "text"}
     unsupported = {
         "n": body.get("n") not in (None, 1),
         "stop": bool(body.get("stop")),
         "logit_bias": bool(body.get("logit_bias")),
         "tool_choice": body.get("tool_choice") not in (None, "auto"),
-        "response_format": not isinstance(form, dict) or form.get("type") != "text",
     }
     for name, refused in unsupported.items():
         if refused:
             raise RefusedError(f"{name}={body[name]!r} would change what the policy samples; leave it out")
+    for name in _GRAMMARS_OF_SERVERS:
+        if body.get(name):
+            raise RefusedError(f"{name}={body[name]!r:.200}: give the grammar as {KEY}: {FORMS}")
 
 
 def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:

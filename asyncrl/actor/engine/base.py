@@ -19,12 +19,13 @@ from asyncrl.weights.folders import Weights
 class Generation:
     """The sampled tokens int32[G], their logprobs float32[G] (at the sampling temperature; at temperature 1 where that
     is 0) and versions int32[G]. `finish_reason` is stop (the last token is a stop id), length, or abort (the call ended
-    early)."""
+    early). `grammar_mass` float32[G] is there under a grammar: as in Trajectory."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     finish_reason: str
+    grammar_mass: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,10 @@ class Engine(Protocol):
     @property
     def version(self) -> int:
         """The policy version that the engine serves now; -1 before the first weights."""
+
+    @property
+    def takes_grammars(self) -> bool:
+        """Whether it can sample under a grammar."""
 
     async def generate(
         self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str

@@ -122,12 +122,19 @@ class EmbeddedEngine:
         """Names and shapes of the tensors that a weight update must have."""
         return self._weights.shapes
 
+    @property
+    def takes_grammars(self) -> bool:
+        return False
+
     async def generate(
         self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
     ) -> Generation:
         """As in the protocol. The turn ends with `length` also where the slot is full. Cancelling the call releases the
-        session. Raises EngineError also where the session is generating already, or a forward pass failed."""
+        session. Raises EngineError also where the session is generating already, a forward pass failed, or there is a
+        grammar."""
         self._check(tokens)
+        if sampling.grammar is not None:
+            raise EngineError("the embedded engine samples without grammars: set engine.kind to sglang or vllm")
         limit = min(sampling.max_new_tokens, self._max_length - len(tokens))
         key = request_key(self._seed, session)
         request = Request(session, tokens.copy(), sampling.temperature, limit, frozenset(stop), key)

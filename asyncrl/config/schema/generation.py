@@ -59,6 +59,12 @@ class ActorConfig:
         ),
         fixed="all members of a group call tools alike",
     )
+    response_format: dict[str, Any] = option(
+        {},
+        "what each turn must be: a JSON schema, a regular expression or a grammar that servers restrict it to; {}: any "
+        "text (docs/structured.md)",
+        fixed="all members of a group are sampled under one grammar",
+    )
     history: str = option(
         "sampled",
         "what a later turn continues: the sampled tokens, or the template's text (docs/agents.md)",

@@ -68,6 +68,12 @@ class LearnerConfig:
         "are 8 norms; null: no such limit",
         "[1, inf)",
     )
+    min_grammar_mass: float = option(
+        0.95,
+        "a token that was sampled under a grammar is trained if the grammar left at least this share of the policy's "
+        "probability there (docs/structured.md)",
+        "(0, 1]",
+    )
     publish_every: int = option(
         1, "steps between two weight publishes", "[1, inf)", fixed="versions count these publishes"
     )

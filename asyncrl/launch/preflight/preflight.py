@@ -24,6 +24,7 @@ from asyncrl.errors import (
     ToolError,
     UnavailableError,
 )
+from asyncrl.launch.preflight.grammars import check_grammars
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
 from asyncrl.launch.preflight.models import check_existence, check_length, policy_size
 from asyncrl.launch.preflight.prompts import check_prompts
@@ -85,6 +86,8 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
         with _collected(problems, stop):
             _check_policy(config)
         if config.actor.agent is None:
+            with _collected(problems, stop):
+                check_grammars(config, files)
             with _collected(problems, stop):
                 _check_template(config, files)
                 for file in files:

@@ -1,7 +1,8 @@
 """The fleet: many servers as one `Engine` (see base).
 
 A turn goes on until it is whole, through updates, aborts and lost servers. Its tokens are kept, except for those of a
-request whose server died: these are sampled anew. So a request asks for one segment of the turn at most.
+request whose server died: these are sampled anew. So a request asks for one segment of the turn at most. A turn under a
+grammar is one request: see partial_turn.
 
 The fleet's `version` is the newest that one of its servers has reached, and only servers that have reached it are given
 requests. An update returns once the first server serves it. The others follow at their own pace, so that a slow or dead
@@ -93,6 +94,10 @@ class Fleet:
         """The newest version that a server has reached; it never goes back."""
         return self._version
 
+    @property
+    def takes_grammars(self) -> bool:
+        return True
+
     async def keep(self) -> None:
         """Find servers and keep them up to date; returns only by cancellation. Nothing is served without it."""
         while True:
@@ -182,7 +187,10 @@ class Fleet:
 
     def stats(self) -> EngineStats:
         """As in the protocol; `counters` are of segments, faults and servers."""
-        names = ("server_faults", "server_updates", "segments", "cut_segments", "lost_segments", "recomputed_tokens")
+        names = (
+            *("server_faults", "server_updates", "segments", "cut_segments", "lost_segments", "recomputed_tokens"),
+            *("grammar_tokens", "grammar_tokens_unmeasured", "grammar_restarts"),
+        )
         counters = {
             "servers": len(self._endpoints),
             "servers_ready": sum(endpoint.ready for endpoint in self._endpoints.values()),
@@ -242,12 +250,36 @@ class Fleet:
                     session, server.url, len(turn.tokens), segment, server.retracts(settings.mode), not settings.salted
                 )
                 if turn.add(segment):
+                    if turn.has_grammar:
+                        await self._measure_grammar(turn, endpoint)
                     return
                 self._counts["cut_segments"] += segment.finish == "cut"
-                failures = 0 if len(segment.tokens) or not endpoint.ready else failures + 1
+                self._counts["grammar_restarts"] += turn.has_grammar
                 reason = f"{endpoint.server.url} aborted it without a token"
+                if turn.has_grammar:
+                    failures += 1
+                    reason = f"{endpoint.server.url} cut it, and a turn under a grammar starts over then"
+                else:
+                    failures = 0 if len(segment.tokens) or not endpoint.ready else failures + 1
             if failures >= self._settings.attempts:
                 raise EngineError(f"{failures} requests in a row failed, the last one because {reason}")
+
+    async def _measure_grammar(self, turn: PartialTurn, endpoint: Endpoint) -> None:
+        """Find out how much of the policy's probability the turn's grammar left at each token: exp(log pi - log mu),
+        with the log-probs mu that it was sampled with and those of the policy without the grammar."""
+        sampled = turn.generation()
+        mass, count = np.zeros(len(sampled.tokens), np.float32), len(sampled.tokens)
+        if turn.temperature == 1:
+            try:
+                policy, version = await endpoint.logprobs(turn.tokens, len(turn.tokens) - count)
+            except EngineError as error:
+                logger.info("a turn under a grammar will not be trained: %s", error)
+            else:
+                measured = (sampled.versions == version) & np.isfinite(policy)
+                mass[measured] = np.exp(np.minimum(policy - sampled.logprobs, 0.0))[measured]
+        turn.grammar_mass = mass
+        self._counts["grammar_tokens"] += count
+        self._counts["grammar_tokens_unmeasured"] += count - int(np.count_nonzero(mass))
 
     async def _ready(self, session: str) -> Endpoint:
         """The endpoint that serves the session, as soon as one can. The learner's turns on shared GPUs may take any

@@ -18,15 +18,26 @@ _NO_TOKENS = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cut")
 class PartialTurn:
     """A turn that continues `prompt`, as the segments that its requests gave.
 
-    One request asks for `segment_tokens` at most; 0 asks for the whole turn.
+    One request asks for `segment_tokens` at most; 0 asks for the whole turn, and so does a turn under a grammar: a
+    server that continued it would begin the grammar anew. For the same reason such a turn starts over when it is cut.
+    `grammar_mass` is that of its Generation.
     """
 
     def __init__(self, prompt: NDArray[np.int32], sampling: Sampling, segment_tokens: int = 0) -> None:
         self._prompt = prompt
         self._sampling = sampling
-        self._segment_tokens = segment_tokens
+        self._segment_tokens = 0 if self.has_grammar else segment_tokens
+        self.grammar_mass: NDArray[np.float32] | None = None
         self._segments: list[Segment] = []
         self._left = sampling.max_new_tokens
+
+    @property
+    def has_grammar(self) -> bool:
+        return self._sampling.grammar is not None
+
+    @property
+    def temperature(self) -> float:
+        return self._sampling.temperature
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -45,6 +56,8 @@ class PartialTurn:
 
     def add(self, segment: Segment) -> bool:
         """Add the answer to the next request. Whether the turn is over."""
+        if self.has_grammar and segment.finish == "cut":
+            return False
         # Fewer tokens than the request's limit are the server's own limit, behind which nothing goes on.
         own_limit = len(segment.tokens) < self._limit
         self._segments.append(segment)
@@ -59,6 +72,7 @@ class PartialTurn:
             _joined([segment.logprobs for segment in segments]),
             _joined([_versions(segment) for segment in segments]),
             finish or segments[-1].finish,
+            self.grammar_mass,
         )
 
 

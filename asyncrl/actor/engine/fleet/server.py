@@ -42,8 +42,8 @@ class Segment:
     """The answer to one request, as the server gave it: tokens int32[G], logprobs float32[G], spans that should cover
     them in order (see `check_segment`).
 
-    `finish` is stop (the last token is one of the request's stop ids), length (the request's limit, or the server's
-    own), or cut (the request was interrupted and can be continued).
+    `finish` is stop (the last token is one of the request's stop ids, or under a grammar one of the server's), length
+    (the request's limit, or the server's own), or cut (the request was interrupted and can be continued).
     """
 
     tokens: NDArray[np.int32]
@@ -56,18 +56,18 @@ def as_segment(
     tokens: Sequence[int],
     logprobs: Sequence[float],
     spans: Sequence[Span],
-    limit: int,
+    sampling: Sampling,
     stop: Sequence[int],
     reason: str,
 ) -> Segment:
-    """The segment of a request for `limit` tokens, which the server ended for `reason`.
+    """The segment of a request with `sampling`, which the server ended for `reason`.
 
     The last token counts more than the reason. Servers also stop at end tokens that the model's own files name: if such
-    a token is not in `stop`, the segment is cut, and the turn continues after it. An abort may arrive in the very step
-    in which a request ends by itself.
+    a token is not in `stop`, the segment is cut, and the turn continues after it; under a grammar it has ended, since
+    nothing may follow. An abort may arrive in the very step in which a request ends by itself.
     """
-    finish = "length" if len(tokens) >= limit or reason == "length" else "cut"
-    if tokens and tokens[-1] in stop:
+    finish = "length" if len(tokens) >= sampling.max_new_tokens or reason == "length" else "cut"
+    if tokens and (tokens[-1] in stop or (sampling.grammar is not None and reason == "stop")):
         finish = "stop"
     return Segment(np.array(tokens, np.int32), np.array(logprobs, np.float32), spans, finish)
 
@@ -118,9 +118,10 @@ class InferenceServer(Protocol):
         Raises EngineError: the request itself is refused, so that no server would take it.
         """
 
-    async def logprobs(self, tokens: Sequence[int], salt: str | None) -> NDArray[np.float32]:
-        """The log-probs float32[T - 1] of all `tokens` but the first, at temperature 1, with the weights that were
-        loaded last. Raises EngineError also where the server refuses such a request."""
+    async def logprobs(self, tokens: Sequence[int], salt: str | None, start: int = 1) -> NDArray[np.float32]:
+        """The log-probs float32[T - start] of `tokens` from `start` on, which is 1 or more, at temperature 1, without a
+        grammar and with the weights that were loaded last. Raises EngineError also where the server refuses such a
+        request."""
 
     async def abort(self, rid: str | None = None) -> None:
         """End a request, or all of them: each answers with the tokens that it has."""

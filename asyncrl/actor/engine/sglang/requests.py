@@ -2,6 +2,9 @@
 
 SGLang takes log-probs after temperature and before any filter, so only the temperature is ever set. At temperature 0 it
 takes the largest logit and reports log-probs at temperature 1, as an engine must. The stop token is among the sampled.
+
+Under a grammar the logits of other tokens become -inf before that, so that log-probs are those of the renormalised rest
+(tests/sglang/test_grammars.py).
 """
 
 from __future__ import annotations
@@ -32,18 +35,19 @@ def generate_body(
             "temperature": sampling.temperature,
             "max_new_tokens": sampling.max_new_tokens,
             "stop_token_ids": stop,
+            **({} if sampling.grammar is None else {sampling.grammar.kind: sampling.grammar.text}),
             **NEUTRAL,
         },
     }
     return body if salt is None else {**body, "extra_key": salt}
 
 
-def logprob_body(tokens: Sequence[int], salt: str | None) -> dict[str, Any]:
-    """The body of `/generate` that samples nothing and asks for the log-probs of `tokens`."""
+def logprob_body(tokens: Sequence[int], salt: str | None, start: int = 1) -> dict[str, Any]:
+    """The body of `/generate` that samples nothing and asks for the log-probs of `tokens` from `start` on."""
     body: dict[str, Any] = {
         "input_ids": list(tokens),
         "return_logprob": True,
-        "logprob_start_len": 0,
+        "logprob_start_len": start - 1,
         "sampling_params": {"temperature": 1.0, "max_new_tokens": 0, **NEUTRAL},
     }
     return body if salt is None else {**body, "extra_key": salt}
@@ -67,8 +71,8 @@ class _GivenAnswer(msgspec.Struct, gc=False):
 _GIVEN = msgspec.json.Decoder(_GivenAnswer)
 
 
-def read_logprobs(answer: bytes, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """The log-probs [T - 1] in an answer to `logprob_body`; nan where the server gives none.
+def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArray[np.float32]:
+    """The log-probs [T - start] in an answer to `logprob_body`; nan where the server gives none.
 
     Raises ServerFaultError: the answer is of another form, or of other tokens.
     """
@@ -76,10 +80,11 @@ def read_logprobs(answer: bytes, tokens: Sequence[int]) -> NDArray[np.float32]:
         given = _GIVEN.decode(answer).meta_info.input_token_logprobs
     except (ValueError, RecursionError) as error:
         raise ServerFaultError(f"log-probs of /generate are not as expected: {error}: {answer[:300]!r}") from error
-    # Some releases leave out the first token.
-    if [each.token for each in given][-len(tokens) + 1 :] != list(tokens[1:]):
+    # The token before them has no log-prob; some releases leave it out.
+    wanted = list(tokens[start:])
+    if [each.token for each in given][-len(wanted) :] != wanted:
         raise ServerFaultError(f"/generate gives log-probs of other tokens: {answer[:300]!r}")
-    return np.array([each.logprob for each in given][-len(tokens) + 1 :], np.float32)
+    return np.array([each.logprob for each in given][-len(wanted) :], np.float32)
 
 
 class _Sampled(msgspec.Struct, array_like=True, gc=False):
@@ -108,8 +113,8 @@ class _Answer(msgspec.Struct, gc=False):
 _ANSWER = msgspec.json.Decoder(_Answer)
 
 
-def read_segment(answer: bytes, limit: int, stop: Sequence[int]) -> Segment:
-    """The segment in an answer of `/generate` to a request for `limit` tokens.
+def read_segment(answer: bytes, sampling: Sampling, stop: Sequence[int]) -> Segment:
+    """The segment in an answer of `/generate` to a request with `sampling`.
 
     Raises ServerFaultError: the answer lacks what a trajectory needs.
     """
@@ -123,4 +128,4 @@ def read_segment(answer: bytes, limit: int, stop: Sequence[int]) -> Segment:
     logprobs = [sampled.logprob for sampled in meta.output_token_logprobs or ()]
     # Servers before 0.5.22 name one version for all tokens.
     spans = (Span(meta.weight_version, 0, len(tokens)),) if meta.weight_versions is None else meta.weight_versions
-    return as_segment(tokens, logprobs, spans, limit, stop, meta.finish_reason.type)
+    return as_segment(tokens, logprobs, spans, sampling, stop, meta.finish_reason.type)

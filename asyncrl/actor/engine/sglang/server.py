@@ -137,11 +137,11 @@ class SglangServer:
     ) -> Segment:
         body = msgspec.json.encode(generate_body(rid, tokens, sampling, stop, salt))
         answer = await self._http.call("POST", "/generate", body)
-        return read_segment(answer, sampling.max_new_tokens, stop)
+        return read_segment(answer, sampling, stop)
 
-    async def logprobs(self, tokens: Sequence[int], salt: str | None) -> NDArray[np.float32]:
-        body = msgspec.json.encode(logprob_body(tokens, salt))
-        return read_logprobs(await self._http.call("POST", "/generate", body, self._end.load_s), tokens)
+    async def logprobs(self, tokens: Sequence[int], salt: str | None, start: int = 1) -> NDArray[np.float32]:
+        body = msgspec.json.encode(logprob_body(tokens, salt, start))
+        return read_logprobs(await self._http.call("POST", "/generate", body, self._end.load_s), tokens, start)
 
     async def abort(self, rid: str | None = None) -> None:
         await self._post("/abort_request", {"abort_all": True} if rid is None else {"rid": rid})

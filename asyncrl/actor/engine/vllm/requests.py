@@ -2,6 +2,9 @@
 
 There are two endpoints. The answers of `/inference/v1/generate` tell which weights sampled which token; a server has it
 that was started with `--enable-scale-out`. `/v1/completions` is always there, and its answers say nothing of weights.
+
+Under a grammar the logits of other tokens become -inf before log-probs are taken: they are those of the renormalised
+rest (tests/vllm/test_grammars.py).
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ NEUTRAL = {
     "presence_penalty": 0.0,
 }
 """Named in every request: for the others vLLM takes the `generation_config.json` of the model's folder."""
+
+_GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+"""vLLM's names of the kinds of grammars."""
 
 NO_LOGPROB = -9999.0
 """What vLLM writes instead of a log-prob that is not a number, or is missing."""
@@ -55,9 +61,16 @@ def logprob_body(model: str, tokens: Sequence[int], salt: str | None) -> dict[st
 
 
 def _parameters(sampling: Sampling, stop: Sequence[int]) -> dict[str, Any]:
-    """`logprobs` 0 asks for those of the sampled tokens alone. Only end tokens in `stop` end a request."""
+    """`logprobs` 0 asks for those of the sampled tokens alone. Only end tokens in `stop` end a request.
+
+    Under a grammar the model's own end tokens end it, too: vLLM allows them once the grammar is complete, and if it
+    ignored one it would go on without any grammar.
+    """
+    grammar = sampling.grammar
     own = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens, "stop_token_ids": stop}
-    return {**own, "ignore_eos": True, "logprobs": 0, **NEUTRAL}
+    if grammar is not None:
+        own["structured_outputs"] = {_GRAMMARS[grammar.kind]: grammar.text}
+    return {**own, "ignore_eos": grammar is None, "logprobs": 0, **NEUTRAL}
 
 
 class _Sampled(msgspec.Struct, gc=False):
@@ -98,22 +111,23 @@ class _PromptedAnswer(msgspec.Struct, gc=False):
 _PROMPTED = msgspec.json.Decoder(_PromptedAnswer)
 
 
-def read_logprobs(answer: bytes, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """The log-probs [T - 1] in an answer to `logprob_body`.
+def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArray[np.float32]:
+    """The log-probs [T - start] in an answer to `logprob_body`.
 
     Raises ServerFaultError: the answer is of another form, or of other tokens.
     """
     try:
         [choice] = _PROMPTED.decode(answer).choices
-        after_first = zip(tokens[1:], choice.prompt_logprobs[1:], strict=True)
-        given = [(each or {})[str(token)].logprob for token, each in after_first]
+        wanted = zip(tokens[start:], choice.prompt_logprobs[start:], strict=True)
+        given = [(each or {})[str(token)].logprob for token, each in wanted]
     except (KeyError, ValueError, RecursionError) as error:
         raise ServerFaultError(f"log-probs of a prompt are not as expected: {error!r}: {answer[:300]!r}") from error
     return np.array(given, np.float32)
 
 
-def read_segment(answer: bytes, limit: int, stop: Sequence[int], label: str | None = None) -> Segment:
-    """The segment in an answer of either endpoint. `label` is that of all its tokens where the answer has none.
+def read_segment(answer: bytes, sampling: Sampling, stop: Sequence[int], label: str | None = None) -> Segment:
+    """The segment in an answer of either endpoint to a request with `sampling`. `label` is that of all its tokens where
+    the answer has none.
 
     Raises ServerFaultError: the answer lacks what a trajectory needs.
     """
@@ -126,4 +140,4 @@ def read_segment(answer: bytes, limit: int, stop: Sequence[int], label: str | No
     if min(logprobs, default=0.0) <= NO_LOGPROB:
         raise ServerFaultError("some tokens have no log-prob")
     spans = (choice.weight_versions or ()) if label is None else (Span(label, 0, len(tokens)),)
-    return as_segment(tokens, logprobs, spans, limit, stop, choice.finish_reason)
+    return as_segment(tokens, logprobs, spans, sampling, stop, choice.finish_reason)

@@ -120,17 +120,18 @@ class VllmServer:
         if self.spans:
             body = generate_body(rid, tokens, sampling, stop, salt)
             answer = await self._http.call("POST", "/inference/v1/generate", msgspec.json.encode(body))
-            return read_segment(answer, sampling.max_new_tokens, stop)
+            return read_segment(answer, sampling, stop)
         label = self._label
         body = completion_body(self._model, rid, tokens, sampling, stop, salt)
         answer = await self._http.call("POST", "/v1/completions", msgspec.json.encode(body))
         # The answer does not tell whether the server was restarted, with the weights of its folder.
         await self.check()
-        return read_segment(answer, sampling.max_new_tokens, stop, label)
+        return read_segment(answer, sampling, stop, label)
 
-    async def logprobs(self, tokens: Sequence[int], salt: str | None) -> NDArray[np.float32]:
+    async def logprobs(self, tokens: Sequence[int], salt: str | None, start: int = 1) -> NDArray[np.float32]:
+        """As in the protocol. vLLM gives log-probs of whole prompts only."""
         body = msgspec.json.encode(logprob_body(self._model, tokens, salt))
-        return read_logprobs(await self._http.call("POST", "/v1/completions", body, self._load_s), tokens)
+        return read_logprobs(await self._http.call("POST", "/v1/completions", body, self._load_s), tokens, start)
 
     async def abort(self, rid: str | None = None) -> None:
         """As in the protocol. A single request ends with its connection, which its caller has closed."""

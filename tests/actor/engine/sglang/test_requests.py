@@ -29,14 +29,14 @@ def test_a_request_sets_the_temperature_and_nothing_that_bends_logprobs() -> Non
 
 def test_spans_tell_which_weights_sampled_which_token() -> None:
     versions = [{"version": "2-me", "start": 0, "end": 2}, {"version": "3-me", "start": 2, "end": 3}]
-    segment = read_segment(answer([7, 8, 9], {"type": "length"}, weight_versions=versions), 3, ())
+    segment = read_segment(answer([7, 8, 9], {"type": "length"}, weight_versions=versions), Sampling(1.0, 3), ())
     assert segment.tokens.tolist() == [7, 8, 9]
     assert segment.logprobs.tolist() == [-0.5, -1.5, -2.5]
     assert segment.spans == (Span("2-me", 0, 2), Span("3-me", 2, 3))
 
 
 def test_without_spans_one_label_is_that_of_all() -> None:
-    assert read_segment(answer([7, 8], {"type": "length"}), 2, ()).spans == (Span("3-me", 0, 2),)
+    assert read_segment(answer([7, 8], {"type": "length"}), Sampling(1.0, 2), ()).spans == (Span("3-me", 0, 2),)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_without_spans_one_label_is_that_of_all() -> None:
     ],
 )
 def test_how_a_segment_ends(tokens: list[int], finish: dict[str, Any], limit: int, expected: str) -> None:
-    segment = read_segment(answer(tokens, finish), limit, (5,))
+    segment = read_segment(answer(tokens, finish), Sampling(1.0, limit), (5,))
     assert segment.finish == expected
     assert segment.tokens.dtype == np.int32
     assert segment.logprobs.dtype == np.float32
@@ -73,4 +73,4 @@ def test_how_a_segment_ends(tokens: list[int], finish: dict[str, Any], limit: in
 )
 def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: bytes) -> None:
     with pytest.raises(ServerFaultError):
-        read_segment(broken, 9, ())
+        read_segment(broken, Sampling(1.0, 9), ())

@@ -131,12 +131,13 @@ def with_logprob(value: float) -> bytes:
 
 def test_a_request_that_met_an_update_tells_which_weights_sampled_which_token() -> None:
     versions = [{"version": "2-me", "start": 0, "end": 3}, {"version": "3-me", "start": 3, "end": 4}]
-    assert read_segment(told(weight_versions=versions), 4, ()).spans == (Span("2-me", 0, 3), Span("3-me", 3, 4))
+    segment = read_segment(told(weight_versions=versions), Sampling(1.0, 4), ())
+    assert segment.spans == (Span("2-me", 0, 3), Span("3-me", 3, 4))
 
 
 def test_an_abort_before_the_first_token_gives_an_empty_segment() -> None:
     empty = told(token_ids=[], logprobs={"content": []}, weight_versions=None, finish_reason="abort")
-    segment = read_segment(empty, 4, ())
+    segment = read_segment(empty, Sampling(1.0, 4), ())
     assert (len(segment.tokens), len(segment.logprobs), segment.spans, segment.finish) == (0, 0, (), "cut")
 
 
@@ -153,7 +154,7 @@ def test_an_abort_before_the_first_token_gives_an_empty_segment() -> None:
 )
 def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: bytes) -> None:
     with pytest.raises(ServerFaultError):
-        read_segment(broken, 9, ())
+        read_segment(broken, Sampling(1.0, 9), ())
 
 
 async def joined(replay: Replay, open_server: Callable[[str], VllmServer] = opened) -> None:
