@@ -177,7 +177,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     Raises InvariantError: shapes or dtypes differ from the above, a sampled token has no valid log-prob, another token
     has one, spans are out of order, an assistant's turn or a step has a token that was not sampled, a branch begins
-    with a sampled token, a number is not finite, or a mass is none or stands where nothing was sampled.
+    with a sampled token, a number is not finite, or a mass is none, is missing or stands where nothing was sampled.
     """
 
     id: str
@@ -210,14 +210,15 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         runs.check_steps(self.id, self.steps)
         if not all(map(math.isfinite, (*self.rewards.values(), *self.timings.values()))):
             raise InvariantError(f"{self.id}: a reward or a time is not finite: {self.rewards}, {self.timings!r:.100}")
-        if self.grammar_mass is not NO_MASS:
-            self._check_mass(length)
+        has_grammar = any(turn.grammar for turn in self.turns)
+        _check_array(self.id, "grammar_mass", self.grammar_mass, FLOAT32, (length if has_grammar else 0,))
+        if has_grammar:
+            self._check_mass()
 
-    def _check_mass(self, length: int) -> None:
+    def _check_mass(self) -> None:
         mass = self.grammar_mass
-        _check_array(self.id, "grammar_mass", mass, FLOAT32, (length if mass.size else 0,))
         # A comparison with nan is false.
-        if mass.size and not (mass.min() >= 0 and mass.max() <= 1 and (mass[~self.loss_mask] == 1).all()):
+        if not (mass.min() >= 0 and mass.max() <= 1 and (mass[~self.loss_mask] == 1).all()):
             raise InvariantError(f"{self.id}: a grammar's mass is not from 0 to 1, or not 1 where nothing was sampled")
 
     def __len__(self) -> int:

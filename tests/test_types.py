@@ -40,6 +40,12 @@ def logprobs(*changes: tuple[int, float]) -> np.ndarray:
     return values
 
 
+def under_grammar(mass: np.ndarray) -> dict[str, Any]:
+    """Changes that make an answer one under a grammar."""
+    turns = (Turn(0, 4, Role.PROMPT), Turn(4, 8, Role.ASSISTANT, "stop", (), "regex"))
+    return {"turns": turns, "grammar_mass": mass.astype(np.float32)}
+
+
 def runs(*rows: tuple[int, int]) -> np.ndarray:
     return np.array(rows, np.int32).reshape(-1, 2)
 
@@ -70,6 +76,11 @@ def runs(*rows: tuple[int, int]) -> np.ndarray:
         ({"version_runs": runs((0, -1), (5, 3)), "logprobs": logprobs((4, 0))}, "assistant's turn .* not all sampled"),
         ({"steps": (Step(3, 8),)}, "not all of it was sampled"),
         ({"steps": (Step(5, 5),)}, "is empty"),
+        (under_grammar(np.ones(7)), r"grammar_mass is float32\[7\]; it must be float32\[8\]"),
+        (under_grammar(np.ones(0)), r"grammar_mass is float32\[0\]; it must be float32\[8\]"),
+        ({"grammar_mass": np.ones(8, np.float32)}, r"grammar_mass is float32\[8\]; it must be float32\[0\]"),
+        *((under_grammar(np.full(8, value)), "mass is not from 0 to 1") for value in (-0.1, 1.1, float("nan"))),
+        (under_grammar(np.full(8, 0.5)), "not 1 where nothing was sampled"),
         ({"rewards": {"tool": float("nan")}}, "not finite"),
         ({"timings": {"tool": float("inf")}}, "not finite"),
     ],
@@ -148,3 +159,10 @@ def test_the_annotation_of_an_array_names_its_dtype() -> None:
     assert dtype_of(NDArray[np.float32]) == np.float32
     assert dtype_of(list[int]) is None
     assert dtype_of(int) is None
+
+
+def test_a_grammars_mass_stands_beside_each_token_where_a_turn_has_a_grammar_and_nowhere_else() -> None:
+    mass = np.array([1, 1, 1, 1, 0, 0.25, 1, 1], np.float32)
+    trajectory = make_trajectory(**under_grammar(mass))
+    np.testing.assert_array_equal(trajectory.grammar_mass, mass)
+    assert make_trajectory().grammar_mass.size == 0

@@ -37,6 +37,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     length = draw(st.integers(2, 50))
     cut = draw(st.integers(1, length - 1))
     mask = np.arange(length) >= cut
+    grammar = draw(st.sampled_from(["", "regex"]))
+    mass = np.where(mask, draw(hnp.arrays(np.float32, length, elements=st.floats(0, 1, width=32))), 1)
     return Trajectory(
         id=draw(st.text(min_size=1, max_size=20)),
         task_id=draw(st.text(max_size=20)),
@@ -47,12 +49,15 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         version_runs=runs_of(np.where(mask, draw(st.integers(0, 2**31 - 1)), -1).astype(np.int32)),
         turns=(
             Turn(0, cut, Role.PROMPT),
-            Turn(cut, length, Role.ASSISTANT, "stop", (ToolCall("t", draw(st.dictionaries(st.text(), PLAIN))),)),
+            Turn(
+                cut, length, Role.ASSISTANT, "stop", (ToolCall("t", draw(st.dictionaries(st.text(), PLAIN))),), grammar
+            ),
         ),
         steps=(Step(cut, length),),
         finish=draw(st.sampled_from(Finish)),
         rewards={"r": draw(st.floats(-1, 1))},
         timings={"generate": 0.5},
+        grammar_mass=mass.astype(np.float32) if grammar else np.zeros(0, np.float32),
     )
 
 
@@ -324,3 +329,23 @@ def test_a_trajectory_that_lacks_an_array_or_has_another_shape_of_it_is_refused(
         odd = np.zeros(shape, message.arrays[name].dtype)
         with pytest.raises(WireError):
             wire.read_trajectory(structs.replace(message, arrays={**message.arrays, name: odd}))
+
+
+def test_a_trajectory_of_protocol_4_has_no_grammars() -> None:
+    trajectory = make_trajectory()
+    message = wire.trajectory_message(trajectory)
+    turns = [list(turn[:5]) for turn in trajectory.turns]
+    arrays = {name: array for name, array in message.arrays.items() if name != "grammar_mass"}
+    frames = encode(structs.replace(message, content={**message.body, "turns": turns}, arrays=arrays))
+    header = msgpack.unpackb(bytes(frames[0]))
+    read = wire.read_trajectory(decode([msgpack.packb([4, *header[1:]]), *frames[1:]]))
+    assert read.turns == trajectory.turns
+    assert read.grammar_mass.size == 0
+
+
+def test_a_trajectory_under_a_grammar_that_lacks_its_masses_is_refused() -> None:
+    turns = (Turn(0, 4, Role.PROMPT), Turn(4, 8, Role.ASSISTANT, "stop", (), "regex"))
+    message = wire.trajectory_message(make_trajectory(turns=turns, grammar_mass=np.ones(8, np.float32)))
+    arrays = {name: array for name, array in message.arrays.items() if name != "grammar_mass"}
+    with pytest.raises(WireError, match="grammar_mass is float32"):
+        wire.read_trajectory(structs.replace(message, arrays=arrays))

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.actor.recorder import EpisodeLimits, LimitError
+from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.base import Tool
-from asyncrl.errors import InvariantError, ToolError
-from asyncrl.types import Finish, Ticket, Trajectory
+from asyncrl.errors import InvariantError, RefusedError, ToolError
+from asyncrl.types import Finish, Grammar, Ticket, Trajectory
 from tests.actor.fakes import (
     CHATML,
     END,
@@ -249,3 +251,27 @@ async def test_a_cancelled_episode_releases_everything_once():
         await task
     assert (log.released, engine.released) == (1, ["t1", "t1/1"])
     assert asyncio.all_tasks() == before
+
+
+def test_a_tasks_own_response_format_comes_before_that_of_the_run_and_its_turns_are_never_calls():
+    regex, other = Grammar("regex", "[ab]+"), Grammar("ebnf", "root ::= [ab]+")
+    for extra, expected in (
+        ({}, other),
+        ({"response_format": '{"type": "regex", "regex": "[ab]+"}'}, regex),
+        ({"response_format": '{"type": "text"}'}, None),
+    ):
+        engine = ScriptedEngine(TOKENIZERS[CHATML], [call("x"), "done"])
+        player = ToolPlayer(Toolbox({}, ToolLimits(5.0, 1, 100)), other)
+        runner = EpisodeRunner(engine, CHATS[CHATML], player, LIMITS)
+        trajectory = asyncio.run(runner.run(make_ticket(extra_info=extra), lambda: None))
+        assert engine.requests[0][1].grammar == expected
+        turn = trajectory.turns[1]
+        assert (turn.grammar, len(trajectory.turns)) == ((expected.kind, 2) if expected else ("", 4))
+        # This engine does not measure what a grammar leaves.
+        assert trajectory.grammar_mass.tolist() == ((1.0 - trajectory.loss_mask).tolist() if expected else [])
+
+
+def test_a_task_under_a_grammar_that_also_has_tools_is_refused():
+    form = {"response_format": '{"type": "json_object"}'}
+    with pytest.raises(RefusedError, match="a turn under a grammar cannot call them"):
+        run(["{}"], ticket=make_ticket(extra_info=form))

@@ -128,6 +128,12 @@ def learn(algorithm, tokens, logprobs, entropy, totals, split):
     return total, [zero if each.grad is None else each.grad for each in (logprobs, entropy)], sums
 
 
+def restricted(tokens: Tokens, seed: int) -> Tokens:
+    """The tokens, about a third of which a grammar restricted."""
+    chance = torch.rand(len(tokens.mask), generator=torch.Generator().manual_seed(seed))
+    return replace(tokens, restricted=tokens.mask & (chance < 1 / 3))
+
+
 def whole(algorithm: Algorithm, episodes: Episodes, tokens: Tokens, logprobs, entropy):
     tokens = algorithm.prepare(episodes, for_config(tokens, algorithm), alone)
     return learn(algorithm, tokens, logprobs, entropy, totals_of(tokens, episodes), [range(episodes.count)])
@@ -145,6 +151,7 @@ def test_ranks_and_micro_batches_change_neither_loss_nor_gradient_nor_metrics(
     composition, dtype, tolerance, seed, ranks, data
 ):
     episodes, tokens = random_batch(seed, dtype)
+    tokens = restricted(tokens, seed) if data.draw(st.booleans()) else tokens
     logprobs, entropy = trained(seed, tokens)
     algorithm = make_algorithm(**composition)
     expected = whole(algorithm, episodes, tokens, logprobs, entropy)
@@ -203,6 +210,26 @@ def test_masked_tokens_contribute_exactly_nothing(composition, seed, junk):
     for ours, theirs in zip(found[1], expected[1], strict=True):
         assert torch.equal(ours, theirs)
         assert ours[~tokens.mask].count_nonzero() == 0
+
+
+@each_composition
+@given(seed=SEEDS, junk=st.sampled_from([torch.nan, torch.inf, -torch.inf, 89.0]))
+@settings(max_examples=6, deadline=None)
+def test_tokens_that_a_grammar_restricted_contribute_exactly_nothing_whatever_the_learner_thinks_of_them(
+    composition, seed, junk
+):
+    episodes, tokens = random_batch(seed)
+    tokens = restricted(tokens, seed)
+    logprobs, entropy = trained(seed, tokens)
+    expected = whole(make_algorithm(**composition), episodes, tokens, logprobs, entropy)
+    free = ~tokens.restricted
+    spoilt = replace(tokens, **{name: getattr(tokens, name).where(free, junk) for name in ("proximal", "reference")})
+    policy = logprobs.where(free, junk), entropy.where(free, junk)
+    found = whole(make_algorithm(**composition), episodes, spoilt, *policy)
+    assert found[0] == expected[0]
+    for ours, theirs in zip(found[1], expected[1], strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours[~free].count_nonzero() == 0
 
 
 @pytest.mark.parametrize("name", ["grpo", "gmpo", "clip_cov", "kl_cov", "remax", "dro"])

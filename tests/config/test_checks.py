@@ -179,3 +179,30 @@ def test_a_bind_off_loopback_needs_an_explicit_word() -> None:
             check_bind(host, insecure=False)
         check_bind(host, insecure=True)
         check_bind(host, insecure=False, secured=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"engine.kind": "embedded"}, "samples without grammars; use sglang or vllm"),
+        ({"actor.agent": "my.agent"}, "an agent gives the response_format in each of its requests"),
+        ({"actor.tools": ["calculator"]}, "cannot call tools"),
+        ({"actor.temperature": 0.7}, "no token would be trained; use 1"),
+        ({"actor.response_format": {"type": "regex"}}, "use {type: text}"),
+    ],
+)
+def test_a_response_format_needs_servers_no_tools_and_temperature_1(
+    config: TrainConfig, changes: dict[str, object], reason: str
+) -> None:
+    possible = {
+        "actor.response_format": {"type": "regex", "regex": "[ab]+"},
+        "actor.tools": [],
+        "engine.kind": "sglang",
+        "engine.urls": ["http://localhost:1"],
+    }
+    for key, new in possible.items():
+        put(config, key, new)
+    assert refusals(config) == []
+    for key, new in changes.items():
+        put(config, key, new)
+    assert reason in "\n".join(refusals(config))

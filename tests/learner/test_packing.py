@@ -71,6 +71,17 @@ def test_every_branch_of_an_episode_is_packed_by_itself():
     assert packed.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0, 1]
 
 
+def test_tokens_are_restricted_where_a_grammar_left_less_than_the_least_mass():
+    turns = (Turn(0, 4, Role.PROMPT), Turn(4, 8, Role.ASSISTANT, "stop", (), "regex"))
+    mass = np.array([1, 1, 1, 1, 0, 0.5, 0.95, 1], np.float32)
+    under = make_trajectory(turns=turns, grammar_mass=mass)
+    restricted = build_local_batch([0, 1], [make_trajectory(length=4), under], CPU, None, 0.95).tokens.restricted
+    assert restricted is not None
+    assert restricted.nonzero()[:, 0].tolist() == [8, 9]
+    assert build_local_batch([0], [make_trajectory()], CPU, None, 0.95).tokens.restricted is None
+    assert build_local_batch([0], [under], CPU, None, 1e-9).tokens.restricted is not None
+
+
 def test_a_rank_without_sequences_packs_a_dummy():
     batch = build_local_batch([], [], CPU)
     rows = batch.rows([])

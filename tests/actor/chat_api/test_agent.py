@@ -29,7 +29,7 @@ from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.errors import ConfigError, EngineError, InvariantError
-from asyncrl.types import Finish, Role, Task, Trajectory
+from asyncrl.types import Finish, Grammar, Role, Task, Trajectory
 from tests.actor.fakes import (
     CHATML,
     END,
@@ -345,8 +345,11 @@ REQUESTS = [
     ({"n": 2}, "n=2"),
     ({"stop": ["x"]}, "stop="),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "yaml"}}, "response_format"),
     ({"response_format": "text"}, "response_format"),
+    ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "cannot call them"),
+    ({"guided_regex": "[ab]+"}, "guided_regex='[ab]+': give the grammar as response_format"),
+    ({"regex": "[ab]+"}, "regex='[ab]+': give the grammar as response_format"),
     ({"max_tokens": 0}, "positive"),
     ({"messages": []}, "list of messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text"),
@@ -532,3 +535,32 @@ async def test_tools_of_a_template_in_no_known_form_are_refused_with_the_key_to_
         refused = await agent.refusal(user("one"), tools=[TOOL])
         assert "actor.tool_call_format" in refused["message"]
         await agent.ask(user("one"))
+
+
+async def test_a_request_with_a_response_format_is_sampled_under_its_grammar_and_recorded_so():
+    said = ids(TOKENIZER, '{"a": "x"}' + END)
+    count = len(said)
+    logprobs, versions = np.full(count, -0.5, np.float32), np.full(count, 3, np.int32)
+    under = Generation(said, logprobs, versions, "stop", np.linspace(0, 1, count, dtype=np.float32))
+    async with episode(["free", under, "free again"]) as agent:
+        first = await agent.ask(user("one"))
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+        answer = await agent.ask(user("one"), first, user("two"), response_format=form)
+        await agent.ask(user("one"), first, user("two"), answer, user("three"))
+    assert answer == says('{"a": "x"}')
+    samplings = [sampling.grammar for _, sampling, *_ in agent.engine.requests]
+    assert samplings == [None, Grammar("json_schema", '{"type": "object"}'), None]
+    turns = [turn for turn in agent.trajectory.turns if turn.role is Role.ASSISTANT]
+    assert [turn.grammar for turn in turns] == ["", "json_schema", ""]
+    mass = np.ones(len(agent.trajectory), np.float32)
+    mass[turns[1].start : turns[1].end] = under.grammar_mass
+    np.testing.assert_array_equal(agent.trajectory.grammar_mass, mass)
+
+
+async def test_an_engine_without_grammars_refuses_a_response_format_and_the_episode_goes_on():
+    async with episode(["free"]) as agent:
+        agent.engine.takes_grammars = False
+        refused = await agent.refusal(user("one"), response_format={"type": "json_object"})
+        assert "samples without grammars" in refused["message"]
+        await agent.ask(user("one"))
+    assert agent.trajectory.grammar_mass.size == 0

@@ -77,6 +77,7 @@ class FakeSglang:
         self.salts: list[str | None] = []
         self.prompts: list[list[int]] = []
         self.limits: list[int] = []
+        self.grammars: list[dict[str, str]] = []
         self.sampled = 0
         self.refuses: set[str] = set()
         self.hangs: set[str] = set()
@@ -185,11 +186,12 @@ class FakeSglang:
     async def _generate(self, body: Any) -> Any:
         sampling = body["sampling_params"]
         if "logprob_start_len" in body:
-            return await self._logprobs(body["input_ids"])
+            return await self._logprobs(body["input_ids"], body["logprob_start_len"])
         self.salts.append(body.get("extra_key"))
         given, limit, stop = body["input_ids"], sampling["max_new_tokens"], sampling["stop_token_ids"]
         self.prompts.append(given)
         self.limits.append(limit)
+        self.grammars.append({kind: sampling[kind] for kind in ("json_schema", "regex", "ebnf") if kind in sampling})
         request = Request(body["rid"], len(given), limit, stop, asyncio.Event())
         self.running.append(request)
         await request.done.wait()
@@ -204,11 +206,11 @@ class FakeSglang:
             meta["weight_versions"] = _spans(request.labels)
         return {"output_ids": [pair[1] for pair in request.pairs], "meta_info": meta}
 
-    async def _logprobs(self, tokens: list[int]) -> Any:
+    async def _logprobs(self, tokens: list[int], start: int) -> Any:
         while self.paused:
             await asyncio.sleep(STEP_S)
-        given = [None, *canary_logprobs(tokens, self.weights)]
-        pairs = [[logprob, token, None] for logprob, token in zip(given, tokens, strict=True)]
+        given = [None, *canary_logprobs(tokens, self.weights)[start:]]
+        pairs = [[logprob, token, None] for logprob, token in zip(given, tokens[start:], strict=True)]
         return {"output_ids": [], "meta_info": {"input_token_logprobs": pairs}}
 
     async def _abort_request(self, body: Any) -> Any:

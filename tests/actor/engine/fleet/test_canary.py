@@ -102,11 +102,11 @@ def test_what_a_paused_server_answers_before_the_verdict_waits_for_it() -> None:
         bad, good = KeepsOldWeights(), FakeSglang()
         asked, go_on = asyncio.Event(), asyncio.Event()
 
-        async def slow(tokens: list[int]) -> Any:
+        async def slow(tokens: list[int], start: int) -> Any:
             if bad.stale:
                 asked.set()
                 await go_on.wait()
-            return await FakeSglang._logprobs(bad, tokens)
+            return await FakeSglang._logprobs(bad, tokens, start)
 
         bad._logprobs = slow  # type: ignore[method-assign]
         async with serving(bad, good), fleet_over(bad, good) as fleet:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asyncrl.actor.engine.fleet.server import ServerFaultError, Span
-from asyncrl.actor.engine.sglang.requests import NEUTRAL, generate_body, read_segment
-from asyncrl.types import Sampling
+from asyncrl.actor.engine.sglang.requests import NEUTRAL, generate_body, logprob_body, read_logprobs, read_segment
+from asyncrl.types import Grammar, Sampling
 
 
 def answer(tokens: list[int], finish: dict[str, Any], **meta: Any) -> bytes:
@@ -74,3 +74,26 @@ def test_how_a_segment_ends(tokens: list[int], finish: dict[str, Any], limit: in
 def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: bytes) -> None:
     with pytest.raises(ServerFaultError):
         read_segment(broken, Sampling(1.0, 9), ())
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf"])
+def test_a_grammar_goes_under_its_kind(kind: str) -> None:
+    sampling = Sampling(1.0, 9, Grammar(kind, "text"))
+    assert generate_body("r", np.array([1], np.int32), sampling, (), None)["sampling_params"][kind] == "text"
+
+
+def test_under_a_grammar_the_servers_own_end_of_turn_ends_it() -> None:
+    sampling = Sampling(1.0, 9, Grammar("regex", "a"))
+    assert read_segment(answer([7, 6], {"type": "stop", "matched": 6}), sampling, (5,)).finish == "stop"
+    assert read_segment(answer([7, 6], {"type": "abort"}), sampling, (5,)).finish == "cut"
+    assert read_segment(answer([7, 6], {"type": "length"}), sampling, (5,)).finish == "length"
+
+
+def test_logprobs_may_be_of_the_last_tokens_only() -> None:
+    tokens = [4, 5, 6, 7]
+    assert logprob_body(tokens, None, start=2)["logprob_start_len"] == 1
+    for given in ([[None, 5], [-0.5, 6], [-1.5, 7]], [[-0.5, 6], [-1.5, 7]]):
+        told = json.dumps({"meta_info": {"input_token_logprobs": given}}).encode()
+        assert read_logprobs(told, tokens, start=2).tolist() == [-0.5, -1.5]
+    with pytest.raises(ServerFaultError, match="other tokens"):
+        read_logprobs(told, [4, 5, 5, 7], start=2)

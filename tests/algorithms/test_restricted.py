@@ -1,0 +1,94 @@
+"""Tokens of which a grammar left little, with numbers worked by hand."""
+
+from __future__ import annotations
+
+from math import log
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Totals
+from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens
+
+# Two answers of two tokens with rewards 1 and 0, whose advantages by rloo are 1 and -1. A grammar forced the second
+# token of the first answer: its behaviour log-prob is 0, and without the grammar the policy gives it -5. Since then
+# the policy has made the first token 1.1 times as likely, and nothing else.
+BEHAVIOUR = [-1.0, 0.0, -1.0, -1.0]
+PROXIMAL = [-1.0, -5.0, -1.0, -1.0]
+POLICY = [-1.0 + log(1.1), -5.0, -1.0, -1.0]
+GSPO = ("gspo", {"clip_low": 0.2, "clip_high": 0.2})
+FORCED = [False, True, False, False]
+
+
+def learn(restricted: bool, **parts: Any) -> tuple[float, list[float], dict[str, float], Tensor | None]:
+    """Loss, gradient by the log-probs, metrics, and the weights that the correction gave."""
+    algorithm = make_algorithm(advantage="rloo", **parts)
+    tokens = make_tokens(
+        [[1, 1], [1, 1]],
+        behaviour=torch.tensor(BEHAVIOUR, dtype=torch.float64),
+        proximal=torch.tensor(PROXIMAL, dtype=torch.float64),
+        reference=torch.tensor(PROXIMAL, dtype=torch.float64) - 0.5,
+        restricted=torch.tensor(FORCED) if restricted else None,
+    )
+    prepared = algorithm.prepare(make_episodes([1.0, 0.0], [0, 0]), tokens, alone)
+    logprobs = torch.tensor(POLICY, dtype=torch.float64, requires_grad=True)
+    loss, sums = algorithm.loss(logprobs, prepared, Totals(tokens=4, sequences=2, groups=1))
+    loss.backward()
+    assert logprobs.grad is not None
+    return loss.item(), logprobs.grad.tolist(), algorithm.summary(sums), prepared.weights
+
+
+def test_ppo_with_truncated_weights_trains_the_other_tokens_as_if_the_forced_one_were_no_token_of_the_policys():
+    # (-1.1 + 1 + 1) / 4: normalisers count all four tokens, as for any token that is dropped.
+    loss, gradient, metrics, weights = learn(True, loss="ppo", correction=[("truncate", {"level": "token"})])
+    assert loss == pytest.approx(0.9 / 4)
+    assert gradient == pytest.approx([-1.1 / 4, 0.0, 1 / 4, 1 / 4])
+    assert weights is not None
+    assert weights.tolist() == [1.0, 1.0, 1.0, 1.0]
+    assert metrics["masked/grammar"] == metrics["masked/any"] == 1 / 4
+    assert metrics["mismatch/kl"] == 0
+
+
+def test_without_the_mark_the_ratio_of_the_forced_token_would_be_the_grammars_mass():
+    _, _, metrics, weights = learn(False, loss="ppo", correction=[("truncate", {"level": "token"})])
+    assert weights is not None
+    assert weights.tolist() == pytest.approx([1.0, torch.tensor(-5.0).exp().item(), 1.0, 1.0])
+    assert "masked/grammar" not in metrics
+
+
+def test_the_ratio_of_a_sequence_leaves_the_forced_token_out():
+    correction = [("mask", {"level": "sequence", "low": 0.5, "high": 2.0})]
+    assert learn(True, loss="ppo", correction=correction)[1] == pytest.approx([-1.1 / 4, 0.0, 1 / 4, 1 / 4])
+    # With it the first answer is out of bounds, though its policy has hardly moved.
+    assert learn(False, loss="ppo", correction=correction)[1] == pytest.approx([0.0, 0.0, 1 / 4, 1 / 4])
+
+
+def test_gspo_takes_the_mean_log_ratio_of_the_tokens_that_are_trained():
+    # The ratio of the first answer is 1.1, not its square root, and the gradient of its one token all of it.
+    loss, gradient, *_ = learn(True, loss=GSPO, correction=[], aggregation="seq-mean-token-sum")
+    assert gradient[:2] == pytest.approx([-1.1 / 2, 0.0])
+    assert loss == pytest.approx((-1.1 + 2) / 2)
+
+
+def test_a_forced_token_is_not_charged_for_the_reference():
+    parts = {"loss": "ppo", "correction": [], "kl": ("k1", {"weight": 1.0})}
+    # k1 is log pi - log pi_ref: 0.5 + log 1.1, then 0.5 for both tokens of the second answer.
+    assert learn(True, **parts)[0] - learn(True, loss="ppo", correction=[])[0] == pytest.approx((1.5 + log(1.1)) / 4)
+
+
+def test_where_the_training_pass_gives_the_proximal_policy_the_forced_token_is_left_out_too():
+    tokens = make_tokens(
+        [[1, 1], [1, 1]],
+        behaviour=torch.tensor(BEHAVIOUR, dtype=torch.float64),
+        proximal=None,
+        restricted=torch.tensor(FORCED),
+    )
+    algorithm = make_algorithm(advantage="rloo", loss="ppo", correction=[("truncate", {})], proximal="auto")
+    prepared = algorithm.prepare(make_episodes([1.0, 0.0], [0, 0]), tokens, alone)
+    logprobs = torch.tensor(POLICY, dtype=torch.float64, requires_grad=True)
+    loss, _ = algorithm.loss(logprobs, prepared, Totals(tokens=4, sequences=2, groups=1))
+    loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-1.1 / 4, 0.0, 1 / 4, 1 / 4])
