@@ -42,8 +42,6 @@ from asyncrl.network.throttle import Throttled
 
 logger = logging.getLogger(__name__)
 
-TRIES = 20
-"""How often a host looks for the other's file in the run's folder: a network disk may show it late."""
 RETRY_S = 0.5
 ANSWER_S = 5.0
 
@@ -123,7 +121,8 @@ class FirstHost:
 
     def _absent(self) -> list[int]:
         """The hosts that have not joined, or still look for a file."""
-        seen = (node for node, each in self._members.items() if each.join.sees_folder or each.tries >= TRIES)
+        tries = self._timeouts.folder / RETRY_S
+        seen = (node for node, each in self._members.items() if each.join.sees_folder or each.tries >= tries)
         return sorted(set(self._others) - set(seen))
 
     def _problems(self) -> list[str]:

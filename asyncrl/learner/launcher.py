@@ -72,6 +72,8 @@ class Timeouts:
     """For the other ranks to end once one has failed: one of them may have the true reason."""
     stop: float = 30.0
     """For all ranks to end once they are asked to, and none has a checkpoint to finish."""
+    folder: float = 10.0
+    """Until a host sees the other's file in the run's folder: a network disk may show it late."""
 
     @staticmethod
     def within(limit_s: float) -> Timeouts:

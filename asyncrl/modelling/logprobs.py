@@ -12,6 +12,7 @@ a likely token would lose its digits in bfloat16.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class _HeadLogprobs(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normalisers = (hidden.new_empty(len(hidden), dtype=wide) for _ in range(2))
         entropies = hidden.new_zeros(len(hidden), dtype=wide)
-        statistics = _compiled_statistics if compiled else _statistics
+        statistics = _compiled(_statistics) if compiled else _statistics
         for chunk in _chunks(len(hidden), rows):
             logits = F.linear(hidden[chunk], weight, bias)
             logprobs[chunk], normalisers[chunk], entropy = statistics(
@@ -97,7 +98,7 @@ class _HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, logprobs, normalisers, entropies = ctx.saved_tensors
         temperature, with_entropy, rows, compiled, cap = ctx.settings
-        differentiate = _compiled_gradient if compiled else _gradient
+        differentiate = _compiled(_gradient) if compiled else _gradient
         of_hidden = torch.empty_like(hidden)
         of_weight = torch.zeros_like(weight, dtype=logprobs.dtype)
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=logprobs.dtype)
@@ -175,8 +176,10 @@ def _gradient(
     logits.scatter_(1, targets[:, None], target.to(logits.dtype)[:, None])
 
 
-_compiled_statistics = torch.compile(_statistics, dynamic=True)
-_compiled_gradient = torch.compile(_gradient, dynamic=True)
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Made at the first use: to import the compiler takes a second, and most processes on a CPU never use it."""
+    return torch.compile(function, dynamic=True)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

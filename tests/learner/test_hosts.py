@@ -222,7 +222,8 @@ def test_hosts_that_do_not_fit_together_are_refused_on_both_with_the_reason(
     two = Two(tmp_path)
     wrong = replace(two.config, run=replace(two.config.run))
     change(wrong, tmp_path)
-    for each in [two.start(0), two.start(1, config=wrong)]:
+    timeouts = replace(SHORT, folder=2.0)
+    for each in [two.start(0, timeouts), two.start(1, timeouts, wrong)]:
         with pytest.raises(ConfigError, match=reason):
             each.result()
 
