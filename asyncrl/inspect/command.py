@@ -54,6 +54,7 @@ SAMPLES = 6
 """Rates are those since the oldest of so many samples."""
 SUGGESTIONS = 8
 WIDE = 300
+LEAST_WIDTH = 120
 
 
 def main() -> None:
@@ -232,9 +233,10 @@ def _check_states(states: Sequence[str]) -> None:
 
 
 def _wide_console() -> Console:
-    """A console whose lines have room for a whole row where they go into a file or a pipe."""
+    """A console whose lines have room for a whole row where they go into a file or a pipe. A narrow terminal breaks
+    lines, since a table that is made to fit would leave out the ends of ids."""
     console = Console()
-    return console if console.is_terminal else Console(width=WIDE)
+    return Console(width=max(LEAST_WIDTH, console.width) if console.is_terminal else WIDE)
 
 
 def show(arguments: Namespace) -> int:

@@ -180,3 +180,13 @@ def test_the_subcommands_of_inspect_are_those_of_replay_too(call: Call) -> None:
         assert code == 2
         assert "invalid choice: 'statsu'" in err
         assert "usage: asyncrl inspect" in err
+
+
+def test_a_narrow_terminal_shows_whole_ids(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "46")
+    rows = json.loads(call("list", "mine", "--json")[1])
+    code, out, _ = call("list", "mine")
+    assert code == 0
+    assert rows
+    assert all(row["id"] in out for row in rows)

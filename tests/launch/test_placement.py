@@ -363,6 +363,12 @@ def test_each_of_them_may_take_nearly_all_memory_in_its_turn_and_the_table_says_
     assert "learner.memory=0.85, takes turns with actor-0\n" in table
 
 
+def test_the_plan_of_a_colocated_run_without_gpus_says_that_its_turns_are_worth_nothing() -> None:
+    table = placement_table(place(make_config(colocated=True), [Host(0, 4)]))
+    assert table.splitlines()[-1].startswith("cluster.colocated: the learner has no GPU here; it and the servers still")
+    assert "cluster.colocated" not in placement_table(place(make_config(colocated=True), [Host(1, 4)]))
+
+
 def test_a_colocated_run_without_a_gpu_for_its_scorer_or_on_two_hosts_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"set scoring\.prm\.device=cpu"):
         place(make_config(scorer="auto", colocated=True), [Host(1, 4)])

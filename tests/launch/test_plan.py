@@ -67,8 +67,9 @@ def test_the_number_of_hosts_may_be_a_word_of_its_own() -> None:
     assert without_option(["16"]) == (["16"], "")
 
 
-@pytest.mark.parametrize("launcher", ["hosts", "ray", "slurm"])
+@pytest.mark.parametrize("launcher", ["local", "hosts", "ray", "slurm"])
 def test_a_plan_refuses_what_the_start_would(launcher: str) -> None:
+    """Without a launcher it is a plan for one: the local one starts nothing on several hosts."""
     config = make_config(launcher, gpus=8, cpus=64)
     config.network.insecure = False
     with pytest.raises(ConfigError, match=r"learner\.rendezvous: the learner is on 2 hosts, and gloo and NCCL"):

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 
 from asyncrl.launch.placement.placement import PlacedRole, Placement
 
+NO_TURNS = (
+    "cluster.colocated: the learner has no GPU here; it and the servers still take turns, which costs time and frees "
+    "no memory"
+)
 COLUMNS = ("process", "pool", "host", "GPUs", "CPUs", "threads", "port", "")
 
 
@@ -18,6 +22,8 @@ def placement_table(placement: Placement, names: Sequence[str] = ()) -> str:
         used = {gpu for role in placement.roles if role.node == node for gpu in role.gpus or ()}
         if unused := sorted(set(range(host.gpus)) - used):
             lines.append(f"unused on {_host(node, names)}: GPU {_numbers(unused)}")
+    if placement.in_turns and not any(role.gpus for role in placement.roles if role.module == "learner"):
+        lines.append(NO_TURNS)
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.launch.preflight.hub import unreachable
 
 log = logging.getLogger("asyncrl.train")
 
@@ -76,12 +77,13 @@ def _missing(path: str) -> str | None:
     if isinstance(try_to_load_from_cache(path, "config.json"), str):
         return None
     log.info("there is no folder %s here; looking for it on the Hugging Face hub", path)
+    fix = f"name a folder as ./{path}, which is never looked for on the hub; HF_HUB_OFFLINE=1 asks no hub at all"
+    if reason := unreachable():
+        return f"there is no such folder, and the Hugging Face hub cannot be reached: {reason}; {fix}"
     try:
         hf_hub_download(path, "config.json")
     except (OSError, ValueError) as error:
         first = next(iter(str(error).splitlines()), "")
-        return (
-            f"there is no such folder, and the Hugging Face hub gives no such model ({type(error).__name__}: {first}); "
-            f"name a folder as ./{path}, which is never looked for on the hub; HF_HUB_OFFLINE=1 asks no hub at all"
-        )
+        given = f"{type(error).__name__}: {first}"
+        return f"there is no such folder, and the Hugging Face hub gives no such model ({given}); {fix}"
     return None

@@ -28,9 +28,11 @@ def check_plan(config: TrainConfig, placement: Placement, one_machine: bool) -> 
     are one, so that a start listens on loopback addresses."""
     from asyncrl.network.keys import check_keys
 
-    if config.cluster.launcher == "local" and len(placement.hosts) > 1:
-        return  # A plan of hosts that the local launcher would not start.
     config = copy.deepcopy(config)
+    if config.cluster.launcher == "local" and len(placement.hosts) > 1:
+        # Another launcher will have to start these, and all of them refuse the same.
+        config.cluster.launcher = "hosts"
+        config.cluster.hosts = [f"host-{number}" for number in range(len(placement.hosts))]
     settle(config, placement)
     network, learner = config.network, config.learner
     if config.cluster.launcher != "local":

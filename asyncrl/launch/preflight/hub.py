@@ -1,0 +1,56 @@
+"""Whether the Hugging Face hub can be reached: its own client tries for half a minute before it says that it cannot."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+log = logging.getLogger("asyncrl.train")
+
+PATIENCE_S = 2.0
+PORTS = {"https": 443, "http": 80, "socks5": 1080, "socks5h": 1080}
+
+
+def unreachable(patience_s: float = PATIENCE_S) -> str | None:
+    """Why nothing answers where the hub should be, or its proxy; None: something does, or after `patience_s` nobody
+    knows, which is logged."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    place = _first_hop(urlsplit(constants.ENDPOINT))
+    host, port = place.hostname or "", place.port or PORTS.get(place.scheme, PORTS["http"])
+    answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    # To resolve a name may take long, and cannot be interrupted.
+    threading.Thread(target=lambda: answers.put(_connection_error(host, port)), daemon=True).start()
+    try:
+        reason = answers.get(timeout=patience_s)
+    except queue.Empty:
+        log.warning(
+            "nothing has answered at %s:%d for %g s; the start goes on trying, perhaps for half a minute. Ctrl-C ends "
+            "it, and HF_HUB_OFFLINE=1 asks no hub at all",
+            *(host, port, patience_s),
+        )
+        return None
+    return reason and f"nothing answers at {host}:{port} ({reason})"
+
+
+def _first_hop(endpoint: SplitResult) -> SplitResult:
+    """The proxy on the way to the endpoint, where the environment names one."""
+    proxies = getproxies()
+    proxy = proxies.get(endpoint.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(endpoint.netloc):
+        return endpoint
+    return urlsplit(proxy if "//" in proxy else f"http://{proxy}")
+
+
+def _connection_error(host: str, port: int) -> str | None:
+    try:
+        socket.create_connection((host, port)).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
