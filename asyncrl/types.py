@@ -363,7 +363,8 @@ class Labels:
 
     `reward` is the shaped scalar that baselines compare; `outcome` is the verifier's own verdict. `step_scores`
     float32[K] has one score a step and `step_ends` int32[K] the exclusive end of each step's span in the trajectory's
-    tokens; both are empty where no process model scored. `extra` holds named scores.
+    tokens; both are empty where no process model scored. `extra` holds named scores. `vote` is the answer in short, so
+    that attempts at a task that give the same answer have the same vote; empty where there is none.
 
     Raises InvariantError: a score is not finite as a float32, scores and ends do not pair, or ends do not increase.
     """
@@ -375,6 +376,7 @@ class Labels:
     step_scores: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     step_ends: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     extra: Mapping[str, float] = field(default_factory=dict)
+    vote: str = ""
 
     def __post_init__(self) -> None:
         owner, count = self.trajectory_id, self.step_scores.size
@@ -385,6 +387,14 @@ class Labels:
         finite = all(abs(value) <= _LARGEST for value in values)
         _require(finite, owner, f"a label is not finite as a float32: {values!r:.200}")
         _require(all(map(lt, [0, *ends], ends)), owner, f"step ends must be 1 or more and increase: {ends!r:.200}")
+
+
+def process_score(labels: Labels) -> float | None:
+    """The scores of an episode's steps as one number: their aggregate, or else their mean; None without any."""
+    for name in ("process", "shadow/process"):
+        if name in labels.extra:
+            return labels.extra[name]
+    return float(labels.step_scores.mean()) if labels.step_scores.size else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

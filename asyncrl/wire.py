@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cached_property
 from operator import attrgetter
 from types import NoneType
@@ -284,7 +285,11 @@ class _Codec(Generic[T]):
         self._plain = [name for name in types if name not in dict(self._arrays)]
         self._wire_names = [renamed.get(name, name) for name in self._plain]
         self._values = attrgetter(*self._plain)
-        body = msgspec.defstruct(noun.__name__, [(name, types[name]) for name in self._plain], rename=renamed)
+        # A field with a default may be missing: stores hold messages of versions that did not have it.
+        declared = {each.name: each.default for each in fields(noun)} if is_dataclass(noun) else {}
+        defaults = {name: (default,) for name, default in declared.items() if default is not MISSING}
+        members = [(name, types[name], *defaults.get(name, ())) for name in self._plain]
+        body = msgspec.defstruct(noun.__name__, members, rename=renamed)
         self._decoder = msgspec.msgpack.Decoder(body)
 
     def message(self, noun: T, sequence: int = 0) -> Message:

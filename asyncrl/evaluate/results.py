@@ -1,8 +1,8 @@
-"""What an evaluation measured: pass@k, outcomes, rewards and failures, for each data source and in all.
+"""What an evaluation measured: outcomes, rewards, process scores, lengths, pass@k, best@k, maj@k and failures, for each
+data source and in all.
 
-An attempt is right if its outcome is at least a threshold. Of a task with n scored attempts, c of them right, pass@k is
-1 - C(n-c, k) / C(n, k): the unbiased estimate of the chance that one of k attempts is right. A failed attempt has no
-outcome and counts nowhere but as failed. A task with fewer than k scored attempts has no part in pass@k.
+An attempt is right if its outcome is at least a threshold. `replay.estimates` has the three estimates at k. A failed
+attempt has no outcome and counts nowhere but as failed. A task with fewer than k scored attempts has no part in them.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
-from statistics import fmean
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from asyncrl.ids import held_out_row, is_evaluation
+from asyncrl.replay.estimates import ks
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredRun
+from asyncrl.replay.tally import Tally
 from asyncrl.text import cut
 
 REASON_CHARS = 160
@@ -29,15 +29,21 @@ UNKNOWN = "the reason was not kept (replay.max_dead_letters)"
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedSource:
-    """The result on the tasks of one data source, or on all. Means are None without a scored attempt. `pass_at` is by
-    k, and None where no task has k scored attempts; `pass_tasks` says how many tasks each k rests on."""
+    """The result on the tasks of one data source, or on all. Means are None without a scored attempt, and the process
+    score without a process model; lengths are in policy tokens. `pass_at`, `best_at` and `maj_at` are by k, and None
+    where no task has k scored attempts, or a vote; `pass_tasks` says how many tasks each k rests on."""
 
     tasks: int
     scored: int
     failed: int
     mean_outcome: float | None
+    accuracy: float | None
     mean_reward: float | None
+    mean_process: float | None
+    mean_length: float | None
     pass_at: Mapping[int, float | None]
+    best_at: Mapping[int, float | None]
+    maj_at: Mapping[int, float | None]
     pass_tasks: Mapping[int, int]
 
 
@@ -51,17 +57,6 @@ class EvaluationResult:
     total: EvaluatedSource
     sources: Mapping[str, EvaluatedSource]
     failures: Mapping[str, int]
-
-
-def pass_at(k: int, right: int, scored: int) -> float:
-    """The unbiased estimate of pass@k for a task of which `right` of `scored` attempts are right; `scored` is at least
-    k."""
-    return 1 - comb(scored - right, k) / comb(scored, k)
-
-
-def ks(attempts: int) -> list[int]:
-    """1, 2, 4 and so on, and the number of attempts."""
-    return sorted({1 << power for power in range(attempts.bit_length())} | {attempts})
 
 
 def read_result(stored: StoredRun, sources: Sequence[str], attempts: int, threshold: float) -> EvaluationResult:
@@ -87,17 +82,22 @@ def _evaluated(stored: StoredRun) -> Iterable[TrajectoryRecord]:
 
 
 def _summarise(tasks: Sequence[Sequence[TrajectoryRecord]], attempts: int, threshold: float) -> EvaluatedSource:
-    episodes = [record for task in tasks for record in task]
-    counts = [(sum(record.outcome >= threshold for record in task), len(task)) for task in tasks]
-    estimates = {k: [pass_at(k, right, scored) for right, scored in counts if scored >= k] for k in ks(attempts)}
+    tally = Tally.of(tasks, attempts, threshold)
+    means, estimates = tally.means, tally.estimates
+
     return EvaluatedSource(
-        len(tasks),
-        len(episodes),
-        len(tasks) * attempts - len(episodes),
-        fmean(record.outcome for record in episodes) if episodes else None,
-        fmean(record.reward for record in episodes) if episodes else None,
-        {k: fmean(each) if each else None for k, each in estimates.items()},
-        {k: len(each) for k, each in estimates.items()},
+        tasks=len(tasks),
+        scored=tally.count,
+        failed=len(tasks) * attempts - tally.count,
+        mean_outcome=means.get("outcome"),
+        accuracy=means.get("accuracy"),
+        mean_reward=means.get("reward"),
+        mean_process=means.get("process"),
+        mean_length=means.get("length"),
+        pass_at={k: estimates.get(f"pass@{k}") for k in ks(attempts)},
+        best_at={k: estimates.get(f"best@{k}") for k in ks(attempts)},
+        maj_at={k: estimates.get(f"maj@{k}") for k in ks(attempts)},
+        pass_tasks={k: tally.at[f"pass@{k}"][1] for k in ks(attempts)},
     )
 
 
@@ -115,27 +115,45 @@ def _reasons(stored: StoredRun, failed: int) -> dict[str, int]:
 
 
 def shown_result(result: EvaluationResult) -> Group:
-    """The result for people: a row for each data source and one for all, and what the numbers rest on."""
-    table = Table(box=None, padding=(0, 1))
-    table.add_column("source", overflow="fold")
-    for column in ("tasks", "scored", "failed", "outcome", "reward", *(f"pass@{k}" for k in ks(result.attempts))):
-        table.add_column(column, justify="right", no_wrap=True)
+    """The result for people: a row for each data source and one for all, the same for estimates at several k, and what
+    the numbers rest on."""
     rows = [*result.sources.items(), *([("all", result.total)] if len(result.sources) > 1 else [])]
+    means = _table(["source", "tasks", "scored", "failed", "outcome", "accuracy", "reward", "process", "length"])
     for name, source in rows:
         counts = map(str, (source.tasks, source.scored, source.failed))
-        values = (source.mean_outcome, source.mean_reward, *source.pass_at.values())
-        table.add_row(name, *counts, *("-" if value is None else f"{value:.3f}" for value in values))
-    return Group(table, Text("\n".join(_notes(result))))
+        values = (source.mean_outcome, source.accuracy, source.mean_reward, source.mean_process)
+        length = "-" if source.mean_length is None else f"{source.mean_length:.1f}"
+        means.add_row(name, *counts, *map(_shown, values), length)
+    at = _table(["source", "", *(f"k={k}" for k in ks(result.attempts))])
+    for name, source in rows:
+        for estimate, values_at in (("pass@k", source.pass_at), ("best@k", source.best_at), ("maj@k", source.maj_at)):
+            at.add_row(name, estimate, *map(_shown, values_at.values()))
+    return Group(means, Text(), at, Text("\n".join(_notes(result))))
+
+
+def _table(columns: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 1))
+    table.add_column(columns[0], overflow="fold")
+    for column in columns[1:]:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _notes(result: EvaluationResult) -> list[str]:
-    lines = [f"outcome and reward are means over scored attempts; right is an outcome of {result.threshold:g} or more"]
+    lines = [
+        f"means are over scored attempts; right is an outcome of {result.threshold:g} or more",
+        "of k attempts, pass@k: one is right; best@k: the best outcome; maj@k: the outcome of the most frequent answer",
+    ]
     total = result.total
     few = [f"pass@{k} on {count}" for k, count in total.pass_tasks.items() if count < total.tasks]
     if few:
         lines.append(f"too few attempts were scored: {', '.join(few)} of {total.tasks} tasks")
     if result.failures:
-        lines.append("failed attempts are in no mean and no pass@k:")
+        lines.append("failed attempts are in no mean and no estimate:")
         reasons = list(result.failures.items())
         lines += [f"  {count} x {reason}" for reason, count in reasons[:SHOWN_REASONS]]
         if others := sum(count for _, count in reasons[SHOWN_REASONS:]):

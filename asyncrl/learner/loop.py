@@ -36,6 +36,7 @@ from asyncrl.learner.step_metrics import Phases, StepMetrics, lag_counts, step_v
 from asyncrl.learner.trainer import StepResult, Trainer
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Metrics, Value
+from asyncrl.replay.tally import evaluation_values
 from asyncrl.types import BatchPlan
 from asyncrl.weights.buckets import Bucket, GatheredBucket
 from asyncrl.weights.canary import Canary
@@ -313,7 +314,7 @@ class Learner:
                     if 2 * result["newer_tokens"] > result["tokens"]:
                         logger.warning("the checkpoint of step %d is rated by newer weights: docs/evaluate.md", step)
                     self.checkpoints.rate(step, float(result[self.config.learner.best_by]))
-                values = {f"eval/{name}": float(value) for name, value in result.items()}
+                values = {f"eval/{name}": value for name, value in evaluation_values(result).items()}
                 self.evaluations.log(step, {**values, "eval/version": float(version)})
                 del pending[step]
 

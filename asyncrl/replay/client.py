@@ -214,8 +214,8 @@ class ReplayClient:
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
         """The result of an evaluation: outcome, accuracy, reward, count, failed; tokens, those of newer versions
-        (newer_tokens) and newest_version. None while it is not complete; `wait` waits about a second before it says
-        so."""
+        (newer_tokens) and newest_version; sources, with a Tally for each data source. None while it is not complete;
+        `wait` waits about a second before it says so."""
         return self._ask(protocol.GetEvaluation(version, wait), protocol.RESULT)
 
     def finished(self) -> None:

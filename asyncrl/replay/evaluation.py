@@ -3,16 +3,19 @@ training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from asyncrl import ids
-from asyncrl.replay.records import EvaluationRecord, GroupRecord, TrajectoryRecord
+from asyncrl.replay.records import EvaluationRecord, GroupRecord, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.tally import SOURCES, tallies
 from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Purpose, Trajectory
+
+PAGE = 1000
 
 
 def start(
@@ -58,9 +61,10 @@ def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) 
     evaluation.save(tx, version)
 
 
-def result(tx: Transaction, version: int) -> dict[str, Any] | None:
-    """The result of a complete evaluation; None before. `outcome` and `reward` are means over the attempts that were
-    scored, and `accuracy` is the share of these whose outcome is 1 or more."""
+def result(tx: Transaction, version: int, attempts: int) -> dict[str, Any] | None:
+    """The result of a complete evaluation with so many attempts at a task; None before. `outcome` and `reward` are
+    means over the attempts that were scored, and `accuracy` is the share of these whose outcome is 1 or more; `sources`
+    has a Tally for each data source."""
     evaluation = EvaluationRecord.load(tx, version)
     if evaluation is None or evaluation.done < evaluation.total:
         return None
@@ -74,4 +78,15 @@ def result(tx: Transaction, version: int) -> dict[str, Any] | None:
         "tokens": evaluation.tokens,
         "newer_tokens": evaluation.newer_tokens,
         "newest_version": evaluation.newest,
+        SOURCES: tallies(_scored(tx, version), attempts),
     }
+
+
+def _scored(tx: Transaction, version: int) -> Iterator[tuple[int, TrajectoryRecord]]:
+    """The scored attempts of an evaluation, with the rows of their tasks."""
+    prefix, after = ids.evaluation_prefix(version), ""
+    while page := TrajectoryRecord.page(tx, prefix, after, PAGE, backwards=False):
+        for _, record in page:
+            if record.state is TrajectoryState.EVALUATED:
+                yield ids.held_out_row(record.group), record
+        after = page[-1][0]

@@ -31,7 +31,7 @@ from asyncrl.replay.records import (
 )
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.transaction import Transaction
-from asyncrl.types import Labels
+from asyncrl.types import Labels, process_score
 from asyncrl.wire import TASKS_BYTES, Buffer, decode, join_parts, split, task_bytes
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,8 @@ class Labelling:
         tx.put_bytes("labels", name, *join_parts(frames))
         group = GroupRecord.of(tx, record.group)
         record.scored, record.leased, record.attempts = record.scored + record.leased, 0, 0
-        record.reward, record.outcome = labels.reward, labels.outcome
+        record.reward, record.outcome, record.vote = labels.reward, labels.outcome, labels.vote
+        record.process = process_score(labels)
         if record.scored < len(self._needs(group)):
             self.offer(tx, name, record, group, urgent=not group.training)
             return

@@ -77,7 +77,8 @@ class TrajectoryRecord(Record):
     with a scorer, after `attempts`. `reward` and `outcome` mean nothing before the first score. `plans` counts the
     plans that name it, `last_plan` is the newest of them, and `trained` counts those that a checkpoint covers. `lag` is
     that at its newest plan or at its eviction; -1 before. `turns` counts the policy's own, `seconds` is the length of
-    the episode, and `reason` says why it was evicted, filtered, dropped or given up.
+    the episode, and `reason` says why it was evicted, filtered, dropped or given up. `process` is the score of its
+    steps as one number, if a process model scored them, and `vote` the answer in short (see `Labels`).
     """
 
     table = "trajectories"
@@ -101,6 +102,8 @@ class TrajectoryRecord(Record):
     seconds: float = 0.0
     data_source: str = ""
     reason: str = ""
+    process: float | None = None
+    vote: str = ""
 
 
 class GroupRecord(Record):

@@ -192,7 +192,7 @@ class ReplayService:
                 evaluation.start(tx, self._settings, request.version, self._groups.open)
             case protocol.GetEvaluation():
                 check_all(self._limits)
-                result = evaluation.result(tx, request.version)
+                result = evaluation.result(tx, request.version, self._settings.eval_attempts)
                 return None if result is None and request.wait else Reply(result)
             case protocol.Finished():
                 if self._ends:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from asyncrl.config.changes import ConfigChange
 from asyncrl.ids import shard_of
 from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.tally import SOURCES, joined
 from asyncrl.types import BatchPlan, Labels, Trajectory
 
 T = TypeVar("T")
@@ -115,4 +116,5 @@ def join_evaluations(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name in ("outcome", "accuracy", "reward")
     }
     sums = {name: sum(part[name] for part in parts) for name in ("count", "failed", "tokens", "newer_tokens")}
-    return {**means, **sums, "newest_version": max(part["newest_version"] for part in parts)}
+    newest = max(part["newest_version"] for part in parts)
+    return {**means, **sums, "newest_version": newest, SOURCES: joined([part[SOURCES] for part in parts])}

@@ -149,9 +149,10 @@ class Scorer:
     ) -> ScoredEpisode:
         """Raises ScoringError: one of the lease's kinds gave no score."""
         before = lease.partial
-        numbers = dict(before.extra) if before else {}
+        numbers, vote = (dict(before.extra), before.vote) if before else ({}, "")
         if rules is not None:
             by_rule = _given(rules).result()
+            vote = by_rule.vote
             numbers |= {"outcome": by_rule.outcome, "rules": by_rule.total}
             numbers |= {f"rule/{name}": score for name, score in by_rule.scores.items()}
         if outcome is not None:
@@ -162,11 +163,12 @@ class Scorer:
             if not len(scores):
                 raise ScoringError("the episode has no steps to score")
         if lease.final:
-            return self._finish(lease, numbers, scores)
+            return self._finish(lease, numbers, scores, vote)
         ends = _ends(lease) if len(scores) else _NO_ENDS
-        return ScoredEpisode(Labels(lease.trajectory.id, 0.0, 0.0, self._name(lease), scores, ends, numbers), False)
+        labels = Labels(lease.trajectory.id, 0.0, 0.0, self._name(lease), scores, ends, numbers, vote)
+        return ScoredEpisode(labels, False)
 
-    def _finish(self, lease: Lease, numbers: Mapping[str, float], step_scores: Scores) -> ScoredEpisode:
+    def _finish(self, lease: Lease, numbers: Mapping[str, float], step_scores: Scores, vote: str) -> ScoredEpisode:
         """The final labels, from the numbers of all kinds; `step_scores` are those of all steps, or empty."""
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
         tokens = [trajectory.tokens[step.start : step.end].tolist() for step in trajectory.steps]
@@ -193,6 +195,7 @@ class Scorer:
             step_scores=_NO_SCORES if shadow else shaping.transformed(counted, config),
             step_ends=_NO_ENDS if shadow else _ends(lease)[kept],
             extra=by_rule | parts | shadowed,
+            vote=vote,
         )
         share = sum(shaping.repeated(steps)) / max(1, len(steps))
         return ScoredEpisode(labels, True, step_scores, share, self._agree(step_scores, scores.get("accuracy")))

@@ -98,7 +98,7 @@ class Verifier:
         self._idle.append(process)
         if reply.kind == "failed":
             raise ScoringError(str(reply.body["reason"]))
-        return RuleScores(reply.body["outcome"], reply.body["total"], reply.body["scores"])
+        return RuleScores(reply.body["outcome"], reply.body["total"], reply.body["scores"], reply.body["vote"])
 
     def close(self) -> None:
         """Ends the processes, even busy ones."""
@@ -272,7 +272,8 @@ def _score(rules: RuleSet, request: wire.Buffer, deadline: float, error_logger: 
         reason = f"the rule raised {reason_of(error)}"
         error_logger.exception(f"trajectory {given.trajectory.id}: {reason}", error)
         return _failed(reason)
-    return Message("scores", 0, {"outcome": found.outcome, "total": found.total, "scores": dict(found.scores)})
+    scores = {"outcome": found.outcome, "total": found.total, "scores": dict(found.scores), "vote": found.vote}
+    return Message("scores", 0, scores)
 
 
 def _failed(reason: str) -> Message:

@@ -229,7 +229,8 @@ class PlannedReplay(FakeReplay):
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
         """Complete as soon as somebody waits for it, also where it was asked for before a restart."""
         self.calls.append(("evaluation", version))
-        return {"accuracy": version / 10, "count": 5, "tokens": 9, "newer_tokens": version + 1} if wait else None
+        counts = {"count": 5, "tokens": 9, "newer_tokens": version + 1}
+        return {"accuracy": version / 10, **counts, "sources": {}} if wait else None
 
 
 class FakePush:

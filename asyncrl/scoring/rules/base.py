@@ -18,7 +18,8 @@ class Rule(Protocol):
     """Scores one episode. `answer` is the text of the last assistant turn after its thoughts. It is empty if a thought
     is open or the episode was cut at a tool call.
 
-    Returns the outcome, or a mapping with the outcome as `score` and named further numbers. An exception is a failure
+    Returns the outcome, or a mapping with the outcome as `score`, named further numbers, and maybe the answer that it
+    read as `pred`, a text on which attempts at a task vote in evaluations. An exception is a failure
     of the rule: the episode is tried again, and never scored zero. Further keyword parameters are options of the rule,
     except these, which the pool passes: `deadline`, the time (of `time.monotonic`) by which the rule must return;
     `full_answer`, the answer with its thoughts; `confined`, a `Confined`.
@@ -43,6 +44,8 @@ class RuleInput:
 RuleFunction = Callable[[RuleInput], Any]
 """A rule of any signature, as the pool calls it."""
 
+VOTE = "pred"
+"""The name under which a rule, as in verl, may return the answer that it read, as text."""
 NOT_FINITE = "not_finite"
 """The name of a further number that counts those of a rule's further numbers that were nan or infinite."""
 
@@ -52,12 +55,14 @@ class RuleScores:
     """The scores of a task's rules.
 
     `outcome` is the score of the first rule, which says whether the answer is right; `total` is the weighted sum of
-    all. `scores` has each rule's score by name, and its further numbers as RULE/NAME.
+    all. `scores` has each rule's score by name, and its further numbers as RULE/NAME. `vote` is the answer in short,
+    see `Labels`.
     """
 
     outcome: float
     total: float
     scores: Mapping[str, float] = field(default_factory=dict)
+    vote: str = ""
 
 
 def completed(result: Any) -> Any:
@@ -71,14 +76,18 @@ def completed(result: Any) -> Any:
 
 def read_result(result: object) -> tuple[float, dict[str, float]]:
     """The score in a rule's result, and its further numbers by name. Numbers that are not finite are left out, and
-    counted under NOT_FINITE.
+    counted under NOT_FINITE; a text under VOTE is no number, and is left out too.
 
     Raises ScoringError: it is neither a finite number nor a mapping of names to numbers with a finite `score`.
     """
     given = result if isinstance(result, Mapping) else {"score": result}
     if "score" not in given:
         raise ScoringError(f"a rule returned {sorted(map(str, given))} without `score`")
-    numbers = {str(name): _number(name, value) for name, value in given.items()}
+    numbers = {
+        str(name): _number(name, value)
+        for name, value in given.items()
+        if not (name == VOTE and isinstance(value, str))
+    }
     score = numbers.pop("score")
     if not math.isfinite(score):
         raise ScoringError(f"a rule's score is {score}; it must be a finite number")

@@ -15,6 +15,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.scoring.rules.base import RuleFunction, RuleInput, RuleScores, completed, read_result
 from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.rules.verl import as_config, verl_function, verl_manager
+from asyncrl.scoring.rules.votes import READERS, read_plainly, vote
 
 BUILT_IN = (
     "code",
@@ -52,6 +53,8 @@ class WeightedRule:
     name: str
     function: RuleFunction
     weight: float = 1.0
+    read: Callable[[str], object] = read_plainly
+    """The answer in a text, on which attempts vote, where the rule does not return it as `pred`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +69,12 @@ class RuleSet:
         """The scores of the task's rules. Raises what a rule raises, and ScoringError for a malformed result."""
         scores: dict[str, float] = {}
         rules = self.by_source.get(given.task.data_source, self.default)
-        for rule in rules:
-            scores[rule.name], extra = read_result(rule.function(given))
+        results = [rule.function(given) for rule in rules]
+        for rule, result in zip(rules, results, strict=True):
+            scores[rule.name], extra = read_result(result)
             scores.update({f"{rule.name}/{name}": value for name, value in extra.items()})
         total = sum(rule.weight * scores[rule.name] for rule in rules)
-        return RuleScores(scores[rules[0].name], total, scores)
+        return RuleScores(scores[rules[0].name], total, scores, vote(results[0], rules[0].read, given.answer))
 
 
 def load_rules(config: ScoringConfig, tokenizer: LoadTokenizer | None = None) -> RuleSet:
@@ -119,7 +123,8 @@ def _rule(entry: Any, key: str, tokenizer: LoadTokenizer | None) -> WeightedRule
     if alias is not None and (not isinstance(alias, str) or not alias or "/" in alias):
         raise ConfigError(f"{key}: {name} has as={alias!r}; give a name without a slash")
     function = _adapt(_found(name, f"{key}={name}"), f"{key}={name}", entry.get("params", {}), kind, tokenizer)
-    return WeightedRule(alias or name.rpartition(".")[2], function, float(weight))
+    read = READERS.get(name, read_plainly)
+    return WeightedRule(alias or name.rpartition(".")[2], function, float(weight), read)
 
 
 def _found(name: str, setting: str) -> Any:

@@ -18,13 +18,13 @@ import numpy as np
 
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.answers import prompt_and_response
-from asyncrl.scoring.rules.base import RuleFunction, RuleInput, completed, plain
+from asyncrl.scoring.rules.base import VOTE, RuleFunction, RuleInput, completed, plain
 from asyncrl.types import Trajectory
 
 
 def verl_function(compute_score: Callable[..., Any]) -> RuleFunction:
-    """The rule that calls `compute_score`, which may be a coroutine function. Results that are no numbers, such as the
-    parsed text, are left out."""
+    """The rule that calls `compute_score`, which may be a coroutine function. Of results that are no numbers only the
+    text `pred` stays, on which attempts vote in evaluations."""
 
     def score(given: RuleInput) -> Any:
         more = {"num_turns": num_turns(given.trajectory), "rollout_reward_scores": {}}
@@ -158,4 +158,8 @@ def _numbers(result: Any) -> Any:
         return result[0]
     if not isinstance(result, Mapping):
         return result
-    return {name: value for name, value in result.items() if name == "score" or isinstance(plain(value), Real)}
+    return {name: value for name, value in result.items() if _stays(name, value)}
+
+
+def _stays(name: str, value: Any) -> bool:
+    return name == "score" or isinstance(plain(value), Real) or (name == VOTE and isinstance(value, str))

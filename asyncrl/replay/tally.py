@@ -1,0 +1,125 @@
+"""What an evaluation measured on the tasks of one data source, as sums, so that shards can add theirs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from asyncrl.replay.estimates import best_at, ks, majority_at, pass_at
+from asyncrl.replay.records import TrajectoryRecord
+
+RIGHT = 1.0
+"""The smallest outcome that is right."""
+SOURCES = "sources"
+
+
+class Tally(msgspec.Struct):
+    """Sums over `count` scored attempts: outcomes, how many were `right`, rewards, lengths in policy tokens, and
+    process scores of the `judged` attempts that have one. `at` has for each of pass@k, best@k and maj@k the sum of the
+    tasks' estimates and the number of tasks that have one: those with k scored attempts, and for maj@k with a vote."""
+
+    count: int = 0
+    outcome: float = 0.0
+    right: int = 0
+    reward: float = 0.0
+    length: int = 0
+    process: float = 0.0
+    judged: int = 0
+    at: dict[str, tuple[float, int]] = {}
+
+    @classmethod
+    def of(cls, tasks: Iterable[Sequence[TrajectoryRecord]], attempts: int, threshold: float = RIGHT) -> Tally:
+        """Of the scored attempts at each task, of `attempts` that were made at it. An outcome of at least `threshold`
+        is right."""
+        tally = cls(at={f"{name}@{k}": (0.0, 0) for k in ks(attempts) for name in ("pass", "best", "maj")})
+        for task in tasks:
+            tally._add_task(task, attempts, threshold)
+        return tally
+
+    def _add_task(self, task: Sequence[TrajectoryRecord], attempts: int, threshold: float) -> None:
+        right = sum(record.outcome >= threshold for record in task)
+        judged = [record.process for record in task if record.process is not None]
+        self.count += len(task)
+        self.outcome += sum(record.outcome for record in task)
+        self.right += right
+        self.reward += sum(record.reward for record in task)
+        self.length += sum(record.sampled for record in task)
+        self.process += sum(judged)
+        self.judged += len(judged)
+        votes, outcomes = [record.vote for record in task], [record.outcome for record in task]
+        for k in ks(attempts):
+            if k > len(task):
+                continue
+            estimates = {"pass": pass_at(k, right, len(task)), "best": best_at(k, outcomes)}
+            if any(votes):
+                estimates["maj"] = majority_at(k, votes, outcomes)
+            for name, estimate in estimates.items():
+                total, number = self.at[f"{name}@{k}"]
+                self.at[f"{name}@{k}"] = total + estimate, number + 1
+
+    def __add__(self, other: Tally) -> Tally:
+        pairs = {name: (self.at.get(name, (0.0, 0)), other.at.get(name, (0.0, 0))) for name in {**self.at, **other.at}}
+        return Tally(
+            self.count + other.count,
+            self.outcome + other.outcome,
+            self.right + other.right,
+            self.reward + other.reward,
+            self.length + other.length,
+            self.process + other.process,
+            self.judged + other.judged,
+            {name: (one[0] + two[0], one[1] + two[1]) for name, (one, two) in pairs.items()},
+        )
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The means over scored attempts by name; `process` only if a model scored steps. Empty without any attempt."""
+        sums = {"outcome": self.outcome, "accuracy": self.right, "reward": self.reward, "length": self.length}
+        means = {name: total / self.count for name, total in sums.items() if self.count}
+        return means | ({"process": self.process / self.judged} if self.judged else {})
+
+    @property
+    def estimates(self) -> dict[str, float]:
+        """The mean over tasks of pass@k, best@k and maj@k, where a task has one."""
+        return {name: total / tasks for name, (total, tasks) in self.at.items() if tasks}
+
+
+def evaluation_values(result: Mapping[str, Any]) -> dict[str, float]:
+    """The result of an evaluation as metrics by name: those of all tasks, and if there are several data sources those
+    of each as SOURCE/NAME. Estimates at k are left out for k = 1, which is the mean."""
+    sources = {name: msgspec.convert(plain, Tally) for name, plain in result[SOURCES].items()}
+    total = sum(sources.values(), Tally())
+    values = {name: float(value) for name, value in result.items() if name != SOURCES}
+    values = _values(total) | values
+    if len(sources) > 1:
+        for source, tally in sorted(sources.items()):
+            values |= {f"{source}/{name}": value for name, value in _values(tally).items()}
+            values[f"{source}/count"] = float(tally.count)
+    return values
+
+
+def _values(tally: Tally) -> dict[str, float]:
+    return tally.means | {name: value for name, value in tally.estimates.items() if not name.endswith("@1")}
+
+
+def tallies(records: Iterable[tuple[int, TrajectoryRecord]], attempts: int) -> dict[str, Any]:
+    """The tally of each data source as plain values, from scored attempts with the rows of their tasks."""
+    tasks: dict[tuple[str, int], list[TrajectoryRecord]] = defaultdict(list)
+    for row, record in records:
+        tasks[record.data_source, row].append(record)
+    names = sorted({source for source, _ in tasks})
+    found = {
+        name: Tally.of((task for (source, _), task in tasks.items() if source == name), attempts) for name in names
+    }
+    return {name: msgspec.to_builtins(tally) for name, tally in found.items()}
+
+
+def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The tallies of all shards as one."""
+    total: dict[str, Tally] = defaultdict(Tally)
+    for part in parts:
+        for name, plain in part.items():
+            total[name] = total[name] + msgspec.convert(plain, Tally)
+    return {name: msgspec.to_builtins(tally) for name, tally in sorted(total.items())}

@@ -1,0 +1,46 @@
+"""What an answer comes down to, so that several attempts at a task can vote: the text that two attempts share if they
+give the same answer."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Callable, Mapping
+
+from asyncrl.scoring.rules.base import VOTE
+from asyncrl.scoring.rules.exact_number import MARK, final_number
+from asyncrl.scoring.rules.multiple_choice import option
+from asyncrl.scoring.rules.text import boxes, tagged
+
+LONGEST = 64
+"""Characters of a vote; a longer one ends in a digest of the whole."""
+
+
+def read_plainly(answer: str) -> str:
+    """The content of the last box, else of the last answer tag, else what follows the last `####`, else all of it.
+    White space and the composition of characters make no difference."""
+    inside = tagged(answer)
+    found = boxes(inside)
+    marks = [] if found or inside is not answer else list(MARK.finditer(inside))
+    text = found[-1].content if found else inside[marks[-1].end() :] if marks else inside
+    return " ".join(unicodedata.normalize("NFKC", text).split())
+
+
+READERS: Mapping[str, Callable[[str], object]] = {
+    "exact_number": final_number,
+    "gsm8k": final_number,
+    "multiple_choice": option,
+}
+"""How the rules that read an answer by themselves read it; None where they find none."""
+
+
+def vote(result: object, read: Callable[[str], object], answer: str) -> str:
+    """The vote of an attempt: what its rule returned as `pred`, else what `read` finds in its answer; empty if that is
+    nothing."""
+    given = result.get(VOTE) if isinstance(result, Mapping) else None
+    found = read(answer) if given is None else given
+    text = "" if found is None else str(found)
+    if len(text) <= LONGEST:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+    return f"{text[: LONGEST - len(digest) - 1]} {digest}"
