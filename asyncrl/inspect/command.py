@@ -69,15 +69,8 @@ def main() -> None:
         sys.exit(1)
 
 
-def parser() -> ArgumentParser:
-    """The command line of all subcommands."""
-    top = ArgumentParser(
-        prog=command_name(),
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = top.add_subparsers(dest="command", required=True, metavar="SUBCOMMAND")
+def _shared_options() -> tuple[ArgumentParser, ArgumentParser, ArgumentParser, ArgumentParser]:
+    """The options that several subcommands have: which run; this and --json; the state of episodes; the tokenizer."""
     run = ArgumentParser(add_help=False)
     run.add_argument("named", nargs="?", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
     run.add_argument("--run", help="the same as an option")
@@ -99,6 +92,19 @@ def parser() -> ArgumentParser:
     state.add_argument(
         "--state", action="append", default=[], help="only those in this state, such as evicted; may be repeated"
     )
+    return run, plain, state, tokenizer
+
+
+def parser() -> ArgumentParser:
+    """The command line of all subcommands."""
+    top = ArgumentParser(
+        prog=command_name(),
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="SUBCOMMAND")
+    run, plain, state, tokenizer = _shared_options()
 
     def add(name: str, act: Callable[[Namespace], int], meaning: str, *parents: ArgumentParser) -> ArgumentParser:
         command = commands.add_parser(name, parents=parents, help=meaning)

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -44,14 +45,19 @@ class Folder:
     path: Path
     manifest: Manifest
 
-    def read(self) -> dict[str, torch.Tensor]:
-        """All tensors, their checksums verified."""
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            found = load_file(self.path / TENSORS)
+            yield
         except OSError as error:
             raise UnavailableError(f"{self.path} cannot be read: {error}") from error
         except SafetensorError as error:
             raise WeightsError(f"{self.path / TENSORS} is damaged: {error}") from error
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """All tensors, their checksums verified."""
+        with self._errors():
+            found = load_file(self.path / TENSORS)
         for spec in self.manifest.tensors:
             tensor = found.get(spec.name)
             if tensor is None or tuple(tensor.shape) != spec.shape or checksum(bytes_of(tensor)) != spec.checksum:
@@ -60,13 +66,8 @@ class Folder:
 
     def check(self) -> None:
         """See that the file is whole and has the manifest's names and shapes, without reading the contents."""
-        try:
-            with safe_open(self.path / TENSORS, "pt") as file:
-                found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except OSError as error:
-            raise UnavailableError(f"{self.path} cannot be read: {error}") from error
-        except SafetensorError as error:
-            raise WeightsError(f"{self.path / TENSORS} is damaged: {error}") from error
+        with self._errors(), safe_open(self.path / TENSORS, "pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         if found != {spec.name: spec.shape for spec in self.manifest.tensors}:
             raise WeightsError(f"{self.path / TENSORS} is damaged: it has other tensors than its manifest")
 
