@@ -56,6 +56,10 @@ class ToolError(AsyncrlError):
     """A tool itself failed (not the policy's use of it): the episode is retried, never scored as zero."""
 
 
+class InteractionError(AsyncrlError):
+    """A simulated user failed: the episode is retried, never scored as zero."""
+
+
 class ScoringError(AsyncrlError):
     """A scorer or verifier failed: the trajectory is retried, then dead-lettered, never scored as zero."""
 

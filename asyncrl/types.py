@@ -142,7 +142,8 @@ class ToolCall(NamedTuple):
 
 class Turn(NamedTuple):
     """The token span [start, end) of one turn. An assistant turn covers exactly the tokens that the policy sampled;
-    `grammar` is the kind of the grammar under which they were, "" without one."""
+    `grammar` is the kind of the grammar under which they were, "" without one, and `score` is what a simulated user
+    gave for it."""
 
     start: int
     end: int
@@ -150,6 +151,7 @@ class Turn(NamedTuple):
     finish_reason: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     grammar: str = ""
+    score: float | None = None
 
 
 class Step(NamedTuple):
@@ -177,7 +179,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     Raises InvariantError: shapes or dtypes differ from the above, a sampled token has no valid log-prob, another token
     has one, spans are out of order, an assistant's turn or a step has a token that was not sampled, a branch begins
-    with a sampled token, a number is not finite, or a mass is none, is missing or stands where nothing was sampled.
+    with a sampled token, a turn that is not the assistant's has a score, a number is not finite, or a mass is none, is
+    missing or stands where nothing was sampled.
     """
 
     id: str
@@ -239,6 +242,11 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         """bool[T]: true exactly on the tokens that the policy sampled."""
         mask: NDArray[np.bool_] = self.versions != NO_VERSION
         return mask
+
+    @property
+    def turn_scores(self) -> list[float]:
+        """The scores that a simulated user gave to the policy's turns, in their order."""
+        return [turn.score for turn in self.turns if turn.score is not None]
 
     @property
     def branches(self) -> list[tuple[int, int]]:
@@ -324,10 +332,12 @@ class _Runs(NamedTuple):
 
     def check_turns(self, owner: str, turns: tuple[Turn, ...]) -> None:
         position, branches = 0, [0]
-        for start, end, role, _, _, _ in turns:
+        for start, end, role, _, _, _, score in turns:
             if not position <= start <= end <= self.length:
                 raise self._out_of_order(owner, "turn", start, end)
             position = end
+            if score is not None and (role is not ASSISTANT or not math.isfinite(score)):
+                raise InvariantError(f"{owner}: the {role}'s turn [{start}, {end}) has the score {score}")
             if role is ASSISTANT:
                 if start < end and not self._all_sampled(start, end):
                     raise InvariantError(f"{owner}: the assistant's turn [{start}, {end}) was not all sampled")

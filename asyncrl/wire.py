@@ -33,7 +33,7 @@ T = TypeVar("T")
 PROTOCOL = 5
 READABLE = (2, 3, 4, PROTOCOL)
 """Stores hold messages as they came. Labels of these protocols are the same; trajectories before protocol 5 have no
-grammars."""
+grammars, and no scores of turns."""
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
 """For headers that carry many tasks with their prompts, from a side that is known."""

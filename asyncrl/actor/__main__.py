@@ -86,12 +86,15 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
 
 
 async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStack) -> EpisodeRunner:
-    """Runs episodes with the agent of `actor.agent`, whose server `stack` closes, or else with our own tools.
+    """Runs episodes with the agent of `actor.agent`, whose server `stack` closes, or else with our own tools and
+    simulated users.
 
-    Raises ConfigError: the chat template, a tool or the agent cannot be used.
+    Raises ConfigError: the chat template, a tool, a user or the agent cannot be used.
     """
     from asyncrl.actor.chat_checks import check_tools, open_chat, report_rewritings
     from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer
+    from asyncrl.actor.interactions.registry import load_interactions
+    from asyncrl.actor.interactions.users import InteractionLimits, Interactions
     from asyncrl.actor.recorder import EpisodeLimits
     from asyncrl.actor.steps import find_split
     from asyncrl.actor.toolbox import Toolbox, ToolLimits
@@ -106,7 +109,9 @@ async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStac
         limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
         toolbox = Toolbox(tool_classes(actor.tools), limits)
         check_tools(chat, toolbox.functions)
-        player = ToolPlayer(toolbox, read_grammar(actor.response_format))
+        of_users = InteractionLimits(actor.interaction_timeout_s, actor.max_user_turns, actor.max_tool_chars)
+        users = Interactions(load_interactions(actor.interactions), of_users)
+        player = ToolPlayer(toolbox, read_grammar(actor.response_format), users)
     else:
         from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
 

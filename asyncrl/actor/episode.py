@@ -1,7 +1,8 @@
 """Runs an episode, from its ticket to its trajectory.
 
-A player leads the conversation with the policy: `ToolPlayer` answers its tool calls with our own tools, an agent
-requests what it likes (`chat_api`). Each completion goes through `Episode.complete`, which samples and records it.
+A player leads the conversation with the policy: `ToolPlayer` answers its tool calls with our own tools and lets a
+simulated user respond, an agent requests what it likes (`chat_api`). Each completion goes through `Episode.complete`,
+which samples and records it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Engine
+from asyncrl.actor.interactions.users import InteractionLimits, Interactions, OpenInteraction
 from asyncrl.actor.parsing import ParsedTurn
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Message, Recorder, Reservation
 from asyncrl.actor.steps import Split
@@ -174,21 +176,25 @@ class EpisodeRunner:
 
 @dataclass(frozen=True)
 class ToolPlayer:
-    """Answers the policy's tool calls with the tools of `toolbox`, until it calls none or a limit ends the episode. Its
-    turns are sampled under the grammar of the task, or under `grammar` where it names none."""
+    """Answers the policy's tool calls with the tools of `toolbox`. Where it calls none, the task's user among
+    `interactions` responds. The episode ends when the user ends it, without a user at the first turn that calls no
+    tool, or at a limit. Turns are sampled under the grammar of the task, or under `grammar` where it names none."""
 
     toolbox: Toolbox
     grammar: Grammar | None = None
+    interactions: Interactions = field(default_factory=lambda: Interactions({}, InteractionLimits()))
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
-        async with self.toolbox.open(episode.ticket) as tools:
-            await self._converse(episode, tools)
+        ticket = episode.ticket
+        async with self.toolbox.open(ticket) as tools, self.interactions.open(ticket) as user:
+            await self._converse(episode, tools, user)
             return await tools.rewards()
 
     def counters(self) -> Mapping[str, float]:
-        return {f"tool_{name}": count for name, count in asdict(self.toolbox.counts).items()}
+        counts = {"tool": asdict(self.toolbox.counts), "interaction": asdict(self.interactions.counts)}
+        return {f"{kind}_{name}": count for kind, each in counts.items() for name, count in each.items()}
 
-    async def _converse(self, episode: Episode, tools: OpenTools) -> None:
+    async def _converse(self, episode: Episode, tools: OpenTools, user: OpenInteraction | None) -> None:
         def read_turn(text: str, ended: bool) -> ParsedTurn:
             return episode.chat.parse(text, tools.functions) if ended else ParsedTurn(text)
 
@@ -204,14 +210,40 @@ class ToolPlayer:
                 if not recorder.completions:
                     raise
                 return
-            calls = completion.turn.calls
-            if not calls:
+            messages = (*messages, completion.message)
+            following = await self._following(episode, tools, user, messages, completion)
+            if not following:
                 return
+            messages += following
+
+    async def _following(
+        self,
+        episode: Episode,
+        tools: OpenTools,
+        user: OpenInteraction | None,
+        messages: tuple[Message, ...],
+        completion: Completion,
+    ) -> tuple[Message, ...]:
+        """The messages behind `completion`, with which `messages` end: results of its calls, or the user's response.
+        None if the episode is over."""
+        recorder = episode.recorder
+        if calls := completion.turn.calls:
             if not recorder.turns_left:
                 recorder.truncated = True
-                return
+                return ()
             with episode.timed("tools"):
                 results = await tools.answer(calls)
             answered = zip(calls, results, completion.turn.ids, strict=True)
-            answers = (result(text, call.name, id) for call, text, id in answered)
-            messages = (*messages, completion.message, *answers)
+            return tuple(result(text, call.name, id) for call, text, id in answered)
+        if user is None or completion.finish_reason != "stop":
+            return ()
+        with episode.timed("user"):
+            reply = await user.respond(messages)
+        if reply.score is not None:
+            recorder.score(reply.score)
+        if reply.ends:
+            return ()
+        if not (recorder.turns_left and user.may_go_on):
+            recorder.truncated = True
+            return ()
+        return ({"role": "user", "content": reply.text},)

@@ -238,6 +238,11 @@ class Recorder:
         self.truncated = self.truncated and not reservation.after_refusal
         self.completions.append(Prefix(branch, branch.turns[-1], (*request.messages, answer), request.tools))
 
+    def score(self, score: float) -> None:
+        """A simulated user gives `score` to the last completion, which must be the end of its branch."""
+        turns = self.completions[-1].branch.turns
+        turns[-1] = turns[-1]._replace(score=score)
+
     def cancel(self, reservation: Reservation) -> str | None:
         """There will be no completion: all is as before the request. Returns the session that ends with it, if any."""
         branch = reservation.branch

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from asyncrl.actor.finishing import finish
 from asyncrl.actor.parsing import MalformedCall
 from asyncrl.actor.tools.base import Tool, ToolRefusal
 from asyncrl.errors import ToolError
@@ -75,11 +76,7 @@ class Toolbox:
             await opened.create(ticket.task.tools_kwargs)
             yield opened
         finally:
-            releasing = asyncio.ensure_future(self._release_all(tools))
-            try:
-                await asyncio.shield(releasing)
-            finally:  # also if we are cancelled meanwhile
-                await releasing
+            await finish(self._release_all(tools))
 
     async def _release_all(self, tools: Mapping[str, Tool]) -> None:
         for name, tool in tools.items():

@@ -186,7 +186,10 @@ def _missing(advantage: Advantage, step_scores: bool, group_size: int) -> Iterat
     setting = f"algorithm.advantage={advantage.name}"
     if advantage.needs_steps and not step_scores:
         implicit = ", or implicit.train=true" if advantage.name == "prime" else ""
-        yield f"{setting} needs step scores: set scoring.prm.path to a process reward model{implicit}"
+        yield (
+            f"{setting} needs step scores: set scoring.prm.path to a process reward model{implicit}, or "
+            "actor.interactions to simulated users that score turns"
+        )
     if group_size == 1 and advantage.needs_group:
         yield f"{setting} compares the members of a group: set learner.group_size above 1"
 

@@ -74,6 +74,8 @@ def _actor(config: TrainConfig) -> Iterator[str]:
     if actor.step_split not in ("turn", "paragraph", "line") and "." not in actor.step_split:
         yield "actor.step_split: use turn, paragraph or line, or the dotted path of a function"
     yield from _response_format(config)
+    if actor.interactions and actor.agent is not None:
+        yield "actor.interactions actor.agent: an agent plays the user itself; leave one of them out"
     if not is_loopback(actor.chat_api_host) and not config.network.insecure:
         yield f"actor.chat_api_host: other machines can reach this address: {CHAT_API_FIX}"
 

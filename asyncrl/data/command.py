@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from asyncrl.data.converters import dapo, gsm8k, math_problems, programs, search, tool_calls
 from asyncrl.data.writing import write_tasks
@@ -36,12 +37,14 @@ def main() -> None:
         one.add_argument("--source", required=True, help=what)
         one.add_argument("--out", type=Path, required=True, help="Parquet file to write")
         one.add_argument("--split", default="train", help="the split's name: train (default), test ...")
+        one.add_argument("--user", help="simulated user of the tasks (docs/interactions.md), such as checker")
         if name in NAMED:
             one.add_argument("--data-source", default=NAMED[name], help=f"data source of the tasks ({NAMED[name]})")
     arguments = parser.parse_args()
+    source = getattr(arguments, "data_source", "")
     try:
         rows, left_out = convert(
-            arguments.set, arguments.source, arguments.out, arguments.split, getattr(arguments, "data_source", "")
+            arguments.set, arguments.source, arguments.out, arguments.split, source, arguments.user
         )
     except (AsyncrlError, OSError) as error:
         sys.stderr.write(f"asyncrl data: {error}\n")
@@ -51,9 +54,12 @@ def main() -> None:
     sys.stdout.write(f"wrote {rows} tasks to {arguments.out}{rest}\n")
 
 
-def convert(name: str, source: str, out: Path, split: str = "train", data_source: str = "") -> tuple[int, int]:
+def convert(
+    name: str, source: str, out: Path, split: str = "train", data_source: str = "", user: str | None = None
+) -> tuple[int, int]:
     """Write the tasks of the published `source` to the Parquet file `out`; returns how many, and how many rows
-    became none. Raises DataError."""
+    became none. `user` is the simulated user that the tasks name, to whom they give the ground truth. Raises
+    DataError."""
     named = data_source or NAMED.get(name, "")
     readers: Mapping[str, Callable[[], Iterable[Task | None]]] = {
         "gsm8k": partial(gsm8k.tasks, Path(source), split),
@@ -64,7 +70,12 @@ def convert(name: str, source: str, out: Path, split: str = "train", data_source
         "tools": partial(tool_calls.tasks, source, named),
     }
     rows: list[Task | None] = list(readers[name]())
-    found = [replace(task, extra_info={"split": split, **task.extra_info}) for task in rows if task]
+    found = [replace(task, extra_info=_extra(task, split, user)) for task in rows if task]
     if not found:
         raise DataError(f"{source} has no row that can be a task")
     return write_tasks(out, found), len(rows) - len(found)
+
+
+def _extra(task: Task, split: str, user: str | None) -> dict[str, Any]:
+    of_user = {"interaction_kwargs": {"name": user, "ground_truth": task.ground_truth}} if user else {}
+    return {"split": split, **of_user, **task.extra_info}

@@ -247,6 +247,17 @@ class TaskFile(Sequence[Task]):
                 found.setdefault(text, row)
         return found
 
+    def by_user(self) -> dict[int, Task]:
+        """The first row of each simulated user that `extra_info.interaction_kwargs.name` names, by its number."""
+        kind = self._table.schema.field("extra_info").type if "extra_info" in self._table.column_names else pa.null()
+        for name in ("interaction_kwargs", "name"):
+            if name not in _fields(kind):
+                return {}
+            kind = kind.field(name).type
+        names = pc.struct_field(self._table.column("extra_info"), ["interaction_kwargs", "name"])
+        rows = [pc.index(names, name).as_py() for name in pc.unique(names.drop_null())]
+        return {row: self[row] for row in rows}
+
     def _read(self, row: int) -> Task:
         """Raises DataError: no message can carry the row."""
         try:

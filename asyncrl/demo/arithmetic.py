@@ -85,10 +85,11 @@ def opening(expression: Expression) -> list[dict[str, str]]:
 
 
 def arithmetic_task(expression: Expression, split: str, index: int) -> Task:
+    truth = str(expression.value())
     return Task(
         id=task_id(DATA_SOURCE, split, index),
         messages=opening(expression),
-        ground_truth=str(expression.value()),
+        ground_truth=truth,
         data_source=DATA_SOURCE,
-        extra_info={"split": split, "index": index},
+        extra_info={"split": split, "index": index, "interaction_kwargs": {"name": "checker", "ground_truth": truth}},
     )

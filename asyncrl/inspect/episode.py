@@ -135,6 +135,7 @@ def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iter
             f"{turn.end - turn.start} tokens",
             *(f"{count} by version {version}" for version, count in by_version.items()),
             turn.finish_reason,
+            "" if turn.score is None else f"score {turn.score:.3g}",
         ]
         yield Rule(Text(" · ".join(filter(None, parts)), "bold"), align="left", style="dim")
         yield _text(trajectory, turn.start, turn.end, scores, decode)

@@ -31,7 +31,7 @@ from asyncrl.scoring.shaping import Scores
 from asyncrl.scoring.transcript import Decoder, Passage, Transcript, decode, transcripts
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.text import reason_of
-from asyncrl.types import Labels, Lease
+from asyncrl.types import Labels, Lease, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -183,17 +183,21 @@ class Scorer:
         scores = {} if shadow else dict(models)
         if "rules" in numbers:
             scores |= {"rules": numbers["rules"], "accuracy": shaping.accuracy(numbers["outcome"])}
-        scores["environment"] = float(sum(trajectory.rewards.values()))
+        scores["environment"] = shaping.environment(trajectory, config)
         reward, parts = shaping.shape(scores, trajectory.sampled_tokens, config)
         by_rule = {name: score for name, score in numbers.items() if name.startswith("rule/")}
+        if shadow or not len(step_scores):
+            for_algorithms, ends = _of_turns(trajectory)
+        else:
+            for_algorithms, ends = shaping.transformed(counted, config), _ends(lease)[kept]
         shadowed = {f"shadow/{name}": score for name, score in models.items() if shadow}
         labels = Labels(
             trajectory_id=trajectory.id,
             reward=reward,
             outcome=_outcome(numbers.get("outcome"), scores, counted, trajectory.id),
             scorer=self._name(lease),
-            step_scores=_NO_SCORES if shadow else shaping.transformed(counted, config),
-            step_ends=_NO_ENDS if shadow else _ends(lease)[kept],
+            step_scores=for_algorithms,
+            step_ends=ends,
             extra=by_rule | parts | shadowed,
             vote=vote,
         )
@@ -228,6 +232,12 @@ def _outcome(rules: float | None, scores: Mapping[str, float], steps: Scores, tr
 
 def _ends(lease: Lease) -> NDArray[np.int32]:
     return np.array([step.end for step in lease.trajectory.steps], np.int32)
+
+
+def _of_turns(trajectory: Trajectory) -> tuple[Scores, NDArray[np.int32]]:
+    """The scores float32[k] that a simulated user gave to turns, and the ends int32[k] of these, at which steps end."""
+    ends = [turn.end for turn in trajectory.turns if turn.score is not None]
+    return np.array(trajectory.turn_scores, np.float32), np.array(ends, np.int32)
 
 
 def _served(scorer: T | None, kind: str) -> T:

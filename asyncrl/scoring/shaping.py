@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,13 @@ _AGGREGATIONS: Mapping[str, Callable[[Scores], np.float32]] = {
     "pooled_last": lambda scores: scores[-1],
     "min": np.min,
     "product": np.prod,
+}
+
+_TURN_SCORES: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "sum": sum,
+    "last": lambda scores: scores[-1],
+    "mean": fmean,
+    "max": max,
 }
 
 _LEADING_NUMBER = re.compile(r"\A\s*(?:step\s*)?\(?\d+[).:]\s+", re.IGNORECASE)
@@ -115,6 +123,13 @@ def aggregate(scores: Scores, how: str) -> float:
     return float(_AGGREGATIONS[how](scores))
 
 
+def environment(trajectory: Trajectory, config: ShapingConfig) -> float:
+    """The rewards of the episode's tools, and its user's scores of turns as one number, together."""
+    scores = trajectory.turn_scores
+    of_user = _TURN_SCORES[config.turn_scores](scores) if scores else 0.0
+    return float(sum(trajectory.rewards.values()) + of_user)
+
+
 def transformed(scores: Scores, config: ShapingConfig) -> Scores:
     """The step scores for algorithms: min(r_k - eta, 0) for `clip`, r_k - r_{k+1} for `delta`. The last step has no
     successor, so that the deltas from step k on sum to r_k.
@@ -139,7 +154,7 @@ def shape(scores: Mapping[str, float], length: int, config: ShapingConfig) -> tu
     penalties as they are added. A configured bonus is 0 for an episode that does not get it.
 
     `scores` may have `rules` (the weighted sum of the rules), `accuracy`, `outcome_model`, `process` and `environment`
-    (the sum of the tools' own rewards); a kind of scoring that the episode did not need is absent.
+    (see `environment`); a kind of scoring that the episode did not need is absent.
     """
     weights = {
         "rules": config.outcome_weight,

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import EngineStats, Generation
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
+from asyncrl.actor.interactions.users import InteractionLimits, Interactions
 from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.base import Tool
@@ -192,13 +193,15 @@ async def play_with_tools(
     tools: Mapping[str, type[Tool]] | Toolbox,
     ticket: Ticket | None = None,
     limits: EpisodeLimits = LIMITS,
+    interactions: Interactions | None = None,
     **options: Any,
 ) -> Trajectory:
     """The trajectory of an episode with our own tools; `options` as for EpisodeRunner."""
     toolbox = (
         tools if isinstance(tools, Toolbox) else Toolbox(tools, ToolLimits(timeout_s=5.0, retries=1, max_chars=100_000))
     )
-    runner = EpisodeRunner(engine, chat, ToolPlayer(toolbox), limits, **options)
+    player = ToolPlayer(toolbox, interactions=interactions or Interactions({}, InteractionLimits()))
+    runner = EpisodeRunner(engine, chat, player, limits, **options)
     return await runner.run(ticket or make_ticket(), lambda: None)
 
 

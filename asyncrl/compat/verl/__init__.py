@@ -1,7 +1,8 @@
-"""verl's batch type and reward managers under verl's names, for programs that were written for verl; and our
-trajectories in verl's layout. docs/verl.md says what differs."""
+"""verl's batch type, reward managers and interactions under verl's names, for programs that were written for verl; and
+our trajectories in verl's layout. docs/verl.md says what differs."""
 
-from asyncrl.compat.verl.loading import VerlManager, load_reward_manager
+from asyncrl.compat.verl.interactions import BaseInteraction
+from asyncrl.compat.verl.loading import VerlInteraction, VerlManager, load_reward_manager
 from asyncrl.compat.verl.names import provide_verl
 from asyncrl.compat.verl.packed import add_tokens, to_episodes, to_tokens
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
@@ -20,6 +21,7 @@ from asyncrl.compat.verl.trajectories import from_trajectories, to_labels, to_tr
 
 __all__ = [
     "AbstractRewardManager",
+    "BaseInteraction",
     "BatchRewardManager",
     "DAPORewardManager",
     "DataProto",
@@ -30,6 +32,7 @@ __all__ = [
     "RewardManager",
     "SkyworkPRMRewardManager",
     "TensorBatch",
+    "VerlInteraction",
     "VerlManager",
     "add_tokens",
     "compute_position_id_with_mask",

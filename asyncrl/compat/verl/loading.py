@@ -1,16 +1,19 @@
-"""Reward managers by name or dotted path, for programs and as the rule of a run."""
+"""Reward managers and interactions by name or dotted path, for programs and in a run."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asyncrl.actor.interactions.base import Interaction, Response
 from asyncrl.compat.verl.names import provide_verl
 from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.reward_managers import MANAGERS
 from asyncrl.compat.verl.rewarding import ComputeScore
 from asyncrl.config.imports import imported
+from asyncrl.errors import ConfigError
 from asyncrl.scoring.rules.verl import as_config
 
 KNOWN: Mapping[str, Callable[..., Any]] = {
@@ -60,3 +63,39 @@ class VerlManager:
     def __call__(self, data: Any, return_dict: bool = False) -> Any:
         batch = DataProto(dict(data.batch), dict(data.non_tensor_batch), dict(data.meta_info))
         return self._manager(batch, return_dict=return_dict)
+
+
+class VerlInteraction(Interaction):
+    """The user that `config.class_name` names by its dotted path: a class with the methods of verl's interactions,
+    which may import verl. It is made with the rest of `config`.
+
+    As in verl, a turn has no score if `generate_response` gives None. `finalize_interaction` is not called if it takes
+    no id, which is so in verl's own base class.
+
+    Raises ConfigError: there is no such class, or it lacks a method.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        provide_verl()
+        name = str(config.get("class_name"))
+        cls = imported(name, f"config.class_name={name}", "the dotted path of a class written for verl")
+        needed = ("start_interaction", "generate_response", "finalize_interaction")
+        for method in needed:
+            if not inspect.iscoroutinefunction(getattr(cls, method, None)):
+                raise ConfigError(f"config.class_name={name} has no `async def {method}`, as verl's interactions have")
+        self._theirs: Any = cls(config={key: value for key, value in config.items() if key != "class_name"})
+
+    async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
+        return await self._theirs.start_interaction(instance_id, **kwargs)
+
+    async def generate_response(self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any) -> Response:
+        response: Response = await self._theirs.generate_response(instance_id, messages, **kwargs)
+        return response
+
+    async def finalize_interaction(self, instance_id: str) -> None:
+        try:
+            inspect.signature(self._theirs.finalize_interaction).bind(instance_id)
+        except TypeError:
+            return
+        await self._theirs.finalize_interaction(instance_id)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeVar
 
+from asyncrl.compat.verl.interactions import BaseInteraction
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.protocol import DataProto, DataProtoItem
 from asyncrl.compat.verl.reward_managers import (
@@ -17,7 +18,7 @@ from asyncrl.compat.verl.reward_managers import (
     NaiveRewardManager,
     PrimeRewardManager,
 )
-from asyncrl.compat.verl.rewarding import AbstractRewardManager, default_compute_score
+from asyncrl.compat.verl.rewarding import AbstractRewardManager, default_compute_score, gsm8k_score
 
 Named = TypeVar("Named")
 
@@ -37,6 +38,8 @@ _MANAGERS = {
 }
 MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl": {"DataProto": DataProto},
+    "verl.interactions": {},
+    "verl.interactions.base": {"BaseInteraction": BaseInteraction},
     "verl.protocol": {
         "DataProto": DataProto,
         "DataProtoItem": DataProtoItem,
@@ -46,6 +49,7 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.utils": {},
     "verl.utils.model": {"compute_position_id_with_mask": compute_position_id_with_mask},
     "verl.utils.reward_score": {"default_compute_score": default_compute_score},
+    "verl.utils.reward_score.gsm8k": {"compute_score": gsm8k_score},
     "verl.workers": {},
     "verl.workers.reward_manager": _MANAGERS,
     "verl.workers.reward_manager.abstract": {"AbstractRewardManager": AbstractRewardManager, "RawRewardFn": Callable},

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.base import completed
+from asyncrl.scoring.rules.exact_number import MARK, final_number
 from asyncrl.scoring.rules.gsm8k import gsm8k
 from asyncrl.types import Task
 
@@ -176,8 +177,19 @@ def default_compute_score(
         raise NotImplementedError(
             f"there is no default score for the data source {data_source!r}; pass your function as compute_score"
         )
-    task = Task("row", [{"role": "user", "content": "?"}], str(ground_truth), data_source)
-    return gsm8k(task, solution_str, _NO_TRAJECTORY)
+    return gsm8k_score(solution_str, ground_truth)
+
+
+def gsm8k_score(
+    solution_str: str, ground_truth: str, method: str = "strict", format_score: float = 0.0, score: float = 1.0
+) -> float:
+    """`score` if our rule of GSM8K finds the answer right, `format_score` if it has another number, else 0. With the
+    method `strict` the number must follow `####`. Raises ScoringError: the ground truth has no number."""
+    task = Task("row", [{"role": "user", "content": "?"}], str(ground_truth), "openai/gsm8k")
+    if gsm8k(task, solution_str, _NO_TRAJECTORY, strict=method == "strict"):
+        return score
+    has_form = method != "strict" or MARK.search(solution_str)
+    return format_score if has_form and final_number(solution_str) is not None else 0.0
 
 
 def _lists(extras: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from asyncrl.compat.verl.fields import objects, require
 from asyncrl.compat.verl.padding import compute_position_id_with_mask
 from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.scoring.rules.verl import USER_TURN_REWARDS, rollout_reward_scores
 from asyncrl.types import (
     NO_VERSION,
     Finish,
@@ -210,11 +211,12 @@ def _facts(branch: _Branch) -> dict[str, Any]:
         "branch": branch.number,
         "finish": str(trajectory.finish),
         "turns": [
-            [turn.start - start, turn.end - start, str(turn.role), turn.finish_reason, calls[index]]
+            [turn.start - start, turn.end - start, str(turn.role), turn.finish_reason, calls[index], turn.score]
             for index, turn in enumerate(branch.turns)
         ],
         "steps": [[step.start - start, step.end - start] for step in branch.steps],
-        "reward_scores": dict(trajectory.rewards),
+        "reward_scores": rollout_reward_scores(trajectory),
+        "turn_scores": trajectory.turn_scores,
         "timings": dict(trajectory.timings),
         "__num_turns__": sum(1 for _ in groupby(turn.role for turn in branch.turns)),
     }
@@ -303,9 +305,9 @@ def _joined(rows: Sequence[_Row], members: dict[str, int]) -> Trajectory:
     starts = np.cumsum([0, *(len(row.tokens) for row in rows)]).tolist()
     turns, steps = [], []
     for start, row in zip(starts, rows, strict=False):
-        for begin, end, role, reason, calls in row.facts["turns"]:
+        for begin, end, role, reason, calls, *score in row.facts["turns"]:
             called = tuple(ToolCall(*call) for call in calls)
-            turns.append(Turn(start + begin, start + end, Role(role), reason, called))
+            turns.append(Turn(start + begin, start + end, Role(role), reason, called, *score))
         steps += [Step(start + begin, start + end) for begin, end in row.facts["steps"]]
     return Trajectory(
         id=str(first["trajectory_id"]),
@@ -318,6 +320,6 @@ def _joined(rows: Sequence[_Row], members: dict[str, int]) -> Trajectory:
         turns=tuple(turns),
         steps=tuple(steps),
         finish=Finish(first["finish"]),
-        rewards=first["reward_scores"] or {},
+        rewards={name: each for name, each in (first["reward_scores"] or {}).items() if name != USER_TURN_REWARDS},
         timings=first["timings"] or {},
     )

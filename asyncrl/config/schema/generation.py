@@ -35,7 +35,18 @@ class ActorConfig:
         "null: no limit. A run always ends if all of its first episodes fail (docs/faults.md)",
         "(0, 1]",
     )
-    max_tool_chars: int = option(4096, "characters of a tool's result; the middle of a longer one is cut", "[1, inf)")
+    max_tool_chars: int = option(
+        4096, "characters of a tool's result or a user's message; the middle of a longer one is cut", "[1, inf)"
+    )
+    interactions: dict[str, Any] = option(
+        {},
+        "simulated users by name: the dotted path of a class, or {class_name: ..., config: ...} (docs/interactions.md)",
+        fixed="all members of a group talk to the same user",
+    )
+    interaction_timeout_s: float = option(60.0, "seconds that one call of a simulated user may take", "(0, inf)")
+    max_user_turns: int | None = option(
+        None, "messages of a simulated user that the policy reads in an episode; null: any number", "[1, inf)"
+    )
     template_kwargs: dict[str, Any] = option(
         {},
         "arguments of the chat template, such as {enable_thinking: false}",

@@ -24,7 +24,14 @@ class ShapingConfig:
     outcome_weight: float = option(1.0, "weight of the rules' weighted sum in the reward", "[0, inf)")
     outcome_model_weight: float = option(1.0, "weight of the outcome model's score in the reward", "[0, inf)")
     process_weight: float = option(0.0, "weight of the aggregated step scores in the reward", "[0, inf)")
-    environment_weight: float = option(0.0, "weight of the sum of the tools' own rewards in the reward")
+    environment_weight: float = option(
+        0.0, "weight of the tools' own rewards and of a simulated user's scores, all together, in the reward"
+    )
+    turn_scores: str = option(
+        "sum",
+        "how a simulated user's scores of turns become one number of the environment's reward",
+        choices=("sum", "last", "mean", "max"),
+    )
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")
     use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau), without a sigmoid")
     use_raw_logit: bool = option(False, "a step's score is its logit, which has no bounds")

@@ -19,6 +19,7 @@ from asyncrl.errors import (
     AsyncrlError,
     ConfigError,
     DataError,
+    InteractionError,
     ScoringError,
     StoppedError,
     ToolError,
@@ -29,7 +30,7 @@ from asyncrl.launch.preflight.machine import check_devices, check_disk, check_po
 from asyncrl.launch.preflight.models import check_existence, check_length, policy_size
 from asyncrl.launch.preflight.prompts import check_prompts
 from asyncrl.text import reason_of
-from asyncrl.types import NO_VERSION, Finish, Purpose, Role, Ticket, Trajectory, Turn
+from asyncrl.types import NO_VERSION, Finish, Purpose, Role, Task, Ticket, Trajectory, Turn
 
 if TYPE_CHECKING:
     from asyncrl.data.reading import TaskFile
@@ -81,6 +82,7 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
         _check_tools(config)
         if config.actor.agent is None:
             _check_creation(config, files)
+            _check_users(config, files)
     with _collected(problems, stop):
         check_existence(config)
         with _collected(problems, stop):
@@ -139,10 +141,12 @@ def _check_policy(config: TrainConfig) -> None:
 
 def _check_tools(config: TrainConfig) -> None:
     from asyncrl.actor.chat_api.agent import load_agent
+    from asyncrl.actor.interactions.registry import load_interactions
     from asyncrl.actor.steps import find_split
     from asyncrl.actor.tools.registry import tool_classes
 
     find_split(config.actor.step_split)
+    load_interactions(config.actor.interactions)
     tool_classes(config.actor.tools)
     if config.actor.agent is not None:
         load_agent(config.actor.agent)
@@ -162,7 +166,9 @@ def _check_algorithm(config: TrainConfig) -> None:
 
     check(
         config.algorithm,
-        step_scores=(config.scoring.prm.is_configured and not config.scoring.shadow) or config.implicit.train,
+        step_scores=(config.scoring.prm.is_configured and not config.scoring.shadow)
+        or config.implicit.train
+        or bool(config.actor.interactions),
         group_size=config.learner.group_size,
     )
     try_parts(config.algorithm, config.learner.group_size)
@@ -201,7 +207,7 @@ def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
             notice.daemon = True
             notice.start()
             try:
-                asyncio.run(create(Ticket("preflight", task, "preflight", 0, Purpose.TRAIN, 1.0, 0)))
+                asyncio.run(create(_try_out(task)))
             except Exception as error:
                 reason = error if isinstance(error, ToolError) else reason_of(error)
                 given = ", ".join(name for name, kwargs in task.tools_kwargs.items() if kwargs) or "none"
@@ -212,6 +218,41 @@ def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
                 ) from error
             finally:
                 notice.cancel()
+
+
+def _check_users(config: TrainConfig, files: Sequence[TaskFile]) -> None:
+    """Raises ConfigError: a simulated user cannot start with the first row that names it, no row names one, or a row
+    names another one. Those that started are finalized again."""
+    from asyncrl.actor.interactions.registry import load_interactions
+    from asyncrl.actor.interactions.users import InteractionLimits, Interactions
+
+    if not config.actor.interactions or not files:
+        return
+    limits = InteractionLimits(config.actor.interaction_timeout_s)
+    users = Interactions(load_interactions(config.actor.interactions), limits)
+
+    async def start(ticket: Ticket) -> None:
+        async with users.open(ticket):
+            pass
+
+    named = [(file.place(row), task) for file in files for row, task in file.by_user().items()]
+    if not named:
+        raise ConfigError(
+            "actor.interactions: no task names one of the users in extra_info.interaction_kwargs.name "
+            "(docs/interactions.md); add it to the data, or leave actor.interactions empty"
+        )
+    for place, task in named:
+        try:
+            asyncio.run(start(_try_out(task)))
+        except InteractionError as error:
+            raise ConfigError(
+                f"actor.interactions: with {place}, {error}; `start_interaction` gets the row's "
+                "extra_info.interaction_kwargs as keywords (docs/interactions.md)"
+            ) from error
+
+
+def _try_out(task: Task) -> Ticket:
+    return Ticket("preflight", task, "preflight", 0, Purpose.TRAIN, 1.0, 0)
 
 
 def _check_truths(config: TrainConfig, files: Sequence[TaskFile]) -> None:

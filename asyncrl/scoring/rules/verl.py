@@ -21,13 +21,18 @@ from asyncrl.scoring.answers import prompt_and_response
 from asyncrl.scoring.rules.base import VOTE, RuleFunction, RuleInput, completed, plain
 from asyncrl.types import Trajectory
 
+USER_TURN_REWARDS = "user_turn_rewards"
+
 
 def verl_function(compute_score: Callable[..., Any]) -> RuleFunction:
     """The rule that calls `compute_score`, which may be a coroutine function. Of results that are no numbers only the
     text `pred` stays, on which attempts vote in evaluations."""
 
     def score(given: RuleInput) -> Any:
-        more = {"num_turns": num_turns(given.trajectory), "rollout_reward_scores": {}}
+        more = {
+            "num_turns": num_turns(given.trajectory),
+            "rollout_reward_scores": rollout_reward_scores(given.trajectory),
+        }
         result = compute_score(
             data_source=given.task.data_source,
             solution_str=given.response,
@@ -83,6 +88,13 @@ def num_turns(trajectory: Trajectory) -> int:
     return sum(1 for _ in groupby(turn.role for turn in trajectory.turns if turn.start >= start))
 
 
+def rollout_reward_scores(trajectory: Trajectory) -> dict[str, Any]:
+    """What verl tells reward functions of an episode's environment: the tools' own rewards by name, and a simulated
+    user's scores of turns, where there are any, as the list `user_turn_rewards`."""
+    scores = trajectory.turn_scores
+    return {**trajectory.rewards, **({USER_TURN_REWARDS: scores} if scores else {})}
+
+
 Names = Sequence[str]
 
 
@@ -119,7 +131,8 @@ class VerlBatch:
             "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
             "extra_info": dict(task.extra_info),
             "raw_prompt": [dict(message) for message in task.messages],
-            "reward_scores": {},
+            "reward_scores": rollout_reward_scores(trajectory),
+            "turn_scores": trajectory.turn_scores,
             "__num_turns__": num_turns(trajectory),
         }
         return cls(tensors, {name: _objects(value) for name, value in row.items()})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -17,6 +18,8 @@ VALIDATION = f"{ROLLOUT}.val_kwargs"
 FORMATS = {"hermes": "hermes", "llama3_json": "llama3", "qwen3_coder": "qwen3_coder", "gpt-oss": "harmony"}
 TOOLS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python"}
 """verl's tools that a tool of ours does the work of."""
+ANSWER_CHECKER = "asyncrl.demo.answer_checker.AnswerChecker"
+VERL_INTERACTION = "asyncrl.compat.verl.VerlInteraction"
 DEFAULT_MEMORY = 0.5
 UNBOUNDED_TURNS = 64
 """Where verl bounds an episode by its tokens alone."""
@@ -90,6 +93,7 @@ def _turns(source: VerlConfig) -> Iterator[Setting | str]:
     if source[f"{TURNS}.format"] not in FORMATS:
         yield f"{TURNS}.format={source[f'{TURNS}.format']}: it is auto, which reads it from the chat template"
     yield from _tools(source[f"{TURNS}.tool_config_path"])
+    yield from _interactions(source)
 
 
 def _tools(path: str | None) -> Iterator[Setting | str]:
@@ -115,6 +119,40 @@ def _tools(path: str | None) -> Iterator[Setting | str]:
             else f"{TURNS}.tool_config_path: write {each} as a tool of asyncrl (docs/writing_a_tool.md), and add its "
             "dotted path to actor.tools"
         )
+
+
+def _interactions(source: VerlConfig) -> Iterator[Setting | str]:
+    key = f"{TURNS}.interaction_config_path"
+    if not (path := source[key]):
+        return
+    try:
+        content = yaml.safe_load(Path(path).expanduser().read_text())
+        users = dict(_user(each) for each in content["interaction"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        yield (
+            f"{key}={path}: it cannot be read ({type(error).__name__}); name the users in actor.interactions "
+            "(docs/interactions.md)"
+        )
+        return
+    yield "actor.interactions", users
+    if source[f"{TURNS}.max_user_turns"]:
+        yield "actor.max_user_turns", source[f"{TURNS}.max_user_turns"]
+    if any(user["class_name"] == ANSWER_CHECKER for user in users.values()):
+        yield f"{key}: verl's Gsm8kInteraction is {ANSWER_CHECKER} here"
+    yield (
+        f"{key}: the policy's last turn is scored too, where verl ends the episode; verl leaves the scores to a reward "
+        "function, and scoring.shaping.environment_weight adds them to the reward"
+    )
+
+
+def _user(entry: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of a user in verl's file, and its entry of ours."""
+    path = str(entry["class_name"])
+    config = dict(entry.get("config") or {})
+    name = str(entry.get("name") or _last(path).removesuffix("Interaction").lower() or _last(path).lower())
+    if _last(path) == "Gsm8kInteraction" and path.startswith("verl."):
+        return name, {"class_name": ANSWER_CHECKER, "config": {"strict": True}}
+    return name, {"class_name": VERL_INTERACTION, "config": {**config, "class_name": path}}
 
 
 def _last(path: str) -> str:
@@ -169,7 +207,12 @@ ROWS = (
     used(
         f"{TURNS}.max_assistant_turns", "`actor.max_turns`", None, f"{UNBOUNDED_TURNS} if no number of turns is given."
     ),
-    used(f"{TURNS}.max_user_turns", "`actor.max_turns`", None, "Used if the two other numbers of turns are null."),
+    used(
+        f"{TURNS}.max_user_turns",
+        "`actor.max_user_turns`",
+        None,
+        "With interactions; without them `actor.max_turns`, if the two other numbers of turns are null.",
+    ),
     used(f"{TURNS}.max_turns", "`actor.max_turns`", None, "An older name of `max_assistant_turns`."),
     used(
         f"{TURNS}.tool_config_path",
@@ -181,7 +224,12 @@ ROWS = (
     used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "Formats with another name become `auto`."),
     none(TURNS, "tool_response_truncate_side", "The middle of a long result is cut."),
     none(TURNS, "max_parallel_calls", "All calls of a turn run at once."),
-    none(TURNS, "interaction_config_path", "Write an agent (docs/agents.md) that plays the user."),
+    used(
+        f"{TURNS}.interaction_config_path",
+        "`actor.interactions`",
+        None,
+        "The classes of the file are used unchanged, if what they import is installed.",
+    ),
     none(
         TURNS,
         "function_tool_path use_inference_chat_template tokenization_sanity_check_mode num_repeat_rollouts "

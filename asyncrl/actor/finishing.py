@@ -1,0 +1,16 @@
+"""Work that is done to its end, also in a task that is cancelled meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+async def finish(work: Coroutine[Any, Any, None]) -> None:
+    """Wait until `work` is done. If this is cancelled meanwhile, CancelledError is raised when the work is done."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    finally:
+        await task

@@ -1,0 +1,1 @@
+"""Simulated users, who respond to the policy between its turns."""
