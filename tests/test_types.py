@@ -83,6 +83,8 @@ def runs(*rows: tuple[int, int]) -> np.ndarray:
         (under_grammar(np.full(8, 0.5)), "not 1 where nothing was sampled"),
         ({"rewards": {"tool": float("nan")}}, "not finite"),
         ({"timings": {"tool": float("inf")}}, "not finite"),
+        ({"turns": (Turn(0, 8, Role.TOOL, score=1.0),)}, "the tool's turn .* has the score 1.0"),
+        ({"turns": (Turn(4, 8, Role.ASSISTANT, score=float("nan")),)}, "has the score nan"),
     ],
 )
 def test_a_trajectory_that_breaks_an_invariant_is_refused(changes: dict[str, Any], reason: str) -> None:

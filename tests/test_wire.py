@@ -50,7 +50,15 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         turns=(
             Turn(0, cut, Role.PROMPT),
             Turn(
-                cut, length, Role.ASSISTANT, "stop", (ToolCall("t", draw(st.dictionaries(st.text(), PLAIN))),), grammar
+                *(
+                    cut,
+                    length,
+                    Role.ASSISTANT,
+                    "stop",
+                    (ToolCall("t", draw(st.dictionaries(st.text(), PLAIN))),),
+                    grammar,
+                ),
+                score=draw(st.none() | st.floats(-1, 1)),
             ),
         ),
         steps=(Step(cut, length),),
@@ -317,6 +325,13 @@ def test_a_trajectory_with_any_value_in_any_place_is_refused(field: str, value: 
         return
     with pytest.raises(WireError):
         wire.read_trajectory(structs.replace(message, content={**message.body, field: value}))
+
+
+def test_a_trajectory_of_a_protocol_without_scores_of_turns_is_read() -> None:
+    trajectory = make_trajectory()
+    message = wire.trajectory_message(trajectory)
+    older = {**message.body, "turns": [list(turn)[:5] for turn in trajectory.turns]}
+    assert wire.read_trajectory(structs.replace(message, content=older)).turns == trajectory.turns
 
 
 @pytest.mark.parametrize("name", ["tokens", "logprobs", "versions"])

@@ -7,17 +7,20 @@ import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from asyncrl.actor.chat import Chat
 from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.actor.worker import RolloutWorker
 from asyncrl.errors import RefusedError, StoppedError, ToolError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
 from asyncrl.types import Purpose, Role, Ticket, ToolCall, Trajectory, Turn
-from tests.actor.fakes import ScriptedEngine, make_tokenizer
+from tests.actor.fakes import ScriptedEngine, make_tokenizer, play_with_tools
+from tests.actor.interactions.support import Recorded, on_offer
 from tests.fake_replay import FakeReplay, feed_ticket
 from tests.helpers import GENEROUS_S, FakeMetrics, async_until, make_task, make_trajectory
 
@@ -334,3 +337,32 @@ async def test_a_worker_that_drains_delivers_what_has_begun_and_takes_no_more():
     stop.set()
     await working
     assert sorted(replay.stored) == sorted(begun)
+
+
+@pytest.mark.parametrize(("limit_s", "reason"), [(math.inf, None), (0.05, "episode_timeout_s=0.05")])
+async def test_a_worker_that_stops_and_an_episode_that_takes_too_long_finalize_their_simulated_users(
+    limit_s: float, reason: str | None
+):
+    async def wait(instance_id: str, messages: list[dict[str, Any]]) -> Any:
+        await asyncio.Event().wait()
+
+    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+        begin()
+        named = replace(ticket, task=replace(ticket.task, extra_info={"interaction_kwargs": {"name": "user"}}))
+        engine = ScriptedEngine(tokenizer, ["4"])
+        return await play_with_tools(engine, Chat(tokenizer), {}, named, interactions=users)
+
+    def called(method: str) -> list[str]:
+        return sorted(name for each, name in user.calls if each == method)
+
+    user, tokenizer, replay, stop = Recorded(wait), make_tokenizer(), Replay(2), asyncio.Event()
+    users = on_offer(user, timeout_s=GENEROUS_S)
+    metrics = RolloutMetrics(ScriptedEngine(tokenizer, []), [], FakeMetrics())
+    worker = asyncio.create_task(RolloutWorker(run, replay, replay, 2, metrics, limit_s).run(stop))
+    await async_until(lambda: len(called("generate_response")) >= 2)
+    if reason:
+        await async_until(lambda: len(replay.failed) >= 2)
+        assert all(reason in each for each in replay.failed.values())
+    stop.set()
+    await worker
+    assert called("finalize_interaction") == called("start_interaction")

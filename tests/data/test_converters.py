@@ -35,6 +35,15 @@ def lines(path: Path, *rows: Any) -> Path:
     return path
 
 
+def test_tasks_can_name_a_simulated_user_who_gets_the_ground_truth(tmp_path: Path) -> None:
+    lines(tmp_path / "train.jsonl", {"question": "6*7?", "answer": "Well.\n#### 42"})
+    out = tmp_path / "out.parquet"
+    assert convert("gsm8k", str(tmp_path), out, user="checker") == (1, 0)
+    tasks = TaskFile(out)
+    assert tasks[0].extra_info["interaction_kwargs"] == {"name": "checker", "ground_truth": "42"}
+    assert [task.id for task in tasks.by_user().values()] == [tasks[0].id]
+
+
 def test_files_of_math_problems_are_scored_by_what_their_last_box_means(tmp_path: Path) -> None:
     folder = tmp_path / "MATH" / "train"
     halves = {

@@ -2,6 +2,7 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from asyncrl.config.schema import OutcomeModelConfig, ScoringConfig, ScoringModelConfig, ShapingConfig
 from asyncrl.errors import ScoringError
@@ -51,6 +52,35 @@ def test_labels_hold_outcome_steps_and_parts_under_the_scorers_names():
         "process": 0.75,
         "environment": 2.0,
     }
+
+
+def scored_by_a_user(*scores, **changes):
+    """An episode whose turns have these scores of a simulated user."""
+    turns = [("prompt", "Q"), *([("assistant", "it is 72"), ("tool", "no")] * len(scores))]
+    task, trajectory = episode(*turns, **changes)
+    left = iter(scores)
+    given = [turn._replace(score=next(left)) if turn.role == "assistant" else turn for turn in trajectory.turns]
+    return task, structs.replace(trajectory, turns=tuple(given))
+
+
+@pytest.mark.parametrize(("how", "environment"), [("sum", 1.5), ("last", 0.25), ("mean", 0.5), ("max", 1.0)])
+def test_a_users_scores_of_turns_are_environment_reward_and_step_scores(how, environment):
+    shaping = ShapingConfig(environment_weight=2.0, turn_scores=how, step_transforms=["clip"])
+    found = scored_by_a_user(0.25, None, 1.0, 0.25, rewards={"calculator": 3.0})
+    labels = score(found, ScoringConfig(shaping=shaping))
+    assert labels.extra["environment"] == 3.0 + environment
+    assert labels.reward == 1.0 + 2 * (3.0 + environment)
+    assert labels.step_scores.tolist() == [0.25, 1.0, 0.25]
+    steps = found[1].steps
+    assert labels.step_ends.tolist() == [steps[0].end, steps[2].end, steps[3].end]
+
+
+def test_step_scores_are_the_process_models_where_it_scores_and_the_users_where_it_is_a_shadow():
+    found = scored_by_a_user(0.0, 1.0)
+    repeats = ScoringConfig(shaping=ShapingConfig(enable_anti_hack=False))
+    assert score(found, repeats, FakePRM()).step_scores.tolist() == [0.75, 0.75]
+    assert score(found, ScoringConfig(shadow=True), FakePRM()).step_scores.tolist() == [0.0, 1.0]
+    assert score(scored_by_a_user(None, None), ScoringConfig()).step_scores.tolist() == []
 
 
 def test_branches_are_scored_by_themselves_and_rules_and_outcome_models_judge_the_last():

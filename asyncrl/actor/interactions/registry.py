@@ -32,7 +32,7 @@ def _load(name: str, entry: Any) -> Interaction:
     if not (isinstance(cls, type) and issubclass(cls, Interaction)):
         raise ConfigError(
             f"{setting}: {path} must be a subclass of asyncrl.actor.interactions.base.Interaction; a class written for "
-            "verl is named through asyncrl.compat.verl.VerlInteraction (docs/verl.md)"
+            "verl is named through asyncrl.compat.verl.VerlInteraction (docs/interactions.md)"
         )
     try:
         return cls({**config, "name": name})

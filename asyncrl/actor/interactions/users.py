@@ -10,7 +10,7 @@ import asyncio
 import copy
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from numbers import Real
@@ -99,12 +99,12 @@ class _Calls:
         self._timeout_s = timeout_s
         self._error_logger = error_logger
 
-    async def __call__(self, what: str, call: Awaitable[T]) -> T:
+    async def __call__(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """The result of `call`. Raises InteractionError: it raised or took too long; `what` names it."""
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
-                return await call
+                return await call()
         except Exception as error:
             reason = reason_of(error)
             if limit.expired():
@@ -146,15 +146,15 @@ class OpenInteraction:
     async def start(self) -> None:
         """Raises InteractionError, as the other methods do."""
         kwargs = copy.deepcopy(dict(self._kwargs))
-        await self._call("start_interaction", self._interaction.start_interaction, **kwargs)
+        await self._call("start_interaction", lambda user: user.start_interaction(self._id, **kwargs))
 
     async def respond(self, messages: Sequence[Mapping[str, Any]]) -> Reply:
         """The user's response to the policy's turn, the last of `messages`."""
         given, kwargs = copy.deepcopy(([dict(message) for message in messages], dict(self._kwargs)))
-        result = await self._call("generate_response", self._interaction.generate_response, given, **kwargs)
+        result = await self._call("generate_response", lambda user: user.generate_response(self._id, given, **kwargs))
         reply = self._read(result)
         if reply.score is None:
-            score = await self._call("calculate_score", self._interaction.calculate_score)
+            score = await self._call("calculate_score", lambda user: user.calculate_score(self._id))
             reply = self._read((reply.ends, reply.text, score))
         self._responses += 1
         self._calls.counts.responses += 1
@@ -164,15 +164,12 @@ class OpenInteraction:
     async def finalize(self) -> None:
         """Never raises: the episode's outcome stands."""
         try:
-            await self._call("finalize_interaction", self._interaction.finalize_interaction)
+            await self._call("finalize_interaction", lambda user: user.finalize_interaction(self._id))
         except InteractionError:
             log.debug("%s was not finalized, as was logged and counted", self._what)
 
-    async def _call(self, name: str, method: Any, *arguments: Any, **kwargs: Any) -> Any:
-        async def call() -> Any:
-            return await method(self._id, *arguments, **kwargs)
-
-        return await self._calls(f"{name} of {self._what}", call())
+    async def _call(self, name: str, call: Callable[[Interaction], Awaitable[T]]) -> T:
+        return await self._calls(f"{name} of {self._what}", lambda: call(self._interaction))
 
     def _read(self, result: Any) -> Reply:
         """Raises InteractionError: it is no response."""

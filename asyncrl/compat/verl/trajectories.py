@@ -305,9 +305,10 @@ def _joined(rows: Sequence[_Row], members: dict[str, int]) -> Trajectory:
     starts = np.cumsum([0, *(len(row.tokens) for row in rows)]).tolist()
     turns, steps = [], []
     for start, row in zip(starts, rows, strict=False):
-        for begin, end, role, reason, calls, *score in row.facts["turns"]:
+        for begin, end, role, reason, calls, *scores in row.facts["turns"]:
             called = tuple(ToolCall(*call) for call in calls)
-            turns.append(Turn(start + begin, start + end, Role(role), reason, called, *score))
+            score = next(iter(scores), None)
+            turns.append(Turn(start + begin, start + end, Role(role), reason, called, score=score))
         steps += [Step(start + begin, start + end) for begin, end in row.facts["steps"]]
     return Trajectory(
         id=str(first["trajectory_id"]),

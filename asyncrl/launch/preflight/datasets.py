@@ -2,7 +2,7 @@
 
 The class is called as verl calls it: `Class(data_files=[...], tokenizer=..., config=..., processor=None)`. It has a
 length, and its rows have `raw_prompt` or `prompt` (messages), `data_source`, `reward_model`, and may have `extra_info`,
-`tools_kwargs`, `index` and `tools`. Further values, such as tensors, are not read.
+`tools_kwargs`, `interaction_kwargs`, `index` and `tools`. Further values, such as tensors, are not read.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ def _task(row: int, values: Mapping[str, Any]) -> Task:
     extra = {"index": row, **_plain(values.get("extra_info") or {})}
     if values.get("index") is not None:
         extra["index"] = _plain(values["index"])
+    if user := _plain(values.get("interaction_kwargs") or {}):
+        extra["interaction_kwargs"] = user
     kwargs = _plain(values.get("tools_kwargs") or {}) or extra.pop("tools_kwargs", None) or {}
     extra.pop("tools_kwargs", None)
     tools = _plain(values.get("tools") or ())

@@ -235,8 +235,10 @@ def _check_users(config: TrainConfig, files: Sequence[TaskFile]) -> None:
         async with users.open(ticket):
             pass
 
+    # An evaluation may be on tasks without a user.
+    trains = config.learner.epochs is not None or config.learner.total_steps > 0
     named = [(file.place(row), task) for file in files for row, task in file.by_user().items()]
-    if not named:
+    if not named and trains:
         raise ConfigError(
             "actor.interactions: no task names one of the users in extra_info.interaction_kwargs.name "
             "(docs/interactions.md); add it to the data, or leave actor.interactions empty"

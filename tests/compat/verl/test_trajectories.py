@@ -42,7 +42,7 @@ def make_tool_episode(**changes: Any) -> Trajectory:
             Turn(0, 2, Role.PROMPT),
             Turn(2, 4, Role.ASSISTANT, "tool", (ToolCall("calculator", {"expression": "1+1"}),)),
             Turn(4, 5, Role.TOOL),
-            Turn(5, 6, Role.ASSISTANT, "stop"),
+            Turn(5, 6, Role.ASSISTANT, "stop", score=0.25),
         ),
         "steps": (Step(2, 4), Step(5, 6)),
         "rewards": {"calculator": 0.5},
@@ -231,3 +231,12 @@ def test_numbers_of_the_algorithms_come_back_to_their_tokens() -> None:
     add_tokens(data, numbered)
     assert data.batch["advantages"].tolist() == [[2, 3, 4, 5], [7, 8, 0, 0]]
     assert "returns" not in data.batch
+
+
+def test_scores_of_turns_have_verls_names_and_come_back() -> None:
+    data = from_trajectories([make_tool_episode(), make_trajectory(id="plain")], PAD)
+    assert data.non_tensor_batch["turn_scores"].tolist() == [[0.25], []]
+    assert data.non_tensor_batch["reward_scores"].tolist() == [{"calculator": 0.5, "user_turn_rewards": [0.25]}, {}]
+    with_scores, without = to_trajectories(data)
+    assert (with_scores.turn_scores, with_scores.rewards) == ([0.25], {"calculator": 0.5})
+    assert without.turn_scores == []

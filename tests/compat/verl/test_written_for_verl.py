@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.interactions.registry import load_interactions
+from asyncrl.actor.interactions.users import InteractionLimits, Interactions
 from asyncrl.compat.verl import DataProto, load_reward_manager, provide_verl
 from asyncrl.config.schema import ScoringConfig
+from asyncrl.errors import ConfigError
 from asyncrl.scoring.rules.registry import load_rules
+from asyncrl.types import Finish
+from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
 from tests.compat.verl.operations import CharTokenizer
 from tests.scoring.fakes import CharTokenizer as EpisodeTokenizer
 from tests.scoring.fakes import rule_input
 
-MANAGER = "tests.data.verl.group_manager.SharedRewardManager"
+WRITTEN_FOR_VERL = ("tests.data.verl.group_manager", "tests.data.verl.quiz_interaction")
+MANAGER = f"{WRITTEN_FOR_VERL[0]}.SharedRewardManager"
+QUIZ = f"{WRITTEN_FOR_VERL[1]}.QuizInteraction"
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +36,7 @@ def _without_verl() -> Iterator[None]:
 
     def forget() -> None:
         for name in list(sys.modules):
-            if name.partition(".")[0] == "verl" or name == "tests.data.verl.group_manager":
+            if name.partition(".")[0] == "verl" or name in WRITTEN_FOR_VERL:
                 del sys.modules[name]
 
     forget()
@@ -59,6 +69,56 @@ def test_a_manager_that_imports_verl_is_the_rule_of_a_run() -> None:
     rules = load_rules(ScoringConfig(rules={"test": [rule]}), EpisodeTokenizer)
     assert rules.score(rule_input("it is 72")).outcome == 2.0
     assert rules.score(rule_input("it is 71")).outcome == 0.0
+
+
+def quiz_users(**config: Any) -> Interactions:
+    entry = {"class_name": "asyncrl.compat.verl.VerlInteraction", "config": {"class_name": QUIZ, **config}}
+    return Interactions(load_interactions({"quiz": entry}), InteractionLimits())
+
+
+def test_an_interaction_that_imports_verl_is_the_user_of_an_episode_and_forgets_it_afterwards() -> None:
+    users, tokenizer = quiz_users(max_hints=2), make_tokenizer()
+    kwargs = {"name": "quiz", "ground_truth": "42", "hints": ["it is even", "it is large"]}
+    ticket = make_ticket(extra_info={"interaction_kwargs": kwargs})
+    engine = ScriptedEngine(tokenizer, ["41", "#### 40", "#### 42", "never"])
+    trajectory = asyncio.run(play_with_tools(engine, Chat(tokenizer), {}, ticket, interactions=users))
+    assert trajectory.turn_scores == [0.0, 0.25, 1.0]
+    assert trajectory.finish is Finish.COMPLETED
+    assert "Wrong. A hint: it is large" in tokenizer.decode(trajectory.tokens.tolist())
+    assert users._users["quiz"]._theirs._instances == {}  # type: ignore[attr-defined]
+    assert kwargs["hints"] == ["it is even", "it is large"]
+
+
+class Silent:
+    """As verl's own base class: `finalize_interaction` takes no id."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    async def start_interaction(self, instance_id: str, **kwargs: Any) -> str:
+        return instance_id
+
+    async def generate_response(self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any) -> Any:
+        return True, self.config["name"], None, {}
+
+    async def finalize_interaction(self) -> None:
+        raise AssertionError("it takes no id")
+
+
+def test_an_interaction_whose_finalize_takes_no_id_is_not_finalized_and_none_is_no_score() -> None:
+    entry = {"class_name": "asyncrl.compat.verl.VerlInteraction", "config": {"class_name": f"{__name__}.Silent"}}
+    users, tokenizer = Interactions(load_interactions({"silent": entry}), InteractionLimits()), make_tokenizer()
+    ticket = make_ticket(extra_info={"interaction_kwargs": {"name": "silent"}})
+    played = play_with_tools(ScriptedEngine(tokenizer, ["4"]), Chat(tokenizer), {}, ticket, interactions=users)
+    assert asyncio.run(played).turn_scores == []
+    assert users.counts.failures == 0
+
+
+@pytest.mark.parametrize("path", ["tests.nowhere.Quiz", "collections.OrderedDict", "math.sqrt"])
+def test_a_class_that_is_no_interaction_of_verl_is_refused(path: str) -> None:
+    entry = {"class_name": "asyncrl.compat.verl.VerlInteraction", "config": {"class_name": path}}
+    with pytest.raises(ConfigError, match=rf"actor\.interactions: quiz: config\.class_name={path} "):
+        load_interactions({"quiz": entry})
 
 
 def test_names_that_are_not_provided_cannot_be_imported() -> None:

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl.config.refusals import refusals
@@ -19,6 +20,7 @@ from asyncrl.replay.from_config import replay_settings
 from asyncrl.replay.store import Store
 from asyncrl.types import Task
 from tests.actor.fakes import CHATML, make_tokenizer
+from tests.data.verl_dataset import QuizDataset
 
 QUIZ = [
     {"question": "Capital of France?", "answers": ["Paris"], "level": 1, "topic": "towns"},
@@ -56,6 +58,18 @@ def test_a_class_written_for_verl_makes_the_tasks_of_a_run(
         extra_info={"split": "train", "index": 0, "level": 1},
     )
     assert (second.id, second.ground_truth, second.tools_kwargs) == ("quiz/train/1", '["Jupiter", "jupiter"]', {})
+
+
+class TalkingQuiz(QuizDataset):
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        return {**super().__getitem__(item), "interaction_kwargs": {"name": "master", "level": np.int64(2)}}
+
+
+def test_a_class_may_give_its_tasks_a_simulated_user(config: TrainConfig) -> None:
+    config.data.dataset = f"{__name__}.TalkingQuiz"
+    prepare_data(config)
+    first, _ = replay_settings(config).feed.tasks
+    assert first.extra_info["interaction_kwargs"] == {"name": "master", "level": 2}
 
 
 def test_long_prompts_of_a_class_are_left_out_too(config: TrainConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -234,3 +235,49 @@ def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(t
     with pytest.raises(ConfigError, match=rf"with .*tasks\.parquet: row 0, tool forecast failed to create .*{names}"):
         preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather", f"{__name__}.Forecast"]))
     assert Weather.released == 3
+
+
+def config_with_users(folder: Path, users: Mapping[str, str], *named: Mapping[str, Any]) -> TrainConfig:
+    """Tasks of which each has one of the `interaction_kwargs`; empty ones name no user."""
+    config = config_of(folder, "hermes3", ["user"], [])
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": "1+1"}],
+            "data_source": "s",
+            "reward_model": {"ground_truth": "2"},
+            "extra_info": {"index": index, "interaction_kwargs": dict(kwargs) or None},
+        }
+        for index, kwargs in enumerate(named)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "tasks.parquet")
+    return replace(config, actor=replace(config.actor, interactions=dict(users)))
+
+
+def test_each_user_starts_with_the_first_row_that_names_it_before_the_run_does(tmp_path: Path):
+    users = {"checker": "asyncrl.demo.answer_checker.AnswerChecker"}
+    right = {"name": "checker", "ground_truth": "2"}
+    preflight(config_with_users(tmp_path, users, {}, right, right))
+    for name, kwargs, reason in (
+        ("other", {"name": "other"}, r"row 1, task s/tasks/1 has .*name='other'; actor\.interactions has checker"),
+        (
+            "wordy",
+            {"name": "checker", "ground_truth": "two"},
+            r"row 1, start_interaction of .* failed: Scoring",
+        ),
+    ):
+        (tmp_path / name).mkdir()
+        with pytest.raises(ConfigError, match=rf"actor\.interactions: with .*tasks\.parquet: {reason}"):
+            preflight(config_with_users(tmp_path / name, users, {}, kwargs))
+
+
+def test_users_whom_no_task_names_do_not_start_except_in_an_evaluation(tmp_path: Path):
+    config = config_with_users(tmp_path, {"checker": "asyncrl.demo.answer_checker.AnswerChecker"}, {})
+    with pytest.raises(ConfigError, match=r"actor\.interactions: no task names one of the users"):
+        preflight(config)
+    preflight(replace(config, learner=replace(config.learner, steps=0)))
+
+
+def test_a_class_of_users_that_is_none_does_not_start(tmp_path: Path):
+    config = config_with_users(tmp_path, {"checker": "nowhere.Class"}, {"name": "checker"})
+    with pytest.raises(ConfigError, match=r"actor\.interactions: checker: class_name=nowhere\.Class cannot be"):
+        preflight(config)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.actor.interactions.registry import load_interactions
 from asyncrl.compat.verl.configuration.command import main, refused, translated
 from asyncrl.compat.verl.configuration.script import script_words
 from asyncrl.compat.verl.configuration.source import read_verl
@@ -107,6 +108,23 @@ def test_several_turns_with_tools_on_sglang(tmp_path: Path) -> None:
     assert (config.actor.tools, config.actor.tool_call_format) == (["python"], "hermes")
     assert (config.run.name, config.learner.group_size, config.observe.wandb) == ("qwen3b-16", 16, False)
     assert has(report, "verl.tools.gsm8k_tool.Gsm8kTool", "docs/writing_a_tool.md")
+
+
+def test_interactions_become_simulated_users(tmp_path: Path) -> None:
+    turns = "actor_rollout_ref.rollout.multi_turn"
+    users = f"{turns}.interaction_config_path={HERE / 'interactions.yaml'}"
+    config, report = loaded("multi_turn.yaml", tmp_path, [users, f"{turns}.max_user_turns=3"])
+    quiz = {"class_name": "tests.data.verl.quiz_interaction.QuizInteraction", "max_hints": 2}
+    assert config.actor.interactions == {
+        "gsm8k": {"class_name": "asyncrl.demo.answer_checker.AnswerChecker", "config": {"strict": True}},
+        "quiz": {"class_name": "asyncrl.compat.verl.VerlInteraction", "config": quiz},
+    }
+    assert (config.actor.max_turns, config.actor.max_user_turns) == (5, 3)
+    assert has(report, "verl's Gsm8kInteraction is asyncrl.demo.answer_checker.AnswerChecker here")
+    assert has(report, "the policy's last turn is scored too")
+    load_interactions({"gsm8k": config.actor.interactions["gsm8k"]})
+    _, report = loaded("multi_turn.yaml", tmp_path, [f"{turns}.interaction_config_path=nowhere.yaml"])
+    assert has(report, "interaction_config_path=nowhere.yaml: it cannot be read", "actor.interactions")
 
 
 def test_a_process_reward_with_rejections(tmp_path: Path) -> None:
