@@ -49,7 +49,7 @@ class InteractionCounts:
     failures: int = 0
 
 
-class Reply(NamedTuple):
+class UserReply(NamedTuple):
     """What a user made of the policy's turn: whether the conversation ends, its message, and the turn's score."""
 
     ends: bool
@@ -148,7 +148,7 @@ class OpenInteraction:
         kwargs = copy.deepcopy(dict(self._kwargs))
         await self._call("start_interaction", lambda user: user.start_interaction(self._id, **kwargs))
 
-    async def respond(self, messages: Sequence[Mapping[str, Any]]) -> Reply:
+    async def respond(self, messages: Sequence[Mapping[str, Any]]) -> UserReply:
         """The user's response to the policy's turn, the last of `messages`."""
         given, kwargs = copy.deepcopy(([dict(message) for message in messages], dict(self._kwargs)))
         result = await self._call("generate_response", lambda user: user.generate_response(self._id, given, **kwargs))
@@ -171,11 +171,11 @@ class OpenInteraction:
     async def _call(self, name: str, call: Callable[[Interaction], Awaitable[T]]) -> T:
         return await self._calls(f"{name} of {self._what}", lambda: call(self._interaction))
 
-    def _read(self, result: Any) -> Reply:
+    def _read(self, result: Any) -> UserReply:
         """Raises InteractionError: it is no response."""
         match result:
             case (ends, str(text), (Real() | None) as score, *_) if score is None or math.isfinite(score):
-                return Reply(bool(ends), cut(text, self._limits.max_chars), None if score is None else float(score))
+                return UserReply(bool(ends), cut(text, self._limits.max_chars), None if score is None else float(score))
         raise self._calls.failed(
             f"{self._what} gave {result!r:.200}; generate_response must return whether the conversation ends, a text, "
             "a finite score or None, and further data"
