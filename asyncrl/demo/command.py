@@ -21,6 +21,7 @@ from asyncrl.machine import process
 
 CACHE = Path(".cache/demo")
 SEED = 0
+MOST_THREADS = 4
 
 
 def prepared_overrides(prepared: Prepared) -> list[str]:
@@ -54,6 +55,12 @@ def _try_next(run_dir: Path) -> str:
     return "\nThree things to try next:\n" + "".join(f"  {command:<47}{what}\n" for command, what in things.items())
 
 
+def preparation_threads(cpus: int) -> int:
+    """How many threads prepare the demo where so many CPUs may be used. The threads of a small model wait for each other
+    at every operation: one whose CPU somebody else needs delays all, and many gain little."""
+    return max(1, min(MOST_THREADS, cpus // 2))
+
+
 def main() -> None:
     """The entry of the command line."""
     if not {"--help", "-h", "--cfg", "-c"} & set(sys.argv):
@@ -63,7 +70,7 @@ def main() -> None:
             return run_or_plan(run, checked)
         role_main(lambda _: None, checked)
         console = Console(stderr=True)
-        process.limit_threads(os.cpu_count() or 1)
+        process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
         prepared = prepare(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
         sys.argv[1:] = [*prepared_overrides(prepared), *sys.argv[1:]]
     role_main(run)
