@@ -56,8 +56,8 @@ def _try_next(run_dir: Path) -> str:
 
 
 def preparation_threads(cpus: int) -> int:
-    """How many threads prepare the demo where so many CPUs may be used. The threads of a small model wait for each other
-    at every operation: one whose CPU somebody else needs delays all, and many gain little."""
+    """How many threads prepare the demo where so many CPUs may be used. Those of a small model wait for each other at
+    every operation: one whose CPU somebody else needs delays all, and many gain little."""
     return max(1, min(MOST_THREADS, cpus // 2))
 
 
