@@ -21,8 +21,6 @@ from asyncrl.machine.activity import BEAT_S, Activity, heartbeat
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 
 if TYPE_CHECKING:
-    from asyncrl.actor.engine.base import Engine
-    from asyncrl.actor.episode import EpisodeRunner
     from asyncrl.actor.worker import RolloutWorker
 
 log = logging.getLogger(__name__)
@@ -41,6 +39,7 @@ def run(config: TrainConfig) -> None:
 async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Event, activity: Activity) -> None:
     from asyncrl.actor.engine.opening import open_engine
     from asyncrl.actor.rollout_metrics import RolloutMetrics
+    from asyncrl.actor.runner import open_runner
     from asyncrl.actor.worker import RolloutWorker, first_to_end
     from asyncrl.network.keys import client_keys
     from asyncrl.observe.sinks import open_metrics
@@ -58,7 +57,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         metrics = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), name)))
-        runner = await _open_runner(config, engine, stack)
+        runner = await open_runner(config, engine, stack)
         receiver = Receiver(
             open_channels(config, keys), opened.expected, canary_tolerance=config.weights.canary_tolerance
         )
@@ -83,52 +82,6 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
             _drain(workers, _as_asyncio(drain), stop, config.cluster.drain_s),
             *(keep() for keep in opened.keepers),
         )
-
-
-async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStack) -> EpisodeRunner:
-    """Runs episodes with the agent of `actor.agent`, whose server `stack` closes, or else with our own tools and
-    simulated users.
-
-    Raises ConfigError: the chat template, a tool, a user or the agent cannot be used.
-    """
-    from asyncrl.actor.chat_checks import check_tools, open_chat, report_rewritings
-    from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer
-    from asyncrl.actor.interactions.registry import load_interactions
-    from asyncrl.actor.interactions.users import InteractionLimits, Interactions
-    from asyncrl.actor.recorder import EpisodeLimits
-    from asyncrl.actor.steps import find_split
-    from asyncrl.actor.toolbox import Toolbox, ToolLimits
-    from asyncrl.actor.tools.registry import tool_classes
-    from asyncrl.grammar import read_grammar
-
-    actor = config.actor
-    chat = open_chat(config)
-    report_rewritings(chat, actor.history)
-    player: Player
-    if actor.agent is None:
-        limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
-        toolbox = Toolbox(tool_classes(actor.tools), limits)
-        check_tools(chat, toolbox.functions)
-        of_users = InteractionLimits(actor.interaction_timeout_s, actor.max_user_turns, actor.max_tool_chars)
-        users = Interactions(load_interactions(actor.interactions), of_users)
-        player = ToolPlayer(toolbox, read_grammar(actor.response_format), users)
-    else:
-        from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
-
-        player = AgentPlayer(load_agent(actor.agent), actor.chat_api_host, actor.chat_api_port)
-        await player.start()
-        stack.push_async_callback(player.close)
-    # An episode with one branch only is not limited by max_total_tokens, which may be less.
-    total = max(actor.max_tokens, actor.max_total_tokens)
-    prompts = (config.data.max_prompt_length, config.data.truncation)
-    return EpisodeRunner(
-        engine,
-        chat,
-        player,
-        EpisodeLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, total, *prompts),
-        as_rendered=actor.history == "template",
-        step_split=find_split(actor.step_split),
-    )
 
 
 async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: threading.Event, limit_s: float) -> None:

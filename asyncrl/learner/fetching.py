@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -21,7 +22,6 @@ from asyncrl.errors import InvariantError
 from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.bundles import schedule_shared
 from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
-from asyncrl.learner.policy import Policy
 from asyncrl.learner.prefixes import EVERY, WORTHWHILE, Sharing
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.schedule import Passes
@@ -32,6 +32,16 @@ from asyncrl.types import BatchPlan
 
 LOOK_S = 0.2
 """Seconds between two requests for a plan that is not certain yet."""
+
+
+class PackedModel(Protocol):
+    """What a batch needs to know of the model that it is for."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def shares_prefixes(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +61,7 @@ class BatchFetcher:
     config: TrainConfig
     history: ConfigHistory
     ranks: Ranks
-    policy: Policy
+    policy: PackedModel
     flops: ForwardFlops
     replay: BatchSource
     _next: tuple[int, Future[FetchedBatch | None]] | None = field(default=None, init=False)

@@ -137,13 +137,13 @@ class OneHost:
 @dataclass(frozen=True, slots=True)
 class Membership:
     """What a rank knows of its group: its number, in all and on its host, where they meet, its pipe for heartbeats, and
-    the seconds between two."""
+    the seconds between two. There is no pipe where nobody watches it."""
 
     rank: int
     local: int
     meeting: Meeting
-    pipe: int
-    interval_s: float
+    pipe: int | None = None
+    interval_s: float = DEFAULT_TIMEOUTS.heartbeat
 
     @staticmethod
     def of_this_process() -> Membership | None:
@@ -152,13 +152,15 @@ class Membership:
         return msgspec.json.decode(given, type=Membership) if given else None
 
     def start_heartbeat(self, activity: Activity) -> None:
-        """Write heartbeats from now on. Kills this process once nobody reads them."""
-        threading.Thread(target=self._write_heartbeats, args=[activity], name="heartbeat", daemon=True).start()
+        """Write heartbeats from now on, where there is a pipe. Kills this process once nobody reads them."""
+        if self.pipe is not None:
+            arguments = [self.pipe, activity]
+            threading.Thread(target=self._write_heartbeats, args=arguments, name="heartbeat", daemon=True).start()
 
-    def _write_heartbeats(self, activity: Activity) -> None:
+    def _write_heartbeats(self, pipe: int, activity: Activity) -> None:
         try:
             while True:
-                os.write(self.pipe, msgspec.json.encode(state_of(activity, self.rank)) + b"\n")
+                os.write(pipe, msgspec.json.encode(state_of(activity, self.rank)) + b"\n")
                 time.sleep(self.interval_s)
         except BrokenPipeError:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -167,13 +167,15 @@ def joined(
     keys: ClientKeys | None = None,
     activity: Activity | None = None,
     leaving: Leaving | None = None,
+    member: Membership | None = None,
 ) -> Iterator[Ranks]:
-    """The ranks that `launcher.run_ranks` started with this process, or this process alone. They hold `replicas` copies
+    """The ranks of which this process is `member`, those that `launcher.run_ranks` started with it, or this process
+    alone. They hold `replicas` copies
     of a model, a divisor of their number. They disconnect at the end. A collective fails after `limit_s` and a minute,
     except those that may wait for the replay. Ranks of several hosts find each other at host 0 with `keys`. `activity`
     and `leaving` are those of this process."""
     activity, leaving = activity or Activity(), leaving or Leaving()
-    member = Membership.of_this_process() or Membership(0, 0, Meeting(0, 1, ""), 0, 0.0)
+    member = member or Membership.of_this_process() or Membership(0, 0, Meeting(0, 1, ""))
     meeting, rank, size = member.meeting, member.rank, member.meeting.size
     # gloo listens even with one rank. Ranks on one machine need no more than loopback.
     os.environ["GLOO_SOCKET_IFNAME"] = meeting.interface or loopback_interface()

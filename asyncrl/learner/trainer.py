@@ -96,12 +96,12 @@ class Trainer:
         """The batch with everything that is fixed for the step: log-probs, values, advantages."""
 
         def of_all(forward: Callable[[PackedSequences], Tensor]) -> Tensor:
-            return self._forward(forward, batch, minibatches)
+            return self.forward(forward, batch, minibatches)
 
         tokens, policy, reference, critic = batch.tokens, self.policy.module, self.reference, self.critic
         implicit = self.implicit
         if self.algorithm.needs_collisions:
-            both = self._forward(lambda packed: _both(policy(packed, with_collisions=True)), batch, minibatches, (2,))
+            both = self.forward(lambda packed: _both(policy(packed, with_collisions=True)), batch, minibatches, (2,))
             tokens = replace(tokens, proximal=both[:, 0], collisions=both[:, 1])
         elif self.algorithm.needs_proximal:
             tokens = replace(tokens, proximal=of_all(lambda packed: policy(packed)[0]))
@@ -115,7 +115,7 @@ class Trainer:
         return replace(batch, tokens=self.algorithm.prepare(episodes, tokens, self.ranks.sum))
 
     @torch.no_grad()
-    def _forward(
+    def forward(
         self,
         forward: Callable[[PackedSequences], Tensor],
         batch: LocalBatch,
@@ -170,27 +170,31 @@ class Trainer:
             loss, sums = algorithm.loss(logprobs, tokens, totals, entropy)
             return loss, {**sums, LOSS: loss}
 
-        sums = self._add_gradient(logprobs, rows, policy_loss)
+        sums = add_gradient(self.ranks, logprobs, rows, policy_loss)
         if self.critic is not None:
             values = self.critic.module(packed)
-            sums |= self._add_gradient(values, rows, lambda: algorithm.value_loss(values, tokens, totals))
+            sums |= add_gradient(self.ranks, values, rows, lambda: algorithm.value_loss(values, tokens, totals))
         if self.implicit is not None:
             assert tokens.reference is not None
             implicit, reference, outcome = self.implicit.module(packed)[0], tokens.reference, episodes.outcome
-            sums |= self._add_gradient(
-                implicit, rows, lambda: algorithm.implicit_loss(implicit - reference, outcome, tokens, totals)
+            sums |= add_gradient(
+                self.ranks,
+                implicit,
+                rows,
+                lambda: algorithm.implicit_loss(implicit - reference, outcome, tokens, totals),
             )
         return sums
 
-    def _add_gradient(self, output: Tensor, rows: Tensor, loss: Callable[[], tuple[Tensor, Sums]]) -> Sums:
-        """Add the gradient of `loss`; its sums. On a pass without rows the gradient of a dummy is 0: the backward pass
-        only takes part in the collectives of the other ranks."""
-        if not len(rows):
-            (output.sum() * 0).backward()
-            return {}
-        value, sums = loss()
-        (value * self.ranks.size).backward()
-        return sums
+
+def add_gradient(ranks: Ranks, output: Tensor, rows: Tensor, loss: Callable[[], tuple[Tensor, Sums]]) -> Sums:
+    """Add the gradient of `loss`, which is one of a model's `output`, to that of the model; its sums. On a pass without
+    rows the gradient of a dummy is 0: the backward pass only takes part in the collectives of the other ranks."""
+    if not len(rows):
+        (output.sum() * 0).backward()
+        return {}
+    value, sums = loss()
+    (value * ranks.size).backward()
+    return sums
 
 
 def _both(statistics: tuple[Tensor, Tensor | None]) -> Tensor:

@@ -22,6 +22,16 @@ NAMES = {
     "returns": "returns",
 }
 """verl's names of numbers float32[B, R], each with ours. Log-probs and values are of the same token in both."""
+PREPARED = {
+    "rollout_is_weights": "weights",
+    "token_rejected": "rejected",
+    "token_selected": "selected",
+    "token_lag": "lag",
+    "token_streams": "streams",
+    "token_collisions": "collisions",
+}
+"""The same for what else `Algorithm.prepare` fixes, [B, R] or [B, R, K] in the dtypes of `Tokens`. Only the first name
+is verl's: its importance weights."""
 
 
 def to_tokens(data: DataProto) -> Tokens:
@@ -47,6 +57,7 @@ def to_tokens(data: DataProto) -> Tokens:
     given: dict[str, Any] = {
         ours: _packed(batch[name].float(), attended) for name, ours in NAMES.items() if name in batch
     }
+    given |= {ours: _packed(batch[name], attended) for name, ours in PREPARED.items() if name in batch}
     return Tokens(
         sequence=sequence,
         position=torch.arange(len(sequence), device=sequence.device) - first,
@@ -86,23 +97,24 @@ def to_episodes(data: DataProto, version: int | None = None) -> Episodes:
     )
 
 
-def add_tokens(data: DataProto, tokens: Tokens, names: Sequence[str] = tuple(NAMES)) -> DataProto:
-    """Adds numbers of `tokens`, which `to_tokens` made of the batch, to the batch, in place: float32[B, R] under verl's
+def add_tokens(data: DataProto, tokens: Tokens, names: Sequence[str] = (*NAMES, *PREPARED)) -> DataProto:
+    """Adds numbers of `tokens`, which `to_tokens` made of the batch, to the batch, in place: [B, R] under these
     `names`, 0 on padding. Numbers that `tokens` does not have are left out."""
     attended = data.batch["attention_mask"].bool()
     size = data.batch["prompts"].shape[1]
     for name in names:
-        values = getattr(tokens, NAMES[name])
+        values = getattr(tokens, (NAMES | PREPARED)[name])
         if values is not None:
-            whole = torch.zeros(attended.shape, device=attended.device)
-            whole[attended] = values.to(whole.device, torch.float32)
+            dtype = torch.float32 if name in NAMES else values.dtype
+            whole = torch.zeros((*attended.shape, *values.shape[1:]), dtype=dtype, device=attended.device)
+            whole[attended] = values.to(whole.device, dtype)
             data.batch[name] = whole[:, size:].contiguous()
     return data
 
 
 def _packed(values: Tensor, attended: Tensor) -> Tensor:
-    """values [B, R] at the tokens of attended bool[B, P + R]; 0 on those of the prompts."""
-    whole = values.new_zeros(attended.shape)
+    """values [B, R, ...] at the tokens of attended bool[B, P + R]; 0 on those of the prompts."""
+    whole = values.new_zeros((*attended.shape, *values.shape[2:]))
     whole[:, attended.shape[1] - values.shape[1] :] = values
     return whole[attended]
 

@@ -78,15 +78,22 @@ def from_trajectories(
     if labels is not None:
         by_id = {each.trajectory_id: each for each in labels}
         judged = [by_id[each.trajectory.id] for each in branches]
-        scores = torch.full((len(branches), responses), UNSAMPLED)
-        for row, (branch, label) in enumerate(zip(branches, judged, strict=True)):
-            if branch.end > branch.response:
-                scores[row, branch.end - branch.response - 1] = label.reward
+        lengths = [branch.end - branch.response for branch in branches]
+        scores = score_rows([label.reward for label in judged], lengths, responses)
         tensors |= {"token_level_scores": scores, "token_level_rewards": scores.clone()}
-        arrays |= columns([_label_facts(label) for label in judged])
+        arrays |= columns([label_fields(label) for label in judged])
     if tasks is not None:
         arrays |= columns([task_fields(tasks[each.trajectory.task_id]) for each in branches])
     return DataProto.from_dict(tensors, arrays)
+
+
+def score_rows(rewards: Sequence[float], lengths: Sequence[int], width: int) -> Tensor:
+    """float32[B, R], R = `width`: each row's reward at the last token of its response, whose length is given."""
+    scores = torch.full((len(rewards), width), UNSAMPLED)
+    for row, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
+        if length:
+            scores[row, length - 1] = reward
+    return scores
 
 
 def to_trajectories(data: DataProto, version: int | None = None) -> list[Trajectory]:
@@ -222,7 +229,8 @@ def _facts(branch: _Branch) -> dict[str, Any]:
     }
 
 
-def _label_facts(label: Labels) -> dict[str, Any]:
+def label_fields(label: Labels) -> dict[str, Any]:
+    """What a row has of its trajectory's labels, beside the reward."""
     return {
         "outcome": label.outcome,
         "scorer": label.scorer,

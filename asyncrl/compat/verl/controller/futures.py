@@ -46,7 +46,7 @@ class DataProtoFuture:
     of the whole are left out: they were added to divide the batch among workers.
     """
 
-    collect_fn: Callable[[list[DataProto]], DataProto]
+    collect_fn: Callable[[list[Any]], DataProto]
     futures: Sequence[Any]
     dispatch_fn: Callable[[DataProto], DataProto] | None = None
     padding: int = 0
@@ -54,7 +54,7 @@ class DataProtoFuture:
     @staticmethod
     def concat(data: Sequence[Any]) -> DataProtoFuture:
         """The batch whose parts are these futures."""
-        return DataProtoFuture(DataProto.concat, list(data))
+        return DataProtoFuture(_joined, list(data))
 
     def chunk(self, chunks: int) -> list[DataProtoFuture]:
         """Equal parts, in order, which are not there yet either."""
@@ -65,13 +65,17 @@ class DataProtoFuture:
 
         Raises WorkerError: a worker failed; DataProtoError: the parts are no batches, or cannot be joined.
         """
-        parts = results(self.futures, "the worker of part")
-        for rank, part in enumerate(parts):
-            require(isinstance(part, DataProto), f"part {rank} is a {type(part).__name__}; it must be a DataProto")
-        whole = self.collect_fn(parts)
+        whole = self.collect_fn(results(self.futures, "the worker of part"))
         if self.padding:
             whole = whole[: -self.padding]
         return whole if self.dispatch_fn is None else self.dispatch_fn(whole)
+
+
+def _joined(parts: list[Any]) -> DataProto:
+    for number, part in enumerate(parts):
+        require(isinstance(part, DataProto), f"part {number} is a {type(part).__name__}; it must be a DataProto")
+    whole: DataProto = DataProto.concat(parts)
+    return whole
 
 
 def _chunk(whole: DataProto, index: int, chunks: int) -> DataProto:

@@ -7,7 +7,7 @@ import inspect
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from asyncrl.compat.verl.controller.dispatch import PADDING, strategy_of, without_padding
 from asyncrl.compat.verl.controller.futures import results
@@ -74,6 +74,11 @@ class WorkerGroup(ABC):
                 raise DispatchError(f"{worker_class.__name__}.{name} cannot be registered: worker groups have {name}")
             setattr(self, name, self._bound(name, registration))
             self.method_names.append(name)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            """The registered methods, which type checkers cannot see."""
 
     def __enter__(self) -> Self:
         return self

@@ -64,6 +64,15 @@ class Worker:
     def world_size(self) -> int:
         return self._world_size
 
+    @property
+    def local_rank(self) -> int:
+        """The rank among the workers of this node."""
+        return self._local_rank
+
+    @property
+    def local_world_size(self) -> int:
+        return self._local_world_size
+
     def init_mesh(self, tp_size: int = 1, pp_size: int = 1, cp_size: int = 1) -> None:
         """Say how the W workers divide a model, before the first call that uses the mesh. What remains is data
         parallel.

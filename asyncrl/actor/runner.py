@@ -1,0 +1,53 @@
+"""What an actor runs its episodes with, from its configuration."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from asyncrl.actor.chat_checks import check_tools, open_chat, report_rewritings
+from asyncrl.actor.engine.base import Engine
+from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer
+from asyncrl.actor.interactions.registry import load_interactions
+from asyncrl.actor.interactions.users import InteractionLimits, Interactions
+from asyncrl.actor.recorder import EpisodeLimits
+from asyncrl.actor.steps import find_split
+from asyncrl.actor.toolbox import Toolbox, ToolLimits
+from asyncrl.actor.tools.registry import tool_classes
+from asyncrl.config.schema import TrainConfig
+from asyncrl.grammar import read_grammar
+
+
+async def open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStack) -> EpisodeRunner:
+    """Runs episodes with the agent of `actor.agent`, whose server `stack` closes, or else with our own tools and
+    simulated users.
+
+    Raises ConfigError: the chat template, a tool, a user or the agent cannot be used.
+    """
+    actor = config.actor
+    chat = open_chat(config)
+    report_rewritings(chat, actor.history)
+    player: Player
+    if actor.agent is None:
+        limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
+        toolbox = Toolbox(tool_classes(actor.tools), limits)
+        check_tools(chat, toolbox.functions)
+        of_users = InteractionLimits(actor.interaction_timeout_s, actor.max_user_turns, actor.max_tool_chars)
+        users = Interactions(load_interactions(actor.interactions), of_users)
+        player = ToolPlayer(toolbox, read_grammar(actor.response_format), users)
+    else:
+        from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
+
+        player = AgentPlayer(load_agent(actor.agent), actor.chat_api_host, actor.chat_api_port)
+        await player.start()
+        stack.push_async_callback(player.close)
+    # An episode with one branch only is not limited by max_total_tokens, which may be less.
+    total = max(actor.max_tokens, actor.max_total_tokens)
+    prompts = (config.data.max_prompt_length, config.data.truncation)
+    return EpisodeRunner(
+        engine,
+        chat,
+        player,
+        EpisodeLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, total, *prompts),
+        as_rendered=actor.history == "template",
+        step_split=find_split(actor.step_split),
+    )

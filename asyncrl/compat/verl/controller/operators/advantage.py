@@ -1,0 +1,40 @@
+"""The operator that needs no model: advantages, and what else an algorithm fixes before the updates of a step."""
+
+from __future__ import annotations
+
+from asyncrl.algorithms.compose import Algorithm
+from asyncrl.compat.verl.controller.operators.plans import episodes_of
+from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.packed import add_tokens, to_tokens
+from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.config.schema import TrainConfig
+
+STATE = "algorithm_state"
+"""The key of `meta_info` with what an algorithm keeps from step to step, which its loss reads too."""
+
+
+def open_algorithm(config: TrainConfig) -> Algorithm:
+    """The algorithm of a configuration, for `compute_advantage`. Keep it from step to step: an adaptive KL coefficient
+    is part of it. Raises ConfigError."""
+    return Algorithm.from_config(config.algorithm, config.learner.minibatches)
+
+
+def compute_advantage(data: DataProto, algorithm: Algorithm, greedy_sibling: bool = False) -> DataProto:
+    """Adds `advantages`, and `returns`, importance weights and rejections where the algorithm has such, to a whole
+    batch of groups with rewards, in place, and returns it. `greedy_sibling`: the first row of each group was sampled
+    greedily.
+
+    Raises DataProtoError: the batch lacks what the algorithm needs; the message names the operator that adds it.
+    """
+    needed = {
+        "old_log_probs": (algorithm.needs_proximal or algorithm.needs_collisions, "compute_log_prob"),
+        "ref_log_prob": (algorithm.needs_reference, "compute_ref_log_prob"),
+        "values": (algorithm.needs_critic, "compute_values"),
+    }
+    for name, (is_needed, operator) in needed.items():
+        found = data.batch is not None and name in data.batch
+        require(found or not is_needed, f"the algorithm needs {name}, which the batch does not have: call {operator}")
+    tokens = algorithm.prepare(episodes_of(data, greedy_sibling), to_tokens(data), lambda each: each)
+    add_tokens(data, tokens)
+    data.meta_info[STATE] = algorithm.state()
+    return data

@@ -1,0 +1,104 @@
+"""From prompts to tickets, and from the episodes of all workers to a batch of whole groups."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.compat.verl.controller.dispatch import Arguments, Workers
+from asyncrl.compat.verl.controller.futures import materialized
+from asyncrl.compat.verl.controller.operators.parts import Mode, evenly, shared_out
+from asyncrl.compat.verl.controller.operators.plans import VERSION
+from asyncrl.compat.verl.controller.operators.prompts import tasks_of
+from asyncrl.compat.verl.controller.operators.rollout import FailedEpisode
+from asyncrl.compat.verl.fields import objects, require
+from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.trajectories import columns, from_trajectories
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import EngineError
+from asyncrl.ids import ticket_id
+from asyncrl.types import Purpose, Task, Ticket, Trajectory
+
+MEMBER = "member"
+"""The array of each row's number within its group."""
+DROPPED = "groups_dropped"
+"""The key of `meta_info` with the number of groups that were left out, since a member failed again and again."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedPart:
+    """What one worker returns: the outcome and the task of each row."""
+
+    outcomes: Sequence[Trajectory | FailedEpisode]
+    tasks: Sequence[Task]
+    pad_token_id: int
+    meta_info: Mapping[str, Any]
+
+
+def generating() -> Mode:
+    """The dispatch mode of `generate_sequences`: rows get their number within their group before they are divided."""
+    mode = shared_out(evenly, joined_parts)
+    divide = mode["dispatch_fn"]
+
+    def dispatch(group: Workers, prompts: Any) -> Arguments:
+        return divide(group, numbered(materialized(prompts)))  # type: ignore[no-any-return]
+
+    return {**mode, "dispatch_fn": dispatch}
+
+
+def numbered(prompts: DataProto) -> DataProto:
+    """The prompts with MEMBER, unless they have it. Raises DataProtoError: they have no uid."""
+    require("uid" in prompts.non_tensor_batch, "the prompts have no uid: give the rows of a group the same text")
+    if MEMBER in prompts.non_tensor_batch:
+        return prompts
+    seen: Counter[str] = Counter()
+    members = []
+    for uid in prompts.non_tensor_batch["uid"].tolist():
+        members.append(seen[uid])
+        seen[uid] += 1
+    return DataProto(prompts.batch, {**prompts.non_tensor_batch, MEMBER: objects(members)}, prompts.meta_info)
+
+
+def tickets_of(prompts: DataProto, config: TrainConfig, version: int) -> list[Ticket]:
+    """A ticket for each row. `meta_info` may have `validate`, which samples greedily as in verl, or `temperature`."""
+    validate = bool(prompts.meta_info.get("validate", False))
+    temperature = 0.0 if validate else float(prompts.meta_info.get("temperature", config.actor.temperature))
+    greedy = config.algorithm.greedy_sibling and not validate
+    rows = zip(tasks_of(prompts), *(prompts.non_tensor_batch[name].tolist() for name in ("uid", MEMBER)), strict=True)
+    return [
+        Ticket(
+            id=ticket_id(str(uid), member, 0),
+            task=task,
+            group_id=str(uid),
+            member=member,
+            purpose=Purpose.EVAL if validate else Purpose.TRAIN,
+            temperature=0.0 if greedy and member == 0 else temperature,
+            min_version=version,
+        )
+        for task, uid, member in rows
+    ]
+
+
+def joined_parts(parts: Sequence[GeneratedPart]) -> DataProto:
+    """The batch of all episodes, in the order of their prompts, without the groups of which one failed, which are
+    logged and counted. Raises EngineError: no group is whole."""
+    outcomes = [outcome for part in parts for outcome in part.outcomes]
+    tasks = {task.id: task for part in parts for task in part.tasks}
+    failures = [outcome for outcome in outcomes if isinstance(outcome, FailedEpisode)]
+    dropped = {each.group_id for each in failures}
+    for each in failures:
+        logger.warning("group %s is left out: member %d failed: %s", each.group_id, each.member, each.reason)
+    kept = [each for each in outcomes if isinstance(each, Trajectory) and each.group_id not in dropped]
+    if not kept:
+        reason = failures[0].reason if failures else "there are no prompts"
+        raise EngineError(f"no group has all its episodes: {reason}")
+    data = from_trajectories(kept, parts[0].pad_token_id, tasks=tasks)
+    tools = [{"tools": [dict(tool) for tool in tasks[name].tools]} for name in data.non_tensor_batch["task_id"]]
+    versions = [int(each.versions.max()) for each in kept]
+    about = {**parts[0].meta_info, VERSION: max(versions), DROPPED: len(dropped)}
+    return DataProto(data.batch, {**data.non_tensor_batch, **columns(tools)}, about)

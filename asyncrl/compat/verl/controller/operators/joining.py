@@ -1,0 +1,49 @@
+"""The ranks of the learner that the workers of a group are together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from asyncrl.compat.verl.controller.worker import RENDEZVOUS, Worker
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import DispatchError
+from asyncrl.learner.determinism import be_deterministic
+from asyncrl.learner.launcher import Meeting, Membership
+from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.machine import process
+
+
+@contextmanager
+def joined_workers(worker: Worker, config: TrainConfig) -> Iterator[Ranks]:
+    """The ranks that the workers of `worker`'s group are, which are connected until the block ends. A process has one
+    connection: a second worker in it, which must be the only one of its group, uses that of the first.
+
+    Raises DispatchError: the group has several workers in one process, or on several nodes.
+    """
+    process.limit_threads(config.cluster.learner_threads)
+    if config.learner.deterministic:
+        be_deterministic()
+    if worker.world_size == 1 and dist.is_initialized():
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        yield Ranks(0, 1, torch.device(kind), init_device_mesh(kind, (1,), mesh_dim_names=("shards",)))
+        return
+    with joined(config.learner.replicas, config.learner.rank_timeout_s, member=_member(worker)) as ranks:
+        yield ranks
+
+
+def _member(worker: Worker) -> Membership:
+    place = os.environ.get(RENDEZVOUS, "")
+    if worker.world_size > 1 and not place:
+        raise DispatchError(
+            f"{worker.world_size} workers hold a model together only as processes of one machine: use RayWorkerGroup "
+            "with a pool of one node, such as [2]. For several machines there is `asyncrl train` (docs/cluster.md)"
+        )
+    # Ray shows a worker its own GPUs alone.
+    local = worker.local_rank % max(1, torch.cuda.device_count())
+    return Membership(worker.rank, local, Meeting(0, worker.world_size, place))

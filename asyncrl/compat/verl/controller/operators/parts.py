@@ -1,0 +1,73 @@
+"""Dispatch modes of the operators. A batch of any length is divided among workers without padding: an episode that is
+run or scored twice would be wasted. Models are trained on the whole batch, which each worker gets, and of which it
+computes what the learner's schedule gives its rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from asyncrl.compat.verl.controller.dispatch import Arguments, Workers, to_all
+from asyncrl.compat.verl.controller.futures import DataProtoFuture, is_future, materialized
+from asyncrl.compat.verl.protocol import DataProto
+
+Join = Callable[[list[Any]], DataProto]
+Mode = dict[str, Callable[..., Any]]
+
+ROW = "row_of_the_batch"
+"""The tensor int64[B] of a part's rows that says where they belong."""
+
+
+def shared_out(bounds: Callable[[DataProto, int], list[int]], join: Join) -> Mode:
+    """The mode in which worker i of W gets the rows from bounds[i] to bounds[i + 1] of a batch, which may be none, and
+    `join` makes the result of what all return."""
+
+    def dispatch(group: Workers, data: Any) -> Arguments:
+        batch = materialized(data)
+        ends = bounds(batch, group.world_size)
+        return [[batch[start:end] for start, end in pairwise(ends)]], {}
+
+    return {"dispatch_fn": dispatch, "collect_fn": partial(_collected, join)}
+
+
+def whole(join: Join) -> Mode:
+    """The mode in which every worker gets the whole batch, and `join` makes the result of what all return."""
+    return {"dispatch_fn": to_all, "collect_fn": partial(_collected, join)}
+
+
+def _collected(join: Join, group: Workers, output: Sequence[Any]) -> DataProto | DataProtoFuture:
+    if all(is_future(each) for each in output):
+        return DataProtoFuture(join, list(output))
+    return join(list(output))
+
+
+def evenly(data: DataProto, workers: int) -> list[int]:
+    """int[W + 1]: the bounds of W parts of a batch, whose lengths differ by one row at most."""
+    return [len(data) * worker // workers for worker in range(workers + 1)]
+
+
+def by_trajectory(data: DataProto, workers: int) -> list[int]:
+    """The same, moved so that the rows of a trajectory stay together."""
+    names = data.non_tensor_batch.get("trajectory_id", np.arange(len(data))).tolist()
+    starts = [row for row in range(len(data)) if row == 0 or names[row] != names[row - 1]]
+    starts.append(len(data))
+    return [starts[(len(starts) - 1) * worker // workers] for worker in range(workers + 1)]
+
+
+def in_order(parts: list[DataProto]) -> DataProto:
+    """The rows of all parts in the order of their ROW, which is taken off."""
+    joined: DataProto = DataProto.concat([part for part in parts if len(part)])
+    rows = joined.batch.pop(ROW)
+    ordered: DataProto = joined[torch.argsort(rows)]
+    return ordered
+
+
+def the_first(parts: list[DataProto]) -> DataProto:
+    """What rank 0 returned: all return the same."""
+    return parts[0]

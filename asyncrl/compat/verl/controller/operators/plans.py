@@ -1,0 +1,137 @@
+"""A batch in verl's layout as the learner's own batch: planned, packed and divided among ranks as in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.compat.verl.controller.operators.parts import ROW
+from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.packed import NAMES, PREPARED, add_tokens, to_tokens
+from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.trajectories import to_labels, to_trajectories
+from asyncrl.config.changes import ConfigChange, ConfigHistory
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.batches import BatchSource
+from asyncrl.learner.fetching import BatchFetcher, FetchedBatch, PackedModel
+from asyncrl.learner.packing import build_episodes
+from asyncrl.learner.ranks import Ranks
+from asyncrl.modelling.flops import ForwardFlops
+from asyncrl.types import BatchPlan, Labels, Trajectory
+
+VERSION = "version"
+"""The key of `meta_info` with the policy version that generated a batch."""
+
+
+def plan_of(data: DataProto, trajectories: Sequence[Trajectory], step: int = 0) -> BatchPlan:
+    """The plan whose trajectories are those of the batch, in their order."""
+    pairs = pairwise(trajectories)
+    return BatchPlan(
+        step=step,
+        version=int(data.meta_info.get(VERSION, 0)),
+        ids=[each.id for each in trajectories],
+        group_ids=[each.group_id for each in trajectories],
+        tokens=[len(each) for each in trajectories],
+        sampled=[each.sampled_tokens for each in trajectories],
+        weights=[1.0] * len(trajectories),
+        shared=[0, *(new.begins_as(old) if new.group_id == old.group_id else 0 for old, new in pairs)],
+    )
+
+
+def trajectories_of(data: DataProto) -> list[Trajectory]:
+    """The trajectories of a batch. Raises DataProtoError: it has none, or fields are missing."""
+    require(len(data) > 0, "the batch has no rows")
+    return to_trajectories(data, version=int(data.meta_info.get(VERSION, 0)))
+
+
+def labels_of(data: DataProto) -> list[Labels]:
+    """The labels of its trajectories; rewards are the sums of token_level_rewards, if the batch has them, as a program
+    may have changed these. Raises DataProtoError: it has no token_level_scores."""
+    require(
+        data.batch is not None and "token_level_scores" in data.batch,
+        "the batch has no token_level_scores: call compute_reward, or add rewards float32[B, R] under that name",
+    )
+    rewards = data.batch.get("token_level_rewards", data.batch["token_level_scores"])
+    batch = data.batch.exclude("token_level_scores").set("token_level_scores", rewards)
+    return to_labels(DataProto(batch, data.non_tensor_batch, data.meta_info))
+
+
+def episodes_of(data: DataProto, greedy_sibling: bool) -> Episodes:
+    """What the algorithms know of the batch's trajectories, on the CPU. Raises DataProtoError: as `labels_of`."""
+    plan = plan_of(data, trajectories_of(data))
+    return build_episodes(plan, labels_of(data), torch.device("cpu"), greedy_sibling)
+
+
+class _OneBatch(BatchSource):
+    """The trajectories and labels of one batch. A batch without rewards has labels of 0, which only operators get that
+    do not read them."""
+
+    def __init__(self, trajectories: Sequence[Trajectory], labels: Sequence[Labels] | None) -> None:
+        self._trajectories = {each.id: each for each in trajectories}
+        self._labels = {each.trajectory_id: each for each in labels or ()}
+
+    def configure(self, values: Mapping[str, Any], time: int) -> Sequence[ConfigChange]:
+        return []
+
+    def plan(self, step: int) -> BatchPlan | None:
+        return None
+
+    def plan_ahead(self, step: int) -> BatchPlan | None:
+        return None
+
+    def labels(self, ids: Sequence[str]) -> list[Labels]:
+        return [self._labels.get(name) or Labels(name, 0.0, 0.0, "none") for name in ids]
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
+        return [self._trajectories[name] for name in ids]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Makes the learner's batches of `ranks` for one model."""
+
+    config: TrainConfig
+    ranks: Ranks
+    model: PackedModel
+    flops: ForwardFlops
+
+    def of(self, data: DataProto, step: int, trained: bool) -> FetchedBatch:
+        """This rank's batch. Numbers that operators have added, such as advantages, are in its tokens. `trained`: it is
+        trained, and needs rewards.
+
+        Raises DataProtoError: fields are missing.
+        """
+        trajectories = trajectories_of(data)
+        source = _OneBatch(trajectories, labels_of(data) if trained else None)
+        history = ConfigHistory(self.config, [])
+        fetcher = BatchFetcher(self.config, history, self.ranks, self.model, self.flops, source)
+        fetched = fetcher.take(plan_of(data, trajectories, step))
+        given, device = to_tokens(data), self.ranks.device
+        own = torch.isin(given.sequence, torch.tensor(list(fetched.batch.lengths)))
+        names = {*NAMES.values(), *PREPARED.values()}
+        numbers: dict[str, Any] = {name: each[own].to(device) for name, each in given.tensors() if name in names}
+        return replace(fetched, batch=replace(fetched.batch, tokens=replace(fetched.batch.tokens, **numbers)))
+
+
+def rows_with(data: DataProto, fetched: FetchedBatch, **numbers: Tensor) -> DataProto:
+    """The rows of this rank's trajectories, with `numbers` [N] of its tokens as fields and ROW, for `in_order`."""
+    given = to_tokens(data)
+    members = torch.tensor(list(fetched.batch.lengths), dtype=torch.int64)
+    own = torch.isin(given.sequence, members)
+    spread: dict[str, Any] = {}
+    for name, values in numbers.items():
+        spread[name] = values.new_zeros(len(given.sequence), device="cpu").masked_scatter(own, values.cpu())
+    names = {ours: theirs for theirs, ours in (NAMES | PREPARED).items()}
+    attended = data.batch.select("attention_mask", "prompts", "responses")
+    tokens = Tokens(given.sequence, given.position, given.mask, given.behaviour, given.versions, **spread)
+    added = add_tokens(DataProto(attended), tokens, [names[name] for name in spread])
+    owners = given.sequence[torch.cumsum(data.batch["attention_mask"].sum(-1), 0) - 1]
+    rows = torch.isin(owners, members)
+    found = {names[name]: added.batch[names[name]][rows] for name in spread}
+    return DataProto.from_dict({**found, ROW: rows.nonzero()[:, 0]})

@@ -1,0 +1,175 @@
+"""The worker with the policy and its reference: generates, tells log-probs, is trained and saved."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from asyncrl.compat.verl.controller.modes import Dispatch, register
+from asyncrl.compat.verl.controller.operators.advantage import STATE, open_algorithm
+from asyncrl.compat.verl.controller.operators.generation import DROPPED, GeneratedPart, generating, tickets_of
+from asyncrl.compat.verl.controller.operators.joining import joined_workers
+from asyncrl.compat.verl.controller.operators.parts import in_order, the_first, whole
+from asyncrl.compat.verl.controller.operators.plans import Batches, rows_with
+from asyncrl.compat.verl.controller.operators.rollout import Rollout
+from asyncrl.compat.verl.controller.operators.saving import restored, save
+from asyncrl.compat.verl.controller.worker import Worker
+from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
+from asyncrl.learner.export import export
+from asyncrl.learner.gathering import gather_all, plan_gather
+from asyncrl.learner.optimizer import Trainable
+from asyncrl.learner.packing import PackedSequences
+from asyncrl.learner.policy import Policy, load_policy, load_reference
+from asyncrl.learner.trainer import Trainer
+from asyncrl.modelling.flops import ForwardFlops
+from asyncrl.weights.manifest import DTYPES
+
+
+class ActorRolloutRefWorker(Worker):
+    """The policy of `config`, which the workers of a group hold together, an embedded engine on each, and the
+    reference policy where the algorithm needs it.
+
+    `init_model` comes first. Engines serve the policy's newest weights: they change with `update_actor`, every
+    `learner.publish_every` steps, and `load_checkpoint`. `meta_info["metrics"]` of what `update_actor` returns has the
+    numbers of a learner step.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__()
+        if config.implicit.train:
+            raise ConfigError("implicit.train=true: the operators train no implicit process model; use `asyncrl train`")
+        self._config = config
+        self._stack = ExitStack()
+        self._step = 0
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Load the models. Raises ConfigError: one cannot be used."""
+        config, stop = self._config, threading.Event()
+        self._ranks = self._stack.enter_context(joined_workers(self, config))
+        temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner
+        algorithm = open_algorithm(config)
+        policy = load_policy(config.model, temperature, self._ranks, length)
+        reference = None
+        if algorithm.needs_reference:
+            reference = load_reference(config.model, temperature, self._ranks, length, learner.reference_on_host)
+        trainable = Trainable(policy, learner.lr, learner)
+        self._trainer = Trainer(self._ranks, algorithm, trainable, None, reference, stop)
+        self._batches = Batches(config, self._ranks, policy, ForwardFlops.of(policy, policy.model.config))
+        self._serve(0)
+
+    @register(dispatch_mode=generating())
+    def generate_sequences(self, prompts: DataProto) -> GeneratedPart:
+        """The episodes of prompts as a batch in verl's layout: a row of prompts for each member of a group, which have
+        the same `uid`. Tools are called as in a run."""
+        tickets = tickets_of(prompts, self._config, self._rollout.version)
+        outcomes = self._rollout.run(tickets)
+        tasks = [ticket.task for ticket in tickets]
+        return GeneratedPart(outcomes, tasks, self._rollout.pad_token_id, prompts.meta_info)
+
+    @register(dispatch_mode=whole(in_order))
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """`old_log_probs` of a batch under the policy as it is; the algorithm may need more of its distributions."""
+        policy, needs_more = self._policy, self._trainer.algorithm.needs_collisions
+        fetched = self._batches.of(data, self._step, trained=False)
+
+        def statistics(packed: PackedSequences) -> Tensor:
+            logprobs, more = policy(packed, with_collisions=needs_more)
+            return torch.stack([logprobs, logprobs.new_zeros(len(logprobs)) if more is None else more], 1)
+
+        found = self._trainer.forward(statistics, fetched.batch, fetched.minibatches, (2,))
+        more = {"collisions": found[:, 1]} if needs_more else {}
+        return rows_with(data, fetched, proximal=found[:, 0], **more)
+
+    @register(dispatch_mode=whole(in_order))
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """`ref_log_prob` of a batch under the reference policy. Raises ConfigError: the algorithm needs none."""
+        reference = self._trainer.reference
+        if reference is None:
+            raise ConfigError("there is no reference policy, since the algorithm needs none: set algorithm.kl")
+        fetched = self._batches.of(data, self._step, trained=False)
+        found = self._trainer.forward(lambda packed: reference(packed)[0], fetched.batch, fetched.minibatches)
+        return rows_with(data, fetched, reference=found)
+
+    @register(dispatch_mode=whole(the_first))
+    def update_actor(self, data: DataProto) -> DataProto:
+        """One learner step on a batch with advantages: as many updates as `learner.minibatches` says."""
+        require("advantages" in data.batch, "the batch has no advantages: call compute_advantage")
+        fetched = self._batches.of(data, self._step, trained=True)
+        torch.manual_seed((self._config.run.seed << 32) + self._step)
+        if STATE in data.meta_info:
+            self._trainer.algorithm.restore(data.meta_info[STATE])
+        result = self._trainer.learn(self._step, fetched.batch, fetched.episodes, fetched.minibatches)
+        self._step += 1
+        every = self._config.learner.publish_every
+        if self._step % every == 0:
+            self._publish(self._step // every)
+        rewards = fetched.episodes.reward
+        metrics = {
+            "actor/loss": result.loss,
+            "actor/grad_norm": result.norms[-1],
+            "actor/updates_skipped": float(result.skipped),
+            "reward/mean": float(rewards.mean()),
+            "outcome/mean": float(fetched.episodes.outcome.mean()),
+            "rollout/groups_dropped": float(data.meta_info.get(DROPPED, 0)),
+            **result.summary,
+        }
+        return DataProto(meta_info={"metrics": metrics})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, local_path: str) -> None:
+        """Write weights, optimiser state and progress into the folder, where those of earlier steps stay. Raises
+        OSError."""
+        save(local_path, self._ranks, self._trainer.models, self._step, self._trainer.algorithm.state())
+
+    @register(dispatch_mode=whole(the_first))
+    def load_checkpoint(self, local_path: str) -> int:
+        """Go on from the newest checkpoint in the folder; returns how many steps it has, 0 where there is none. Raises
+        CheckpointError: it is of another model, or all are damaged."""
+        progress = restored(local_path, self._ranks, self._trainer.models)
+        if progress is None:
+            return 0
+        self._step = progress.step
+        if progress.algorithm:
+            self._trainer.algorithm.restore(progress.algorithm)
+        # Versions of an engine never go back, and this may be an earlier one.
+        self._rollout.close()
+        self._serve(self._step // self._config.learner.publish_every)
+        return self._step
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def export_model(self, local_path: str) -> None:
+        """Write the policy as a Hugging Face folder. Raises OSError."""
+        export(self._policy, self._config.model, Path(local_path), self._ranks, threading.Event())
+
+    def close(self) -> None:
+        if hasattr(self, "_rollout"):
+            self._rollout.close()
+        self._stack.close()
+
+    @property
+    def _policy(self) -> Policy:
+        return self._trainer.policy.module
+
+    def _serve(self, version: int) -> None:
+        self._rollout = Rollout(self._config)
+        self._publish(version)
+
+    def _publish(self, version: int) -> None:
+        """Have the engine of every worker serve the policy's weights."""
+        policy, dtype = self._policy, DTYPES[self._config.model.dtype]
+        tensors = gather_all(policy.model, policy.weight_format, dtype, self._ranks)
+        if self._ranks.size > 1:
+            for step in plan_gather(policy.weight_format, dtype):
+                for entry in step.bucket.entries:
+                    tensor = tensors.setdefault(entry.name, torch.empty(entry.shape, dtype=DTYPES[entry.dtype]))
+                    dist.broadcast(tensor, 0)
+        self._rollout.update(version, tensors)

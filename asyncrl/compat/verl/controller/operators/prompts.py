@@ -1,0 +1,92 @@
+"""Tasks as batches of prompts, in the order in which a run trains them, and back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.trajectories import columns, task_fields
+from asyncrl.config.schema import TrainConfig
+from asyncrl.data.opening import open_tasks
+from asyncrl.errors import ConfigError
+from asyncrl.ids import feed_group
+from asyncrl.replay.feed import Feed
+from asyncrl.types import Task
+
+
+class _Counters:
+    """The part of the replay's store that a feed without a difficulty band uses, in memory."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, by: int = 1) -> int:
+        self._counts[name] += by
+        return self._counts[name]
+
+    def counter(self, name: str) -> int:
+        return self._counts[name]
+
+
+class PromptFeed:
+    """The tasks of `data.train`, in the order in which the replay of a run with this configuration feeds them. The
+    first `step` learner steps' tasks are passed over, for a program that resumes.
+
+    Raises ConfigError: `data.band` is set, which needs a replay; DataError: the tasks cannot be used.
+    """
+
+    def __init__(self, config: TrainConfig, step: int = 0) -> None:
+        if config.data.band:
+            raise ConfigError("data.band needs the success rates of tasks, which a replay keeps: set data.band=null")
+        tasks = open_tasks(config, config.data.train)
+        self._groups = config.learner.batch_size // config.learner.group_size
+        self._feed = Feed(tasks, config.run.seed, config.data.shuffle, config.data.weights)
+        self._counters: Any = _Counters()
+        for _ in range(step * self._groups):
+            self._draw()
+
+    def next(self, groups: int | None = None) -> DataProto:
+        """The prompts of the next groups, a row each; by default as many as a learner step trains. `repeat` makes a row
+        of each member. `uid` has the name that the replay gives a group."""
+        drawn = [self._draw() for _ in range(self._groups if groups is None else groups)]
+        rows = [prompt_fields(self._feed.tasks[row]) | {"uid": feed_group(number)} for number, row in drawn]
+        return DataProto.from_dict(non_tensors=columns(rows))
+
+    def _draw(self) -> tuple[int, int]:
+        """The number of the next group, and the row of its task."""
+        return self._feed.next(self._counters)
+
+
+def prompt_fields(task: Task) -> dict[str, Any]:
+    """The fields of a row of prompts."""
+    return {**task_fields(task), "task_id": task.id, "tools": [dict(tool) for tool in task.tools]}
+
+
+def task_of(row: Mapping[str, Any], number: int) -> Task:
+    """The task of row `number` of a batch, from the fields that verl's data sets give: raw_prompt, data_source,
+    reward_model and, if there are any, extra_info, tools_kwargs, tools and task_id.
+
+    Raises DataProtoError: one of the first three is missing.
+    """
+    missing = [name for name in ("raw_prompt", "data_source", "reward_model") if row.get(name) is None]
+    require(not missing, f"row {number} has no {', '.join(missing)}: pass the fields of verl's data sets")
+    info, truth = row.get("extra_info") or {}, row["reward_model"].get("ground_truth")
+    return Task(
+        id=row.get("task_id") or f"{row['data_source']}/{info.get('split', 'train')}/{info.get('index', number)}",
+        messages=list(row["raw_prompt"]),
+        ground_truth=truth if isinstance(truth, str) else json.dumps(truth, default=str),
+        data_source=row["data_source"],
+        tools=row.get("tools") or (),
+        tools_kwargs=row.get("tools_kwargs") or {},
+        extra_info=info,
+    )
+
+
+def tasks_of(data: DataProto) -> list[Task]:
+    """The task of each row [B]. Raises DataProtoError: as `task_of`."""
+    fields = data.non_tensor_batch
+    return [task_of({name: values[row] for name, values in fields.items()}, row) for row in range(len(data))]

@@ -1,0 +1,124 @@
+"""The worker that scores: rules and reward models, shaped to rewards as in a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+from transformers import AutoTokenizer
+
+from asyncrl.compat.verl.controller.modes import Dispatch, register
+from asyncrl.compat.verl.controller.operators.generation import DROPPED
+from asyncrl.compat.verl.controller.operators.parts import by_trajectory, shared_out
+from asyncrl.compat.verl.controller.operators.plans import trajectories_of
+from asyncrl.compat.verl.controller.operators.prompts import tasks_of
+from asyncrl.compat.verl.controller.worker import Worker
+from asyncrl.compat.verl.fields import require
+from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.trajectories import columns, label_fields, score_rows
+from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.scoring import needs, serves
+from asyncrl.errors import ScoringError
+from asyncrl.scoring.models.registry import load_outcome_model, load_prm
+from asyncrl.scoring.scorer import KindUnavailableError, Scorer
+from asyncrl.scoring.verifier import Verifier
+from asyncrl.types import Labels, Lease, Task, Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPart:
+    """A worker's rows that have rewards, and the reasons why groups have none, by their uid."""
+
+    data: DataProto | None
+    failures: Mapping[str, str]
+
+
+def joined_scores(parts: Sequence[ScoredPart]) -> DataProto:
+    """The rows of all parts, in order, without the groups of which a row has no reward. Raises ScoringError: no group
+    is left."""
+    failures = {uid: reason for part in parts for uid, reason in part.failures.items()}
+    for uid, reason in failures.items():
+        logger.warning("group %s is left out, since it cannot be scored: %s", uid, reason)
+    whole: DataProto = DataProto.concat([part.data for part in parts if part.data is not None and len(part.data)])
+    kept = whole[[uid not in failures for uid in whole.non_tensor_batch["uid"].tolist()]]
+    if not len(kept):
+        raise ScoringError(f"no group can be scored: {next(iter(failures.values()))}")
+    about = {**kept.meta_info, DROPPED: kept.meta_info.get(DROPPED, 0) + len(failures)}
+    return DataProto(kept.batch, kept.non_tensor_batch, about)
+
+
+class RewardModelWorker(Worker):
+    """The rules and models of `scoring` in `config`. Each worker of a group has all of them, and scores a part of a
+    batch. `init_model` comes first."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__()
+        self._config = config
+        self._stack = ExitStack()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Load the models, and start the processes of rules. Raises ConfigError: one cannot be used."""
+        scoring, model = self._config.scoring, self._config.model
+        kinds = serves(scoring)
+        tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        prm = load_prm(scoring.prm) if "prm" in kinds else None
+        outcome = load_outcome_model(scoring.outcome_model) if "outcome_model" in kinds else None
+        verifier = self._stack.enter_context(closing(Verifier(scoring, model))) if "rules" in kinds else None
+        self._scorer = Scorer(scoring, tokenizer, verifier, prm, outcome)
+
+    @register(dispatch_mode=shared_out(by_trajectory, joined_scores))
+    def compute_reward(self, data: DataProto) -> ScoredPart:
+        """The batch with `token_level_scores` and `token_level_rewards`, and the fields of its labels. Groups that
+        cannot be scored are left out, logged and counted. Raises ScoringError: a service cannot be reached, or no group
+        can be scored."""
+        if not len(data):
+            return ScoredPart(None, {})
+        require("trajectory_id" in data.non_tensor_batch, "the batch has no trajectory_id: call generate_sequences")
+        trajectories = trajectories_of(data)
+        rows = dict(zip(data.non_tensor_batch["trajectory_id"].tolist(), range(len(data)), strict=True))
+        tasks = tasks_of(data)
+        waiting = {each.id: self._lease(each, tasks[rows[each.id]]) for each in trajectories}
+        labels, failed = self._labels(waiting)
+        groups = {each.id: each.group_id for each in trajectories}
+        failures = {groups[name]: str(error) for name, error in failed.items()}
+        kept = data[[name in labels for name in data.non_tensor_batch["trajectory_id"].tolist()]]
+        return ScoredPart(_with_labels(kept, labels) if len(kept) else None, failures)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _lease(self, trajectory: Trajectory, task: Task) -> Lease:
+        kinds = needs(self._config.scoring, task.data_source)
+        return Lease(task, trajectory, kinds, None, final=True)
+
+    def _labels(self, waiting: Mapping[str, Lease]) -> tuple[dict[str, Labels], dict[str, ScoringError]]:
+        """The labels of leases by trajectory, and the last errors of those that failed `replay.max_attempts` times."""
+        labels: dict[str, Labels] = {}
+        failed: dict[str, ScoringError] = {}
+        for _ in range(self._config.replay.max_attempts):
+            left = {name: lease for name, lease in waiting.items() if name not in labels}
+            for name, result in zip(left, self._scorer.score(list(left.values())), strict=True):
+                if isinstance(result, KindUnavailableError):
+                    raise result
+                if isinstance(result, ScoringError):
+                    failed[name] = result
+                else:
+                    labels[name] = result.labels
+                    failed.pop(name, None)
+        return labels, failed
+
+
+def _with_labels(data: DataProto, labels: Mapping[str, Labels]) -> DataProto:
+    judged = [labels[name] for name in data.non_tensor_batch["trajectory_id"].tolist()]
+    size = data.batch["prompts"].shape[1]
+    lengths = data.batch["attention_mask"][:, size:].sum(-1).tolist()
+    scores = score_rows([each.reward for each in judged], lengths, data.batch["responses"].shape[1])
+    data.batch["token_level_scores"] = scores
+    data.batch["token_level_rewards"] = scores.clone()
+    data.non_tensor_batch |= columns([label_fields(each) for each in judged])
+    return data

@@ -1,0 +1,33 @@
+"""Checkpoints of the workers' models, in the format of a run's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+from asyncrl.learner.checkpoint import Checkpoints, Progress
+from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.state import Models
+
+KEPT = 1 << 30
+"""Checkpoints that a folder keeps: all of them, since the program says what it saves where."""
+
+
+def save(folder: str, ranks: Ranks, models: Models, step: int, algorithm: Mapping[str, float]) -> None:
+    """Write the models after `step` steps, and return once the checkpoint is complete. Raises OSError."""
+    progress = Progress(step=step, algorithm=dict(algorithm))
+    progress.norms = {name: list(model.norms) for name, model in models.items()}
+    with closing(Checkpoints(Path(folder), KEPT, ranks)) as checkpoints:
+        checkpoints.save(progress, models)
+        checkpoints.wait()
+
+
+def restored(folder: str, ranks: Ranks, models: Models) -> Progress | None:
+    """Load the newest checkpoint into the models; None where there is none. Raises CheckpointError: it is of another
+    model, or all are damaged."""
+    progress = Checkpoints(Path(folder), KEPT, ranks).restore(models)
+    if progress is not None:
+        for name, norms in progress.norms.items():
+            models[name].norms.extend(norms)
+    return progress
