@@ -34,6 +34,7 @@ def train(config: TrainConfig, folder: Path) -> None:
             prompts = feed.next().repeat(config.learner.group_size)
             data = policy.generate_sequences(prompts)
             data = rewards.compute_reward(data)
+            data = data.union(policy.compute_log_prob(data))
             data = compute_advantage(data, algorithm)
             metrics = policy.update_actor(data).meta_info["metrics"]
             sys.stdout.write(f"step {step}: reward {metrics['reward/mean']:.3f}, loss {metrics['actor/loss']:.4f}\n")

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Tokens
+from asyncrl.algorithms.metrics import return_sums
+from asyncrl.algorithms.view import View
 from asyncrl.compat.verl.controller.modes import Dispatch, register
 from asyncrl.compat.verl.controller.operators.advantage import open_algorithm
 from asyncrl.compat.verl.controller.operators.joining import joined_workers
@@ -131,7 +133,8 @@ class CriticWorker(Worker):
             values = self._critic.module(this.packed)
 
             def loss(values: Tensor = values, tokens: Tokens = tokens) -> tuple[Tensor, dict[str, Tensor]]:
-                return self._algorithm.value_loss(values, tokens, minibatch.totals)
+                value, sums = self._algorithm.value_loss(values, tokens, minibatch.totals)
+                return value, {**sums, **return_sums(View.of(tokens), tokens)}
 
             for name, value in add_gradient(self._ranks, values, this.rows, loss).items():
                 value = value.detach().double()

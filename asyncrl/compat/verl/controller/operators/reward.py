@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.scoring import needs, serves
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
-from asyncrl.scoring.scorer import KindUnavailableError, Scorer
+from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.types import Labels, Lease, Task, Trajectory
 
@@ -102,7 +102,7 @@ class RewardModelWorker(Worker):
         failed: dict[str, ScoringError] = {}
         for _ in range(self._config.replay.max_attempts):
             left = {name: lease for name, lease in waiting.items() if name not in labels}
-            for name, result in zip(left, self._scorer.score(list(left.values())), strict=True):
+            for name, result in zip(left, self._results(list(left.values())), strict=True):
                 if isinstance(result, KindUnavailableError):
                     raise result
                 if isinstance(result, ScoringError):
@@ -111,6 +111,17 @@ class RewardModelWorker(Worker):
                     labels[name] = result.labels
                     failed.pop(name, None)
         return labels, failed
+
+    def _results(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
+        """The result of each lease, in batches as large as those of a run."""
+        batch: list[Lease] = []
+        most, tokens = self._config.scoring.batch_trajectories, self._config.scoring.batch_tokens
+        for lease in leases:
+            if len(batch) == most or sum(len(each.trajectory) for each in [*batch, lease]) > tokens:
+                yield from self._scorer.score(batch)
+                batch = []
+            batch.append(lease)
+        yield from self._scorer.score(batch)
 
 
 def _with_labels(data: DataProto, labels: Mapping[str, Labels]) -> DataProto:
