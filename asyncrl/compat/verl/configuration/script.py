@@ -1,7 +1,7 @@
 """The `key=value` words of a shell script, such as verl's examples are. The script is read, never run.
 
-Lines `NAME=VALUE` set variables; `$NAME`, `${NAME}`, `${NAME:-DEFAULT}` and `$((SUM))` stand for values. Every word
-with a dotted key counts, also within an array. Other commands, loops and conditions are passed over.
+`NAME=VALUE` sets variables; `$NAME`, `${NAME}`, `${NAME:-DEFAULT}` and `$((SUM))` stand for values. Every word with a
+dotted key counts, also within an array. Other commands, loops and conditions are passed over.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 KEY_WORD = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=|~[A-Za-z_]\w*(\.\w+)+$")
-ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_]\w*)=(?!\()(.*)")
-VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*)")
-SUM = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
-OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+BEFORE_ASSIGNMENT = ("export", "declare", "local", "readonly", "typeset", "then", "do", "else")
+ARRAY = re.compile(r"\s*(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?[A-Za-z_]\w*\+?=\(")
+VARIABLE = re.compile(r"\$\{(\w+)(?:(:?)[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
+SUM = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
+LONGEST = 1 << 16
+"""How many characters the variables of one command may become; more is a mistake, or an attack."""
+SPACE, DOLLAR = "\x1f", "\x1e"
+"""Stand for a space that divides no words, and for a dollar sign that begins no variable."""
+BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -29,26 +35,74 @@ def script_words(text: str, environment: Mapping[str, str]) -> list[str]:
     """The words of a script that set keys. A variable that nothing sets stays as it is written."""
     variables = dict(environment)
     words: list[str] = []
-    for line in text.replace("\\\n", " ").splitlines():
-        assigned = ASSIGNMENT.fullmatch(line)
-        expanded = _expanded(assigned[2] if assigned else line, variables)
-        try:
-            parts = shlex.split(expanded, comments=True)
-        except ValueError:  # A quotation over several lines, which sets no key.
-            continue
-        if assigned and len(parts) <= 1:
-            variables[assigned[1]] = parts[0] if parts else ""
-        else:
-            words += [part for part in parts if KEY_WORD.match(part)]
+    for line in text.replace("\r\n", "\n").replace("\\\n", " ").splitlines():
+        for command in _commands(line):
+            try:
+                parts = shlex.split(_expanded(ARRAY.sub("", command, count=1), variables))
+            except ValueError:  # A quotation over several lines, which sets no key.
+                continue
+            parts = [part.replace(SPACE, " ").replace(DOLLAR, "$") for part in parts]
+            words += _without_assignments(parts, variables)
     return words
 
 
-def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        default = (match[2] or "").strip("\"'") if match[2] is not None else match[0]
-        return variables.get(match[1] or match[3]) or default
+def _without_assignments(parts: list[str], variables: dict[str, str]) -> Iterator[str]:
+    """The words of a command that set keys. Those that set variables, which come first, go into `variables`."""
+    begins = True
+    for part in parts:
+        if begins and (assigned := ASSIGNMENT.fullmatch(part)):
+            variables[assigned[1]] = assigned[2]
+        elif not begins or (part not in BEFORE_ASSIGNMENT and not part.startswith("-")):
+            begins = False
+            if KEY_WORD.match(part):
+                yield part
 
-    # A value may hold other variables, at most as deep as scripts are written.
+
+def _commands(line: str) -> Iterator[str]:
+    """The commands of a line, without its comment, with SPACE and DOLLAR where the shell sees neither."""
+    command, quote, depth, escaped = "", "", 0, False
+    for place, letter in enumerate(line):
+        before = line[place - 1 : place]
+        if escaped:
+            command, escaped = (command[:-1] + DOLLAR if letter == "$" else command + letter), False
+        elif quote == "'":
+            quote = "" if letter == "'" else quote
+            command += DOLLAR if letter == "$" else letter
+        elif letter == "#" and not quote and not depth and (not before or before.isspace()):
+            break
+        elif letter in ";&|" and not quote and not depth:
+            yield _balanced(command)
+            command = ""
+        else:
+            escaped = letter == "\\"
+            if letter in "'\"" and quote in ("", letter) and not (letter == "'" and depth):
+                quote = "" if quote else letter
+            depth += letter in "({" and (before == "$" or depth > 0)
+            depth -= letter in ")}" and depth > 0
+            command += SPACE if depth and letter.isspace() else letter
+    yield _balanced(command)
+
+
+def _balanced(command: str) -> str:
+    """Without the bracket that ends an array or a group of commands."""
+    ends = command.rstrip()
+    return ends[:-1] if ends.endswith(")") and ends.count(")") > ARRAY.sub("", ends, count=1).count("(") else command
+
+
+def _expanded(text: str, variables: dict[str, str]) -> str:
+    room = LONGEST
+
+    def value(match: re.Match[str]) -> str:
+        nonlocal room
+        default, found = match[3], variables.get(match[1] or match[4])
+        if default is not None and (found is None or (match[2] and not found)):
+            text = default.strip("\"'")
+        else:
+            text = match[0] if found is None else found.replace("$", DOLLAR)
+        room -= len(text)
+        return text if room > 0 else match[0]
+
+    # A default may hold another variable, at most as deep as scripts are written.
     for _ in range(8):
         text = VARIABLE.sub(value, text)
     return SUM.sub(lambda match: _sum(match, variables), text)
@@ -56,8 +110,8 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
 
 def _sum(match: re.Match[str], variables: Mapping[str, str]) -> str:
     try:
-        return str(_value(ast.parse(match[1].strip(), mode="eval").body, variables))
-    except (SyntaxError, ValueError, ZeroDivisionError):
+        return str(_value(ast.parse(match[1].replace(SPACE, " ").strip(), mode="eval").body, variables))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return match[0]
 
 
@@ -67,6 +121,8 @@ def _value(node: ast.expr, variables: Mapping[str, str]) -> int:
             return number
         case ast.Name(id=name):
             return int(variables.get(name, ""))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-            return OPERATORS[type(op)](_value(left, variables), _value(right, variables))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, variables)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
+            return BINARY[type(op)](_value(left, variables), _value(right, variables))
     raise ValueError(f"{ast.unparse(node)}: a sum may hold whole numbers, names and + - * / %")

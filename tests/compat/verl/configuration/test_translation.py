@@ -295,6 +295,37 @@ def test_a_script_is_read_with_its_variables_arrays_and_sums() -> None:
     assert script_words(text, {"HOME": "/home/me"}) == ["a.b=8", "+c.d=[1, 2]", "e.f=/home/me/x/y", "~h.i"]
 
 
+WITH_SPACES = ["a.b=x-$(date +%s)", "a.c=9", "a.d=-3", "a.e=$((2 ** 3))"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("run \\\r\n a.b=1 \\\r\n a.c=2\r\n", ["a.b=1", "a.c=2"]),
+        ("W=(a.b=1)\nW+=(a.c=2\na.d=$((1+2)))\nrun ${W[@]}", ["a.b=1", "a.c=2", "a.d=3"]),
+        (
+            "export A=1 B=2\nlocal -r C=3; D=4;\nrun a.b=$A$B$C$D; run a.c=1 && run a.d=2",
+            ["a.b=1234", "a.c=1", "a.d=2"],
+        ),
+        ("if x; then A=1; fi\nB=2 run a.b=$A$B", ["a.b=1$B"]),
+        ("run a.b=x#y a.c='#z' a.d=${A##*/} # it's a.e=1", ["a.b=x#y", "a.c=#z", "a.d=${A##*/}"]),
+        ("A=1\nrun a.b='$A' a.c=\\$A a.d=\"$A\"", ["a.b=$A", "a.c=$A", "a.d=1"]),
+        ("run a.b=x-$(date +%s) a.c=$(( ((1+2) * 3) )) a.d=$((-3)) a.e=$((2 ** 3))", WITH_SPACES),
+        ("A=\nrun a.b=$A a.c=${A:-1} a.d=${A-2} a.e=${B:=3}", ["a.b=", "a.c=1", "a.d=", "a.e=3"]),
+        ("A=$A:x\nrun a.b=$A", ["a.b=$A:x"]),
+        (f"run a.b=$(({'+'.join('1' * 5000)}))", [f"a.b=$(({'+'.join('1' * 5000)}))"]),
+    ],
+)
+def test_a_script_is_read_as_a_shell_would(text: str, words: list[str]) -> None:
+    assert script_words(text, {}) == words
+
+
+def test_variables_that_hold_each_other_many_times_take_no_memory() -> None:
+    doubled = "".join(f"A{number}=$A{number - 1}$A{number - 1}\n" for number in range(1, 60))
+    (word,) = script_words(f"A0=x\n{doubled}run a.b=$A59", {})
+    assert len(word) < 1_000_000
+
+
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1\n")
     for name in ("list.yaml", "missing.yaml"):
