@@ -29,6 +29,8 @@ RATIOS = {"vanilla": "ppo", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo"
 DEFAULT_CLIP = 0.2
 BY_SEQUENCE = ("gspo", "geo_mean")
 """Losses with one ratio a sequence."""
+MEANS_OF_SEQUENCES = ("sapo", "geo_mean")
+"""Losses that verl always aggregates as seq-mean-token-mean."""
 
 
 def part(name: str, **params: Any) -> dict[str, Any]:
@@ -50,7 +52,8 @@ def _advantage(source: VerlConfig) -> Iterator[Setting | str]:
             yield "algorithm.advantage", part("reinforce_pp", gamma=gamma)
         case "optimal_token_baseline" | "tir_optimal_token_baseline":
             turns = name.startswith("tir")
-            yield "algorithm.advantage", part("optimal_token_baseline", gamma=gamma, multi_turn=turns)
+            capped = {"cap": _bounds(source[f"{CORRECTION}.rollout_is_threshold"])[1]} if _weighs_tokens(source) else {}
+            yield "algorithm.advantage", part("optimal_token_baseline", gamma=gamma, multi_turn=turns, **capped)
         case _ if name in PLAIN:
             yield "algorithm.advantage", part(PLAIN[name])
         case _:
@@ -60,6 +63,11 @@ def _advantage(source: VerlConfig) -> Iterator[Setting | str]:
         yield "algorithm.greedy_sibling", True
     if name == "gae":
         yield "algorithm.value_aggregation", _aggregated(source)
+
+
+def _weighs_tokens(source: VerlConfig) -> bool:
+    """Whether verl has a weight of each token before the update."""
+    return source[f"{CORRECTION}.rollout_is"] == "token" and not source[f"{CORRECTION}.bypass_mode"]
 
 
 def _clips(source: VerlConfig) -> tuple[float, float]:
@@ -79,8 +87,8 @@ def _loss(source: VerlConfig) -> Iterator[Setting | str]:
         )
     if source[f"{CORRECTION}.bypass_mode"] and source[f"{CORRECTION}.loss_type"] == "reinforce":
         cap = _bounds(source[f"{CORRECTION}.rollout_is_threshold"])[1]
-        level = source[f"{CORRECTION}.rollout_is"] or "token"
-        yield "algorithm.loss", part("reinforce", level=level, cap=cap)
+        level = source[f"{CORRECTION}.rollout_is"]
+        yield "algorithm.loss", part("reinforce", level=level, cap=cap) if level else part("gpg")
         return
     match mode:
         case "vanilla" | "bypass_mode" | None:
@@ -99,7 +107,7 @@ def _loss(source: VerlConfig) -> Iterator[Setting | str]:
             below, above = source[f"{ACTOR}.tau_neg"], source[f"{ACTOR}.tau_pos"]
             yield "algorithm.loss", part("sapo", tau_pos=above, tau_neg=below)
         case "dppo_tv" | "dppo_kl":
-            yield "algorithm.loss", part(mode, delta=high, delta_low=low)
+            yield "algorithm.loss", part(mode, delta=high, delta_low=low, cap=dual)
         case "dro":
             beta = source[f"{POLICY_LOSS}.dro_beta"]
             yield "algorithm.loss", part("dro") if beta is None else part("dro", beta=beta)
@@ -120,7 +128,9 @@ def _aggregated(source: VerlConfig) -> dict[str, Any]:
 
 
 def _aggregation(source: VerlConfig) -> Iterator[Setting | str]:
-    yield "algorithm.aggregation", _aggregated(source)
+    bypass = source[f"{CORRECTION}.bypass_mode"]
+    always = source[f"{POLICY_LOSS}.loss_mode"] in MEANS_OF_SEQUENCES and not bypass
+    yield "algorithm.aggregation", part("seq-mean-token-mean") if always else _aggregated(source)
 
 
 def _kl(source: VerlConfig) -> Iterator[Setting | str]:
@@ -252,7 +262,7 @@ ROWS = (
     ),
     used(f"{ACTOR}.clip_ratio_low", "`algorithm.loss`", None, "`clip_low`; of `dppo_*` it is `delta_low`."),
     used(f"{ACTOR}.clip_ratio_high", "`algorithm.loss`", None, "`clip_high`; of `dppo_*` it is `delta`."),
-    used(f"{ACTOR}.clip_ratio_c", "`algorithm.loss`", 3.0, "`dual_clip` of `ppo`."),
+    used(f"{ACTOR}.clip_ratio_c", "`algorithm.loss`", 3.0, "`dual_clip` of `ppo`, `cap` of `dppo_*`."),
     used(f"{ACTOR}.tau_pos", "`algorithm.loss`", 1.0, "`tau_pos` of `sapo`."),
     used(f"{ACTOR}.tau_neg", "`algorithm.loss`", 1.05, "`tau_neg` of `sapo`."),
     used(f"{POLICY_LOSS}.clip_cov_ratio", "`algorithm.loss`", 0.0002, "`share` of `clip_cov`."),
@@ -261,7 +271,13 @@ ROWS = (
     used(f"{POLICY_LOSS}.kl_cov_ratio", "`algorithm.loss`", 0.0002, "`share` of `kl_cov`."),
     used(f"{POLICY_LOSS}.ppo_kl_coef", "`algorithm.loss`", 0.1, "`weight` of `kl_cov`."),
     used(f"{POLICY_LOSS}.dro_beta", "`algorithm.loss`", None, "`beta` of `dro`."),
-    made(f"{ACTOR}.loss_agg_mode", "`algorithm.aggregation`", "token-mean", "The same names.", _aggregation),
+    made(
+        f"{ACTOR}.loss_agg_mode",
+        "`algorithm.aggregation`",
+        "token-mean",
+        "The same names. `sapo` and `geo_mean` always have `seq-mean-token-mean`.",
+        _aggregation,
+    ),
     used(
         f"{ACTOR}.loss_scale_factor",
         "`algorithm.aggregation`",
@@ -302,7 +318,12 @@ ROWS = (
         "data is not always of the newest policy.",
         _correction,
     ),
-    used(f"{CORRECTION}.rollout_is_threshold", "`algorithm.correction`", 2.0, "`cap`, or `low` and `high`."),
+    used(
+        f"{CORRECTION}.rollout_is_threshold",
+        "`algorithm.correction`",
+        2.0,
+        "`cap`, or `low` and `high`; `cap` of `optimal_token_baseline`.",
+    ),
     used(f"{CORRECTION}.rollout_is_batch_normalize", "`algorithm.correction`", False, "Adds `normalise`."),
     used(f"{CORRECTION}.rollout_rs", "`algorithm.correction`", None, "One `reject` for each name."),
     used(
@@ -313,7 +334,12 @@ ROWS = (
     ),
     used(f"{CORRECTION}.rollout_token_veto_threshold", "`algorithm.correction`", None, "Adds `veto`."),
     used(f"{CORRECTION}.bypass_mode", "`algorithm.proximal`", False, "`behaviour`, without a correction."),
-    used(f"{CORRECTION}.loss_type", "`algorithm.loss`", "ppo_clip", "In bypass mode, `reinforce` is that loss."),
+    used(
+        f"{CORRECTION}.loss_type",
+        "`algorithm.loss`",
+        "ppo_clip",
+        "In bypass mode, `reinforce` is that loss; without `rollout_is` it is `gpg`.",
+    ),
     used("algorithm.rollout_is_level", "`algorithm.correction`", "token", "The level where `rollout_is` is true."),
     *(alias(f"algorithm.{old}", f"{CORRECTION}.{new}") for old, new in OLD.items()),
     made(

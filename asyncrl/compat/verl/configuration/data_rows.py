@@ -34,7 +34,7 @@ def _batch(source: VerlConfig) -> Iterator[Setting | str]:
     yield "learner.batch_size", batch
     yield "learner.group_size", members
     wanted = max(1, -(-prompts // updated))
-    updates = max(each for each in range(1, wanted + 1) if batch % each == 0)
+    updates = next(each for each in range(wanted, 0, -1) if batch % each == 0)
     yield "learner.minibatches", updates
     if prompts % updated or updates != wanted:
         yield (

@@ -16,14 +16,19 @@ from asyncrl.errors import ConfigError
 
 
 class VerlConfig:
-    """`values` has every key with its value, verl's defaults too; `given` those that the file and the words name.
+    """What a configuration says, with verl's defaults. Raises ConfigError: a section is a list.
+
+    `values` has every key with its value, verl's defaults too; `given` those that the file and the words name.
     `remarks` has a line for each value that cannot be read."""
 
     def __init__(self, given: DictConfig, defaults: Mapping[str, Any]) -> None:
         config: DictConfig | ListConfig = OmegaConf.create({})
         for key, value in defaults.items():
             OmegaConf.update(config, key, value, force_add=True)
-        config = OmegaConf.merge(config, given)
+        try:
+            config = OmegaConf.merge(config, given)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"a section of verl's configuration is none: {reason(error)}") from error
         assert isinstance(config, DictConfig)
         self.remarks: list[str] = []
         self._defaults = defaults

@@ -70,7 +70,7 @@ def translate(given: DictConfig) -> Translated:
             key.removeprefix("data."): source[key] for key in source.given if _is_own(key)
         }
     unknown = [
-        f"{key}={as_yaml(source[key])}: verl 0.9 has no such key{did_you_mean(key, list(BY_KEY))}"
+        f"{key}={as_yaml(source[key])}: verl 0.9's ppo_trainer.yaml has no such key{did_you_mean(key, list(BY_KEY))}"
         for key in source.given
         if row_of(key) is None and not key.endswith(CLASS) and not ("data.dataset" in settings and _is_own(key))
     ]
@@ -87,7 +87,7 @@ def _is_own(key: str) -> bool:
 def _made(row: Row, source: VerlConfig) -> Iterator[Setting | str]:
     try:
         yield from row.translate(source) if row.translate else ()
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         key = row.there[0]
         yield f"{key}={as_yaml(source[key])}: this value, or one that goes with it, is left out: {error}"
 

@@ -178,6 +178,9 @@ def _texts(by: str, over: str) -> dict[str, Any]:
     return {"by": by, "over": over}
 
 
+BYPASS = ["algorithm.rollout_correction.bypass_mode=true"]
+
+
 @pytest.mark.parametrize(
     ("words", "key", "value"),
     [
@@ -195,6 +198,24 @@ def _texts(by: str, over: str) -> dict[str, Any]:
         (["algorithm.rollout_correction.bypass_mode=true"], "algorithm.proximal", "behaviour"),
         (["algorithm.rollout_is=token", "algorithm.rollout_is_threshold=0.5_5.0"], "algorithm.correction", "mask"),
         (["trainer.total_epochs=3"], "learner.epochs", 3),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=sapo"], "algorithm.aggregation", "seq-mean-token-mean"),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"], "algorithm.aggregation", "seq-mean-token-mean"),
+        (
+            ["actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv"],
+            "algorithm.loss",
+            {"name": "dppo_tv", "params": {"delta": 0.2, "delta_low": 0.2, "cap": 3.0}},
+        ),
+        ([*BYPASS, "algorithm.rollout_correction.loss_type=reinforce"], "algorithm.loss", "gpg"),
+        (
+            [*BYPASS, "algorithm.rollout_correction.loss_type=reinforce", "algorithm.rollout_is=sequence"],
+            "algorithm.loss",
+            {"name": "reinforce", "params": {"level": "sequence", "cap": 2.0}},
+        ),
+        (
+            ["algorithm.adv_estimator=optimal_token_baseline", "algorithm.rollout_is=token"],
+            "algorithm.advantage",
+            {"name": "optimal_token_baseline", "params": {"gamma": 1.0, "multi_turn": False, "cap": 2.0}},
+        ),
         (["~trainer.total_epochs"], "learner.epochs", 30),
         (["custom_reward_function.path=rewards/mine.py"], "scoring.rule", "rewards.mine.compute_score"),
         (["data.custom_cls.path=mine.py", "data.custom_cls.name=Quiz"], "data.dataset", "mine.Quiz"),
@@ -220,6 +241,17 @@ def test_a_value_of_a_wrong_kind_is_named_and_the_rest_is_translated() -> None:
     result = from_words("data.train_batch_size=many", "data.shuffle=false")
     assert has(result.differs, "data.train_batch_size=many", "is left out")
     assert result.settings["data.shuffle"] is False
+
+
+def test_minibatches_of_no_prompts_are_named() -> None:
+    result = from_words("actor_rollout_ref.actor.ppo_mini_batch_size=0")
+    assert has(result.differs, "data.train_batch_size=1024", "or one that goes with it, is left out")
+
+
+def test_a_list_in_place_of_a_section_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text("data: [1]\n")
+    with pytest.raises(ConfigError, match="a section of verl's configuration is none"):
+        translate(read_verl(tmp_path / "list.yaml", [], {}))
 
 
 def test_keys_of_a_dataset_class_of_ones_own_are_its_parameters() -> None:
