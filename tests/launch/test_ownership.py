@@ -21,6 +21,7 @@ from asyncrl.config.compose import read
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, StoreError
 from asyncrl.inspect.run import find
+from asyncrl.launch.addresses import addresses, record_left_open
 from asyncrl.launch.local import claim
 from asyncrl.launch.ownership import NotRunningError, OwnerWatch, StopRequests, exclusively, stop
 from asyncrl.launch.resume import words_of
@@ -133,6 +134,13 @@ def test_a_run_goes_on_with_what_its_folder_says(tmp_path: Path, monkeypatch: py
         resumed = read([*words_of(name), "learner.steps=9"])
         assert (resumed.run.dir, resumed.run.name) == (str(folder), "first")
         assert (resumed.learner.steps, resumed.data.train) == (9, [str(tasks)])
+    given = addresses(config)
+    config.network.replay_host, config.network.replay_port = "10.0.0.1", 41_000
+    record_left_open(run_dir, given | {"network.replay_port": 0}, config)
+    claim(config, run_dir)
+    resumed = read([*words_of(str(run_dir)), "network.weights_port=7"]).network
+    assert (resumed.replay_host, resumed.replay_port, resumed.weights_port) == (None, 0, 7)
+    assert read([*words_of(str(run_dir)), "network.replay_port=6"]).network.replay_port == 6
     with pytest.raises(ConfigError, match="nothing is no run"):
         words_of("nothing")
 
