@@ -25,7 +25,7 @@ from asyncrl.types import Labels, Trajectory, Turn, runs_of
 
 SAMPLED, GIVEN = "green", "dim"
 GOOD, BAD = 0.66, 0.33
-ARRAYS = ("tokens", "logprobs", "version_runs")
+ARRAYS = ("tokens", "logprobs", "version_runs", "grammar_mass")
 
 
 def describe(record: StoredTrajectory, decode: Decode) -> dict[str, Any]:
@@ -55,6 +55,7 @@ def _describe_turn(trajectory: Trajectory, turn: Turn, decode: Decode) -> dict[s
         "versions": versions(trajectory, turn.start, turn.end),
         "tokens": tokens,
         "text": decode(tokens),
+        **({"grammar_mass": trajectory.grammar_mass[turn.start : turn.end].tolist()} if turn.grammar else {}),
     }
 
 
@@ -136,9 +137,16 @@ def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iter
             *(f"{count} by version {version}" for version, count in by_version.items()),
             turn.finish_reason,
             "" if turn.score is None else f"score {turn.score:.3g}",
+            _under(trajectory, turn),
         ]
         yield Rule(Text(" · ".join(filter(None, parts)), "bold"), align="left", style="dim")
         yield _text(trajectory, turn.start, turn.end, scores, decode)
+
+
+def _under(trajectory: Trajectory, turn: Turn) -> str:
+    """The turn's grammar, and what it left of the policy's probability on average."""
+    mass = trajectory.grammar_mass[turn.start : turn.end]
+    return f"under a grammar ({turn.grammar}), mass {mass.mean():.2f}" if turn.grammar and len(mass) else ""
 
 
 def _text(trajectory: Trajectory, start: int, end: int, scores: Mapping[int, float], decode: Decode) -> Text:

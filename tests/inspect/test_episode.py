@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec import structs
 from rich.text import Text
@@ -68,6 +69,17 @@ def test_the_first_turn_of_each_of_several_branches_says_so(record: StoredTrajec
         "branch 1 · turn 2 · prompt · 2",
         "turn 3 · assistant · 3",
     ]
+
+
+def test_a_turn_under_a_grammar_says_so(record: StoredTrajectory) -> None:
+    assert record.trajectory is not None
+    *before, answer = record.trajectory.turns
+    mass = np.array([1] * 9 + [0, 0.5, 0.25], np.float32)
+    changes = {"turns": (*before, answer._replace(grammar="regex")), "grammar_mass": mass}
+    under = replace(record, trajectory=structs.replace(record.trajectory, **changes))
+    assert "3 by version 1 · stop · under a grammar (regex), mass 0.25" in shown(under)
+    turns = episode.describe(under, as_letters)["trajectory"]["turns"]
+    assert [turn.get("grammar_mass") for turn in turns] == [None, None, None, [0, 0.5, 0.25]]
 
 
 def test_the_head_tells_state_labels_and_rewards(record: StoredTrajectory) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.config.changes import ConfigChange
@@ -17,7 +18,7 @@ from asyncrl.learner.canary import canary_of
 from asyncrl.learner.failures import StepFailedError, StepFailures
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
-from asyncrl.types import BatchPlan
+from asyncrl.types import BatchPlan, Role, Trajectory
 from asyncrl.weights.canary import canary_tokens
 from tests.actor.engine.support import plain_logprobs
 from tests.learner.support import (
@@ -179,6 +180,27 @@ def test_a_batch_that_teaches_nothing_is_a_counted_no_op_without_a_warning(
     assert run.metrics.of("updates_skipped")[1] == 0
     assert_weights_equal(run.weights[0], run.final)
     assert "gradient" not in caplog.text
+
+
+def test_a_batch_of_turns_under_narrow_grammars_is_a_counted_no_op_too(model: Path, ranks: Ranks, tmp_path: Path):
+    class UnderGrammars(PlannedReplay):
+        def batch(self, step: int) -> list[tuple[Trajectory, float]]:
+            return [(under_grammar(each), reward) for each, reward in super().batch(step)]
+
+    def under_grammar(trajectory: Trajectory) -> Trajectory:
+        turns = tuple(
+            turn._replace(grammar="regex") if turn.role is Role.ASSISTANT else turn for turn in trajectory.turns
+        )
+        mass = np.where(trajectory.loss_mask, 0.94, 1).astype(np.float32)
+        return structs.replace(trajectory, turns=turns, grammar_mass=mass)
+
+    config = make_config(model, tmp_path, steps=2)
+    run = Run(config, replay=UnderGrammars(config)).train(ranks)
+    assert run.metrics.of("updates_empty") == {0: 1, 1: 2}
+    assert run.metrics.of("masked/grammar") == {0: 1, 1: 1}
+    assert_weights_equal(run.weights[0], run.final)
+    trained = make_config(model, tmp_path / "trained", steps=2, min_grammar_mass=0.9)
+    assert Run(trained, replay=UnderGrammars(trained)).train(ranks).metrics.of("updates_empty") == {0: 0, 1: 0}
 
 
 def test_a_gradient_that_is_not_finite_is_left_out_and_counted(

@@ -12,6 +12,7 @@ from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import to_labels
+from asyncrl.config.schema import LearnerConfig
 from asyncrl.types import NO_VERSION
 
 NAMES = {
@@ -34,10 +35,10 @@ PREPARED = {
 is verl's: its importance weights."""
 
 
-def to_tokens(data: DataProto) -> Tokens:
+def to_tokens(data: DataProto, min_grammar_mass: float = LearnerConfig.min_grammar_mass) -> Tokens:
     """The N tokens of a batch, row by row and without padding. Rows of one trajectory are one sequence, and must follow
     one another. Numbers [B, R] of the batch are 0 on the prompts' tokens. Without `versions`, sampled tokens have
-    version 0.
+    version 0. Tokens are restricted where a grammar left less than `min_grammar_mass`.
 
     Raises DataProtoError: a field is missing, or the rows of a trajectory are apart.
     """
@@ -58,6 +59,8 @@ def to_tokens(data: DataProto) -> Tokens:
         ours: _packed(batch[name].float(), attended) for name, ours in NAMES.items() if name in batch
     }
     given |= {ours: _packed(batch[name], attended) for name, ours in PREPARED.items() if name in batch}
+    if "grammar_mass" in batch:
+        given["restricted"] = mask & (_packed(batch["grammar_mass"], attended) < min_grammar_mass)
     return Tokens(
         sequence=sequence,
         position=torch.arange(len(sequence), device=sequence.device) - first,

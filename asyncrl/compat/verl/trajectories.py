@@ -21,6 +21,7 @@ from asyncrl.compat.verl.padding import compute_position_id_with_mask
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.scoring.rules.verl import USER_TURN_REWARDS, rollout_reward_scores
 from asyncrl.types import (
+    NO_MASS,
     NO_VERSION,
     Finish,
     Labels,
@@ -62,7 +63,8 @@ def from_trajectories(
     `batch` has prompts int64[B, P], responses int64[B, R], input_ids, attention_mask and position_ids int64[B, P + R],
     response_mask int64[B, R] (1 on what the policy sampled), rollout_log_probs float32[B, R] and versions int64[B, R]
     (NO_VERSION on what it did not). With `labels`, token_level_scores and token_level_rewards float32[B, R] have the
-    shaped reward at the last token of every branch's response. P and R are the lengths given, else the longest.
+    shaped reward at the last token of every branch's response. P and R are the lengths given, else the longest. Where a
+    turn has a grammar, grammar_mass float32[B, R] is there, too: as in Trajectory, 1 on padding.
 
     `non_tensor_batch` has `uid`, the group's id, and what `to_trajectories` needs; with `labels` what `to_labels`
     needs; with `tasks` by id what verl's data sets give: raw_prompt, data_source, reward_model, extra_info and
@@ -186,6 +188,7 @@ def _tensors(branches: Sequence[_Branch], prompts: int, responses: int, pad: int
     sampled = np.zeros((rows, responses), np.int64)
     logprobs = np.full((rows, responses), UNSAMPLED, np.float32)
     versions = np.full((rows, responses), NO_VERSION, np.int64)
+    mass = np.ones((rows, responses), np.float32)
     for row, (trajectory, _, start, response, end, *_) in enumerate(branches):
         whole = slice(prompts - (response - start), prompts + (end - response))
         answer = slice(0, end - response)
@@ -194,7 +197,10 @@ def _tensors(branches: Sequence[_Branch], prompts: int, responses: int, pad: int
         sampled[row, answer] = trajectory.loss_mask[response:end]
         logprobs[row, answer] = trajectory.logprobs[response:end]
         versions[row, answer] = trajectory.versions[response:end]
+        if trajectory.grammar_mass.size:
+            mass[row, answer] = trajectory.grammar_mass[response:end]
     mask = torch.from_numpy(attention)
+    has_grammars = any(branch.trajectory.grammar_mass.size for branch in branches)
     return {
         "prompts": torch.from_numpy(ids[:, :prompts].copy()),
         "responses": torch.from_numpy(ids[:, prompts:].copy()),
@@ -204,6 +210,7 @@ def _tensors(branches: Sequence[_Branch], prompts: int, responses: int, pad: int
         "response_mask": torch.from_numpy(sampled),
         "rollout_log_probs": torch.from_numpy(logprobs),
         "versions": torch.from_numpy(versions),
+        **({"grammar_mass": torch.from_numpy(mass)} if has_grammars else {}),
     }
 
 
@@ -218,7 +225,10 @@ def _facts(branch: _Branch) -> dict[str, Any]:
         "branch": branch.number,
         "finish": str(trajectory.finish),
         "turns": [
-            [turn.start - start, turn.end - start, str(turn.role), turn.finish_reason, calls[index], turn.score]
+            [
+                *(turn.start - start, turn.end - start, str(turn.role), turn.finish_reason, calls[index]),
+                *(turn.score, turn.grammar),
+            ]
             for index, turn in enumerate(branch.turns)
         ],
         "steps": [[step.start - start, step.end - start] for step in branch.steps],
@@ -249,12 +259,13 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
 
 
 class _Row(NamedTuple):
-    """One branch without its padding: tokens int32[T], logprobs float32[T], versions int32[T], and what else is known
-    of its trajectory."""
+    """One branch without its padding: tokens int32[T], logprobs float32[T], versions int32[T], grammar_mass float32[T],
+    and what else is known of its trajectory."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
+    grammar_mass: NDArray[np.float32]
     facts: Mapping[str, Any]
 
 
@@ -268,6 +279,8 @@ def _row(data: DataProto, row: int, logprobs: Tensor, version: int | None) -> _R
     given = batch.get("response_mask")
     sampled = (real if given is None else given[row].bool().cpu())[real].numpy()
     versions = batch["versions"][row].cpu()[real].numpy() if "versions" in batch else np.full(len(response), version)
+    # A mass that the batch does not have is not known.
+    mass = batch["grammar_mass"][row].cpu()[real].numpy() if "grammar_mass" in batch else np.zeros(len(response))
     before = np.zeros(len(prompt))
     return _Row(
         np.concatenate([prompt, response]).astype(np.int32),
@@ -275,6 +288,7 @@ def _row(data: DataProto, row: int, logprobs: Tensor, version: int | None) -> _R
             np.float32
         ),
         np.concatenate([before + NO_VERSION, np.where(sampled, versions, NO_VERSION)]).astype(np.int32),
+        np.concatenate([before + 1, np.where(sampled, mass, 1)]).astype(np.float32),
         _known(data, row, len(prompt), sampled),
     )
 
@@ -311,12 +325,13 @@ def _joined(rows: Sequence[_Row], members: dict[str, int]) -> Trajectory:
     group = str(first["uid"])
     members[group] = members.get(group, -1) + 1
     starts = np.cumsum([0, *(len(row.tokens) for row in rows)]).tolist()
+    mass = np.concatenate([row.grammar_mass for row in rows])
     turns, steps = [], []
     for start, row in zip(starts, rows, strict=False):
-        for begin, end, role, reason, calls, *scores in row.facts["turns"]:
+        for begin, end, role, reason, calls, *more in row.facts["turns"]:
             called = tuple(ToolCall(*call) for call in calls)
-            score = next(iter(scores), None)
-            turns.append(Turn(start + begin, start + end, Role(role), reason, called, score=score))
+            score, grammar = more or (None, "")
+            turns.append(Turn(start + begin, start + end, Role(role), reason, called, grammar, score))
         steps += [Step(start + begin, start + end) for begin, end in row.facts["steps"]]
     return Trajectory(
         id=str(first["trajectory_id"]),
@@ -331,4 +346,5 @@ def _joined(rows: Sequence[_Row], members: dict[str, int]) -> Trajectory:
         finish=Finish(first["finish"]),
         rewards={name: each for name, each in (first["reward_scores"] or {}).items() if name != USER_TURN_REWARDS},
         timings=first["timings"] or {},
+        grammar_mass=mass if any(turn.grammar for turn in turns) else NO_MASS,
     )

@@ -240,3 +240,20 @@ def test_scores_of_turns_have_verls_names_and_come_back() -> None:
     with_scores, without = to_trajectories(data)
     assert (with_scores.turn_scores, with_scores.rewards) == ([0.25], {"calculator": 0.5})
     assert without.turn_scores == []
+
+
+def test_grammars_go_with_the_batch_and_come_back_and_what_they_restricted_is_not_trained() -> None:
+    turns = make_tool_episode().turns
+    mass = np.array([1, 1, 0.5, 0.99, 1, 1], np.float32)
+    under = make_tool_episode(turns=(turns[0], turns[1]._replace(grammar="regex"), *turns[2:]), grammar_mass=mass)
+    free = make_trajectory(length=3, id="free")
+    data = from_trajectories([under, free], PAD)
+    assert "grammar_mass" not in from_trajectories([free], PAD).batch
+    torch.testing.assert_close(data.batch["grammar_mass"], torch.tensor([[0.5, 0.99, 1, 1], [1, 1, 1, 1]]))
+    assert list(map(sent, to_trajectories(data))) == [sent(under), sent(free)]
+    restricted = to_tokens(data).restricted
+    assert restricted is not None
+    assert restricted.nonzero()[:, 0].tolist() == [2]
+    del data.batch["grammar_mass"]
+    unknown = to_trajectories(data)[0].grammar_mass
+    assert unknown.tolist() == [1, 1, 0, 0, 1, 0]

@@ -158,7 +158,7 @@ def test_a_late_joiner_is_checked_and_a_server_that_answers_no_canary_says_how_t
     async def scenario() -> None:
         first, late = FakeSglang(), FakeSglang()
 
-        async def refused(tokens: list[int]) -> Any:
+        async def refused(tokens: list[int], start: int) -> Any:
             return {"output_ids": [], "meta_info": {}}
 
         late._logprobs = refused  # type: ignore[method-assign]
