@@ -46,6 +46,11 @@ def evaluation_prefix(version: int) -> str:
     return f"{EVALUATION}{version}-"
 
 
+def evaluated_version(name: str) -> int:
+    """The policy version of the evaluation to which a group, or the group of a ticket, belongs."""
+    return int(name.removeprefix(EVALUATION).partition("-")[0])
+
+
 def held_out_row(group: str) -> int:
     """The row of the held-out task that a group of an evaluation runs."""
     return int(group.rpartition("-")[2])

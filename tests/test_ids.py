@@ -16,6 +16,7 @@ NUMBERS = st.integers(0, 10**9 - 1)
 def test_a_ticket_says_its_shard_and_its_attempt(number: int, member: int, attempt: int, shards: int) -> None:
     evaluation = ids.evaluation_group(member, number, attempt)
     assert ids.held_out_row(evaluation) == number
+    assert ids.evaluated_version(ids.ticket_id(evaluation, 0, 1)) == member
     for group in (ids.feed_group(number), ids.again_group(number), evaluation):
         ticket = ids.ticket_id(group, member, attempt)
         assert ids.attempt_of(ticket) == attempt

@@ -41,6 +41,7 @@ from asyncrl.evaluate.export import write_policy
 from asyncrl.evaluate.progress import EvaluationProgress
 from asyncrl.evaluate.results import EvaluationResult, read_result, shown_result
 from asyncrl.evaluate.runs import checkpoint_of
+from asyncrl.evaluate.samples import samples
 from asyncrl.inspect.run import find_run
 from asyncrl.launch.local import claim, role_commands
 from asyncrl.launch.ownership import exclusively
@@ -80,6 +81,7 @@ def main() -> None:
         sys.stdout.write((folder / RESULT_FILE).read_text())
     else:
         Console().print(shown_result(result))
+        sys.stdout.writelines(f"\n{text}\n" for text in samples(folder, given.samples))
     log.info("%s has the result, and `asyncrl inspect show ID --run %s` an episode", folder / RESULT_FILE, folder)
     if not result.total.scored:
         sys.exit(EXIT_FAILURE)
@@ -95,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--n", type=int, default=8, metavar="N", help="attempts at each task (8)")
     parser.add_argument("--step", type=int, metavar="K", help="of a run: the checkpoint after K steps (the newest)")
     parser.add_argument("--threshold", type=float, default=1.0, metavar="T", help="smallest outcome that is right (1)")
+    parser.add_argument(
+        "--samples", type=int, default=0, metavar="S", help="print S attempts of each data source with scores (0)"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="find files of groups in DIR too")
     return parser

@@ -48,6 +48,7 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     from asyncrl.config.schema.scoring import serves
     from asyncrl.observe.sinks import open_metrics
     from asyncrl.scoring.models.registry import load_outcome_model, load_prm
+    from asyncrl.scoring.samples import EvaluationSamples
     from asyncrl.scoring.scorer import Scorer
     from asyncrl.scoring.verifier import Verifier
     from asyncrl.scoring.worker import ScoringWorker
@@ -65,7 +66,8 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
         client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys, run=run)))
         file = name if len(endpoints) == 1 else f"{name}-shard-{shard}"
         metrics = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), file)))
-        workers.append(ScoringWorker(client, scorer, scoring, metrics, config.replay.lease_s))
+        samples = EvaluationSamples(scoring.eval_samples, tokenizer)
+        workers.append(ScoringWorker(client, scorer, scoring, metrics, config.replay.lease_s, samples=samples))
     return workers
 
 

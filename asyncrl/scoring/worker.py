@@ -20,6 +20,7 @@ from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.metrics import Metrics
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
+from asyncrl.scoring.samples import EvaluationSamples
 from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
 from asyncrl.scoring.stats import ScoringStats
 from asyncrl.types import Lease
@@ -35,7 +36,8 @@ Result = ScoredEpisode | ScoringError
 
 
 class ScoringWorker:
-    """Scores until it is stopped. `lease_s` is how long the replay waits for a silent scorer."""
+    """Scores until it is stopped. `lease_s` is how long the replay waits for a silent scorer. Some episodes of
+    evaluations are shown to `samples`."""
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class ScoringWorker:
         metrics: Metrics,
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
+        samples: EvaluationSamples | None = None,
     ) -> None:
         self._client = client
         self._config = config
@@ -54,6 +57,7 @@ class ScoringWorker:
         self._clock = clock
         self._renewed = self._progressed = clock()
         self._stats = ScoringStats(clock(), config.guards)
+        self._samples = samples
         self._outages = Outages()
         self._error_logger = ErrorLogger(logger)
         self._background = _Background(scorer)
@@ -127,6 +131,8 @@ class ScoringWorker:
         else:
             for lease, each in scored:
                 self._stats.count(lease.trajectory, each)
+                if each.final and self._samples is not None:
+                    self._samples.show(lease.task, lease.trajectory, each.labels)
 
     def _fail(self, lease: Lease, error: ScoringError | RefusedError | WireError) -> None:
         self._error_logger.exception(f"trajectory {lease.trajectory.id} was not scored: {error}", error)

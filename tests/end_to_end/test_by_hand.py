@@ -65,10 +65,16 @@ def test_roles_started_by_hand_end_when_the_run_is_done_and_a_checkpoint_is_expo
     result = json.loads(output(asyncrl(*evaluate)))
     assert (result["step"], result["total"]["tasks"], result["temperature"]) == (1, 4, 1.0)
     assert result["total"]["scored"] + result["total"]["failed"] == 8
-    assert set(result["total"]["pass_at"]) == {"1", "2"}
+    for estimate in ("pass_at", "best_at", "maj_at"):
+        assert set(result["total"][estimate]) == {"1", "2"}
+    assert result["total"]["mean_length"] > 0
     assert set(result["sources"]) == {"source-0", "source-1"}
     assert json.loads(output(asyncrl(*evaluate))) == result, "the result of a finished evaluation is read"
-    shown = output(
-        asyncrl("inspect", "show", "e0-000000.0.0", "--run", run / "evaluations" / "step-000001-held_out-n2")
-    )
-    assert "e0-000000.0.0" in shown
+    folder = run / "evaluations" / "step-000001-held_out-n2"
+    printed = output(asyncrl(*evaluate[:-1], "--samples", 1))
+    assert "maj@k" in printed
+    samples = [line for line in printed.splitlines() if line.startswith("[sample] ")]
+    assert [line.split()[3] for line in samples] == ["source-0,", "source-1,"]
+    logged = "".join(file.read_text() for file in (folder / "logs").glob("scoring*"))
+    assert logged.count("[sample] ") == 2
+    assert "e0-000000.0.0" in output(asyncrl("inspect", "show", "e0-000000.0.0", "--run", folder))

@@ -144,6 +144,9 @@ class ScoringConfig:
     batch_trajectories: int = option(32, "largest number of trajectories in one lease", "[1, inf)")
     batch_tokens: int = option(65536, "largest number of tokens in one lease", "[1, inf)")
     stall_s: float = option(600.0, "seconds without a result after which a scorer ends as hung", "(0, inf)")
+    eval_samples: int = option(
+        1, "episodes of each evaluation and data source that a scorer logs with their scores", "[0, inf)"
+    )
     shadow: bool = option(False, "record the scores of the models, but train without them")
     prm: ScoringModelConfig = field(default_factory=ScoringModelConfig)
     outcome_model: OutcomeModelConfig = field(default_factory=OutcomeModelConfig)

@@ -1,0 +1,38 @@
+"""Some attempts of a finished evaluation, with their scores, for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from asyncrl.data.opening import open_tasks
+from asyncrl.evaluate.runs import config_of
+from asyncrl.ids import held_out_row
+from asyncrl.replay.records import TrajectoryState
+from asyncrl.replay.stored import StoredRun
+
+
+def samples(folder: Path, count: int) -> Iterator[str]:
+    """The first `count` scored attempts of each data source as text, of the evaluation in `folder`. Nothing is loaded
+    for 0."""
+    if not count:
+        return
+    from transformers import AutoTokenizer
+
+    from asyncrl.scoring.samples import described
+
+    config = config_of(folder)
+    assert config.data.eval is not None
+    tasks = open_tasks(config, config.data.eval)
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    shown: Counter[str] = Counter()
+    with closing(StoredRun(folder / "replay")) as stored:
+        for name, record in stored.records():
+            if record.state is not TrajectoryState.EVALUATED or shown[record.data_source] == count:
+                continue
+            trajectory, labels = stored.trajectory(name), stored.labels(name)
+            if trajectory is not None and labels is not None:
+                shown[record.data_source] += 1
+                yield described(tasks[held_out_row(record.group)], trajectory, labels, tokenizer)
