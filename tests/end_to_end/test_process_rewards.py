@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from asyncrl.compat.verl import from_trajectories, load_reward_manager
 from asyncrl.compat.verl.configuration.command import translated
+from asyncrl.observe.sinks import metrics_file, read_lines
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Task, Trajectory
 from tests.end_to_end.support import Run
@@ -54,6 +55,9 @@ def test_the_manager_in_a_program_gives_the_rewards_that_its_run_trained_on(
     steps = run.steps()
     assert [line["step"] for line in steps] == list(range(STEPS))
     assert all(line["grad_norm"] > 0 for line in steps), "the scores of steps must train"
+    evaluations = read_lines(metrics_file(run.dir, "evaluation"))
+    assert [line["step"] for line in evaluations] == [0, STEPS]
+    assert all({f"eval/{name}" for name in TOLD} <= line.keys() for line in evaluations)
     with closing(StoredRun(run.dir / "replay")) as stored:
         records = [stored.record(name) for name in stored.ids()]
     pairs = [(each.trajectory, each.labels) for each in records if each.trajectory and each.labels]
@@ -76,7 +80,8 @@ def test_the_manager_in_a_program_gives_the_rewards_that_its_run_trained_on(
 
 
 PROMPT = [{"role": "user", "content": "what is 1 + 2?"}]
-LOCAL = ("network.replay_port=0", "network.weights_port=0", "replay.retention=all")
+TOLD = ("accuracy", "reward", "process", "length", "pass@2", "best@2", "maj@2")
+LOCAL = ("network.replay_port=0", "network.weights_port=0", "replay.retention=all", "learner.eval_attempts=2")
 
 
 def _translated(folder: Path, model: Path, family: str, keys: dict[str, Any]) -> Path:
@@ -102,7 +107,7 @@ def _translated(folder: Path, model: Path, family: str, keys: dict[str, Any]) ->
         "custom_reward_function.name=even",
         "trainer.n_gpus_per_node=0",
         f"trainer.total_training_steps={STEPS}",
-        "trainer.test_freq=-1",
+        f"trainer.test_freq={STEPS}",
         "trainer.logger=console",
         f"reward_model.reward_manager={family}",
         *(
