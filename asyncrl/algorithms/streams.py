@@ -32,12 +32,14 @@ class Stream(Part):
 
     weight: float = param(1.0, "weight of every token; 0 leaves the stream out", "[0, inf)")
     score: str | None = param(
-        None, "score of the labels (reward, outcome, or an extra) that multiplies the weight of its sequence"
+        None,
+        "score of the labels (reward, outcome, or an extra) that multiplies the weight of its sequence; one below 0 "
+        "counts as 0",
     )
 
     def weights(self, episodes: Episodes) -> Tensor:
         """float64[S]: the weight of each sequence's tokens. Raises InvariantError: the labels do not have the score, or
-        it is negative or not finite."""
+        it is not finite."""
         if self.score is None:
             return torch.full_like(episodes.reward, self.weight, dtype=torch.float64)
         named = episodes.named
@@ -46,13 +48,13 @@ class Stream(Part):
                 f"stream {self.name} reads the score {self.score}, and the labels have {sorted(named)}"
             )
         scores = named[self.score].double()
-        if bad := (~(scores.isfinite() & (scores >= 0))).nonzero().tolist():
+        if bad := (~scores.isfinite()).nonzero().tolist():
             row = bad[0][0]
             raise InvariantError(
-                f"stream {self.name}: {self.score} is {float(scores[row])} for sequence {row}; a weight must be finite "
-                "and not negative"
+                f"stream {self.name}: {self.score} is {float(scores[row])} for sequence {row}; a weight must be finite"
             )
-        return self.weight * scores
+        # A penalty may take a reward below 0 at any step, which must not end the run there.
+        return self.weight * scores.clamp(min=0)
 
 
 class LossStream(Stream):

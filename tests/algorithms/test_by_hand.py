@@ -153,13 +153,20 @@ def test_the_stream_of_distillation_pulls_to_the_reference_within_its_region():
     ("score", "message"),
     [
         ("bonus", r"stream ce reads the score bonus, and the labels have \['outcome', 'reward', 'style'\]"),
-        ("style", r"stream ce: style is -1.0 for sequence 1; a weight must be finite and not negative"),
+        ("style", r"stream ce: style is inf for sequence 1; a weight must be finite"),
     ],
 )
-def test_a_stream_without_its_score_or_with_a_negative_one_is_refused(score, message):
+def test_a_stream_without_its_score_or_with_an_infinite_one_is_refused(score, message):
     algorithm = make_algorithm(stream=[("ce", {"score": score})])
+    episodes = make_episodes([1, 0], [0, 0], extra={"style": floats(1, math.inf)})
     with pytest.raises(InvariantError, match=message):
-        algorithm.prepare(make_episodes([1, 0], [0, 0], extra={"style": floats(1, -1)}), make_tokens([[1], [1]]), alone)
+        algorithm.prepare(episodes, make_tokens([[1], [1]]), alone)
+
+
+def test_a_reward_below_zero_leaves_its_sequence_out_of_a_stream_and_the_run_goes_on():
+    algorithm = make_algorithm(stream=[("ce", {"score": "reward"})])
+    prepared = algorithm.prepare(make_episodes([2, -1], [0, 0]), make_tokens([[1], [1]]), alone)
+    assert prepared.streams.tolist() == [[4], [0]]
 
 
 def test_the_prompt_mean_is_a_mean_over_groups_of_the_means_of_their_tokens():

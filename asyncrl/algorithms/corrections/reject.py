@@ -38,6 +38,11 @@ class Reject(Correction):
         super().__post_init__()
         if self.low >= self.high:
             raise ConfigError(f"{self.setting('low')}: it must be below high={self.high}")
+        if self.by in ("k2", "k3", "ratio") and self.high < 0:
+            raise ConfigError(
+                f"{self.setting('high')}: by={self.by} is never negative, so everything would be dropped: set "
+                "high to 0 or more"
+            )
         if self.by == "difference" and self.over != "sequence_sum" and self.low <= -1 and self.high >= 1:
             raise ConfigError(
                 f"{self.setting('high')}: with low={self.low} nothing is ever dropped, since probabilities differ "

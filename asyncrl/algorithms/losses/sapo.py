@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import torch
 
 from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates, dual_clipped
@@ -30,6 +32,12 @@ class Sapo(Loss):
             raise ConfigError(
                 f"{self.setting('dual_clip')}: it must be above 2 / tau_neg = {least:.4g}, the loss at a ratio of 1; "
                 "otherwise no token with A < 0 has a gradient"
+            )
+
+        if self.dual_clip is not None and 2 * least <= self.dual_clip < math.inf:
+            raise ConfigError(
+                f"{self.setting('dual_clip')}: the loss never reaches it, as it stays below 4 / tau_neg = "
+                f"{2 * least:.4g}: set a smaller one, or null"
             )
 
     def __call__(self, updates: Updates) -> TokenLosses:
