@@ -29,6 +29,8 @@ RATIOS = {"vanilla": "ppo", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo"
 DEFAULT_CLIP = 0.2
 BY_SEQUENCE = ("gspo", "geo_mean")
 """Losses with one ratio a sequence."""
+OLDER_SPANS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
+"""Rejections of verl 0.6, with what ours judge."""
 MEANS_OF_SEQUENCES = ("sapo", "geo_mean")
 """Losses that verl always aggregates as seq-mean-token-mean."""
 
@@ -206,6 +208,9 @@ def _rejections(source: VerlConfig) -> Iterator[dict[str, Any]]:
     for number, name in enumerate(names):
         over, _, form = name.rpartition("_")
         threshold = thresholds[min(number, len(thresholds) - 1)] if thresholds else "2.0"
+        if name in OLDER_SPANS:
+            yield _older(name, threshold.strip(), source)
+            continue
         low, high = _bounds(threshold.strip())
         span = over.replace("seq", "sequence")
         if form == "k1":
@@ -214,6 +219,13 @@ def _rejections(source: VerlConfig) -> Iterator[dict[str, Any]]:
             yield part("reject", by="k1", over=span, **bounds)
         else:
             yield part("reject", by=form, over=span, high=high)
+
+
+def _older(name: str, threshold: str, source: VerlConfig) -> dict[str, Any]:
+    """The rejection of an older release, which bounds the ratio itself."""
+    low, high = _bounds(threshold)
+    low = source[f"{CORRECTION}.rollout_rs_threshold_lower"] or low or 1 / high
+    return part("reject", by="k1", over=OLDER_SPANS[name], low=-math.log(high), high=-math.log(low))
 
 
 def _vetoes(source: VerlConfig) -> Iterator[dict[str, Any]]:
@@ -231,6 +243,7 @@ OLD: Mapping[str, str] = {
     "rollout_is_threshold": "rollout_is_threshold",
     "rollout_rs": "rollout_rs",
     "rollout_rs_threshold": "rollout_rs_threshold",
+    "rollout_rs_threshold_lower": "rollout_rs_threshold_lower",
     "rollout_token_veto_threshold": "rollout_token_veto_threshold",
 }
 
@@ -331,6 +344,12 @@ ROWS = (
         "`algorithm.correction`",
         None,
         "`high`; for k1 the logarithms of both bounds.",
+    ),
+    used(
+        f"{CORRECTION}.rollout_rs_threshold_lower",
+        "`algorithm.correction`",
+        None,
+        "The lower bound of `rollout_rs` as `token`, `sequence` or `geometric` of older releases.",
     ),
     used(f"{CORRECTION}.rollout_token_veto_threshold", "`algorithm.correction`", None, "Adds `veto`."),
     used(f"{CORRECTION}.bypass_mode", "`algorithm.proximal`", False, "`behaviour`, without a correction."),

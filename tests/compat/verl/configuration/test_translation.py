@@ -243,6 +243,20 @@ def test_a_value_of_a_wrong_kind_is_named_and_the_rest_is_translated() -> None:
     assert result.settings["data.shuffle"] is False
 
 
+@pytest.mark.parametrize(
+    ("name", "over"), [("token", "token"), ("sequence", "sequence_sum"), ("geometric", "sequence_mean")]
+)
+def test_rejections_of_older_releases_bound_the_ratio(name: str, over: str) -> None:
+    result = from_words(
+        f"algorithm.rollout_correction.rollout_rs={name}",
+        "algorithm.rollout_correction.rollout_rs_threshold=2.0",
+        "algorithm.rollout_correction.rollout_rs_threshold_lower=0.25",
+    )
+    (rejection,) = [each for each in result.settings["algorithm.correction"] if each["name"] == "reject"]
+    bounds = {"low": pytest.approx(-math.log(2)), "high": pytest.approx(math.log(4))}
+    assert rejection["params"] == {"by": "k1", "over": over, **bounds}
+
+
 def test_minibatches_of_no_prompts_are_named() -> None:
     result = from_words("actor_rollout_ref.actor.ppo_mini_batch_size=0")
     assert has(result.differs, "data.train_batch_size=1024", "or one that goes with it, is left out")
