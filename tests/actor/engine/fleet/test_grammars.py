@@ -108,8 +108,9 @@ async def test_a_turn_whose_measure_fails_or_meets_an_update_is_kept_without_mas
                 answer = await own(body)
                 answer["meta_info"]["input_token_logprobs"][-1][0] = None
                 return answer
+            pauses = server.calls.count("pause_generation")
             update = asyncio.create_task(fleet.update_weights(6, tensors(6)))
-            await async_until(lambda: "pause_generation" in server.calls)
+            await async_until(lambda: server.calls.count("pause_generation") > pauses)
             answer = await own(body)
             await update
             return answer
@@ -119,3 +120,34 @@ async def test_a_turn_whose_measure_fails_or_meets_an_update_is_kept_without_mas
     assert got.grammar_mass is not None
     assert got.tokens.tolist() == [5] * 5
     assert np.count_nonzero(got.grammar_mass) == (4 if fault == "nan" else 0)
+
+
+async def test_a_server_that_is_being_updated_is_not_asked() -> None:
+    server, loads = FakeSglang(), asyncio.Event()
+    own_generate, own_load = server._generate, server._update_weights_from_disk
+    measured: list[Any] = []
+    updates: list[asyncio.Task[None]] = []
+
+    async with fleet_with(5, server) as fleet:
+
+        async def generate(body: Any) -> Any:
+            if "logprob_start_len" in body:
+                measured.append(body)
+                return web.Response(status=400)
+            answer = await own_generate(body)
+            pauses = server.calls.count("pause_generation")
+            updates.append(asyncio.create_task(fleet.update_weights(6, tensors(6))))
+            await async_until(lambda: server.calls.count("pause_generation") > pauses)
+            return answer
+
+        async def load(body: Any) -> Any:
+            await loads.wait()
+            return await own_load(body)
+
+        server.answers |= {"generate": generate, "update_weights_from_disk": load}
+        got = await under_grammar(fleet)
+        loads.set()
+        await updates[0]
+    assert measured == []
+    assert got.grammar_mass is not None
+    assert not got.grammar_mass.any()
