@@ -10,9 +10,9 @@ from typing import Any
 
 from asyncrl.config.changes import ConfigChange
 from asyncrl.ids import feed_group, ticket_id
+from asyncrl.replay.client import read_leases
 from asyncrl.replay.protocol import FailEpisode, FailScoring, RenewLease
 from asyncrl.types import BatchPlan, Labels, Lease, Ticket, Trajectory
-from asyncrl.wire import decode, read_labels, read_trajectory, split
 from tests.replay.support import Core, make_settings
 
 
@@ -53,20 +53,10 @@ class FakeReplay:
             self.core.ask(FailEpisode(ticket_id, reason))
             self.failed[ticket_id] = reason
 
-    def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
+    def lease(self, serves: Sequence[str], trajectories: int, tokens: int, groups: int = 1) -> list[Lease]:
         with self._lock:
-            reply = self.core.leased(trajectories, tokens=tokens, serves=serves)
-        stored = (decode(split(frame)) for frame in reply.frames)
-        return [
-            Lease(
-                each.task,
-                read_trajectory(next(stored)),
-                each.kinds,
-                read_labels(next(stored)) if each.partial else None,
-                each.final,
-            )
-            for each in reply.body
-        ]
+            reply = self.core.leased(trajectories, tokens=tokens, serves=serves, groups=groups)
+        return list(read_leases(reply.body, reply.frames))
 
     def renew(self) -> None:
         with self._lock:
@@ -76,6 +66,10 @@ class FakeReplay:
         with self._lock:
             for each in labels:
                 self.core.put_labels(each)
+
+    def label_group(self, labels: Sequence[Labels]) -> None:
+        with self._lock:
+            self.core.put_group_labels(labels)
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None:
         with self._lock:

@@ -88,7 +88,7 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
 
     def lease(self, scorer: str, trajectories: int) -> list[str]:
         """Up to so many trajectories that wait for a scorer."""
-        request = protocol.LeaseTrajectories(scorer, scorer, [KIND], trajectories, TOKENS * trajectories)
+        request = protocol.LeaseTrajectories(scorer, scorer, [KIND], trajectories, TOKENS * trajectories, 1)
         return self._tx.members("leased", scorer) if self._ask(request) else []
 
     def label(self, scorer: str, trajectory: str, reward: float) -> None:

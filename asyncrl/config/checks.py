@@ -7,13 +7,14 @@ and the fix. `refusals.py` puts them together with what else is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from asyncrl.config.bind import CHAT_API_FIX, is_loopback
 from asyncrl.config.deployment_checks import cluster_conflicts, hosts_conflicts, network_conflicts, weights_conflicts
+from asyncrl.config.option import options
 from asyncrl.config.schema import TrainConfig
-from asyncrl.config.schema.scoring import configured
+from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured
 from asyncrl.errors import RefusedError
 from asyncrl.grammar import FORMS, read_grammar
 
@@ -209,8 +210,11 @@ def _scoring(config: TrainConfig) -> Iterator[str]:
     for source, needed in scoring.needs.items():
         if not needed or not set(needed) <= set(kinds):
             yield f"scoring.needs: {source} must name some of the kinds that are configured: {', '.join(kinds)}"
-        if scoring.shadow and "rules" not in needed:
+        if scoring.shadow and not {"rules", GROUP_KIND} & set(needed):
             yield f"scoring.shadow scoring.needs: nothing would be left to train {source} on: let it need rules"
+        if GROUP_KIND in needed and scoring.manager.of(source) is None:
+            yield f"scoring.needs: {source} has no manager: name one in scoring.manager.name or scoring.manager.sources"
+    yield from _manager(config)
     if not set(scoring.serve) <= set(kinds):
         yield f"scoring.serve: name some of the kinds that are configured: {', '.join(kinds)}"
     for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
@@ -219,6 +223,22 @@ def _scoring(config: TrainConfig) -> Iterator[str]:
         if model.gpus > 1 and model.device not in ("cuda", "auto"):
             yield f"{key}.gpus {key}.device: layers are spread over the first GPUs; set the device to cuda or auto"
     yield from _shaping(config)
+
+
+def _manager(config: TrainConfig) -> Iterator[str]:
+    manager = config.scoring.manager
+    if manager.timeout_s >= config.scoring.stall_s:
+        yield "scoring.manager.timeout_s scoring.stall_s: the scorer would count as hung; the first must be smaller"
+    if (manager.compute_score or manager.params) and not any(map(manager.of, ("", *manager.sources))):
+        yield "scoring.manager.name: there is no manager that takes compute_score and params; name one"
+    for source, changes in manager.sources.items():
+        if changes is not None and not (isinstance(changes, Mapping) and set(changes) <= set(MANAGER_KEYS)):
+            keys = ", ".join(MANAGER_KEYS)
+            yield f"scoring.manager.sources: {source} has {changes!r:.100}; give null, or a mapping with some of {keys}"
+            continue
+        for option in options(ManagerConfig):
+            if option.name in (changes or {}) and not option.allows((changes or {})[option.name]):
+                yield f"scoring.manager.sources: {option.name} of {source} must be {option.allowed}"
 
 
 def _shaping(config: TrainConfig) -> Iterator[str]:
@@ -253,6 +273,7 @@ def _weightless(config: TrainConfig) -> Iterator[str]:
         "rules": shaping.outcome_weight or shaping.prm_acc_bonus_weight,
         "outcome_model": shaping.outcome_model_weight,
         "prm": shaping.process_weight or shaping.prm_aggregation == "per_step",
+        GROUP_KIND: shaping.outcome_weight or shaping.prm_acc_bonus_weight,
     }
     for source, kinds in {"any source": configured(scoring), **scoring.needs}.items():
         if not shaping.environment_weight and not any(counts[kind] for kind in kinds):

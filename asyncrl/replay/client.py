@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
@@ -25,6 +25,7 @@ from asyncrl.errors import (
     StoppedError,
     TooManyFailuresError,
     UnavailableError,
+    WireError,
 )
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
 from asyncrl.network.sockets import Watch, connect
@@ -49,6 +50,7 @@ from asyncrl.wire import (
     Message,
     decode,
     encode,
+    join,
     labels_message,
     read_labels,
     read_trajectory,
@@ -136,23 +138,14 @@ class ReplayClient:
         """Give an episode up, with the reason."""
         self._send(protocol.FailEpisode(ticket_id, cut(reason, MAX_REASON_CHARS)))
 
-    def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
-        """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens; waits about a second
-        for the first."""
+    def lease(self, serves: Sequence[str], trajectories: int, tokens: int, groups: int = 1) -> list[Lease]:
+        """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens; or up to `groups` whole
+        groups, one behind the other, for the kind that scores these. Waits about a second for the first."""
         answer = self._send(
-            protocol.LeaseTrajectories(self._worker, self._incarnation, list(serves), trajectories, tokens)
+            protocol.LeaseTrajectories(self._worker, self._incarnation, list(serves), trajectories, tokens, groups)
         )
-        stored = map(_stored, answer.frames)
-        return [
-            Lease(
-                each.task,
-                read_trajectory(next(stored)),
-                each.kinds,
-                read_labels(next(stored)) if each.partial else None,
-                each.final,
-            )
-            for each in (answer.read(protocol.LEASES) if answer.kind == OK else [])
-        ]
+        leased = answer.read(protocol.LEASES) if answer.kind == OK else []
+        return list(read_leases(leased, answer.frames))
 
     def renew(self) -> None:
         """Keep what this scorer leased for another while."""
@@ -164,8 +157,14 @@ class ReplayClient:
         request = protocol.PutLabels(self._worker, self._incarnation)
         self._send_all([(request, encode(labels_message(each))) for each in labels])
 
+    def label_group(self, labels: Sequence[Labels]) -> None:
+        """Deliver the labels of a group that was leased whole, in the order of the lease; returns once all are durable.
+        Raises RefusedError: none was taken."""
+        frames = [join(encode(labels_message(each))) for each in labels]
+        self._send_all([(protocol.PutGroupLabels(self._worker, self._incarnation), frames)])
+
     def scoring_failed(self, trajectory_id: str, reason: str) -> None:
-        """Give the scoring of a trajectory up for now, with the reason."""
+        """Give the scoring of a trajectory up for now, with the reason; or of its group, if that was leased whole."""
         reason = cut(reason, MAX_REASON_CHARS)
         self._send(protocol.FailScoring(self._worker, self._incarnation, trajectory_id, reason))
 
@@ -339,6 +338,18 @@ class ReplayClient:
         log.warning("%s waits for the replay at %s since %.0f s%s", self._worker, self._endpoint, waited, advice)
         self.close()
         self._connect()
+
+
+def read_leases(leased: Iterable[protocol.LeasedTask], frames: Sequence[Buffer]) -> Iterator[Lease]:
+    """The leases in a reply. Raises WireError: it is malformed."""
+    stored = map(_stored, frames)
+    task = None
+    for each in leased:
+        task = each.task or task
+        if task is None:
+            raise WireError("the first leased trajectory has no task")
+        trajectory = read_trajectory(next(stored))
+        yield Lease(task, trajectory, each.kinds, read_labels(next(stored)) if each.partial else None, each.final)
 
 
 def _stored(frame: Buffer) -> Message:

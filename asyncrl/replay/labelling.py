@@ -2,16 +2,17 @@
 
 A trajectory passes through the kinds of scores that its task needs, one after another. A scorer takes as many of them
 in one lease as it serves. Only the holder of the lease can label: labels of another scorer are late, and counted.
+`units` says what is scored together.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from itertools import takewhile
 
 import numpy as np
 
+from asyncrl.config.schema.scoring import GROUP_KIND
 from asyncrl.errors import RefusedError, StoreError
 from asyncrl.ids import is_evaluation
 from asyncrl.replay import evaluation
@@ -31,8 +32,9 @@ from asyncrl.replay.records import (
 )
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.transaction import Transaction
+from asyncrl.replay.units import Unit, Units, attempts, kinds_together
 from asyncrl.types import Labels, process_score
-from asyncrl.wire import TASKS_BYTES, Buffer, decode, join_parts, split, task_bytes
+from asyncrl.wire import TASKS_BYTES, Buffer, decode, join_parts, read_labels, split, task_bytes
 
 log = logging.getLogger(__name__)
 
@@ -58,74 +60,93 @@ class Labelling:
         self._backoff = backoff
         self._limit = limit
         self._dead_letters = dead_letters
+        self._units = Units(settings)
 
     def offer(self, tx: Transaction, name: str, record: TrajectoryRecord, group: GroupRecord, urgent: bool) -> None:
-        """Let a trajectory of `group` wait for the next kind of scores that it needs."""
+        """Let a trajectory of `group` wait for the next kind of scores that it needs. For GROUP_KIND the group waits,
+        once this was the last of its members."""
         record.state = TrajectoryState.WAITING
         record.save(tx, name)
-        tx.append("waiting", name, queue=self._needs(group)[record.scored], urgent=urgent)
-
-    def _needs(self, group: GroupRecord) -> tuple[str, ...]:
-        return self._settings.needs(self._settings.task(group).data_source)
+        kind = self._units.next_kind(group, record)
+        if kind != GROUP_KIND:
+            tx.append("waiting", name, queue=kind, urgent=urgent)
+        elif self._units.waiting_group(tx, record.group):
+            tx.append("waiting", record.group, queue=kind, urgent=urgent)
 
     def lease(self, tx: Transaction, request: LeaseTrajectories) -> Reply | None:
-        """Trajectories to score, bounded by number, tokens and the size of their tasks (but at least one, if any
-        waits); None where none waits.
+        """Work for a scorer: either trajectories, or whole groups. It is bounded by number, tokens and the size of the
+        tasks (but has at least one trajectory or group, if any waits); None where none waits.
 
         A scorer that asks has finished or failed all that it leased before. If the store says that it still holds
-        some, a reply was lost or an older incarnation died: these are leased again. A trajectory whose earlier lease
-        gave no result is leased alone, so that an episode that kills its scorer uses up no other's attempts.
+        some, a reply was lost or an older incarnation died: these are leased again. What was leased before without a
+        result is leased alone, so that an episode that kills its scorer uses up no other's attempts.
         """
         self._take_back(tx, request.worker, self._scorers.renew(tx, request.worker, request.incarnation))
+        # Later kinds first, so that what is begun is finished before something new is begun.
+        kinds = request.serves[::-1]
+        groups = self._lease(tx, request, [kind for kind in kinds if kind == GROUP_KIND], request.groups)
+        if groups:
+            return groups
+        wanted = min(request.trajectories, LEASES_A_REPLY)
+        return self._lease(tx, request, [kind for kind in kinds if kind != GROUP_KIND], wanted)
+
+    def _lease(self, tx: Transaction, request: LeaseTrajectories, kinds: Sequence[str], wanted: int) -> Reply | None:
+        """Lease up to `wanted` units that wait for one of `kinds`."""
         tasks: list[LeasedTask] = []
         frames: list[Buffer] = []
-        wanted, tokens = min(request.trajectories, LEASES_A_REPLY), min(request.tokens, TOKENS_A_REPLY)
-        room = TASKS_BYTES
-        # Later kinds first, so that what is begun is finished before something new is begun.
-        for kind in reversed(request.serves):
-            while len(tasks) < wanted and (first := tx.first("waiting", str, kind)):
+        tokens, room = min(request.tokens, TOKENS_A_REPLY), TASKS_BYTES
+        for kind in kinds:
+            while wanted > 0 and (first := tx.first("waiting", str, kind)):
                 order, name = first
-                record = TrajectoryRecord.load(tx, name)
-                if record is not None and record.state is TrajectoryState.WAITING:
-                    tokens -= record.tokens
-                    if tasks and (tokens < 0 or record.attempts):
-                        return Reply(tasks, frames)
-                    if leased := self._lease_one(tx, request, name, record):
-                        tasks.append(leased[0])
-                        frames += leased[1]
-                        room -= task_bytes(leased[0].task)
+                unit = self._units.waiting(tx, kind, name)
+                earlier = attempts(unit)
+                tokens -= sum(record.tokens for _, record in unit)
+                if tasks and unit and (tokens < 0 or earlier):
+                    return Reply(tasks, frames)
+                # Before it is leased: a unit that is given up may end its group's other entries.
                 tx.delete("waiting", order)
-                if tasks and record is not None and (record.attempts > 1 or room <= 0):
+                if leased := self._lease_unit(tx, request, unit):
+                    wanted -= 1
+                    tasks += leased[0]
+                    frames += leased[1]
+                    room -= sum(task_bytes(each.task) for each in leased[0] if each.task is not None)
+                if tasks and unit and (earlier or room <= 0):
                     return Reply(tasks, frames)
         return Reply(tasks, frames) if tasks else None
 
-    def _lease_one(
-        self, tx: Transaction, request: LeaseTrajectories, name: str, record: TrajectoryRecord
-    ) -> tuple[LeasedTask, list[Buffer]] | None:
-        """Lease a trajectory, or give it up: its attempts are used up, or its data is damaged."""
-        record.attempts += 1
-        if record.attempts > self._settings.max_attempts:
-            self._give_up(tx, name, record, "its scorers died or fell silent too often")
+    def _lease_unit(
+        self, tx: Transaction, request: LeaseTrajectories, unit: Unit
+    ) -> tuple[list[LeasedTask], list[Buffer]] | None:
+        """Lease a unit. None where it is given up, since its attempts are used up, or where one of its trajectories is,
+        since the data is damaged."""
+        if not unit:
             return None
-        group = GroupRecord.of(tx, record.group)
-        try:
-            frames: list[Buffer] = [tx.present(tx.get_bytes("data", name), "data", name)]
-            partial = tx.get_bytes("labels", name)
-        except StoreError as error:
-            log.error("%s is given up: %s", name, error)
-            tx.add("damaged")
-            self._give_up(tx, name, record, str(error))
+        if attempts(unit) >= self._settings.max_attempts:
+            self._give_up(tx, unit, "its scorers died or fell silent too often")
             return None
-        if partial is not None:
-            frames.append(partial)
-        needs = self._needs(group)
-        kinds = tuple(takewhile(request.serves.__contains__, needs[record.scored :]))
-        record.state, record.leased = TrajectoryState.LEASED, len(kinds)
-        record.save(tx, name)
-        tx.add_member("leased", request.worker, name)
-        tx.afterwards(self._limit.began, name)
-        final = record.scored + len(kinds) == len(needs)
-        return LeasedTask(self._settings.task(group), kinds, final, partial is not None), frames
+        stored = []
+        for name, record in unit:
+            try:
+                stored.append((tx.present(tx.get_bytes("data", name), "data", name), tx.get_bytes("labels", name)))
+            except StoreError as error:
+                log.error("%s is given up: %s", name, error)
+                tx.add("damaged")
+                self._give_up(tx, [(name, record)], str(error))
+                return None
+        group = GroupRecord.of(tx, unit[0][1].group)
+        task, needs = self._settings.task(group), self._units.needs(group, unit[0][1])
+        tasks: list[LeasedTask] = []
+        frames: list[Buffer] = []
+        for (name, record), (data, partial) in zip(unit, stored, strict=True):
+            kinds = kinds_together(needs[record.scored :], request.serves)
+            record.state, record.leased, record.attempts = TrajectoryState.LEASED, len(kinds), record.attempts + 1
+            record.save(tx, name)
+            tx.add_member("leased", request.worker, name)
+            tx.afterwards(self._limit.began, name)
+            final = record.scored + len(kinds) == len(needs)
+            tasks.append(LeasedTask(None if tasks else task, kinds, final, partial is not None))
+            frames += [data] if partial is None else [data, partial]
+        return tasks, frames
 
     def _take_back(self, tx: Transaction, worker: str, died: bool) -> None:
         """Let others have what a scorer holds. It counts as an attempt only where the scorer died, not where a reply
@@ -145,34 +166,72 @@ class Labelling:
             self._take_back(tx, worker, died=True)
 
     def label(self, tx: Transaction, worker: str, labels: Labels, frames: Sequence[Buffer]) -> None:
-        """Take labels, or count them where they are late; `frames` is their encoding. Raises RefusedError: their
-        step scores are not of the trajectory's steps."""
-        name = labels.trajectory_id
-        record = self._end_lease(tx, worker, name)
-        if record is None:
+        """Take the labels of a trajectory, or count them where they are late; `frames` is their encoding. Raises
+        RefusedError: their step scores are not of the trajectory's steps, or it was leased with its group."""
+        unit = self._end_lease(tx, worker, labels.trajectory_id)
+        if len(unit) > 1:
+            raise RefusedError(
+                f"{labels.trajectory_id} was leased with its group: deliver all its members' labels at once"
+            )
+        if not unit:
             tx.add("late_labels")
             return
-        _check_steps(tx, labels)
+        self._take(tx, worker, unit, [(labels, join_parts(frames))])
+
+    def label_group(self, tx: Transaction, worker: str, stored: Sequence[Buffer]) -> None:
+        """Take the labels of all members of a group, each as the store keeps them, or count them where they are late.
+        Raises RefusedError: they are not those of one group's members; WireError: they are malformed."""
+        labels = [read_labels(decode(split(frame))) for frame in stored]
+        names = [each.trajectory_id for each in labels]
+        if not names:
+            raise RefusedError("a group has a member at least, but no labels came")
+        unit = self._end_lease(tx, worker, names[0])
+        if not unit:
+            tx.add("late_labels", len(names))
+            return
+        if names != [name for name, _ in unit]:
+            raise RefusedError(
+                f"the labels of {names!r:.200} are not those of {[name for name, _ in unit]!r:.200}, which were leased "
+                "together: deliver these in the order of the lease"
+            )
+        self._take(tx, worker, unit, [(each, [frame]) for each, frame in zip(labels, stored, strict=True)])
+
+    def _take(
+        self, tx: Transaction, worker: str, unit: Unit, labelled: Sequence[tuple[Labels, Sequence[Buffer]]]
+    ) -> None:
+        """Store the labels of a unit, each with its parts as the store keeps them."""
+        for labels, _ in labelled:
+            _check_steps(tx, labels)
         self._scorers.worked(worker)
         tx.afterwards(self._backoff.succeeded, SCORINGS)
-        tx.afterwards(self._limit.succeeded, name)
-        tx.put_bytes("labels", name, *join_parts(frames))
-        group = GroupRecord.of(tx, record.group)
-        record.scored, record.leased, record.attempts = record.scored + record.leased, 0, 0
-        record.reward, record.outcome, record.vote = labels.reward, labels.outcome, labels.vote
-        record.process = process_score(labels)
-        if record.scored < len(self._needs(group)):
-            self.offer(tx, name, record, group, urgent=not group.training)
-            return
-        record.state = TrajectoryState.LABELLED
-        record.save(tx, name)
-        tx.add("labelled")
-        group.labelled[record.member] = True
-        group.save(tx, record.group)
-        if all(group.labelled):
-            self._complete(tx, record.group, group)
+        for (name, record), (labels, parts) in zip(unit, labelled, strict=True):
+            tx.afterwards(self._limit.succeeded, name)
+            tx.put_bytes("labels", name, *parts)
+            group = GroupRecord.of(tx, record.group)
+            record.scored, record.leased, record.attempts = record.scored + record.leased, 0, 0
+            record.reward, record.outcome, record.vote = labels.reward, labels.outcome, labels.vote
+            record.process = process_score(labels)
+            if record.scored < len(self._units.needs(group, record)):
+                self.offer(tx, name, record, group, urgent=not group.training)
+                continue
+            record.state = TrajectoryState.LABELLED
+            record.save(tx, name)
+            tx.add("labelled")
+            group.labelled[record.member] = True
+            group.save(tx, record.group)
+            if all(group.labelled):
+                self._complete(tx, record.group, group)
 
-    def _end_lease(self, tx: Transaction, worker: str, name: str) -> TrajectoryRecord | None:
+    def _end_lease(self, tx: Transaction, worker: str, name: str) -> Unit:
+        """The unit of a trajectory that the scorer holds; nothing where it lost the lease."""
+        record = self._end_one(tx, worker, name)
+        if record is None:
+            return []
+        ids = self._units.members(tx, name, record)
+        held = {name: record, **{each: self._end_one(tx, worker, each) for each in ids if each != name}}
+        return [(each, found) for each in ids if (found := held[each]) is not None]
+
+    def _end_one(self, tx: Transaction, worker: str, name: str) -> TrajectoryRecord | None:
         """The record of a trajectory that the scorer holds; None where it lost the lease."""
         held = tx.remove_member("leased", worker, name)
         record = TrajectoryRecord.load(tx, name)
@@ -197,24 +256,31 @@ class Labelling:
         tx.append("ready", ReadyGroup(name, min(member.oldest for member in members), spread))
 
     def fail(self, tx: Transaction, request: FailScoring) -> None:
-        """A scorer gives a trajectory up for now: it is tried again, and becomes a dead letter after too many
-        attempts."""
-        record = self._end_lease(tx, request.worker, request.id)
-        if record is None:
+        """A scorer gives a trajectory up for now, and the whole group where it was leased with it: the unit is tried
+        again, and becomes dead letters after too many attempts."""
+        unit = self._end_lease(tx, request.worker, request.id)
+        if not unit:
             return
-        tx.add("scoring_failures")
-        if record.attempts >= self._settings.max_attempts:
-            self._give_up(tx, request.id, record, request.reason)
-        else:
-            tx.afterwards(self._limit.left, request.id)
-            self.offer(tx, request.id, record, GroupRecord.of(tx, record.group), urgent=False)
+        tx.add("scoring_failures", len(unit))
+        if attempts(unit) >= self._settings.max_attempts:
+            self._give_up(tx, unit, request.reason)
+            return
+        for name, record in unit:
+            tx.afterwards(self._limit.left, name)
+            self.offer(tx, name, record, GroupRecord.of(tx, record.group), urgent=False)
 
-    def _give_up(self, tx: Transaction, name: str, record: TrajectoryRecord, reason: str) -> None:
-        record.state, record.reason = TrajectoryState.DEAD, shorten(f"scoring: {reason}")
-        record.save(tx, name)
-        if GroupRecord.of(tx, record.group).training:
-            tx.add(TrajectoryState.DEAD)
-        self._groups.fail_member(tx, record.group, record.member, f"scoring: {reason}", scoring=True)
+    def _give_up(self, tx: Transaction, unit: Unit, reason: str) -> None:
+        """Make dead letters of a unit. Where a member was the last attempt, its group is dropped with the others."""
+        for name, record in unit:
+            tx.afterwards(self._limit.left, name)
+            group = GroupRecord.load(tx, record.group)
+            if group is None:
+                continue
+            record.state, record.reason = TrajectoryState.DEAD, shorten(f"scoring: {reason}")
+            record.save(tx, name)
+            if group.training:
+                tx.add(TrajectoryState.DEAD)
+            self._groups.fail_member(tx, record.group, record.member, f"scoring: {reason}", scoring=True)
 
     def requeue(self, tx: Transaction, ticket: str) -> str:
         """Put a dead letter back; returns how.

@@ -87,11 +87,13 @@ class FailEpisode(ReplayRequest, frozen=True):
 
 
 class LeaseTrajectories(WorkerRequest, frozen=True):
-    """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens."""
+    """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens; or up to `groups` whole
+    groups, for the kind that scores these."""
 
     serves: Annotated[list[Name], Meta(max_length=64)]
     trajectories: Whole
     tokens: Whole
+    groups: Whole
 
     def queue(self) -> Hashable:
         return self.kind, *self.serves
@@ -109,8 +111,15 @@ class PutLabels(WorkerRequest, frozen=True):
     frames = True
 
 
+class PutGroupLabels(WorkerRequest, frozen=True):
+    """Store the labels of all members of a group that was leased whole: all, or none. Each frame has the labels of one
+    member, as the store keeps them."""
+
+    frames = True
+
+
 class FailScoring(WorkerRequest, frozen=True):
-    """Give the scoring of a leased trajectory up for now."""
+    """Give the scoring of a leased trajectory up for now, and that of its group where it was leased whole."""
 
     id: Name
     reason: Reason
@@ -200,9 +209,10 @@ class SkipPlan(ReplayRequest, frozen=True):
 
 
 class LeasedTask(Struct, frozen=True):
-    """What a reply says of one leased trajectory; its frame follows, and with `partial` that of its labels so far."""
+    """What a reply says of one leased trajectory; its frame follows, and with `partial` that of its labels so far.
+    Without a `task` it has that of the trajectory before it, which is of the same group that was leased whole."""
 
-    task: Task
+    task: Task | None
     kinds: tuple[str, ...]
     final: bool
     partial: bool

@@ -156,6 +156,8 @@ class ReplayService:
                 return self._labelling.lease(tx, request)
             case protocol.PutLabels():
                 self._labelling.label(tx, request.worker, read_labels(decode(call.frames)), call.frames)
+            case protocol.PutGroupLabels():
+                self._labelling.label_group(tx, request.worker, call.frames)
             case protocol.Fetch():
                 return self._fetch(tx, request)
             case protocol.FailEpisode():

@@ -45,8 +45,9 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     scorer."""
     from transformers import AutoTokenizer
 
-    from asyncrl.config.schema.scoring import serves
+    from asyncrl.config.schema.scoring import GROUP_KIND, serves
     from asyncrl.observe.sinks import open_metrics
+    from asyncrl.scoring.managers import Managers
     from asyncrl.scoring.models.registry import load_outcome_model, load_prm
     from asyncrl.scoring.samples import EvaluationSamples
     from asyncrl.scoring.scorer import Scorer
@@ -59,7 +60,8 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     prm = load_prm(scoring.prm) if "prm" in kinds else None
     outcome = load_outcome_model(scoring.outcome_model) if "outcome_model" in kinds else None
     verifier = stack.enter_context(closing(Verifier(scoring, config.model))) if "rules" in kinds else None
-    scorer = Scorer(scoring, tokenizer, verifier, prm, outcome)
+    managers = stack.enter_context(closing(Managers(scoring, config.model))) if GROUP_KIND in kinds else None
+    scorer = Scorer(scoring, tokenizer, verifier, prm, outcome, managers)
     workers, keys, run = [], client_keys(config.network), locations.run_identity(config.run)
     endpoints = locations.replay_endpoints(config.network, config.replay.shards)
     for shard, endpoint in enumerate(endpoints):

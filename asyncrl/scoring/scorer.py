@@ -1,4 +1,5 @@
-"""Leases to labels: rules and models score each episode, and the last kind of scoring shapes the reward.
+"""Leases to labels: rules and models score each episode, managers whole groups, and the last kind of scoring shapes the
+reward.
 
 Every episode ends in labels or in the reason why it has none. An episode that cannot be scored does not affect others:
 if a model fails on a batch, its members are scored one by one. If a service seems to be unavailable, an easy episode
@@ -21,10 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.config.schema import ScoringConfig
+from asyncrl.config.schema.scoring import GROUP_KIND
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
 from asyncrl.scoring import shaping
 from asyncrl.scoring.answers import answer_texts, response_text
+from asyncrl.scoring.managers import GroupJudge, ManagerScore, manager_name
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel, RewardModel
+from asyncrl.scoring.rules import votes
 from asyncrl.scoring.rules.base import RuleInput, RuleScores
 from asyncrl.scoring.rules.registry import rule_names
 from asyncrl.scoring.shaping import Scores
@@ -72,23 +76,43 @@ class Scorer:
         rules: Verifier | None = None,
         prm: ProcessRewardModel | None = None,
         outcome_model: OutcomeModel | None = None,
+        managers: GroupJudge | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._rules = rules
         self._prm = prm
         self._outcome_model = outcome_model
+        self._managers = managers
         self._models_lock = threading.Lock()
 
     def score(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
-        """The result of each lease, in order, as soon as it is ready. Some may be a KindUnavailableError. Rules run
-        while the models do."""
+        """The result of each lease, in order, as soon as it is ready. Some may be a KindUnavailableError. Rules and
+        managers run while the models do. All leases of a group that was leased whole must be there."""
+        judged = self._judge(leases)
         chosen = {index: lease for index, lease in enumerate(leases) if "rules" in lease.kinds}
         rules = {index: _attempt(partial(self._submit, lease)) for index, lease in chosen.items()}
         outcomes = self._score_with("outcome_model", self._outcome_model, self._outcome_scores, leases)
         steps = self._score_with("prm", self._prm, self._step_scores, leases)
         for index, lease in enumerate(leases):
-            yield _attempt(partial(self._label, lease, rules.get(index), outcomes.get(index), steps.get(index)))
+            scores = rules.get(index), outcomes.get(index), steps.get(index), judged.get(index)
+            yield _attempt(partial(self._label, lease, *scores))
+
+    def _judge(self, leases: Sequence[Lease]) -> dict[int, Future[ManagerScore] | ScoringError]:
+        """The managers' scores of the leases of whole groups, by their index."""
+        groups: dict[str, list[int]] = {}
+        for index, lease in enumerate(leases):
+            if GROUP_KIND in lease.kinds:
+                groups.setdefault(lease.trajectory.group_id, []).append(index)
+        if not groups:
+            return {}
+        members = [[leases[index] for index in each] for each in groups.values()]
+        futures = _attempt(lambda: _served(self._managers, GROUP_KIND).submit(members))
+        found: dict[int, Future[ManagerScore] | ScoringError] = {}
+        for position, each in enumerate(groups.values()):
+            for place, index in enumerate(each):
+                found[index] = futures if isinstance(futures, ScoringError) else futures[position][place]
+        return found
 
     def _submit(self, lease: Lease) -> Future[RuleScores]:
         trajectory, tokenizer = lease.trajectory, self._tokenizer
@@ -146,6 +170,7 @@ class Scorer:
         rules: Future[RuleScores] | ScoringError | None,
         outcome: float | ScoringError | None,
         steps: Scores | ScoringError | None,
+        judged: Future[ManagerScore] | ScoringError | None,
     ) -> ScoredEpisode:
         """Raises ScoringError: one of the lease's kinds gave no score."""
         before = lease.partial
@@ -157,6 +182,11 @@ class Scorer:
             numbers |= {f"rule/{name}": score for name, score in by_rule.scores.items()}
         if outcome is not None:
             numbers["outcome_model"] = _given(outcome)
+        if judged is not None:
+            by_manager = _given(judged).result()
+            numbers = {"outcome": by_manager.outcome} | numbers | {"manager": by_manager.reward}
+            numbers |= {f"manager/{name}": score for name, score in by_manager.extra.items()}
+            vote = vote or by_manager.vote or self._plain_vote(lease)
         scores = before.step_scores if before else _NO_SCORES
         if steps is not None:
             scores = _given(steps)
@@ -181,11 +211,12 @@ class Scorer:
             if config.prm_aggregation != "per_step":
                 models["process"] = shaping.aggregate(counted, config.prm_aggregation)
         scores = {} if shadow else dict(models)
-        if "rules" in numbers:
-            scores |= {"rules": numbers["rules"], "accuracy": shaping.accuracy(numbers["outcome"])}
+        scores |= {name: numbers[name] for name in ("rules", "manager") if name in numbers}
+        if "outcome" in numbers:
+            scores["accuracy"] = shaping.accuracy(numbers["outcome"])
         scores["environment"] = shaping.environment(trajectory, config)
         reward, parts = shaping.shape(scores, trajectory.sampled_tokens, config)
-        by_rule = {name: score for name, score in numbers.items() if name.startswith("rule/")}
+        further = {name: score for name, score in numbers.items() if name.startswith(("rule/", "manager/"))}
         if shadow or not len(step_scores):
             for_algorithms, ends = _of_turns(trajectory)
         else:
@@ -198,11 +229,15 @@ class Scorer:
             scorer=self._name(lease),
             step_scores=for_algorithms,
             step_ends=ends,
-            extra=by_rule | parts | shadowed,
+            extra=further | parts | shadowed,
             vote=vote,
         )
         share = sum(shaping.repeated(steps)) / max(1, len(steps))
         return ScoredEpisode(labels, True, step_scores, share, self._agree(step_scores, scores.get("accuracy")))
+
+    def _plain_vote(self, lease: Lease) -> str:
+        answer, _ = answer_texts(lease.trajectory, self._tokenizer, self._config.strip_thoughts)
+        return votes.vote(None, votes.read_plainly, answer)
 
     def _agree(self, step_scores: Scores, accuracy: float | None) -> bool | None:
         if accuracy is None or not len(step_scores):
@@ -217,6 +252,7 @@ class Scorer:
             "rules": rule_names(self._config, lease.task.data_source),
             "outcome_model": self._outcome_model.name if self._outcome_model else "",
             "prm": self._prm.name if self._prm else "",
+            GROUP_KIND: manager_name(self._config, lease.task.data_source),
         }
         return "+".join([*before, *(names[kind] for kind in lease.kinds)])
 

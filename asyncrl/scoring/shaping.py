@@ -153,11 +153,13 @@ def shape(scores: Mapping[str, float], length: int, config: ShapingConfig) -> tu
     """The reward of an episode of `length` policy tokens, and its parts by name: unweighted scores, and bonuses and
     penalties as they are added. A configured bonus is 0 for an episode that does not get it.
 
-    `scores` may have `rules` (the weighted sum of the rules), `accuracy`, `outcome_model`, `process` and `environment`
-    (see `environment`); a kind of scoring that the episode did not need is absent.
+    `scores` may have `rules` (the weighted sum of the rules), `manager` (a reward manager's reward), `accuracy`,
+    `outcome_model`, `process` and `environment` (see `environment`); a kind of scoring that the episode did not need is
+    absent.
     """
     weights = {
         "rules": config.outcome_weight,
+        "manager": config.outcome_weight,
         "outcome_model": config.outcome_model_weight,
         "process": config.process_weight,
         "environment": config.environment_weight,

@@ -71,9 +71,9 @@ class ScoringStats:
         if scored.final:
             self._window.append((trajectory, scored))
 
-    def count_failure(self, kind: Literal["failed", "refused", "waited"]) -> None:
-        """An episode that could not be scored, whose labels the replay refused, or whose service is unavailable."""
-        self._counts[kind] += 1
+    def count_failure(self, kind: Literal["failed", "refused", "waited"], episodes: int = 1) -> None:
+        """Episodes that could not be scored, whose labels the replay refused, or whose service is unavailable."""
+        self._counts[kind] += episodes
 
     def age(self, now: float) -> float:
         """Seconds since the last report."""

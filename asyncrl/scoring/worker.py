@@ -1,9 +1,10 @@
 """The loop of a scorer: leases trajectories, and returns labels for each, or the reason why it has none.
 
 A failure is never a reward of zero: the replay leases the trajectory again, and after too many failures dead-letters
-and counts it. A service that is unavailable is no failure of a trajectory: the trajectory goes back unchanged, and the
-scorer does not try that kind of scores for a while. A thread of its own scores, so that leases are renewed however long
-a batch takes. A scorer without results for too long ends, and its leases go to others.
+and counts it. What was leased as a whole group is delivered as a whole, and fails as a whole. A service that is
+unavailable is no failure of a trajectory: the trajectory goes back unchanged, and the scorer does not try that kind of
+scores for a while. A thread of its own scores, so that leases are renewed however long a batch takes. A scorer without
+results for too long ends, and its leases go to others.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, islice
 
 from asyncrl.config.schema import ScoringConfig
-from asyncrl.config.schema.scoring import serves
+from asyncrl.config.schema.scoring import GROUP_KIND, serves
 from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.metrics import Metrics
@@ -33,6 +35,8 @@ LONGEST_PAUSE_S = 10.0
 logger = logging.getLogger(__name__)
 
 Result = ScoredEpisode | ScoringError
+Unit = list[Lease]
+"""Leases whose results are delivered together: one, or those of a whole group."""
 
 
 class ScoringWorker:
@@ -79,14 +83,16 @@ class ScoringWorker:
         """Lease once, and score the leased trajectories."""
         began = self._clock()
         serves = self._outages.available(self._serves, began)
-        leases = self._client.lease(serves, self._config.batch_trajectories, self._config.batch_tokens)
+        config = self._config
+        leases = self._client.lease(serves, config.batch_trajectories, config.batch_tokens, config.manager.batch_groups)
         self._renewed = self._progressed = self._clock()
         self._stats.waited(self._renewed - began)
-        self._background.begin(leases)
-        while leases and not stop.is_set():
+        units = _units(leases)
+        self._background.begin(units)
+        while units and not stop.is_set():
             results = self._background.results()
-            self._deliver(list(zip(leases, results, strict=False)))
-            leases = leases[len(results) :]
+            self._deliver(units[: len(results)], results)
+            units = units[len(results) :]
             self._keep(progress=bool(results))
 
     def report(self) -> None:
@@ -105,16 +111,21 @@ class ScoringWorker:
             self._client.renew()
             self._renewed = now
 
-    def _deliver(self, pairs: Sequence[tuple[Lease, Result]]) -> None:
-        self._send([(lease, result) for lease, result in pairs if isinstance(result, ScoredEpisode)])
-        for lease, result in pairs:
-            if isinstance(result, KindUnavailableError):
-                self._outages.begin(result, self._clock())
-                self._stats.count_failure("waited")
-            elif isinstance(result, ScoringError):
-                self._fail(lease, result)
+    def _deliver(self, units: Sequence[Unit], results: Sequence[list[Result]]) -> None:
+        scored = [_scored(unit, found) for unit, found in zip(units, results, strict=True)]
+        self._send([pair for pairs in scored for pair in pairs if not _is_group(pair[0])])
+        for pairs in scored:
+            if pairs and _is_group(pairs[0][0]):
+                self._send_group(pairs)
+        for unit, found in zip(units, results, strict=True):
+            failure = next((each for each in found if isinstance(each, ScoringError)), None)
+            if isinstance(failure, KindUnavailableError):
+                self._outages.begin(failure, self._clock())
+                self._stats.count_failure("waited", len(unit))
+            elif failure is not None:
+                self._fail(unit, failure)
             else:
-                self._outages.end(lease.kinds, self._clock())
+                self._outages.end(unit[0].kinds, self._clock())
 
     def _send(self, scored: Sequence[tuple[Lease, ScoredEpisode]]) -> None:
         """Deliver labels together; if the replay refuses some of them, one by one."""
@@ -124,20 +135,50 @@ class ScoringWorker:
             self._client.label([each.labels for _, each in scored])
         except (RefusedError, WireError) as error:
             if len(scored) == 1:
-                self._fail(scored[0][0], error)
+                self._fail([scored[0][0]], error)
             else:
                 for one in scored:
                     self._send([one])
         else:
-            for lease, each in scored:
-                self._stats.count(lease.trajectory, each)
-                if each.final and self._samples is not None:
-                    self._samples.show(lease.task, lease.trajectory, each.labels)
+            self._count(scored)
 
-    def _fail(self, lease: Lease, error: ScoringError | RefusedError | WireError) -> None:
-        self._error_logger.exception(f"trajectory {lease.trajectory.id} was not scored: {error}", error)
-        self._client.scoring_failed(lease.trajectory.id, str(error))
-        self._stats.count_failure("failed" if isinstance(error, ScoringError) else "refused")
+    def _send_group(self, scored: Sequence[tuple[Lease, ScoredEpisode]]) -> None:
+        try:
+            self._client.label_group([each.labels for _, each in scored])
+        except (RefusedError, WireError) as error:
+            self._fail([lease for lease, _ in scored], error)
+        else:
+            self._count(scored)
+
+    def _count(self, scored: Sequence[tuple[Lease, ScoredEpisode]]) -> None:
+        for lease, each in scored:
+            self._stats.count(lease.trajectory, each)
+            if each.final and self._samples is not None:
+                self._samples.show(lease.task, lease.trajectory, each.labels)
+
+    def _fail(self, unit: Unit, error: ScoringError | RefusedError | WireError) -> None:
+        """Give a unit up for now; the replay knows the group of its first trajectory."""
+        trajectory = unit[0].trajectory
+        what = f"group {trajectory.group_id}" if _is_group(unit[0]) else f"trajectory {trajectory.id}"
+        self._error_logger.exception(f"{what} was not scored: {error}", error)
+        self._client.scoring_failed(trajectory.id, str(error))
+        self._stats.count_failure("failed" if isinstance(error, ScoringError) else "refused", len(unit))
+
+
+def _is_group(lease: Lease) -> bool:
+    return GROUP_KIND in lease.kinds
+
+
+def _scored(unit: Unit, results: Sequence[Result]) -> list[tuple[Lease, ScoredEpisode]]:
+    """The leases of a unit with their results; empty if one of them failed."""
+    pairs = [(lease, each) for lease, each in zip(unit, results, strict=True) if isinstance(each, ScoredEpisode)]
+    return pairs if len(pairs) == len(unit) else []
+
+
+def _units(leases: Iterable[Lease]) -> list[Unit]:
+    """The members of a group that was leased whole follow each other."""
+    by_unit = groupby(leases, lambda each: each.trajectory.group_id if _is_group(each) else each.trajectory.id)
+    return [list(unit) for _, unit in by_unit]
 
 
 class Outages:
@@ -172,17 +213,17 @@ class _Background:
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self._batches: queue.SimpleQueue[Sequence[Lease]] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[Sequence[Unit]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[list[Result] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="scoring", daemon=True).start()
 
-    def begin(self, leases: Sequence[Lease]) -> None:
-        self._batches.put(leases)
+    def begin(self, units: Sequence[Unit]) -> None:
+        self._batches.put(units)
 
-    def results(self) -> list[Result]:
-        """The results that are ready, in order; waits up to POLL_S for the first. Raises ScoringError: the thread
-        died."""
-        ready: list[Result] = []
+    def results(self) -> list[list[Result]]:
+        """The results of the units that are ready, in order; waits up to POLL_S for the first. Raises ScoringError: the
+        thread died."""
+        ready: list[list[Result]] = []
         try:
             while True:
                 result = self._results.get(timeout=POLL_S) if not ready else self._results.get_nowait()
@@ -195,8 +236,10 @@ class _Background:
     def _run(self) -> None:
         try:
             while True:
-                for result in self._scorer.score(self._batches.get()):
-                    self._results.put(result)
+                units = self._batches.get()
+                results = iter(self._scorer.score([lease for unit in units for lease in unit]))
+                for unit in units:
+                    self._results.put(list(islice(results, len(unit))))
         except Exception:
             logger.exception("the scoring thread died")
             self._results.put(None)

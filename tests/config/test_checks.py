@@ -70,6 +70,7 @@ VLLM = {"engine.kind": "vllm", "engine.urls": ["http://u"]}
 AWAY = {"engine.kind": "sglang", "engine.urls": ["http://127.0.0.1:1", "http://10.0.0.2:30000"]}
 KEYS = {"network.host": "0.0.0.0", "network.keys": "k"}
 TURNS = {"cluster.colocated": True, "engine.kind": "sglang", "replay.max_lag": 0}
+MANAGER, ONE_MANAGER = {"scoring.manager.name": "naive"}, {"scoring.manager.sources": {"a": {"name": "naive"}}}
 PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True}
 
 
@@ -103,6 +104,12 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"scoring.timeout_s": 900.0}, "scoring.stall_s"),
         ({"scoring.needs": {"a": ["prm"]}}, "kinds that are configured: rules"),
         ({"scoring.needs": {"a": []}}, "must name some"),
+        ({**MANAGER, "scoring.manager.timeout_s": 900.0}, "the first must be smaller"),
+        ({"scoring.manager.params": {"a": 1}}, "there is no manager that takes"),
+        ({**ONE_MANAGER, "scoring.needs": {"b": ["manager"]}}, "b has no manager"),
+        ({"scoring.manager.sources": {"a": "naive"}}, "a has 'naive'; give null, or a mapping"),
+        ({"scoring.manager.sources": {"a": {"nam": "naive"}}}, "a mapping with some of name, compute_score"),
+        ({"scoring.manager.sources": {"a": {"num_examine": -1}}}, "num_examine of a must be a whole number"),
         ({**PRM, "scoring.needs": {"a": ["prm"]}}, r"nothing that a needs \(prm\) has a weight"),
         ({"scoring.shaping.outcome_weight": 0.0}, r"any source needs \(rules\) has a weight"),
         ({"scoring.serve": ["prm"]}, "kinds that are configured: rules"),

@@ -1,4 +1,4 @@
-from asyncrl.config.schema import OutcomeModelConfig, ScoringConfig, ScoringModelConfig
+from asyncrl.config.schema import ManagerConfig, OutcomeModelConfig, ScoringConfig, ScoringModelConfig
 from asyncrl.config.schema.scoring import needs, serves
 
 
@@ -19,3 +19,21 @@ def test_a_process_serves_all_unless_it_says_otherwise():
     assert serves(config) == ("rules", "prm")
     config.serve = ["prm"]
     assert serves(config) == ("prm",)
+
+
+def test_a_manager_takes_the_place_of_the_rules_and_comes_last():
+    config = ScoringConfig(manager=ManagerConfig(name="naive"), prm=ScoringModelConfig(path="a"))
+    assert needs(config, "any") == ("prm", "manager")
+    config.needs = {"both": ["manager", "rules"]}
+    assert needs(config, "both") == ("rules", "manager")
+
+
+def test_data_sources_have_managers_of_their_own_or_none():
+    sources = {"own": {"name": "dapo", "num_examine": 3}, "none": None}
+    config = ScoringConfig(manager=ManagerConfig(name="naive", params={"a": 1}, sources=sources))
+    assert [needs(config, each) for each in ("any", "own", "none")] == [("manager",), ("manager",), ("rules",)]
+    own = config.manager.of("own")
+    assert own == {"name": "dapo", "compute_score": None, "num_examine": 3, "val_num_examine": 1, "params": {"a": 1}}
+    assert config.manager.of("none") is None
+    only = ScoringConfig(manager=ManagerConfig(sources={"own": {"name": "dapo"}}))
+    assert [needs(only, each) for each in ("any", "own")] == [("rules",), ("manager",)]

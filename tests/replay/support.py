@@ -16,7 +16,7 @@ from asyncrl.network.listener import Listener
 from asyncrl.network.sockets import connect
 from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client import ReplayClient, read_leases
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.protocol import Call, ReplayRequest, Reply
 from asyncrl.replay.records import DeadLetter
@@ -30,6 +30,7 @@ from asyncrl.wire import (
     Message,
     decode,
     encode,
+    join,
     labels_message,
     read_labels,
     read_trajectory,
@@ -113,19 +114,17 @@ class Core:
         tokens: int = 1 << 20,
         life: str = "1",
         serves: Sequence[str] = ("rules",),
+        groups: int = 1,
     ) -> Reply:
-        request = protocol.LeaseTrajectories(worker, life, list(serves), count, tokens)
+        request = protocol.LeaseTrajectories(worker, life, list(serves), count, tokens, groups)
         return self.call(Call(request.kind, 1, request)) or Reply([])
 
     def lease(self, *arguments: Any, **options: Any) -> list[Trajectory]:
-        reply = self.leased(*arguments, **options)
-        frames = iter(reply.frames)
-        found = []
-        for task in reply.body:
-            found.append(read_trajectory(decode(split(next(frames)))))
-            if task.partial:
-                next(frames)
-        return found
+        return self.leased_trajectories(self.leased(*arguments, **options))
+
+    @staticmethod
+    def leased_trajectories(reply: Reply) -> list[Trajectory]:
+        return [lease.trajectory for lease in read_leases(reply.body, reply.frames)]
 
     def label(self, trajectory: str, reward: float = 1.0, worker: str = "s") -> None:
         self.put_labels(make_labels(trajectory, reward), worker)
@@ -137,6 +136,12 @@ class Core:
 
     def put_labels(self, labels: Labels, worker: str = "s") -> None:
         self.ask(protocol.PutLabels(worker, "1"), encode(labels_message(labels)))
+
+    def put_group_labels(self, labels: Sequence[Labels], worker: str = "s") -> None:
+        self.ask(protocol.PutGroupLabels(worker, "1"), [join(encode(labels_message(each))) for each in labels])
+
+    def label_group(self, ids: Sequence[str], reward: float = 1.0, worker: str = "s") -> None:
+        self.put_group_labels([make_labels(each, reward) for each in ids], worker)
 
     def scoring_failed(self, trajectory: str, worker: str = "s") -> None:
         self.ask(protocol.FailScoring(worker, "1", trajectory, "nonsense"))

@@ -16,7 +16,7 @@ from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.protocol import KINDS, MAX_FETCH, ReplayRequest, decode_request, encode_request
 from asyncrl.replay.tickets import TICKETS_A_REPLY
-from asyncrl.wire import PROTOCOL, Buffer, encode, labels_message, trajectory_message
+from asyncrl.wire import PROTOCOL, Buffer, encode, join, labels_message, trajectory_message
 from tests.helpers import make_labels, make_trajectory
 from tests.replay.support import Core, make_settings
 
@@ -26,9 +26,10 @@ VALID: list[ReplayRequest] = [
     protocol.GetTickets(*WHO, ["nobody"], [], 0),
     protocol.PutTrajectory(),
     protocol.FailEpisode("nobody", "x"),
-    protocol.LeaseTrajectories(*WHO, ["rules", "process"], 0, 4096),
+    protocol.LeaseTrajectories(*WHO, ["rules", "process"], 0, 4096, 1),
     protocol.RenewLease("w"),
     protocol.PutLabels(*WHO),
+    protocol.PutGroupLabels(*WHO),
     protocol.FailScoring(*WHO, "nobody", "x"),
     protocol.Configure(values_of(TrainConfig(data=DataConfig(["tasks.parquet"]))), 1),
     protocol.GetPlan(10**6, ahead=False),
@@ -47,6 +48,7 @@ VALID: list[ReplayRequest] = [
 FRAMES = {
     "PutTrajectory": encode(trajectory_message(make_trajectory())),
     "PutLabels": encode(labels_message(make_labels("nobody"))),
+    "PutGroupLabels": [join(encode(labels_message(make_labels("nobody"))))],
 }
 FIELDS = [(request, name) for request in VALID for name in request.__struct_fields__]
 NOTHING_OF_ANY_TYPE: list[Any] = [None, -1, 1.5, math.nan, math.inf, 1 << 63, (1 << 64) - 1, b"x", {}, [None], [[]]]

@@ -196,7 +196,7 @@ def test_fetches_without_end_hold_up_no_other_request(turns: Turns) -> None:
 
 def test_scorers_of_different_kinds_do_not_wait_for_each_other(turns: Turns) -> None:
     def lease(worker: str, kind: str) -> list[Buffer]:
-        return encode_request(LeaseTrajectories(worker, "1", [kind], 1, 100), 1)
+        return encode_request(LeaseTrajectories(worker, "1", [kind], 1, 100, 1), 1)
 
     assert not turns.ask(("p", lease("p", "prm")), ("q", lease("q", "prm")), ("r", lease("r", "rules")))
     (ticket,) = turns.ask(("a", tickets("a")))["a"].read(TICKETS)

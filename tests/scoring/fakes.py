@@ -113,9 +113,9 @@ class InProcess:
         return future
 
 
-def make_scorer(config: ScoringConfig | None = None, prm=None, outcome_model=None) -> Scorer:
+def make_scorer(config: ScoringConfig | None = None, prm=None, outcome_model=None, managers=None) -> Scorer:
     config = config or ScoringConfig()
-    return Scorer(config, CharTokenizer(), InProcess(config), prm, outcome_model)
+    return Scorer(config, CharTokenizer(), InProcess(config), prm, outcome_model, managers)
 
 
 def score(found: tuple[Task, Trajectory], config: ScoringConfig | None = None, prm=None, outcome_model=None):
@@ -214,8 +214,8 @@ class ReplayOf(FakeReplay):
         self._size = len(batches[0])
         self._final: set[str] = set()
 
-    def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
-        leases = super().lease(serves, self._size, tokens)
+    def lease(self, serves: Sequence[str], trajectories: int, tokens: int, groups: int = 1) -> list[Lease]:
+        leases = super().lease(serves, self._size, tokens, groups)
         self._final = {each.trajectory.id for each in leases if each.final}
         return leases
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,11 +24,12 @@ from asyncrl.scoring.worker import Outages, ScoringWorker
 from tests.helpers import GENEROUS_S, make_trajectory, until
 from tests.replay.support import ReplayThread, make_settings
 from tests.scoring.fakes import ServedPRM, make_scorer
-from tests.scoring.mortal_scorer import CONFIG, Silent
+from tests.scoring.mortal_scorer import CONFIG, GROUPS, Silent
 
 pytestmark = pytest.mark.slow
 
 COUNT, MORTAL = 200, 8
+SIZE = 2
 KINDS = ["rules", "outcome_model,prm", "rules,outcome_model,prm"]
 FEW, ATTEMPTS = 24, 2
 
@@ -59,14 +61,15 @@ def endpoint(tmp_path):
         yield endpoint
 
 
-def test_every_trajectory_is_labelled_exactly_once_however_scorers_die(endpoint):
+def labelled_by_mortals(endpoint, names, kinds):
+    """The labels and the status of a replay whose scorers die again and again, and the number of their lives."""
     lives, chance = count(), random.Random(0)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
     def start(worker):
         life = next(lives)
         life_s = chance.uniform(0.05, 0.3) if life < MORTAL else 0
-        arguments = [endpoint, f"scorer-{worker}", str(life), KINDS[worker], str(life_s)]
+        arguments = [endpoint, f"{names}-{worker}", str(life), kinds[worker], str(life_s)]
         return subprocess.Popen([sys.executable, "-m", "tests.scoring.mortal_scorer", *arguments], env=environment)
 
     def all_labelled():
@@ -75,23 +78,41 @@ def test_every_trajectory_is_labelled_exactly_once_however_scorers_die(endpoint)
                 scorers[worker] = start(worker)
         return replay.status()["labelled"] == COUNT
 
-    scorers = [start(worker) for worker in range(len(KINDS))]
+    scorers = [start(worker) for worker in range(len(kinds))]
     replay = ReplayClient(endpoint, "test", "1", give_up_s=GENEROUS_S)
     try:
         ids = filled(replay, COUNT)
         until(all_labelled)
-        labels = replay.labels(ids)
-        status = replay.status()
+        return replay.labels(ids), replay.status(), next(lives)
     finally:
         for scorer in scorers:
             scorer.kill()
             scorer.wait()
         replay.close()
+
+
+def test_every_trajectory_is_labelled_exactly_once_however_scorers_die(endpoint):
+    labels, status, lives = labelled_by_mortals(endpoint, "scorer", KINDS)
     assert (status["labelled"], status["scoring_failures"]) == (COUNT, 0)
-    assert next(lives) > len(KINDS)
+    assert lives > len(KINDS)
     assert status["leases_redelivered"] > 0
     assert {each.scorer for each in labels} == {"exact_match+outcome@1+fake@1"}
     assert {(each.reward, each.outcome) for each in labels} == {(0.25 + 0.75, 0.0)}
+
+
+def test_every_group_is_judged_whole_and_exactly_once_however_scorers_die(tmp_path):
+    with replay_at(tmp_path, GROUPS, COUNT, max_attempts=1000) as endpoint:
+        labels, status, lives = labelled_by_mortals(endpoint, "manager", ["rules", "manager", "rules,manager"])
+    assert (status["labelled"], status["scoring_failures"], status["depth_ready"]) == (COUNT, 0, COUNT // SIZE)
+    assert lives > 3
+    assert status["leases_redelivered"] > 0
+    assert {each.scorer for each in labels} == {"exact_match+one_number"}
+    numbers = defaultdict(set)
+    for each in labels:
+        numbers[each.trajectory_id.split(".")[0]].add(each.extra["manager"])
+    # One call gave all members their rewards, and no call counts for two groups.
+    assert {len(found) for found in numbers.values()} == {1}
+    assert len(set.union(*numbers.values())) == len(numbers) == COUNT // SIZE
 
 
 @pytest.mark.parametrize("serve", [[], ["prm"]])

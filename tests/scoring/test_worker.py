@@ -1,15 +1,21 @@
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
 
-from asyncrl.config.schema import GuardConfig, OutcomeModelConfig, ScoringConfig, ScoringModelConfig
+from asyncrl.config.schema import GuardConfig, ManagerConfig, OutcomeModelConfig, ScoringConfig, ScoringModelConfig
+from asyncrl.config.schema.scoring import needs
 from asyncrl.errors import RefusedError, ScoringError, WireError
+from asyncrl.replay.admission import Admission
+from asyncrl.scoring.managers import ManagerScore
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.scoring.worker import ScoringWorker
-from tests.fake_replay import feed_ticket
+from tests.fake_replay import FakeReplay, feed_ticket
+from tests.helpers import make_trajectory
 from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, ReplayOf, ServedPRM, answered, make_scorer
 
 
@@ -292,3 +298,69 @@ def test_a_service_that_goes_away_is_not_asked_for_the_rest_of_a_batch():
     worker(replay, prm=prm).work(threading.Event())
     assert replay.labelled == replay.failed == {}
     assert prm.calls == 99
+
+
+class HalfBroken:
+    """Gives the members of a group its number of calls so far; fails the groups in `bad`."""
+
+    def __init__(self, bad=()):
+        self.bad, self.calls = bad, 0
+
+    def submit(self, groups):
+        self.calls += 1
+        return [[self._judged(group[0].trajectory.group_id) for _ in group] for group in groups]
+
+    def _judged(self, name):
+        future = Future()
+        if name in self.bad:
+            future.set_exception(ScoringError("the manager raised"))
+        else:
+            future.set_result(ManagerScore(float(self.calls), 1.0, {"acc": 1.0}))
+        return future
+
+
+GROUPS = ScoringConfig(manager=ManagerConfig(name="fake", batch_groups=4))
+
+
+def groups_in_a_replay(count):
+    """A replay that holds `count` groups of three, and their names."""
+    replay = FakeReplay(
+        group_size=3, batch_size=3 * count, admission=Admission(0, 3 * count), needs=partial(needs, GROUPS)
+    )
+    tickets = replay.tickets([], 3 * count)
+    for ticket in tickets:
+        replay.put(make_trajectory(ticket))
+    return replay, sorted({ticket.group_id for ticket in tickets})
+
+
+def test_a_group_is_labelled_whole_and_a_manager_that_raises_fails_its_group_alone():
+    replay, (good, bad) = groups_in_a_replay(2)
+    log, judge = Log(), HalfBroken([bad])
+    scorer = make_scorer(GROUPS, managers=judge)
+    work = ScoringWorker(replay, scorer, GROUPS, log, lease_s=30.0, clock=Clock())
+    for _ in range(2):
+        work.work(threading.Event())
+    work.report()
+    status = replay.core.status()
+    assert (status["labelled"], status["depth_ready"], status["dead"], status["scoring_failures"]) == (3, 1, 3, 6)
+    assert {name.split(".")[0] for name in replay.failed} == {bad}
+    labels = replay.labels([f"{good}.{member}.0" for member in range(3)])
+    assert [each.reward for each in labels] == [1.0] * 3
+    assert labels[0].extra == {"manager": 1.0, "manager/acc": 1.0, "accuracy": 1.0, "environment": 0.0}
+    ((_, row),) = log.rows
+    assert (row["labelled"], row["failed"], row["manager_mean"], row["manager/acc_mean"]) == (3, 6, 1.0, 1.0)
+
+
+def test_labels_of_a_group_that_the_replay_refuses_fail_the_group():
+    replay, _ = groups_in_a_replay(1)
+
+    class Refusing(HalfBroken):
+        def _judged(self, name):
+            future = Future()
+            future.set_result(ManagerScore(1.0, 1.0, {"too large": 1e300}))
+            return future
+
+    work = ScoringWorker(replay, make_scorer(GROUPS, managers=Refusing()), GROUPS, Log(), 30.0, clock=Clock())
+    work.work(threading.Event())
+    assert replay.core.status()["scoring_failures"] == 3
+    assert "not finite as a float32" in next(iter(replay.failed.values()))

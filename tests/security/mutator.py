@@ -16,7 +16,7 @@ import msgpack
 from asyncrl.replay import protocol
 from asyncrl.replay.protocol import decode_request, encode_request
 from asyncrl.types import Role, RunIdentity, ToolCall, Turn
-from asyncrl.wire import PROTOCOL, Message, encode, labels_message, trajectory_message
+from asyncrl.wire import PROTOCOL, Message, encode, join, labels_message, trajectory_message
 from tests.helpers import OWN_RUN, make_labels, make_trajectory
 from tests.replay.test_requests import VALID, WHO
 
@@ -37,6 +37,7 @@ REPLAY_REQUESTS: Sequence[Frames] = [
         [
             *((protocol.PutTrajectory(), encode(trajectory_message(each))) for each in TRAJECTORIES),
             (protocol.PutLabels(*WHO), encode(labels_message(make_labels("nobody")))),
+            (protocol.PutGroupLabels(*WHO), [join(encode(labels_message(make_labels("nobody"))))]),
             *((request, ()) for request in VALID if not request.frames and request.kind != "SkipPlan"),
         ]
     )

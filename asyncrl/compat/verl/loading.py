@@ -33,14 +33,24 @@ def load_reward_manager(
 
     Raises ConfigError: there is no such class or function.
     """
-    provide_verl()
-    setting = f"reward_manager={name}"
-    made = KNOWN[name] if name in KNOWN else imported(name, setting)
-    if isinstance(compute_score, str):
-        compute_score = imported(compute_score, f"{setting}: compute_score={compute_score}")
-    given = {} if compute_score is None else {"compute_score": compute_score}
+    made, given = find_reward_manager(name, compute_score)
     manager: Callable[..., Any] = made(tokenizer=tokenizer, num_examine=num_examine, **given, **as_config(params))
     return manager
+
+
+def find_reward_manager(
+    name: str, compute_score: ComputeScore | str | None
+) -> tuple[Callable[..., Any], dict[str, ComputeScore]]:
+    """The class that `load_reward_manager` makes, and `compute_score` as a parameter, if there is one. Raises
+    ConfigError as it does."""
+    provide_verl()
+    setting = f"reward_manager={name}"
+    if name not in KNOWN and "." not in name:
+        raise ConfigError(f"{setting}: use one of {', '.join(KNOWN)}, or the dotted path of a class")
+    made = KNOWN[name] if name in KNOWN else imported(name, setting)
+    if isinstance(compute_score, str):
+        return made, {"compute_score": imported(compute_score, f"{setting}: compute_score={compute_score}")}
+    return made, {} if compute_score is None else {"compute_score": compute_score}
 
 
 class VerlManager:

@@ -24,7 +24,7 @@ ComputeScore = Callable[..., Any]
 Result = tuple[float, Mapping[str, Any]]
 """A row's reward, and what else is told of it."""
 
-_LARGEST = torch.finfo(torch.float32).max
+LARGEST_REWARD = torch.finfo(torch.float32).max
 _NO_TRAJECTORY: Any = None
 """The rule reads the text alone."""
 
@@ -157,7 +157,7 @@ def called(compute: Callable[[], Any], what: str) -> Any:
 def _require_finite(reward: float, row: int) -> None:
     """Raises ScoringError: the reward of `row` is no number that training could use."""
     # nan compares as false with everything.
-    if not abs(reward) <= _LARGEST:
+    if not abs(reward) <= LARGEST_REWARD:
         raise ScoringError(f"the reward of row {row} is {reward}; it must be a finite number that fits into float32")
 
 

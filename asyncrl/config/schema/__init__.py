@@ -15,6 +15,7 @@ from asyncrl.config.schema.replay import FilterConfig, ReplayConfig, SamplerConf
 from asyncrl.config.schema.run import DataConfig, ModelConfig, ObserveConfig, RunConfig
 from asyncrl.config.schema.scoring import (
     GuardConfig,
+    ManagerConfig,
     OutcomeModelConfig,
     ScoringConfig,
     ScoringModelConfig,

@@ -5,12 +5,15 @@ The replay and the scorers both take from here which kinds of scoring a trajecto
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.config.option import option
 
-KINDS = ("rules", "outcome_model", "prm")
+GROUP_KIND = "manager"
+"""The kind that scores whole groups. It is the last one: no member of a group can fail after its group was scored."""
+KINDS = ("rules", "outcome_model", "prm", GROUP_KIND)
 """The kinds of scoring, in the order in which a trajectory passes through them."""
 
 
@@ -110,6 +113,40 @@ class OutcomeModelConfig(ScoringModelConfig):
 
 
 @dataclass
+class ManagerConfig:
+    """A reward manager written for verl, which judges whole groups; docs/scoring.md says how."""
+
+    name: str | None = option(
+        None,
+        "naive, batch, dapo or another of docs/verl.md, or the dotted path of a class; null: none",
+        fixed="stored episodes wait for these kinds of scores",
+    )
+    compute_score: str | None = option(None, "dotted path of the manager's function; null: its own default")
+    num_examine: int = option(0, "samples of each data source that the manager prints in training", "[0, inf)")
+    val_num_examine: int = option(1, "samples that it prints in an evaluation", "[0, inf)")
+    params: dict[str, Any] = option({}, "further parameters of the manager's constructor")
+    sources: dict[str, Any] = option(
+        {},
+        "what is different for data sources: {SOURCE: {name, compute_score, num_examine, val_num_examine, params}}; "
+        "null: that source has no manager",
+        fixed="stored episodes wait for these kinds of scores",
+    )
+    batch_groups: int = option(1, "most groups that one call of the manager gets", "[1, inf)")
+    timeout_s: float = option(300.0, "seconds that one call may take", "(0, inf)")
+
+    def of(self, source: str) -> Mapping[str, Any] | None:
+        """The settings of a data source's manager, under the names that `sources` has; None without one."""
+        own = {name: getattr(self, name) for name in MANAGER_KEYS}
+        changes = self.sources.get(source, {})
+        settings = own | dict(changes) if isinstance(changes, Mapping) else {}
+        return settings if settings.get("name") else None
+
+
+MANAGER_KEYS = ("name", "compute_score", "num_examine", "val_num_examine", "params")
+"""The keys of a manager that a data source may have of its own."""
+
+
+@dataclass
 class GuardConfig:
     """Warns of reward hacking: rewards rise while the process reward model agrees less and less with the outcomes."""
 
@@ -136,7 +173,7 @@ class ScoringConfig:
     timeout_s: float = option(10.0, "seconds that one verification may take", "(0, inf)")
     needs: dict[str, list[str]] = option(
         {},
-        "kinds of scoring by data source; a source that is not named gets all",
+        "kinds of scoring by data source; one that is not named gets all, but either rules or a manager",
         choices=KINDS,
         fixed="stored episodes wait for these kinds of scores",
     )
@@ -150,6 +187,7 @@ class ScoringConfig:
     shadow: bool = option(False, "record the scores of the models, but train without them")
     prm: ScoringModelConfig = field(default_factory=ScoringModelConfig)
     outcome_model: OutcomeModelConfig = field(default_factory=OutcomeModelConfig)
+    manager: ManagerConfig = field(default_factory=ManagerConfig)
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
     guards: GuardConfig = field(default_factory=GuardConfig)
 
@@ -160,13 +198,15 @@ def configured(config: ScoringConfig) -> tuple[str, ...]:
         "rules": True,
         "outcome_model": config.outcome_model.is_configured,
         "prm": config.prm.is_configured,
+        GROUP_KIND: any(map(config.manager.of, ("", *config.manager.sources))),
     }
     return tuple(kind for kind in KINDS if named[kind])
 
 
 def needs(config: ScoringConfig, data_source: str) -> tuple[str, ...]:
-    """The kinds that trajectories of `data_source` pass through, in order."""
-    return _in_order(config.needs.get(data_source, KINDS), config)
+    """The kinds that trajectories of `data_source` pass through, in order. A manager takes the place of the rules."""
+    replaced = GROUP_KIND if config.manager.of(data_source) is None else "rules"
+    return _in_order(config.needs.get(data_source, [kind for kind in KINDS if kind != replaced]), config)
 
 
 def serves(config: ScoringConfig) -> tuple[str, ...]:

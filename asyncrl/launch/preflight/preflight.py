@@ -153,10 +153,12 @@ def _check_tools(config: TrainConfig) -> None:
 
 
 def _check_scoring(config: TrainConfig) -> None:
+    from asyncrl.scoring.managers import check_managers
     from asyncrl.scoring.models.registry import check_models
     from asyncrl.scoring.rules.registry import load_rules
 
     load_rules(config.scoring)
+    check_managers(config.scoring)
     check_models(config.scoring.prm, config.scoring.outcome_model)
 
 
@@ -259,6 +261,7 @@ def _try_out(task: Task) -> Ticket:
 
 def _check_truths(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises DataError: a built-in rule cannot use the ground truth of the first row of a data source."""
+    from asyncrl.config.schema.scoring import needs
     from asyncrl.scoring.rules.base import RuleInput
     from asyncrl.scoring.rules.registry import BUILT_IN, load_rules, rule_names
     from asyncrl.scoring.verifier import Verifier
@@ -271,7 +274,7 @@ def _check_truths(config: TrainConfig, files: Sequence[TaskFile]) -> None:
             for row, task in file.by_source().items():
                 names = rule_names(config.scoring, task.data_source)
                 # A rule of the user's may need a real episode.
-                if not set(names.split(",")) <= set(BUILT_IN):
+                if "rules" not in needs(config.scoring, task.data_source) or not set(names.split(",")) <= set(BUILT_IN):
                     continue
                 try:
                     verifier.score(RuleInput(task, _EPISODE, answer="", response=""))

@@ -50,9 +50,7 @@ def verl_manager(manager: Callable[..., Any]) -> RuleFunction:
 
     Raises ScoringError: the manager returned something else.
     """
-    parameters = inspect.signature(manager).parameters.values()
-    takes_option = any(each.name == "return_dict" or each.kind is each.VAR_KEYWORD for each in parameters)
-    options = {"return_dict": True} if takes_option else {}
+    options = call_options(manager)
 
     def score(given: RuleInput) -> Any:
         result = completed(manager(VerlBatch.of(given), **options))
@@ -64,6 +62,13 @@ def verl_manager(manager: Callable[..., Any]) -> RuleFunction:
         return _numbers({**extra, "score": float(result["reward_tensor"].sum())})
 
     return score
+
+
+def call_options(manager: Callable[..., Any]) -> dict[str, bool]:
+    """`return_dict=True`, if the call of a manager takes it."""
+    parameters = inspect.signature(manager).parameters.values()
+    takes_option = any(each.name == "return_dict" or each.kind is each.VAR_KEYWORD for each in parameters)
+    return {"return_dict": True} if takes_option else {}
 
 
 def as_config(value: Any) -> Any:

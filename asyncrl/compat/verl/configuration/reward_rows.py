@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from asyncrl.compat.verl.configuration.actor_rows import ESTIMATOR
 from asyncrl.compat.verl.configuration.algorithm_rows import part
@@ -15,6 +16,7 @@ from asyncrl.config.option import options
 FUNCTION = "reward.custom_reward_function"
 MANAGER = "reward.reward_manager.name"
 MODEL = "reward.reward_model"
+MANAGER_SOURCE, MODULE = "reward.reward_manager.source", "reward.reward_manager.module.path"
 KWARGS = "reward.reward_kwargs"
 BUFFER = f"{KWARGS}.overlong_buffer_cfg"
 PRIME_PROCESSES = 8
@@ -27,18 +29,39 @@ TOKENIZERS = ("tokenizer", "input_tokenizer")
 
 def _manager(source: VerlConfig) -> Iterator[Setting | str]:
     name = source[MANAGER]
+    if _own_class(source):
+        yield "scoring.manager.name", dotted(source[MODULE], name)
+        if place := found_from(source[MODULE]):
+            yield f"{MODULE}={source[MODULE]}: {place}"
+        if params := source.below(KWARGS):
+            yield "scoring.manager.params", _nested(params)
+        yield f"{MANAGER}={name}: it must be made with tokenizer and num_examine, and called with a DataProto"
+        return
     if name in KEYS:
         yield from _process(source, name)
     elif name == "prime":
         yield "scoring.rule_processes", PRIME_PROCESSES
     elif name == "batch":
-        yield (
-            f"{MANAGER}=batch: its function gets lists; name it for your data source: scoring.rules.SOURCE="
-            "[{name: asyncrl.compat.verl.BatchRewardManager, params: {compute_score: DOTTED.PATH}}]"
-        )
+        yield "scoring.manager.name", "batch"
     elif name not in ("naive", "dapo", None):
-        yield f"{MANAGER}={name}: asyncrl has no such manager; name a class by its dotted path in scoring.rule"
+        yield f"{MANAGER}={name}: asyncrl has no such manager; name a class by its dotted path in scoring.manager.name"
     yield from _overlong(source)
+
+
+def _own_class(source: VerlConfig) -> bool:
+    return source[MANAGER_SOURCE] == "importlib" and bool(source[MODULE])
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings within each other, of values by their dotted keys."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        node = nested
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value
+    return nested
 
 
 def _process(source: VerlConfig, family: str) -> Iterator[Setting | str]:
@@ -111,6 +134,10 @@ def _overlong(source: VerlConfig) -> Iterator[Setting | str]:
 
 def _function(source: VerlConfig) -> Iterator[Setting | str]:
     path, name = source[f"{FUNCTION}.path"], source[f"{FUNCTION}.name"]
+    of_manager = _own_class(source) or source[MANAGER] == "batch"
+    if not path and of_manager:
+        yield f"{FUNCTION}.path is null: name the manager's function in scoring.manager.compute_score, if it needs one"
+        return
     if not path:
         yield "scoring.rules", {"openai/gsm8k": "gsm8k"}
         yield (
@@ -119,7 +146,7 @@ def _function(source: VerlConfig) -> Iterator[Setting | str]:
         )
         return
     rule = dotted(path, name)
-    yield "scoring.rule", rule
+    yield "scoring.manager.compute_score" if of_manager else "scoring.rule", rule
     if place := found_from(path):
         yield f"{FUNCTION}.path={path}: {place}"
     params = source.below(f"{FUNCTION}.reward_kwargs") | source.below("custom_reward_function.reward_kwargs")
@@ -150,9 +177,10 @@ def _prm_rows() -> Iterator[Row]:
 ROWS = (
     made(
         f"{FUNCTION}.path",
-        "`scoring.rule`",
+        "`scoring.rule`, `scoring.manager.compute_score`",
         None,
-        "The function by its dotted path. Without one, `openai/gsm8k` has the rule `gsm8k`, all others `exact_number`.",
+        "The function by its dotted path; a manager's where there is one. Without one, `openai/gsm8k` has the rule "
+        "`gsm8k`, all others `exact_number`.",
         _function,
     ),
     used(f"{FUNCTION}.name", "`scoring.rule`", "compute_score", "The name of the function."),
@@ -162,10 +190,12 @@ ROWS = (
         "`scoring.*`, `actor.step_split`",
         "naive",
         "`naive` and `dapo` need no key of their own, `prime` sets `scoring.rule_processes`; `qwen_prm` and "
-        "`skywork_prm` are process reward models, whose scores are the whole reward. For `batch` the report says "
-        "what to set.",
+        "`skywork_prm` are process reward models, whose scores are the whole reward. `batch` and classes of yours are "
+        "`scoring.manager.name`, and judge whole groups.",
         _manager,
     ),
+    used(MANAGER_SOURCE, "`scoring.manager.name`", "register", "With `importlib`, a class of yours."),
+    used(MODULE, "`scoring.manager.name`", None, "The file or module of that class."),
     used(
         f"{BUFFER}.enable",
         "`scoring.shaping.overlong_max_length`",
@@ -223,10 +253,10 @@ ROWS = (
     none(MODEL, "enable_resource_pool n_gpus_per_node nnodes rollout.*", "Scorers run where `cluster.*` puts them."),
     none(
         "reward",
-        "num_workers reward_manager.source reward_manager.module.* reward_loop_source reward_loop_module_path "
+        "num_workers reward_manager.module.* reward_loop_source reward_loop_module_path "
         "reward_loop_class_name launch_reward_fn_async",
         "`cluster.scorers` and `scoring.rule_processes` say how many score; a manager of yours is named in "
-        "`scoring.rule` by its dotted path.",
+        "`scoring.manager.name` by its dotted path.",
     ),
     none(
         "reward.sandbox_fusion",

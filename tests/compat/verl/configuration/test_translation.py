@@ -146,6 +146,26 @@ def test_a_process_reward_with_rejections(tmp_path: Path) -> None:
     assert has(report, "reward.reward_kwargs.use_shm=true")
 
 
+def test_a_batch_manager_and_a_class_of_the_users_judge_whole_groups() -> None:
+    function = "reward.custom_reward_function.path=rewards/mine.py"
+    batch = from_words("reward.reward_manager.name=batch", function).settings
+    assert batch["scoring.manager.name"] == "batch"
+    assert batch["scoring.manager.compute_score"] == "rewards.mine.compute_score"
+    assert "scoring.rule" not in batch
+    own = ["source=importlib", "name=Mine", "module.path=pkg://my_package.managers"]
+    words = [
+        *(f"reward.reward_manager.{each}" for each in own),
+        "+reward.reward_kwargs.top=2.0",
+        "+reward.reward_kwargs.bonus.size=3",
+    ]
+    result = from_words(*words)
+    assert result.settings["scoring.manager.name"] == "my_package.managers.Mine"
+    assert result.settings["scoring.manager.params"] == {"top": 2.0, "bonus": {"size": 3}}
+    assert has(result.differs, "reward.reward_manager.name=Mine", "made with tokenizer and num_examine")
+    for given in (["reward.reward_manager.name=batch", function], words):
+        assert list(refused(translated(None, given, None)[0])) == []
+
+
 @pytest.mark.parametrize(
     ("words", "sigmoid", "raw"),
     [

@@ -1,0 +1,177 @@
+"""The process that judges whole groups by reward managers: `python -m asyncrl.compat.verl.judging FD SETTINGS`.
+
+A call of a manager gets a DataProto in verl's layout with a row for each member of one or several groups, complete, and
+with `uid` the group's id. As in verl, a manager is made twice: for training, and for evaluations, whose batches have
+`validate` in `meta_info`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from asyncrl import wire
+from asyncrl.compat.verl.loading import find_reward_manager, load_reward_manager
+from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.rewarding import LARGEST_REWARD
+from asyncrl.compat.verl.trajectories import from_trajectories
+from asyncrl.config.load import log_to_stderr
+from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.network.throttle import ErrorLogger
+from asyncrl.scoring.judges import Answer, failed, serve
+from asyncrl.scoring.rules.base import NOT_FINITE, completed, plain
+from asyncrl.scoring.rules.verl import call_options
+from asyncrl.scoring.rules.votes import vote
+from asyncrl.scoring.verifier import policy_tokenizer
+from asyncrl.text import reason_of
+from asyncrl.types import Task, Trajectory
+from asyncrl.wire import Message
+
+logger = logging.getLogger(__name__)
+
+Score = tuple[float, float, Mapping[str, float], str]
+"""The reward of a row, its outcome, further numbers by name, and the answer in short, as `ManagerScore` has them."""
+
+
+def check(settings: Mapping[str, Any], key: str) -> None:
+    """Raises ConfigError: there is no such manager or function, or it does not take these parameters. `key` is the
+    place in the configuration."""
+    made, given = find_reward_manager(settings["name"], settings["compute_score"])
+    try:
+        inspect.signature(made).bind(tokenizer=None, num_examine=0, **given, **settings["params"])
+    except TypeError as error:
+        raise ConfigError(
+            f"{key}: {settings['name']} cannot be made with tokenizer, num_examine and its params: {error}"
+        ) from error
+    except ValueError:
+        logger.debug("%s does not tell its parameters", settings["name"])
+
+
+def load(settings: Mapping[str, Any]) -> Answer:
+    """What the process runs. The managers of training are made at once, so that a fault in one ends the start."""
+    log_to_stderr()
+    tokenizer = policy_tokenizer(settings)
+    judges = _Judges(tokenizer, settings["managers"])
+    for source, manager in settings["managers"].items():
+        if manager is not None:
+            judges.of(source, evaluation=False)
+    pad = next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0)
+    error_logger = ErrorLogger(logger)
+    return lambda messages, _: _answer(judges, pad, messages, error_logger)
+
+
+def _answer(judges: _Judges, pad: int, messages: Sequence[Message], error_logger: ErrorLogger) -> Message:
+    asked, members = messages[0].body, messages[1:]
+    tasks = [wire.read_task(each.body["row"]) for each in members]
+    trajectories = [wire.read_trajectory(each) for each in members]
+    try:
+        judge = judges.of(tasks[0].data_source, asked["evaluation"])
+        scores = judge.scores(as_batch(trajectories, tasks, pad, asked["evaluation"]), asked["version"])
+    except ScoringError as error:
+        return failed(str(error))
+    except Exception as error:
+        reason = f"the reward manager raised {reason_of(error)}"
+        error_logger.exception(f"group {trajectories[0].group_id}: {reason}", error)
+        return failed(reason)
+    return Message("scores", 0, {"scores": scores})
+
+
+def as_batch(trajectories: Sequence[Trajectory], tasks: Sequence[Task], pad: int, evaluation: bool) -> DataProto:
+    """A row for each trajectory, in order: its last branch, which has the answer."""
+    data = from_trajectories(trajectories, pad, tasks={task.id: task for task in tasks})
+    last = {name: row for row, name in enumerate(data.non_tensor_batch["trajectory_id"])}
+    batch = data if len(last) == len(data) else data.select_idxs(list(last.values()))
+    batch.meta_info["validate"] = evaluation
+    return batch
+
+
+class _Judges:
+    """The managers by data source, "" for all others that `managers` does not name, and purpose. Equal settings share
+    a manager."""
+
+    def __init__(self, tokenizer: Any, managers: Mapping[str, Mapping[str, Any] | None]) -> None:
+        self._tokenizer = tokenizer
+        self._managers = managers
+        self._made: dict[tuple[str, bool], Judge] = {}
+
+    def of(self, source: str, evaluation: bool) -> Judge:
+        """Raises ScoringError: the source has no manager; what making it raises."""
+        settings = self._managers.get(source, self._managers[""])
+        if settings is None:
+            raise ScoringError(f"the data source {source} has no manager: see scoring.manager.sources")
+        key = json.dumps(settings, sort_keys=True), evaluation
+        if key not in self._made:
+            num_examine = settings["val_num_examine" if evaluation else "num_examine"]
+            given = {"compute_score": settings["compute_score"], **settings["params"]}
+            manager = load_reward_manager(settings["name"], self._tokenizer, num_examine, **given)
+            self._made[key] = Judge(manager, num_examine)
+        return self._made[key]
+
+
+class Judge:
+    """A manager that prints `num_examine` samples once for each data source and policy version: verl calls it once a
+    step with all that was generated, while here a call has few groups."""
+
+    def __init__(self, manager: Callable[..., Any], num_examine: int) -> None:
+        self._manager = manager
+        self._options = call_options(manager)
+        self._num_examine = num_examine
+        self._examined: dict[str, int] = {}
+
+    def scores(self, data: DataProto, version: int) -> list[Score]:
+        """The scores of every row of a batch that `version` sampled at last.
+
+        Raises ScoringError: the manager returned no finite reward for a row, which is named, or values for other rows;
+        what the manager raises.
+        """
+        names = data.non_tensor_batch["trajectory_id"].tolist()
+        fresh = {each for each in data.non_tensor_batch["data_source"] if self._examined.get(each, -1) < version}
+        self._examined |= dict.fromkeys(fresh, version)
+        if hasattr(self._manager, "num_examine"):
+            self._manager.num_examine = self._num_examine if fresh else 0
+        return _scores(completed(self._manager(data, **self._options)), names)
+
+
+def _scores(result: Any, names: Sequence[str]) -> list[Score]:
+    rewards, extra = (
+        (result, {})
+        if not isinstance(result, Mapping)
+        else (
+            result.get("reward_tensor"),
+            result.get("reward_extra_info") or {},
+        )
+    )
+    if not isinstance(rewards, Tensor):
+        raise ScoringError(f"the reward manager returned {type(result).__name__} without `reward_tensor`")
+    if rewards.shape[:1] != (len(names),):
+        raise ScoringError(f"the reward manager returned rewards {list(rewards.shape)} for {len(names)} rows")
+    for name, values in extra.items():
+        if len(values) != len(names):
+            raise ScoringError(f"the reward manager returned {len(values)} values of {name} for {len(names)} rows")
+    sums = rewards.detach().double().reshape(len(names), -1).sum(-1).tolist()
+    return [
+        _row(f"row {row} ({name})", reward, {key: values[row] for key, values in extra.items()})
+        for row, (name, reward) in enumerate(zip(names, sums, strict=True))
+    ]
+
+
+def _row(name: str, reward: float, extra: Mapping[str, Any]) -> Score:
+    """As for rules, further values that are no numbers are left out, and those that are not finite are counted."""
+    if not abs(reward) <= LARGEST_REWARD:
+        raise ScoringError(f"the reward manager gave {name} the reward {reward}; it must be a finite number")
+    numbers = {str(key): float(plain(value)) for key, value in extra.items() if isinstance(plain(value), Real)}
+    finite = {key: value for key, value in numbers.items() if abs(value) <= LARGEST_REWARD}
+    counted = {NOT_FINITE: float(len(numbers) - len(finite))} if len(finite) < len(numbers) else {}
+    # As in verl's validation, which tells `acc` apart from the reward.
+    return reward, finite.get("acc", reward), finite | counted, vote(extra, lambda _: None, "")
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:], load)

@@ -1,0 +1,268 @@
+"""Users' code in processes of its own, which are killed when it overruns its limits: both sides of the pipe.
+
+Such code may loop for ever, hold the interpreter in a regular expression, use up the memory, or crash. None of that may
+stop the scorer or become a reward. The process ends itself when a request takes too long, and writes on stderr where it
+was; this side kills it if it does not. Memory is watched from here, because a limit inside the process would reach the
+code as an exception, which it may take for a wrong answer.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, TypeVar
+
+import psutil
+
+from asyncrl import wire
+from asyncrl.errors import AsyncrlError, ConfigError, ScoringError, WireError
+from asyncrl.wire import Message
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+START_TIMEOUT_S = 120.0
+"""For the start of the process and the imports of what it runs."""
+
+GRACE_S = 2.0
+"""For the process to end itself."""
+
+_WATCH_S = 0.1
+"""Between two measurements of memory. A request that is answered sooner is never measured."""
+
+Answer = Callable[[Sequence[Message], float], Message]
+"""Answers the messages of one request by a time of `time.monotonic`. What it raises ends the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may take, and the settings that say so. `judge` names the code to people: "the rule"."""
+
+    judge: str
+    timeout_s: float
+    timeout_key: str
+    memory_mb: int
+    start_timeout_s: float = START_TIMEOUT_S
+
+
+class JudgePool:
+    """Up to `processes` processes of the module `program`, which calls `serve` with `settings`. They start when they
+    are needed, one at once, to report what cannot be loaded.
+
+    Raises ConfigError: the process refuses its settings, or does not start.
+    """
+
+    def __init__(self, program: str, settings: Mapping[str, Any], processes: int, limits: Limits) -> None:
+        self._program = program
+        self._settings = settings
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._running: set[_JudgeProcess] = set()
+        self._closed = False
+        self._threads = ThreadPoolExecutor(processes, limits.judge.replace(" ", "-"))
+        self._idle = [self._start()]
+
+    def submit(self, messages: Sequence[Message], read: Callable[[Message], T]) -> Future[T]:
+        """What `read` makes of the answer, in the background. The future raises ScoringError if the code failed,
+        overran a limit, or ended its process, and CancelledError if the pool is closed before. Raises ScoringError: the
+        pool is closed."""
+        if self._closed:
+            raise ScoringError("the verifier was closed")
+        return self._threads.submit(lambda: read(self._ask(messages)))
+
+    def _ask(self, messages: Sequence[Message]) -> Message:
+        try:
+            process = self._idle.pop()
+        except IndexError:
+            process = self._start()
+        try:
+            reply = self._request(process, messages)
+        except Exception:
+            self._end(process)
+            raise
+        self._idle.append(process)
+        if reply.kind == "failed":
+            raise ScoringError(str(reply.body["reason"]))
+        return reply
+
+    def close(self) -> None:
+        """Ends the processes, even busy ones."""
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                process.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for process in list(self._running):
+            self._end(process)
+
+    def _request(self, process: _JudgeProcess, messages: Sequence[Message]) -> Message:
+        limits, started = self._limits, time.monotonic()
+        try:
+            process.send(messages)
+            return process.receive(limits.timeout_s + GRACE_S, limits)
+        except (EOFError, OSError) as error:
+            if time.monotonic() - started >= limits.timeout_s:
+                raise ScoringError(
+                    f"{limits.judge} took longer than {limits.timeout_key}={limits.timeout_s:g}"
+                ) from error
+            raise ScoringError(f"{limits.judge} took its process down") from error
+
+    def _start(self) -> _JudgeProcess:
+        with self._lock:
+            if self._closed:
+                raise ScoringError("the verifier was closed")
+            process = _JudgeProcess(self._program, self._settings)
+            self._running.add(process)
+        try:
+            reply = process.receive(self._limits.start_timeout_s)
+            if reply.kind == "failed":
+                raise ConfigError(str(reply.body["reason"]))
+        except (EOFError, OSError) as error:
+            self._end(process)
+            raise ConfigError(
+                f"the process that runs {self._limits.judge} did not start; its output says why"
+            ) from error
+        except ConfigError:
+            self._end(process)
+            raise
+        return process
+
+    def _end(self, process: _JudgeProcess) -> None:
+        with self._lock:
+            self._running.discard(process)
+        process.kill()
+        process.close()
+
+
+class _JudgeProcess:
+    """A running process of `serve`. Messages pass a pipe in the wire format.
+
+    The process leads a session of its own, so that everything that its code started is killed with it.
+    """
+
+    def __init__(self, program: str, settings: Mapping[str, Any]) -> None:
+        self._pipe, theirs = Pipe()
+        fd = theirs.fileno()
+        # The process imports the same modules as this one.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-m", program, str(fd), json.dumps(settings)]
+        self._process = subprocess.Popen(command, pass_fds=[fd], env=environment, start_new_session=True)
+        self._memory_before = 0
+        theirs.close()
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Raises OSError: the process has ended; WireError: a message cannot be encoded."""
+        self._memory_before = self._memory_before or self._memory()
+        encoded = [wire.join(wire.encode(each, wire.MAX_LARGE_HEADER_BYTES)) for each in messages]
+        self._pipe.send_bytes(str(len(encoded)).encode())
+        for each in encoded:
+            self._pipe.send_bytes(each)
+
+    def receive(self, timeout_s: float, limits: Limits | None = None) -> Message:
+        """The next message. Raises TimeoutError, EOFError or OSError if the process has ended, and ScoringError if it
+        and its descendants take more memory than `limits` allow beyond that before the first request."""
+        deadline = time.monotonic() + timeout_s
+        while not self._pipe.poll(max(0.0, min(_WATCH_S, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            if limits is not None and self._memory() - self._memory_before > limits.memory_mb << 20:
+                raise ScoringError(f"{limits.judge} took more than scoring.rule_memory_mb={limits.memory_mb}")
+        return wire.decode(wire.split(self._pipe.recv_bytes()))
+
+    def kill(self) -> None:
+        """Ends the process and all its descendants."""
+        for process in self._tree():
+            with suppress(psutil.Error):
+                process.kill()
+        # The system does not give the id to another process until this one is waited for.
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        self._pipe.close()
+
+    def _memory(self) -> int:
+        return sum(map(_resident, self._tree()))
+
+    def _tree(self) -> list[psutil.Process]:
+        with suppress(psutil.Error):
+            root = psutil.Process(self._process.pid)
+            return [root, *root.children(recursive=True)]
+        return []
+
+
+def _resident(process: psutil.Process) -> int:
+    """Bytes. Memory that processes share, as after a fork, is divided among them if the system can tell."""
+    with suppress(psutil.NoSuchProcess):
+        try:
+            memory = process.memory_full_info()
+        except psutil.AccessDenied:
+            return int(process.memory_info().rss)
+        return int(getattr(memory, "pss", memory.uss))
+    return 0
+
+
+def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer]) -> None:
+    """The process: answers each request from the pipe, and ends with the pipe and its session.
+
+    `arguments` are those of the command line: the pipe's file descriptor, and the settings, of which `timeout_s` has
+    the seconds for a request. `load` makes from these what answers; a ConfigError that it raises is reported.
+    """
+    fd, settings = int(arguments[0]), json.loads(arguments[1])
+    # Processes that the code starts must not hold the pipe open.
+    os.set_inheritable(fd, False)
+    try:
+        with Connection(fd) as pipe, suppress(EOFError):
+            _serve(pipe, settings, load)
+    except Exception:
+        logger.exception("the process that judges has failed")
+    finally:
+        sys.stdout.flush()
+        os.killpg(0, signal.SIGKILL)
+
+
+def _serve(pipe: Connection, settings: Mapping[str, Any], load: Callable[[Mapping[str, Any]], Answer]) -> None:
+    """Raises EOFError: the pipe has ended."""
+    try:
+        answer = load(settings)
+    except AsyncrlError as error:
+        _send(pipe, failed(str(error)))
+        return
+    _send(pipe, Message("ready"))
+    while True:
+        requests = [pipe.recv_bytes() for _ in range(int(pipe.recv_bytes()))]
+        faulthandler.dump_traceback_later(settings["timeout_s"], exit=True)
+        deadline = time.monotonic() + settings["timeout_s"]
+        reply = answer([wire.decode(wire.split(each), wire.MAX_LARGE_HEADER_BYTES) for each in requests], deadline)
+        faulthandler.cancel_dump_traceback_later()
+        # Into a file, Python collects what the code prints.
+        sys.stdout.flush()
+        _send(pipe, reply)
+
+
+def failed(reason: str) -> Message:
+    """The answer that there is no score, with the reason."""
+    return Message("failed", 0, {"reason": reason})
+
+
+def _send(pipe: Connection, message: Message) -> None:
+    try:
+        frames = wire.encode(message)
+    except WireError as error:
+        frames = wire.encode(failed(f"the scores cannot be sent: {error}"))
+    pipe.send_bytes(wire.join(frames))
