@@ -207,7 +207,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_counted(
     model: Path, ranks: Ranks, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     config = make_config(model, tmp_path)
-    config.algorithm.advantage = PartConfig("reinforce_pp_baseline")
+    config.algorithm.advantage = PartConfig("dr_grpo")
     rewards = iter([3e38, -3e38] * 4)
     run = Run(config, reward=lambda step: next(rewards) if step == 1 else step % 7).train(ranks)
     assert run.metrics.of("updates_skipped") == {0: 0, 1: 1, 2: 1, 3: 1}
