@@ -57,3 +57,9 @@ def test_the_script_gives_the_weights_of_a_synchronous_run(start: Start, tmp_pat
 def test_it_does_so_with_tools_and_a_process_reward_model(start: Start, prepared: list[str], tmp_path: Path) -> None:
     few = ("learner.steps=3", "learner.batch_size=16", "learner.group_size=4", "learner.checkpoint_every=3")
     compare(start, tmp_path, [*prepared, "algorithm=grpo", "learner.eval_every=0", *few])
+
+
+def test_the_page_for_users_of_verl_shows_the_script_as_it_is() -> None:
+    source = (ROOT / "examples" / "grpo_script.py").read_text()
+    function = source[source.index("def train(") : source.index("\n\nif __name__")].rstrip()
+    assert function in (ROOT / "docs" / "verl.md").read_text()

@@ -93,7 +93,7 @@ def test_an_error_of_one_worker_ends_a_call_that_the_other_still_computes(
     with RayWorkerGroup(pool, RayClassWithInitArgs(ActorRolloutRefWorker, settings)) as policy:
         policy.init_model()
         data = policy.generate_sequences(PromptFeed(settings).next().repeat(GROUP))
-        with pytest.raises(WorkerError, match="rank . of 2: ActorRolloutRefWorker.update_actor failed: .*advantages"):
+        with pytest.raises(WorkerError, match=r"rank . of 2: ActorRolloutRefWorker\.update_actor failed: .*advantages"):
             policy.update_actor(data)
 
 

@@ -7,7 +7,7 @@ from asyncrl.compat.verl.controller.operators.plans import episodes_of
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.packed import add_tokens, to_tokens
 from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import LearnerConfig, TrainConfig
 
 STATE = "algorithm_state"
 """The key of `meta_info` with what an algorithm keeps from step to step, which its loss reads too."""
@@ -19,10 +19,15 @@ def open_algorithm(config: TrainConfig) -> Algorithm:
     return Algorithm.from_config(config.algorithm, config.learner.minibatches)
 
 
-def compute_advantage(data: DataProto, algorithm: Algorithm, greedy_sibling: bool = False) -> DataProto:
+def compute_advantage(
+    data: DataProto,
+    algorithm: Algorithm,
+    greedy_sibling: bool = False,
+    min_grammar_mass: float = LearnerConfig.min_grammar_mass,
+) -> DataProto:
     """Adds `advantages`, and `returns`, importance weights and rejections where the algorithm has such, to a whole
     batch of groups with rewards, in place, and returns it. `greedy_sibling`: the first row of each group was sampled
-    greedily.
+    greedily. `min_grammar_mass` is as in `learner`.
 
     Raises DataProtoError: the batch lacks what the algorithm needs; the message names the operator that adds it.
     """
@@ -34,7 +39,7 @@ def compute_advantage(data: DataProto, algorithm: Algorithm, greedy_sibling: boo
     for name, (is_needed, operator) in needed.items():
         found = data.batch is not None and name in data.batch
         require(found or not is_needed, f"the algorithm needs {name}, which the batch does not have: call {operator}")
-    tokens = algorithm.prepare(episodes_of(data, greedy_sibling), to_tokens(data), lambda each: each)
+    tokens = algorithm.prepare(episodes_of(data, greedy_sibling), to_tokens(data, min_grammar_mass), lambda each: each)
     add_tokens(data, tokens)
     data.meta_info[STATE] = algorithm.state()
     return data
