@@ -18,23 +18,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from asyncrl.data.sendable import MAX_DEPTH, check_sendable, plain, schemas
 from asyncrl.data.tables import TableFile, read_rows
 from asyncrl.errors import DataError, WireError
 from asyncrl.ids import task_id
 from asyncrl.types import Task
-from asyncrl.wire import check_plain, task_body
+from asyncrl.wire import task_body
 
 REQUIRED = ("prompt", "data_source", "reward_model")
 OPTIONAL = ("extra_info", "tools")
 RECENT_TASKS = 1024
-MAX_DEPTH = 64
-"""Of lists and maps within a row. Messages may be deeper, since they put rows into lists."""
 
 
 class TaskFile(Sequence[Task]):
@@ -154,7 +152,7 @@ class TaskFile(Sequence[Task]):
         if _is_text(kind):
             try:
                 for text in pc.unique(tools.drop_null()).to_pylist():
-                    _schemas(text)
+                    schemas(text)
             except ValueError:
                 self._read_all()
         elif pa.types.is_struct(kind):
@@ -268,7 +266,7 @@ class TaskFile(Sequence[Task]):
         return task
 
     def _task(self, row: int, values: Mapping[str, Any]) -> Task:
-        extra = _plain(values.get("extra_info") or {})
+        extra = plain(values.get("extra_info") or {})
         source = str(values["data_source"])
         truth = values["reward_model"]["ground_truth"]
         number = self._numbers[row]
@@ -276,7 +274,7 @@ class TaskFile(Sequence[Task]):
         return Task(
             id=task_id(source, extra.get("split", self._rows.file_of(number).path.stem), index),
             messages=[_message(message) for message in values["prompt"]],
-            ground_truth=json.dumps(_plain(truth), default=str) if isinstance(truth, (list, Mapping)) else str(truth),
+            ground_truth=json.dumps(plain(truth), default=str) if isinstance(truth, (list, Mapping)) else str(truth),
             data_source=source,
             tools=self._tools(row, values.get("tools")),
             tools_kwargs=extra.pop("tools_kwargs", {}),
@@ -286,8 +284,8 @@ class TaskFile(Sequence[Task]):
     def _tools(self, row: int, tools: Any) -> Sequence[Mapping[str, Any]]:
         try:
             if isinstance(tools, str):
-                return tuple(_schemas(tools))
-            return tuple(schema for tool in tools or () for schema in _schemas(tool))
+                return tuple(schemas(tools))
+            return tuple(schema for tool in tools or () for schema in schemas(tool))
         except ValueError as error:
             raise DataError(
                 f"{self.place(row)}, column tools is neither schemas nor JSON text: {error}; mend or drop the row"
@@ -297,40 +295,7 @@ class TaskFile(Sequence[Task]):
 def _message(message: Mapping[str, Any] | None) -> Any:
     if message is None or message["role"] is None:
         raise ValueError("column prompt has a message without a role")
-    return _plain(message)
-
-
-def _schemas(tools: Any) -> list[Any]:
-    """The OpenAI schemas in JSON text, or the one in a mapping or its JSON text. Raises ValueError."""
-    try:
-        parsed = _JSON.decode(tools) if isinstance(tools, str) else _plain(tools)
-        found = parsed if isinstance(parsed, list) else [parsed]
-        for schema in found:
-            _check_schema(schema)
-        check_sendable(found)
-    except (WireError, TypeError, RecursionError, OverflowError) as error:
-        raise ValueError(str(error)) from error
-    return found
-
-
-def _check_schema(schema: Any) -> None:
-    match schema.get("function", schema) if isinstance(schema, dict) else None:
-        case {"name": str(), **rest} if isinstance(rest.get("parameters", {}), dict):
-            return
-    raise ValueError(f"a schema must be {{name, description, parameters}}, in an OpenAI tool or alone: {schema!r:.100}")
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-_JSON = json.JSONDecoder(parse_constant=_no_number)
-
-
-def check_sendable(value: Any) -> None:
-    """Raises WireError, ValueError, TypeError or OverflowError: no message can carry the value."""
-    msgspec.msgpack.encode(value)
-    check_plain(value, MAX_DEPTH)
+    return plain(message)
 
 
 def _fields(kind: pa.DataType) -> list[str]:
@@ -353,13 +318,3 @@ def _depth(kind: pa.DataType) -> int:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def _plain(value: Any) -> Any:
-    """Values that a message can carry, without nulls. Parquet gives every struct all fields of its column; fields that
-    the row never had are null."""
-    if isinstance(value, Mapping):
-        return {name: _plain(inner) for name, inner in value.items() if inner is not None}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return value if value is None or isinstance(value, (str, int, float, bytes)) else str(value)

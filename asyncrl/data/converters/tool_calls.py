@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from asyncrl.data.converters.rows import json_of, published_rows, text_of
-from asyncrl.data.reading import check_sendable
+from asyncrl.data.sendable import check_sendable
 from asyncrl.errors import DataError, WireError
 from asyncrl.types import Task
 
