@@ -4,8 +4,9 @@ Invariants:
 - A session has at most one request at a time, and a slot at most one session.
 - Requests get slots in the order they came. Where none is free, the session that has been idle longest loses its slot.
 - An idle session keeps its slot: its next request computes only the tokens behind the longest common prefix.
-- A sequence of which nothing is computed gets a copy of the longest prefix that another slot has computed. The members
-  of a group share their prompt, and all tasks the text of the tools.
+- A sequence that lacks several tokens gets a copy of the longest prefix that another slot has computed, if that is more
+  than its own. The members of a group share their prompt, and all tasks the text of the tools.
+- It waits for a pass if an older request computes at least half of what it lacks in that pass, and copies that then.
 - A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the others, oldest request
   first. So a prompt of any length slows the others by a bounded amount.
 - After `forget` no earlier key or value is used.
@@ -106,8 +107,10 @@ class Scheduler:
         longer: list[tuple[Slot, SlotChunk]] = []
         budget = self._prefill_tokens
         for slot in self._running.values():
-            if not slot.cached and budget:
+            if budget and len(slot.tokens) - slot.cached > 1:
                 self._share(slot)
+                if any(_shares_half(slot, other, chunk.end) for other, chunk in longer):
+                    continue
             count = len(slot.tokens) - slot.cached
             if count > 1:
                 count = min(count, budget)
@@ -187,14 +190,14 @@ class Scheduler:
         return slot
 
     def _share(self, slot: Slot) -> None:
-        tokens, source, shared = slot.tokens, slot, 0
+        tokens, source, shared = slot.tokens, slot, slot.cached
         for other in chain(self._running.values(), self._idle.values()):
             limit = min(other.cached, len(tokens) - 1)
             if limit > shared and other.tokens[shared] == tokens[shared]:
                 common = _common_prefix(other.tokens, tokens, limit)
                 if common > shared:
                     source, shared = other, common
-        if shared:
+        if source is not slot:
             self._copy(source.index, slot.index, shared)
             slot.cached = shared
 
@@ -206,6 +209,15 @@ class Scheduler:
         session = slot.request.session
         self._idle[session] = self._running.pop(session)
         slot.request.finish(reason)
+
+
+def _shares_half(slot: Slot, other: Slot, end: int) -> bool:
+    """Whether the first `end` tokens of `other` have at least half of those that `slot` lacks."""
+    tokens, cached = slot.tokens, slot.cached
+    limit = min(end, len(tokens) - 1)
+    if limit <= cached or other.tokens[cached] != tokens[cached]:
+        return False
+    return 2 * (_common_prefix(other.tokens, tokens, limit) - cached) >= len(tokens) - cached
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int], limit: int) -> int:

@@ -174,6 +174,30 @@ def test_a_prefix_that_another_slot_has_computed_is_copied_also_after_forget_and
     assert copies == [(1, 2, 4)]
 
 
+def test_members_that_arrive_together_compute_their_prompt_once():
+    copies = list[tuple[int, int, int]]()
+    scheduler = Scheduler(4, 100, lambda *each: copies.append(each))
+    for session in ("a", "b", "c"):
+        scheduler.submit(request(session, [1, 2, 3, 1, 2], limit=9))
+    scheduler.submit(request("other", [3, 2, 1], limit=9))
+    assert run(scheduler, 2) == [
+        [("a", 0, 5), ("other", 0, 3)],
+        [("a", 5, 6), ("b", 4, 5), ("c", 4, 5), ("other", 3, 4)],
+    ]
+    assert copies == [(0, 1, 4), (0, 2, 4)]
+
+
+def test_a_prompt_that_several_passes_compute_is_waited_for_and_one_that_shares_little_is_not():
+    scheduler = Scheduler(3, 4, no_copy)
+    for session in ("a", "b"):
+        scheduler.submit(request(session, [1, 2, 3, 1, 2, 3], limit=9))
+    assert run(scheduler, 3) == [[("a", 0, 4)], [("a", 4, 6)], [("a", 6, 7), ("b", 5, 6)]]
+    scheduler = Scheduler(3, 100, no_copy)
+    scheduler.submit(request("a", [1, 2, 3, 3, 3, 3], limit=9))
+    scheduler.submit(request("b", [1, 2, 1, 1, 1, 1], limit=9))
+    assert run(scheduler) == [[("a", 0, 6), ("b", 0, 6)]]
+
+
 def test_a_long_prompt_comes_in_chunks_while_others_decode():
     scheduler = Scheduler(2, 4, no_copy)
     scheduler.submit(request("short", [1], limit=9))
