@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from asyncrl.config.schema.scoring import GROUP_KIND
 from asyncrl.errors import StoreError
 from asyncrl.ids import is_evaluation
-from asyncrl.replay.records import LIVE, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.records import LIVE, GroupRecord, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.transaction import Transaction
 from asyncrl.types import BatchPlan
@@ -38,7 +39,14 @@ def counters(tx: Transaction) -> dict[str, int]:
         **{name: tx.counter(name) for name in COUNTERS},
         **tx.counters("filtered/"),
         **{f"depth_{table}": tx.count(table) for table in DEPTHS},
+        "depth_waiting": tx.count("waiting") + _other_members(tx),
     }
+
+
+def _other_members(tx: Transaction) -> int:
+    """The members of the groups that wait to be scored whole, without one for each group."""
+    groups = [GroupRecord.load(tx, name) for name in tx.queue("waiting", str, GROUP_KIND)]
+    return sum(len(group.attempts) - 1 for group in groups if group is not None)
 
 
 def audit(tx: Transaction, uses: int) -> dict[str, Any]:

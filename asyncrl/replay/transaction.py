@@ -191,6 +191,17 @@ class Transaction:
             return None
         return key, self._unpacked(table, key, cursor.value(), kind)
 
+    def queue(self, table: str, kind: type[T], queue: str) -> list[T]:
+        """The values of a queue of an ordered table, in order."""
+        cursor, prefix = self._raw.cursor(db=self._tables[table]), queue.encode()
+        if not cursor.set_range(prefix + _key(0)):
+            return []
+        entries = ((bytes(key), value) for key, value in cursor)
+        own = takewhile(
+            lambda entry: entry[0].startswith(prefix) and len(entry[0]) == len(prefix) + ORDER_BYTES, entries
+        )
+        return [self._unpacked(table, key, value, kind) for key, value in own]
+
     def counter(self, name: str) -> int:
         if name not in self._counters:
             self._counters[name] = self.get("meta", name, int) or 0

@@ -79,9 +79,13 @@ class JudgePool:
         """What `read` makes of the answer, in the background. The future raises ScoringError if the code failed,
         overran a limit, or ended its process, and CancelledError if the pool is closed before. Raises ScoringError: the
         pool is closed."""
-        if self._closed:
-            raise ScoringError("the verifier was closed")
-        return self._threads.submit(lambda: read(self._ask(messages)))
+        try:
+            return self._threads.submit(lambda: read(self._ask(messages)))
+        except RuntimeError as error:
+            raise self._closed_error() from error
+
+    def _closed_error(self) -> ScoringError:
+        return ScoringError(f"what runs {self._limits.judge} was closed")
 
     def _ask(self, messages: Sequence[Message]) -> Message:
         try:
@@ -123,7 +127,7 @@ class JudgePool:
     def _start(self) -> _JudgeProcess:
         with self._lock:
             if self._closed:
-                raise ScoringError("the verifier was closed")
+                raise self._closed_error()
             process = _JudgeProcess(self._program, self._settings)
             self._running.add(process)
         try:

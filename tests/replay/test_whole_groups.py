@@ -48,7 +48,9 @@ def test_a_group_is_leased_once_all_its_members_are_there(core: Core) -> None:
     tickets = core.tickets(SIZE)
     core.deliver(tickets[:-1])
     assert lease_groups(core) == []
+    assert core.status()["depth_waiting"] == 0
     core.deliver(tickets[-1:])
+    assert core.status()["depth_waiting"] == SIZE
     assert lease_groups(core) == [[ticket.id for ticket in tickets]]
     assert lease_groups(core, worker="t") == []
 

@@ -140,14 +140,8 @@ class Judge:
 
 
 def _scores(result: Any, names: Sequence[str]) -> list[Score]:
-    rewards, extra = (
-        (result, {})
-        if not isinstance(result, Mapping)
-        else (
-            result.get("reward_tensor"),
-            result.get("reward_extra_info") or {},
-        )
-    )
+    given = result if isinstance(result, Mapping) else {"reward_tensor": result}
+    rewards, extra = given.get("reward_tensor"), given.get("reward_extra_info") or {}
     if not isinstance(rewards, Tensor):
         raise ScoringError(f"the reward manager returned {type(result).__name__} without `reward_tensor`")
     if rewards.shape[:1] != (len(names),):
