@@ -11,7 +11,7 @@ from torch import Tensor
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.compat.verl.trajectories import to_labels
+from asyncrl.compat.verl.trajectories import check_widths, to_labels
 from asyncrl.config.schema import LearnerConfig
 from asyncrl.types import NO_VERSION
 
@@ -48,12 +48,14 @@ def to_tokens(data: DataProto, min_grammar_mass: float = LearnerConfig.min_gramm
     require(not missing, f"the batch has no {', '.join(missing)}")
     behaviour = batch.get("rollout_log_probs", batch.get("old_log_probs"))
     require(behaviour is not None, "the batch has neither rollout_log_probs nor old_log_probs")
+    check_widths(batch)
     attended = batch["attention_mask"].bool()
     mask = _packed(batch["response_mask"].bool(), attended)
     versions = batch.get("versions")
     if versions is None:
         versions = torch.where(batch["response_mask"].bool(), 0, NO_VERSION)
-    sequence = torch.tensor(_owners(data), device=attended.device).repeat_interleave(attended.sum(-1))
+    owners = torch.tensor(_owners(data), dtype=torch.int64, device=attended.device)
+    sequence = owners.repeat_interleave(attended.sum(-1))
     first = torch.searchsorted(sequence, sequence)
     given: dict[str, Any] = {
         ours: _packed(batch[name].float(), attended) for name, ours in NAMES.items() if name in batch
@@ -78,13 +80,15 @@ def to_episodes(data: DataProto, version: int | None = None) -> Episodes:
     Raises DataProtoError: a field is missing, or the rows of a trajectory are apart.
     """
     labels = to_labels(data)
-    owners = torch.tensor(_owners(data))
+    owners = torch.tensor(_owners(data), dtype=torch.int64)
     uids = data.non_tensor_batch.get("uid", owners.numpy())
     group_of: dict[object, int] = {}
     groups = torch.zeros(len(labels), dtype=torch.int64)
     for owner, uid in zip(owners.tolist(), uids.tolist(), strict=True):
         groups[owner] = group_of.setdefault(uid, len(group_of))
-    sampled = data.batch["response_mask"].sum(-1).cpu()
+    response = data.batch["response_mask"].bool()
+    # A mask of elsewhere may be 1 on padding, which has no token.
+    sampled = (response & data.batch["attention_mask"].bool()[:, -response.shape[1] :]).sum(-1).cpu()
     names = sorted(set(labels[0].extra).intersection(*(each.extra for each in labels))) if labels else []
     steps = torch.tensor([len(each.step_scores) for each in labels], dtype=torch.int64)
     return Episodes(

@@ -38,6 +38,10 @@ UNSAMPLED = 0.0
 """The log-prob and the score of a token that has none."""
 
 
+OF_RESPONSES = ("response_mask", "rollout_log_probs", "old_log_probs", "versions", "token_level_scores")
+"""Fields [B, R]."""
+
+
 class _Branch(NamedTuple):
     """The tokens [start, end) of a trajectory; those from `response` on are the response."""
 
@@ -116,6 +120,11 @@ def to_trajectories(data: DataProto, version: int | None = None) -> list[Traject
     require(
         "versions" in data.batch or version is not None, "the batch has no versions: pass the `version` of its policy"
     )
+    check_widths(data.batch)
+    for name in needed[:2]:
+        ids = data.batch[name]
+        fits = not ids.is_floating_point() and (not ids.numel() or int(ids.max()) < 2**31)
+        require(fits, f"{name} has ids that are no whole numbers below 2^31")
     rows = [_row(data, row, logprobs, version) for row in range(len(data))]
     names = data.non_tensor_batch.get("trajectory_id", np.arange(len(data)))
     parts: dict[Any, list[_Row]] = {}
@@ -123,6 +132,20 @@ def to_trajectories(data: DataProto, version: int | None = None) -> list[Traject
         parts.setdefault(name, []).append(row)
     members: dict[str, int] = {}
     return [_joined(sorted(each, key=lambda row: row.facts["branch"]), members) for each in parts.values()]
+
+
+def check_widths(batch: Any) -> None:
+    """Raises DataProtoError: a field of a batch with prompts [B, P] and responses [B, R], or an attention mask
+    [B, P + R], has another width."""
+    prompts = batch["prompts"].shape[1]
+    whole = prompts + batch["responses"].shape[1] if "responses" in batch else batch["attention_mask"].shape[1]
+    widths = {"attention_mask": whole, **dict.fromkeys(OF_RESPONSES, whole - prompts)}
+    for name, width in widths.items():
+        if name in batch:
+            found = batch[name].shape[1]
+            require(
+                found == width, f"{name} has {found} columns; beside these prompts and responses it must have {width}"
+            )
 
 
 def to_labels(data: DataProto, scorer: str = "verl") -> list[Labels]:

@@ -183,6 +183,43 @@ def test_what_a_batch_lacks_is_named() -> None:
         to_trajectories(data.select(["prompts"]), 1)
 
 
+def make_elsewhere(**changes: Any) -> DataProto:
+    """One prompt of two tokens, and a response of one token and one of padding."""
+    tensors = {
+        "prompts": torch.tensor([[3, 4]]),
+        "responses": torch.tensor([[5, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 0]]),
+        "response_mask": torch.tensor([[1, 0]]),
+        "rollout_log_probs": torch.tensor([[-0.5, 0.0]]),
+        "token_level_scores": torch.tensor([[1.0, 0.0]]),
+    }
+    return DataProto.from_dict({**tensors, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_mask": torch.ones(1, 3)}, "attention_mask has 3 columns; .* must have 4"),
+        ({"rollout_log_probs": torch.zeros(1, 3)}, "rollout_log_probs has 3 columns; .* must have 2"),
+        ({"responses": torch.tensor([[2**40, 0]])}, "responses has ids that are no whole numbers"),
+        ({"prompts": torch.tensor([[1.5, 2.0]])}, "prompts has ids that are no whole numbers"),
+    ],
+)
+def test_fields_that_do_not_fit_each_other_are_named(changes: Any, message: str) -> None:
+    with pytest.raises(DataProtoError, match=message):
+        to_trajectories(make_elsewhere(**changes), version=0)
+
+
+def test_a_response_mask_on_padding_counts_no_token() -> None:
+    data = make_elsewhere(response_mask=torch.tensor([[1, 1]]))
+    assert to_episodes(data).lengths.tolist() == [1] == [int(to_tokens(data).mask.sum())]
+
+
+def test_a_batch_without_rows_has_no_tokens_and_no_episodes() -> None:
+    data = make_elsewhere()[:0]
+    assert to_tokens(data).mask.tolist() == to_episodes(data).lengths.tolist() == []
+
+
 def test_a_row_of_which_nothing_was_sampled_is_no_trajectory() -> None:
     data = from_trajectories([make_tool_episode()], PAD)
     data.batch["response_mask"].zero_()
