@@ -22,7 +22,7 @@ help:
 	@echo "make test-sglang SGLANG_PYTHON=PATH   the tests that need a real SGLang server, on the CPU (10 minutes on 2 cores)"
 	@echo "make test-vllm VLLM_PYTHON=PATH   those that need a real vLLM server, on the CPU (4 minutes on 2 cores)"
 	@echo "make test-verl VERL_PYTHON=PATH   the tests that compare with the real verl (2 minutes on 2 cores)"
-	@echo "make test-ray  runs on a Ray cluster of four nodes, which are killed (10 minutes on 2 cores; installs asyncrl[ray])"
+	@echo "make test-ray  runs on a Ray cluster of four nodes, which are killed, and worker groups (15 minutes on 2 cores; installs asyncrl[ray])"
 	@echo "make test-slurm  runs as jobs of a real Slurm with three nodes (8 minutes on 2 cores; needs root, slurm-wlm and munge)"
 	@echo "make fuzz     damaged messages at a replay and a weight publisher (MESSAGES=1000000 SEED=0)"
 	@echo "make chaos    kill -9 at random moments of a whole run, and what it kept to (KILLS=100 SEED=0 SHARDS=2)"

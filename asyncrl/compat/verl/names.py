@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeVar
 
+from asyncrl.compat.verl import controller
 from asyncrl.compat.verl.interactions import BaseInteraction
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.protocol import DataProto, DataProtoItem
@@ -36,16 +37,32 @@ _MANAGERS = {
     "PrimeRewardManager": PrimeRewardManager,
     "register": register,
 }
+_BASE = ("ClassWithInitArgs", "ResourcePool", "Worker", "WorkerGroup")
+_DECORATOR = ("Dispatch", "Execute", "make_nd_compute_dataproto_dispatch_fn", "register")
+_RAY = ("RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup")
+
+
+def _of_controller(*names: str) -> Mapping[str, Any]:
+    return {name: getattr(controller, name) for name in names}
+
+
 MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl": {"DataProto": DataProto},
     "verl.interactions": {},
     "verl.interactions.base": {"BaseInteraction": BaseInteraction},
     "verl.protocol": {
         "DataProto": DataProto,
+        "DataProtoFuture": controller.DataProtoFuture,
         "DataProtoItem": DataProtoItem,
         "pad_dataproto_to_divisor": pad_dataproto_to_divisor,
         "unpad_dataproto": unpad_dataproto,
     },
+    "verl.single_controller": {},
+    "verl.single_controller.base": _of_controller(*_BASE),
+    "verl.single_controller.base.decorator": _of_controller(*_DECORATOR),
+    "verl.single_controller.base.worker": _of_controller("DistGlobalInfo", "DistRankInfo", "Worker"),
+    "verl.single_controller.ray": _of_controller(*_RAY),
+    "verl.single_controller.ray.base": _of_controller(*_RAY),
     "verl.utils": {},
     "verl.utils.model": {"compute_position_id_with_mask": compute_position_id_with_mask},
     "verl.utils.reward_score": {"default_compute_score": default_compute_score},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from asyncrl.compat.verl.controller.group import ClassWithInitArgs, ResourcePool, WorkerGroup, run_method
@@ -42,9 +42,10 @@ class LocalWorkerGroup(WorkerGroup):
         return self._threads[rank].submit(run_method, self._workers[rank], method_name, own, own_kwargs)
 
     def close(self) -> None:
-        for worker, thread in zip(self._workers, self._threads, strict=True):
-            thread.submit(worker.close).result()
-            thread.shutdown()
+        with ExitStack() as stack:
+            for worker, thread in zip(self._workers, self._threads, strict=True):
+                stack.callback(thread.shutdown)
+                stack.callback(thread.submit(worker.close).result)
 
 
 def _own(value: Any) -> Any:

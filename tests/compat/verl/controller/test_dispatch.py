@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -251,3 +252,37 @@ def test_without_ray_its_worker_groups_name_the_extra(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'asyncrl\[ray\]'"):
         RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(Reporter))
+
+
+WRITTEN_FOR_VERL = """
+from asyncrl.compat.verl import provide_verl
+
+assert provide_verl()
+
+import torch
+from verl import DataProto
+from verl.single_controller.base import Worker
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+
+class Adder(Worker):
+    def __init__(self, amount):
+        super().__init__()
+        self.amount = amount
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def add(self, data):
+        return DataProto.from_dict({"x": data.batch["x"] + self.amount})
+
+
+from asyncrl.compat.verl.controller import ClassWithInitArgs, LocalWorkerGroup, ResourcePool
+
+with LocalWorkerGroup(ClassWithInitArgs(Adder, amount=2), ResourcePool([2])) as group:
+    assert group.add(DataProto.from_dict({"x": torch.arange(4)})).batch["x"].tolist() == [2, 3, 4, 5]
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_written_for_verl_runs_where_verl_is_not_installed() -> None:
+    subprocess.run([sys.executable, "-c", WRITTEN_FOR_VERL], check=True)
