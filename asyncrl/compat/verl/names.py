@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from asyncrl.compat.verl import controller
 from asyncrl.compat.verl.interactions import BaseInteraction
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
+from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
 from asyncrl.compat.verl.protocol import DataProto, DataProtoItem
 from asyncrl.compat.verl.reward_managers import (
     BatchRewardManager,
@@ -35,6 +36,8 @@ _MANAGERS = {
     "DAPORewardManager": DAPORewardManager,
     "NaiveRewardManager": NaiveRewardManager,
     "PrimeRewardManager": PrimeRewardManager,
+    "QwenPRMRewardManager": QwenPRMRewardManager,
+    "SkyworkPRMRewardManager": SkyworkPRMRewardManager,
     "register": register,
 }
 _BASE = ("ClassWithInitArgs", "ResourcePool", "Worker", "WorkerGroup")
