@@ -159,6 +159,13 @@ def test_encoding_and_decoding_copy_no_array() -> None:
     assert np.shares_memory(decode(frames).arrays["tokens"], trajectory.tokens)
 
 
+def test_labels_of_a_store_that_knew_no_votes_are_read() -> None:
+    message = wire.labels_message(Labels("t", 0.5, 1.0, "s", vote="72"))
+    assert wire.read_labels(decode(encode(message))).vote == "72"
+    older = {name: value for name, value in message.body.items() if name != "vote"}
+    assert wire.read_labels(decode(encode(Message("labels", 0, older, message.arrays)))).vote == ""
+
+
 def test_labels_and_tasks_come_back_as_they_were() -> None:
     labels = Labels("t", 0.5, 1.0, "s", np.array([0.25], np.float32), np.array([8], np.int32), {"prm": 0.25})
     got = wire.read_labels(decode(encode(wire.labels_message(labels))))

@@ -41,6 +41,8 @@ def majority_at(k: int, votes: Sequence[str], values: Sequence[float]) -> float:
     An attempt without a vote is empty text and votes for nothing. A subset in which nobody votes has the mean value of
     its members.
     """
+    if k == 1:
+        return fmean(values)
     by_vote: dict[str, list[float]] = defaultdict(list)
     for vote, value in zip(votes, values, strict=True):
         by_vote[vote].append(value)
@@ -66,6 +68,9 @@ def _winning(own: int, counts: Sequence[int], silent: int, k: int) -> float:
     others = Counter(counts)
     others[own] -= 1
     total = 0.0
+    if k == sum(counts) + silent:
+        # The only subset has every attempt.
+        return (own == max(counts)) / counts.count(own)
     for most in range(1, min(own, k) + 1):
         # The ways to take the rest, by the number of attempts taken and the number of answers with as many votes.
         ways: dict[tuple[int, int], int] = {

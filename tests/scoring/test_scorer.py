@@ -112,6 +112,7 @@ def test_kinds_done_one_after_another_end_in_the_labels_of_all_at_once():
     together = score(found, config, FakePRM(), FakeOutcome(0.25))
     assert (partial.reward, partial.outcome, partial.scorer) == (together.reward, together.outcome, together.scorer)
     assert partial.extra == together.extra
+    assert partial.vote == together.vote == "72"
     assert partial.step_scores.tolist() == together.step_scores.tolist()
 
 

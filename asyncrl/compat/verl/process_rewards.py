@@ -21,7 +21,7 @@ from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.process_keys import SPLITS, STEPS, read_keys
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.reward_managers import NaiveRewardManager
-from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardRow
+from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardRow, require_finite
 from asyncrl.compat.verl.trajectories import to_trajectories
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.models.registry import load_prm
@@ -85,6 +85,8 @@ class ProcessRewardManager(NaiveRewardManager):
         DataProtoError: a field is missing.
         """
         verdicts = self.judge(rows) if self._has_rule else None
+        for number, (score, _) in enumerate(verdicts or ()):
+            require_finite(score, number)
         trajectories = self._trajectories(data)
         branches = _rows_of(data, trajectories)
         leases = [
@@ -133,7 +135,7 @@ class ProcessRewardManager(NaiveRewardManager):
         messages = list(messages) or [{"role": "user", "content": row.prompt}]
         if verdicts is not None:
             score, told = verdicts[number]
-            given = {"rules": score, "outcome": float(told.get("acc", score))}
+            given = {"rules": score, "outcome": float(score if told.get("acc") is None else told["acc"])}
             known = Labels(trajectory.id, score, score, "compute_score", extra=given)
         task = Task(trajectory.task_id, messages, str(row.ground_truth), str(row.data_source))
         return Lease(task, trajectory, ("prm",), known, final=True)

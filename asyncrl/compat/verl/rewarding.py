@@ -106,7 +106,7 @@ class RewardManager(AbstractRewardManager):
         results = self.judge(rows)
         rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
         for number, (row, (reward, _)) in enumerate(zip(rows, results, strict=True)):
-            _require_finite(reward, number)
+            require_finite(reward, number)
             rewards[number, row.length - 1] = reward
         return results, rewards
 
@@ -154,7 +154,7 @@ def called(compute: Callable[[], Any], what: str) -> Any:
         raise ScoringError(f"compute_score ended the program for {what}: SystemExit({end.code!r})") from end
 
 
-def _require_finite(reward: float, row: int) -> None:
+def require_finite(reward: float, row: int) -> None:
     """Raises ScoringError: the reward of `row` is no number that training could use."""
     # nan compares as false with everything.
     if not abs(reward) <= LARGEST_REWARD:

@@ -246,6 +246,16 @@ def test_a_row_that_cannot_be_scored_is_named_and_is_no_zero(made: Callable[[str
         manager(made("qwen_prm"))(batch(["17", "x" * 600]))
 
 
+def test_a_verdict_that_is_no_number_is_refused_with_its_row(made: Callable[[str], Family]) -> None:
+    family = made("skywork_prm")
+    keys = {"prm_model_path": str(family.folder), "dtype": "float32"}
+    broken = SkyworkPRMRewardManager(CHAT, 0, lambda **_: math.nan, **keys)
+    with pytest.raises(ScoringError, match="the reward of row 0 is nan"):
+        broken(batch(["17"]))
+    empty = SkyworkPRMRewardManager(CHAT, 0, lambda **_: {"score": 1.0, "acc": None}, **keys)
+    assert empty(batch(["17"]), return_dict=True)["reward_extra_info"]["acc"] == [1.0]
+
+
 def test_a_rule_is_called_only_if_something_depends_on_it(made: Callable[[str], Family]) -> None:
     family = made("skywork_prm")
     keys = {"prm_model_path": str(family.folder), "dtype": "float32"}

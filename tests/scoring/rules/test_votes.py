@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.rules.votes import LONGEST
+from asyncrl.scoring.verifier import Verifier
 from tests.scoring.fakes import rule_input
 
 
@@ -36,6 +39,11 @@ def test_other_answers_vote_by_what_they_state(answer: str) -> None:
 
 def test_a_function_may_name_the_answer_that_it_read() -> None:
     assert votes("tests.scoring.rules.test_votes.with_pred", "it is 7", "no, 8") == ["7", "8"]
+
+
+def test_the_verifier_brings_votes_from_its_processes() -> None:
+    with closing(Verifier(ScoringConfig(rule="exact_number"))) as verifier:
+        assert verifier.score(rule_input("#### 5", truth="72")).vote == "5"
 
 
 def test_a_long_answer_votes_by_a_digest() -> None:
