@@ -148,6 +148,8 @@ def _with_corrections(parts: Composition, episodes: Episodes, tokens: Tokens, vi
 def _with_selection(parts: Composition, episodes: Episodes, tokens: Tokens, view: View, reduce: Reduce) -> Tokens:
     assert tokens.proximal is not None
     assert tokens.advantages is not None
+    if tokens.restricted is not None:
+        view = view.narrow(~view.take(tokens.restricted))
     number = draw(view.take(tokens.sequence), view.take(tokens.position), episodes.version or 0)
     candidates = Candidates(view.take(tokens.proximal), view.take(tokens.advantages), number, reduce)
     return replace(tokens, selected=view.scatter(parts.loss.select(candidates)))

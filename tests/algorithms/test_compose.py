@@ -224,6 +224,7 @@ def test_tokens_that_a_grammar_restricted_contribute_exactly_nothing_whatever_th
     expected = whole(make_algorithm(**composition), episodes, tokens, logprobs, entropy)
     free = ~tokens.restricted
     spoilt = replace(tokens, **{name: getattr(tokens, name).where(free, junk) for name in ("proximal", "reference")})
+    spoilt = replace(spoilt, collisions=tokens.collisions.where(free, 0.9))
     policy = logprobs.where(free, junk), entropy.where(free, junk)
     found = whole(make_algorithm(**composition), episodes, spoilt, *policy)
     assert found[0] == expected[0]

@@ -92,3 +92,15 @@ def test_where_the_training_pass_gives_the_proximal_policy_the_forced_token_is_l
     loss.backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-1.1 / 4, 0.0, 1 / 4, 1 / 4])
+
+
+def test_the_tokens_that_a_loss_singles_out_are_chosen_among_those_that_are_trained() -> None:
+    # Half of the tokens are singled out: of three that are trained, and not of four.
+    algorithm = make_algorithm(advantage="rloo", loss=("kl_cov", {"share": 0.5}), correction=[])
+    behaviour = torch.tensor([-1.0, -9.0, -1.5, -2.0], dtype=torch.float64)
+    tokens = make_tokens(
+        [[1, 1], [1, 1]], behaviour=behaviour, proximal=behaviour, restricted=torch.tensor([False, True, False, False])
+    )
+    selected = algorithm.prepare(make_episodes([1.0, 0.0], [0, 0]), tokens, alone).selected
+    assert selected is not None
+    assert selected.tolist() == [True, False, False, False]

@@ -59,6 +59,8 @@ class OptimalTokenBaseline(TokenAdvantage):
         assert tokens.proximal is not None
         assert tokens.collisions is not None
         energy = 1 - 2 * view.take(tokens.proximal).double().exp() + view.take(tokens.collisions).double()
+        if tokens.restricted is not None:
+            energy.masked_fill_(view.take(tokens.restricted), 0.0)  # They have no gradient.
         energy.clamp_(min=0)  # Only rounding takes it below.
         if self.cap is not None:
             energy *= rollouts.ratio.double().clamp(max=self.cap).square()
