@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from asyncrl.config import locations
 from asyncrl.config.imports import imported
@@ -49,11 +48,12 @@ def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -
         tasks = [_read(dataset, row) for row in range(len(dataset))]
         if not tasks:
             raise DataError(f"data.dataset={config.data.dataset} has no rows of {', '.join(sources)}")
-        write_tasks(path, tasks)
+        try:
+            write_tasks(path, tasks)
+        except DataError as error:
+            raise DataError(f"data.dataset={config.data.dataset}: its rows cannot become one table: {error}") from error
     except (ConfigError, DataError):
         raise
-    except pa.ArrowException as error:
-        raise DataError(f"data.dataset={config.data.dataset}: its rows cannot become one table: {error}") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"data.dataset={config.data.dataset} failed: {reason_of(error)}") from error
     log.info("data.dataset=%s made %d tasks of %s", config.data.dataset, len(tasks), ", ".join(sources))
