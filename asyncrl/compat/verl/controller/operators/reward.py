@@ -19,8 +19,8 @@ from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import columns, label_fields, score_rows
 from asyncrl.config.schema import TrainConfig
-from asyncrl.config.schema.scoring import needs, serves
-from asyncrl.errors import ScoringError
+from asyncrl.config.schema.scoring import GROUP_KIND, configured, needs, serves
+from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
 from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
 from asyncrl.scoring.verifier import Verifier
@@ -62,9 +62,15 @@ class RewardModelWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the models, and start the processes of rules. Raises ConfigError: one cannot be used."""
+        """Load the models, and start the processes of rules. Raises ConfigError: one cannot be used, or a manager is
+        configured, which would need whole groups while each worker gets a part of a batch."""
         scoring, model = self._config.scoring, self._config.model
         kinds = serves(scoring)
+        if GROUP_KIND in configured(scoring):
+            raise ConfigError(
+                "scoring.manager is for runs (asyncrl train): in a program, make the manager by load_reward_manager "
+                "and call it with the whole batch"
+            )
         tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
         prm = load_prm(scoring.prm) if "prm" in kinds else None
         outcome = load_outcome_model(scoring.outcome_model) if "outcome_model" in kinds else None

@@ -104,6 +104,13 @@ def test_rewards_are_those_of_the_rule_on_the_last_token(open_workers: Open, tmp
     assert scored.non_tensor_batch["uid"].tolist() == data.non_tensor_batch["uid"].tolist()
 
 
+def test_a_manager_of_whole_groups_is_refused_since_workers_get_parts_of_a_batch(
+    open_workers: Open, tmp_path: Path
+) -> None:
+    with pytest.raises(Exception, match="make the manager by load_reward_manager"):
+        open_workers(RewardModelWorker, config(tmp_path, "scoring.manager.name=naive"))
+
+
 def test_groups_that_cannot_be_scored_are_left_out_and_counted(open_workers: Open, tmp_path: Path) -> None:
     settings = config(tmp_path)
     given = prompts(settings)
