@@ -261,7 +261,7 @@ def test_rejected_tokens_contribute_exactly_nothing_even_where_the_policy_is_not
 
 def test_a_batch_in_which_everything_is_rejected_is_a_counted_no_op():
     episodes, tokens = random_batch(2)
-    algorithm = make_algorithm(correction=[("reject", {"over": "token", "high": -1.0})], kl="k3", entropy_weight=0.1)
+    algorithm = make_algorithm(correction=[("reject", {"over": "token", "high": 0.0})], kl="k3", entropy_weight=0.1)
     logprobs, entropy = trained(2, tokens)
     loss, gradients, sums = whole(algorithm, episodes, tokens, logprobs, entropy)
     summary = algorithm.summary(sums)
