@@ -111,7 +111,7 @@ class ProcessRewardManager(NaiveRewardManager):
         require(not missing, f"the batch has no {', '.join(missing)}")
         tensors = {name: data.batch[name] for name in (*NEEDED, "response_mask") if name in data.batch}
         # Scores do not depend on log-probs, and a batch may have none.
-        tensors["rollout_log_probs"] = torch.zeros(tensors["responses"].shape)
+        tensors["rollout_log_probs"] = torch.zeros_like(tensors["responses"], dtype=torch.float32)
         known = OF_A_TRAJECTORY if "trajectory_id" in data.non_tensor_batch else ("uid",)
         arrays = {name: data.non_tensor_batch[name] for name in known if name in data.non_tensor_batch}
         trajectories = to_trajectories(DataProto.from_dict(tensors, arrays), version=0)
