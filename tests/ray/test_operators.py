@@ -107,7 +107,7 @@ def test_a_critic_on_two_workers_is_trained(pool: RayResourcePool, tmp_path: Pat
         for group in (policy, critic, rewards):
             group.init_model()
         data = rewards.compute_reward(policy.generate_sequences(PromptFeed(settings).next().repeat(GROUP)))
-        data = data.union(policy.compute_log_prob(data)).union(policy.compute_ref_log_prob(data))
-        data = compute_advantage(data.union(critic.compute_values(data)), open_algorithm(settings))
+        data = data.union(policy.compute_log_prob(data)).union(critic.compute_values(data))
+        data = compute_advantage(data, open_algorithm(settings))
         assert critic.update_critic(data).meta_info["metrics"]["critic/grad_norm"] > 0
         assert policy.update_actor(data).meta_info["metrics"]["actor/grad_norm"] > 0
