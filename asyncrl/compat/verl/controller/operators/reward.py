@@ -43,10 +43,12 @@ def joined_scores(parts: Sequence[ScoredPart]) -> DataProto:
     failures = {uid: reason for part in parts for uid, reason in part.failures.items()}
     for uid, reason in failures.items():
         logger.warning("group %s is left out, since it cannot be scored: %s", uid, reason)
-    whole: DataProto = DataProto.concat([part.data for part in parts if part.data is not None and len(part.data)])
-    kept = whole[[uid not in failures for uid in whole.non_tensor_batch["uid"].tolist()]]
+    scored = [part.data for part in parts if part.data is not None and len(part.data)]
+    whole: DataProto = DataProto.concat(scored) if scored else DataProto()
+    kept = whole[[uid not in failures for uid in whole.non_tensor_batch["uid"].tolist()]] if scored else whole
     if not len(kept):
-        raise ScoringError(f"no group can be scored: {next(iter(failures.values()))}")
+        reason = next(iter(failures.values())) if failures else "the batch has no rows"
+        raise ScoringError(f"no group can be scored: {reason}")
     about = {**kept.meta_info, DROPPED: kept.meta_info.get(DROPPED, 0) + len(failures)}
     return DataProto(kept.batch, kept.non_tensor_batch, about)
 
@@ -123,7 +125,8 @@ class RewardModelWorker(Worker):
         batch: list[Lease] = []
         most, tokens = self._config.scoring.batch_trajectories, self._config.scoring.batch_tokens
         for lease in leases:
-            if len(batch) == most or sum(len(each.trajectory) for each in [*batch, lease]) > tokens:
+            size = sum(len(each.trajectory) for each in [*batch, lease])
+            if batch and (len(batch) == most or size > tokens):
                 yield from self._scorer.score(batch)
                 batch = []
             batch.append(lease)

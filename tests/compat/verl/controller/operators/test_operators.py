@@ -23,7 +23,7 @@ from asyncrl.compat.verl.controller.operators import (
 )
 from asyncrl.compat.verl.controller.operators.parts import by_trajectory, evenly
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError, DataProtoError, WorkerError
+from asyncrl.errors import ConfigError, DataProtoError, ScoringError, WorkerError
 from tests.compat.verl.controller.operators.support import GROUP, GROUPS, config
 
 pytestmark = pytest.mark.slow
@@ -117,9 +117,12 @@ def test_groups_that_cannot_be_scored_are_left_out_and_counted(open_workers: Ope
     for row in range(GROUP):
         given.non_tensor_batch["reward_model"][row] = {"ground_truth": "unjudgeable"}
     data = open_workers(ActorRolloutRefWorker, settings).generate_sequences(given)
-    scored = open_workers(RewardModelWorker, settings, 2).compute_reward(data)
+    rewards = open_workers(RewardModelWorker, settings, 2)
+    scored = rewards.compute_reward(data)
     assert scored.non_tensor_batch["uid"].tolist() == ["t000000001"] * GROUP
     assert scored.meta_info["groups_dropped"] == 1
+    with pytest.raises(ScoringError, match=r"no group can be scored: .*nobody can say"):
+        rewards.compute_reward(data[:GROUP])
 
 
 def test_groups_whose_episodes_fail_are_left_out_and_counted(open_workers: Open, tmp_path: Path) -> None:
