@@ -28,6 +28,7 @@ from asyncrl.actor.engine.fleet.condition import Condition
 from asyncrl.actor.engine.fleet.discovery import Discovery
 from asyncrl.actor.engine.fleet.endpoint import Endpoint
 from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.actor.engine.fleet.grammar_mass import measure_grammar
 from asyncrl.actor.engine.fleet.in_flight import interrupt
 from asyncrl.actor.engine.fleet.partial_turn import PartialTurn
 from asyncrl.actor.engine.fleet.pauses import PushPauses
@@ -251,7 +252,9 @@ class Fleet:
                 )
                 if turn.add(segment):
                     if turn.has_grammar:
-                        await self._measure_grammar(turn, endpoint)
+                        turn.grammar_mass = mass = await measure_grammar(turn, endpoint)
+                        self._counts["grammar_tokens"] += len(mass)
+                        self._counts["grammar_tokens_unmeasured"] += len(mass) - int(np.count_nonzero(mass))
                     return
                 self._counts["cut_segments"] += segment.finish == "cut"
                 self._counts["grammar_restarts"] += turn.has_grammar
@@ -263,23 +266,6 @@ class Fleet:
                     failures = 0 if len(segment.tokens) or not endpoint.ready else failures + 1
             if failures >= self._settings.attempts:
                 raise EngineError(f"{failures} requests in a row failed, the last one because {reason}")
-
-    async def _measure_grammar(self, turn: PartialTurn, endpoint: Endpoint) -> None:
-        """Find out how much of the policy's probability the turn's grammar left at each token: exp(log pi - log mu),
-        with the log-probs mu that it was sampled with and those of the policy without the grammar."""
-        sampled = turn.generation()
-        mass, count = np.zeros(len(sampled.tokens), np.float32), len(sampled.tokens)
-        if turn.temperature == 1:
-            try:
-                policy, version = await endpoint.logprobs(turn.tokens, len(turn.tokens) - count)
-            except EngineError as error:
-                logger.info("a turn under a grammar will not be trained: %s", error)
-            else:
-                measured = (sampled.versions == version) & np.isfinite(policy)
-                mass[measured] = np.exp(np.minimum(policy - sampled.logprobs, 0.0))[measured]
-        turn.grammar_mass = mass
-        self._counts["grammar_tokens"] += count
-        self._counts["grammar_tokens_unmeasured"] += count - int(np.count_nonzero(mass))
 
     async def _ready(self, session: str) -> Endpoint:
         """The endpoint that serves the session, as soon as one can. The learner's turns on shared GPUs may take any
