@@ -1,6 +1,8 @@
 """GRPO as a script: synchronous, on this machine, with the demo's calculator task unless words name another.
 
-python examples/grpo_script.py [KEY=VALUE ...]
+    python examples/grpo_script.py [KEY=VALUE ...]
+
+It goes on from the checkpoint in runs/grpo_script, if there is one.
 """
 
 import os
