@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -146,7 +147,10 @@ def test_a_version_that_no_server_passes_ends_its_update_and_a_newer_one_or_itse
             with pytest.raises(CanaryError):
                 await fleet.update_weights(4, tensors(4), canary_check(4))
             servers[0].stale = False
-            await fleet.update_weights(4, tensors(4), canary_check(4))
+            while fleet.version < 4:
+                # The stale server may be asked alone, while the other one is still on its way back.
+                with suppress(CanaryError):
+                    await fleet.update_weights(4, tensors(4), canary_check(4))
             assert_true(await sample(fleet))
             with pytest.raises(WeightsError, match="is not newer than 4"):
                 await fleet.update_weights(4, tensors(4), canary_check(4))
