@@ -82,7 +82,7 @@ class WorkerError(AsyncrlError):
     """A method of a worker in a worker group failed; the message names the rank. `cause` is the worker's own error,
     where that could be sent to the caller."""
 
-    def __init__(self, message: str, cause: Exception | None = None) -> None:
+    def __init__(self, message: str, cause: Exception | SystemExit | None = None) -> None:
         super().__init__(message, cause)
         self.cause = cause
 

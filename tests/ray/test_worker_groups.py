@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +44,11 @@ class Fragile(Worker):
     def die(self) -> None:
         if self.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def quit(self) -> None:
+        if self.rank == 1:
+            sys.exit(3)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def variables(self) -> dict[str, str]:
@@ -103,6 +111,16 @@ def test_an_error_of_a_worker_reaches_the_caller_with_its_rank(group: Any) -> No
     assert numbers(group.dp_compute_proto(rows(1, 2))) == [2, 4], "the group does not go on"
 
 
+def test_a_call_of_rank_zero_gets_the_batch_as_it_is_now(group: Any) -> None:
+    """Not the one that an earlier call got, which was the same object or had the same place in memory."""
+    data = rows(1, 2)
+    assert numbers(group.rank_zero(data)[1]) == [1, 2]
+    data.batch["x"] += 10
+    data.non_tensor_batch["text"][:] = ["11", "12"]
+    assert numbers(group.rank_zero(data)[1]) == [11, 12]
+    assert [numbers(group.rank_zero(rows(each))[1]) for each in range(30)] == [[each] for each in range(30)]
+
+
 def test_a_wrong_call_is_refused_before_any_worker_gets_it(group: Any) -> None:
     with pytest.raises(DispatchError, match="only a DataProto"):
         group.dp_compute_proto([1, 2])
@@ -128,9 +146,23 @@ def test_a_worker_gets_its_part_of_a_batch_and_not_the_memory_of_the_whole(pool:
     assert data.batch["bytes"].tolist() == [2 * 1000 * 4] * 4
 
 
-def test_a_worker_that_cannot_start_is_named(pool: RayResourcePool) -> None:
+def test_a_worker_that_cannot_start_is_named_and_nothing_is_left_of_the_group(
+    pool: RayResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(WorkerError, match="rank 1 of 2: Fragile failed to start: ValueError: no memory"):
-        RayWorkerGroup(pool, RayClassWithInitArgs(Fragile, fails=True))
+        RayWorkerGroup(pool, RayClassWithInitArgs(Fragile, fails=True), name_prefix="failing")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="look up actor"):
+        ray.get_actor("failingFragile_0")
+
+
+def test_a_worker_that_ends_the_program_fails_its_call_only(pool: RayResourcePool) -> None:
+    with RayWorkerGroup(pool, RayClassWithInitArgs(Fragile)) as fragile:
+        found: Any = fragile
+        with pytest.raises(WorkerError, match=r"rank 1 of 2: Fragile\.quit failed: SystemExit: 3"):
+            found.quit()
+        assert len(found.process()) == 2
 
 
 def test_a_worker_that_dies_is_named(pool: RayResourcePool) -> None:

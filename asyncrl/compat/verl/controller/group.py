@@ -66,6 +66,7 @@ class WorkerGroup(ABC):
     """
 
     def __init__(self, worker_class: type) -> None:
+        self._closed = False
         self._dp_ranks: dict[str, list[int]] = {}
         self._collecting: dict[str, list[bool]] = {}
         self.method_names: list[str] = []
@@ -90,8 +91,14 @@ class WorkerGroup(ABC):
     @abstractmethod
     def world_size(self) -> int: ...
 
-    @abstractmethod
     def close(self) -> None:
+        """End the workers, once; a call after that is refused."""
+        if not self._closed:
+            self._closed = True
+            self._end()
+
+    @abstractmethod
+    def _end(self) -> None:
         """End the workers."""
 
     @abstractmethod
@@ -154,6 +161,8 @@ class WorkerGroup(ABC):
         alone = registration.execute_mode is Execute.RANK_ZERO or registration.dispatch_mode is Dispatch.RANK_ZERO
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if self._closed:
+                raise DispatchError(f"{name}: the worker group is closed; make another one")
             own_args, own_kwargs = strategy.dispatch(self, *args, **kwargs)
             padding = own_kwargs.pop(PADDING, 0)
             output: Any
@@ -174,12 +183,12 @@ def run_method(worker: Any, method_name: str, args: Sequence[Any], kwargs: dict[
     try:
         result = getattr(worker, method_name)(*args, **kwargs)
         return asyncio.run(result) if inspect.iscoroutine(result) else result
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         rank = f"rank {worker.rank} of {worker.world_size}"
         raise worker_error(f"{rank}: {type(worker).__name__}.{method_name} failed", error) from error
 
 
-def worker_error(message: str, error: Exception) -> WorkerError:
+def worker_error(message: str, error: Exception | SystemExit) -> WorkerError:
     """The error that says what failed, and why; its cause goes along if it can be sent between processes."""
     message = f"{message}: {type(error).__name__}: {error}"
     try:

@@ -27,9 +27,12 @@ class LocalWorkerGroup(WorkerGroup):
             raise DispatchError("the resource pool has no process: give it a number a node, such as [1]")
         self._workers: list[Any] = []
         places = zip(pool.local_rank_list(), pool.local_world_size_list(), strict=True)
-        for rank, (local_rank, local_size) in enumerate(places):
-            with environment(rank_variables(rank, pool.world_size, local_rank, local_size)):
-                self._workers.append(class_with_args())
+        with ExitStack() as unless_all_are_made:
+            for rank, (local_rank, local_size) in enumerate(places):
+                with environment(rank_variables(rank, pool.world_size, local_rank, local_size)):
+                    self._workers.append(class_with_args())
+                unless_all_are_made.callback(self._workers[-1].close)
+            unless_all_are_made.pop_all()
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"worker-{rank}") for rank in range(pool.world_size)]
 
     @property
@@ -41,7 +44,7 @@ class LocalWorkerGroup(WorkerGroup):
         own_kwargs = {name: _own(each) for name, each in kwargs.items()}
         return self._threads[rank].submit(run_method, self._workers[rank], method_name, own, own_kwargs)
 
-    def close(self) -> None:
+    def _end(self) -> None:
         with ExitStack() as stack:
             for worker, thread in zip(self._workers, self._threads, strict=True):
                 stack.callback(thread.shutdown)

@@ -113,7 +113,7 @@ class RayWorkerGroup(WorkerGroup):
         super().__init__(ray_cls_with_init.cls)
         self._ray = ray_module()
         self._pool = resource_pool
-        self._stored: dict[int, Any] = {}
+        self._stored: dict[int, Any] | None = None
         self._folder: str | None = None
         self.name_prefix = name_prefix or uuid.uuid4().hex[:6]
         groups = resource_pool.get_placement_groups("STRICT_PACK" if bin_pack else "PACK")
@@ -123,25 +123,31 @@ class RayWorkerGroup(WorkerGroup):
         self._workers = [
             self._host(group, index, rank, ray_cls_with_init) for rank, (group, index) in enumerate(places)
         ]
-        self._start(ray_cls_with_init, worker_env or {})
+        try:
+            self._start(ray_cls_with_init, worker_env or {})
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def world_size(self) -> int:
         return len(self._workers)
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        # For this call only: later another batch may have the same id, or the same batch other rows.
+        self._stored = {}
         try:
             return super().execute_all(method_name, *args, **kwargs)
         finally:
-            self._stored = {}
+            self._stored = None
 
     def submit(self, rank: int, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         own = [self._sent(each) for each in args]
         named = {name: self._sent(each) for name, each in kwargs.items()}
         return self._workers[rank].call.remote(method_name, *own, **named)
 
-    def close(self) -> None:
-        """End the workers; the pool keeps its room. A worker that is still busy after some seconds is killed."""
+    def _end(self) -> None:
+        """The pool keeps its room. A worker that is still busy after some seconds is killed."""
         closing = {worker.close.remote(): rank for rank, worker in enumerate(self._workers)}
         done, _ = self._ray.wait(list(closing), num_returns=len(closing), timeout=CLOSED_S)
         for reference in done:
@@ -158,9 +164,10 @@ class RayWorkerGroup(WorkerGroup):
         """A batch as a reference to Ray's store, where one that several workers get is once."""
         if not isinstance(value, DataProto):
             return value
-        if id(value) not in self._stored:
-            self._stored[id(value)] = self._ray.put(compact(value))
-        return self._stored[id(value)]
+        stored = {} if self._stored is None else self._stored
+        if id(value) not in stored:
+            stored[id(value)] = self._ray.put(compact(value))
+        return stored[id(value)]
 
     def _host(self, group: Any, index: int, rank: int, ray_cls_with_init: RayClassWithInitArgs) -> Any:
         share = 1 / self._pool.max_colocate_count

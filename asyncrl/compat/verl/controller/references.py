@@ -45,3 +45,6 @@ def _fetch(ray: Any, reference: Any, name: str) -> None:
         raise WorkerError(f"{name} failed: {error}", error) from error
     except ray.exceptions.RayActorError as error:
         raise WorkerError(f"{name} died: {error}", error) from error
+    except ray.exceptions.RayError as error:
+        # Such as a result that was lost with its node, or that this process cannot read.
+        raise WorkerError(f"the result of {name} did not come: {error}", error) from error

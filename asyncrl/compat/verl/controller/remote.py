@@ -32,7 +32,7 @@ class WorkerHost:
         os.environ.update(variables)
         try:
             self._worker = worker_class(*args, **kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             rank = f"rank {variables['RANK']} of {variables['WORLD_SIZE']}"
             raise worker_error(f"{rank}: {worker_class.__name__} failed to start", error) from error
 

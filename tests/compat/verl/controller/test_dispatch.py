@@ -226,6 +226,60 @@ def test_a_wrong_execute_mode_is_refused() -> None:
         register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, execute_mode=Execute.RANK_ZERO)
 
 
+def test_a_worker_that_ends_the_program_fails_its_call_only() -> None:
+    class Quitting(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def quit(self) -> None:
+            if self.rank == 1:
+                sys.exit(3)
+
+        @register(dispatch_mode=Dispatch.RANK_ZERO)
+        def number(self) -> int:
+            return self.rank
+
+    with LocalWorkerGroup(ClassWithInitArgs(Quitting), ResourcePool([2])) as quitting:
+        group: Any = quitting
+        with pytest.raises(WorkerError, match=r"rank 1 of 2: Quitting\.quit failed: SystemExit: 3"):
+            group.quit()
+        assert group.number() == 0
+
+
+def test_a_group_is_closed_once_and_takes_no_calls_after_that() -> None:
+    class Closed(Worker):
+        closed = 0
+
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def number(self) -> int:
+            return self.rank
+
+        def close(self) -> None:
+            Closed.closed += 1
+
+    with LocalWorkerGroup(ClassWithInitArgs(Closed), ResourcePool([2])) as workers:
+        group: Any = workers
+        group.close()
+    assert Closed.closed == 2
+    with pytest.raises(DispatchError, match="number: the worker group is closed"):
+        group.number()
+
+
+def test_workers_that_were_made_are_closed_when_another_cannot_be_made() -> None:
+    closed: list[int] = []
+
+    class Failing(Worker):
+        def __init__(self) -> None:
+            super().__init__()
+            if self.rank == 1:
+                raise ValueError("no memory")
+
+        def close(self) -> None:
+            closed.append(self.rank)
+
+    with pytest.raises(ValueError, match="no memory"):
+        LocalWorkerGroup(ClassWithInitArgs(Failing), ResourcePool([3]))
+    assert closed == [0]
+
+
 def test_a_registered_method_cannot_hide_one_of_the_group() -> None:
     class Closing(Worker):
         @register(dispatch_mode=Dispatch.ONE_TO_ALL)
