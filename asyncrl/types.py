@@ -28,7 +28,7 @@ MAX_LOGPROB = 1e-4
 """Log-probs are at most 0; engines round some of them up."""
 INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 NO_MASS = np.zeros(0, np.float32)
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def _require(condition: bool, owner: str, message: str) -> None:
@@ -394,7 +394,7 @@ class Labels:
         _check_array(owner, "step_ends", self.step_ends, INT32, (count,))
         values = [self.reward, self.outcome, *self.extra.values(), *self.step_scores.tolist()]
         ends = self.step_ends.tolist()
-        finite = all(abs(value) <= _LARGEST for value in values)
+        finite = all(abs(value) <= LARGEST_FLOAT32 for value in values)
         _require(finite, owner, f"a label is not finite as a float32: {values!r:.200}")
         _require(all(map(lt, [0, *ends], ends)), owner, f"step ends must be 1 or more and increase: {ends!r:.200}")
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from asyncrl.actor.contained import contained
 from asyncrl.actor.finishing import finish
 from asyncrl.actor.parsing import MalformedCall
 from asyncrl.actor.tools.base import Tool, ToolRefusal
@@ -82,7 +83,7 @@ class Toolbox:
         for name, tool in tools.items():
             try:
                 async with asyncio.timeout(self._limits.timeout_s):
-                    await tool.release()
+                    await contained(tool.release)
             except Exception as error:
                 self._error_logger.exception(
                     f"tool {name} failed to release; the episode's outcome stands: {reason_of(error)}", error
@@ -163,7 +164,7 @@ class OpenTools:
         for attempt in range(1, self._limits.retries + 2):
             try:
                 async with asyncio.timeout(self._limits.timeout_s):
-                    return await act()
+                    return await contained(act)
             except ToolRefusal:
                 raise
             except Exception as error:

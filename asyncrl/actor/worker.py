@@ -14,8 +14,10 @@ import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
+from asyncrl.actor.contained import contained
 from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.errors import AsyncrlError, RefusedError, StoppedError, WireError
 from asyncrl.network.throttle import ErrorLogger
@@ -127,7 +129,7 @@ class RolloutWorker:
 
         try:
             async with limit:
-                return await self._run_episode(ticket, begin)
+                return await contained(partial(self._run_episode, ticket, begin))
         except Exception as error:
             if limit.expired() and not isinstance(error, AsyncrlError):
                 reason = f"it took more than actor.episode_timeout_s={self._limit_s:g}"

@@ -163,6 +163,19 @@ async def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_
     assert (counted["episodes"], counted["failed"]) == (5, 3)
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3)])
+async def test_code_of_users_that_cancels_itself_or_ends_the_program_fails_its_episode_only(error: BaseException):
+    replay = Replay(3)
+
+    async def act(ticket: Ticket, begin: Begin) -> None:
+        if ticket.id == feed_ticket(0):
+            raise error
+
+    counted = await work(replay, 1 + 3, act, concurrency=1)
+    assert type(error).__name__ in replay.failed[feed_ticket(0)]
+    assert (counted["episodes"], counted["failed"]) == (3, 1)
+
+
 async def test_an_episode_that_takes_too_long_fails_and_waiting_for_a_version_does_not_count():
     replay, arrived, never = Replay(2), asyncio.Event(), asyncio.Event()
 

@@ -24,6 +24,7 @@ from aiohttp import web
 
 from asyncrl.actor.chat import NO_FORMAT
 from asyncrl.actor.chat_api.messages import as_events, completion_body, read_request
+from asyncrl.actor.contained import contained
 from asyncrl.actor.episode import Episode
 from asyncrl.actor.parsing import ParsedTurn
 from asyncrl.actor.recorder import LimitError
@@ -127,7 +128,7 @@ class AgentPlayer:
         url = f"http://{self._host}:{self._port}/{quote(name, safe='')}/v1"
         try:
             with episode.timed("agent"):
-                result = _checked(await self._agent(episode.ticket.task, url, endpoint.api_key))
+                result = _checked(await contained(lambda: self._agent(episode.ticket.task, url, endpoint.api_key)))
         except AgentError as error:
             raise endpoint.fault or error from error.__cause__
         except Exception as error:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
+from asyncrl.actor.contained import contained
 from asyncrl.actor.finishing import finish
 from asyncrl.actor.interactions.base import Interaction
 from asyncrl.errors import InteractionError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.text import cut, reason_of
-from asyncrl.types import Ticket
+from asyncrl.types import LARGEST_FLOAT32, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class _Calls:
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
-                return await call()
+                return await contained(call)
         except Exception as error:
             reason = reason_of(error)
             if limit.expired():
@@ -174,9 +174,21 @@ class OpenInteraction:
     def _read(self, result: Any) -> UserReply:
         """Raises InteractionError: it is no response."""
         match result:
-            case (ends, str(text), (Real() | None) as score, *_) if score is None or math.isfinite(score):
+            # A comparison with nan is false.
+            case (ends, str(text), (Real() | None) as score, *_) if _is_yes_or_no(ends) and (
+                score is None or abs(score) <= LARGEST_FLOAT32
+            ):
                 return UserReply(bool(ends), cut(text, self._limits.max_chars), None if score is None else float(score))
         raise self._calls.failed(
             f"{self._what} gave {result!r:.200}; generate_response must return whether the conversation ends, a text, "
-            "a finite score or None, and further data"
+            "a score that is finite as a float32 or None, and further data"
         )
+
+
+def _is_yes_or_no(value: Any) -> bool:
+    """False for an array, which is neither."""
+    try:
+        bool(value)
+    except Exception:  # noqa: BLE001 - the caller refuses it
+        return False
+    return True

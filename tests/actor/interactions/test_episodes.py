@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl.actor.chat import Chat
@@ -169,6 +170,9 @@ def test_a_user_that_raises_or_takes_too_long_fails_its_episode_and_is_counted_a
         (False, None, 0.0, {}),
         (False, "again", float("nan"), {}),
         (False, "again", "high", {}),
+        (False, "again", 10**400, {}),
+        (False, "again", -1e300, {}),
+        (np.array([True, False]), "again", 0.0, {}),
     ],
 )
 def test_a_response_that_is_none_fails_the_episode(response: Any):
@@ -177,6 +181,24 @@ def test_a_response_that_is_none_fails_the_episode(response: Any):
     with pytest.raises(InteractionError, match="generate_response must return whether the conversation ends, a text"):
         play(["4"], users)
     assert (users.counts.failures, methods(user)[-1]) == (1, "finalize_interaction")
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3)])
+def test_a_user_that_cancels_itself_or_ends_the_program_fails_like_any_other(error: BaseException):
+    class Escaping(Recorded):
+        async def finalize_interaction(self, instance_id: str) -> None:
+            await super().finalize_interaction(instance_id)
+            raise error
+
+    async def respond(instance_id: str, messages: list[dict[str, Any]]) -> Any:
+        raise error
+
+    user = Escaping(respond)
+    users = on_offer(user)
+    with pytest.raises(InteractionError, match=f"generate_response of .* failed: .*{type(error).__name__}"):
+        play(["4"], users)
+    assert methods(user).count("finalize_interaction") == 1
+    assert users.counts == InteractionCounts(failures=2)
 
 
 def test_a_user_that_cannot_be_finalized_is_counted_and_the_episode_stands():

@@ -1,0 +1,28 @@
+"""Calls of code that users wrote, which may raise what would end more than the call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class EscapeError(Exception):
+    """The code ended the program, or raised CancelledError though nobody had cancelled it, as it does when it waits for
+    a task of its own that was cancelled. asyncio would end the actor with all its episodes."""
+
+
+async def contained(call: Callable[[], Awaitable[T]]) -> T:
+    """The result of `call`. Raises what it raises; EscapeError in place of SystemExit, and of a CancelledError that is
+    no cancellation of this task."""
+    try:
+        return await call()
+    except SystemExit as end:
+        raise EscapeError(f"it ended the program: SystemExit({end.code!r})") from end
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise EscapeError("it raised CancelledError, though nobody had cancelled it") from error
