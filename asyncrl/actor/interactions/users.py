@@ -174,15 +174,17 @@ class OpenInteraction:
     def _read(self, result: Any) -> UserReply:
         """Raises InteractionError: it is no response."""
         match result:
-            # A comparison with nan is false.
-            case (ends, str(text), (Real() | None) as score, *_) if _is_yes_or_no(ends) and (
-                score is None or abs(score) <= LARGEST_FLOAT32
-            ):
+            case (ends, str(text), (Real() | None) as score, *_) if _is_yes_or_no(ends) and _is_score(score):
                 return UserReply(bool(ends), cut(text, self._limits.max_chars), None if score is None else float(score))
         raise self._calls.failed(
             f"{self._what} gave {result!r:.200}; generate_response must return whether the conversation ends, a text, "
             "a score that is finite as a float32 or None, and further data"
         )
+
+
+def _is_score(value: Any) -> bool:
+    # A comparison with nan is false.
+    return value is None or bool(abs(value) <= LARGEST_FLOAT32)
 
 
 def _is_yes_or_no(value: Any) -> bool:
