@@ -40,6 +40,9 @@ START_TIMEOUT_S = 120.0
 GRACE_S = 2.0
 """For the process to end itself."""
 
+MARK = "ASYNCRL_JUDGE"
+"""Set in the environment of the processes, so that the code they import cannot start others without end."""
+
 _WATCH_S = 0.1
 """Between two measurements of memory. A request that is answered sooner is never measured."""
 
@@ -62,10 +65,15 @@ class JudgePool:
     """Up to `processes` processes of the module `program`, which calls `serve` with `settings`. They start when they
     are needed, one at once, to report what cannot be loaded.
 
-    Raises ConfigError: the process refuses its settings, or does not start.
+    Raises ConfigError: the process refuses its settings, or does not start; this is such a process itself.
     """
 
     def __init__(self, program: str, settings: Mapping[str, Any], processes: int, limits: Limits) -> None:
+        if MARK in os.environ:
+            raise ConfigError(
+                f"the module that has {limits.judge} scores episodes as soon as it is imported: put what it runs under "
+                'if __name__ == "__main__":'
+            )
         self._program = program
         self._settings = settings
         self._limits = limits
@@ -161,7 +169,7 @@ class _JudgeProcess:
         self._pipe, theirs = Pipe()
         fd = theirs.fileno()
         # The process imports the same modules as this one.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), MARK: "1"}
         command = [sys.executable, "-m", program, str(fd), json.dumps(settings)]
         self._process = subprocess.Popen(command, pass_fds=[fd], env=environment, start_new_session=True)
         self._memory_before = 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -141,6 +142,23 @@ def test_a_manager_that_cannot_be_made_is_refused_before_the_run_and_at_the_star
         check_managers(replace(config, manager=ManagerConfig(name="naive", compute_score="no_such.score")))
     with pytest.raises(ConfigError, match=r"model\.path=.* has no tokenizer"):
         Managers(ScoringConfig(manager=ManagerConfig(name=SHARES)), ModelConfig(path=str(tmp_path / "nothing")))
+
+
+def test_a_module_that_starts_its_own_manager_when_it_is_imported_is_refused_instead_of_started_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+        from asyncrl.config.schema import ManagerConfig, ModelConfig, ScoringConfig
+        from asyncrl.scoring.managers import Managers
+        from tests.scoring.whole_groups import Shares
+        Managers(ScoringConfig(manager=ManagerConfig(name="no_guard.Shares")), ModelConfig(path={model!r}))
+    """
+    model = saved_tokenizer(tmp_path)
+    (tmp_path / "no_guard.py").write_text(dedent(program).format(model=model))
+    monkeypatch.syspath_prepend(tmp_path)
+    config = ScoringConfig(manager=ManagerConfig(name="no_guard.Shares"))
+    with pytest.raises(ConfigError, match=r"put what it runs under if __name__ == .__main__"):
+        Managers(config, ModelConfig(path=model))
 
 
 def test_closing_ends_a_call_and_fails_what_waits(tmp_path: Path) -> None:
