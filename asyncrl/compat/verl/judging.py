@@ -126,17 +126,23 @@ class Judge:
         self._examined: dict[str, int] = {}
 
     def scores(self, data: DataProto, version: int) -> list[Score]:
-        """The scores of every row of a batch that `version` sampled at last.
+        """The scores of every row of a batch that `version` sampled at last, in the order in which the rows come.
 
-        Raises ScoringError: the manager returned no finite reward for a row, which is named, or values for other rows;
-        what the manager raises.
+        Raises ScoringError: the manager returned no finite reward for a row, which is named, or values for other rows,
+        or removed rows from the batch; what the manager raises.
         """
         names = data.non_tensor_batch["trajectory_id"].tolist()
         fresh = {each for each in data.non_tensor_batch["data_source"] if self._examined.get(each, -1) < version}
         self._examined |= dict.fromkeys(fresh, version)
         if hasattr(self._manager, "num_examine"):
             self._manager.num_examine = self._num_examine if fresh else 0
-        return _scores(completed(self._manager(data, **self._options)), names)
+        result = completed(self._manager(data, **self._options))
+        # A manager may sort the rows of its batch, for which it then has rewards in that order.
+        ordered = [str(name) for name in data.non_tensor_batch.get("trajectory_id", names)]
+        if sorted(ordered) != sorted(names):
+            raise ScoringError(f"the reward manager left the rows {ordered!r:.200} of {names!r:.200}")
+        by_name = dict(zip(ordered, _scores(result, ordered), strict=True))
+        return [by_name[name] for name in names]
 
 
 def _scores(result: Any, names: Sequence[str]) -> list[Score]:
@@ -144,7 +150,7 @@ def _scores(result: Any, names: Sequence[str]) -> list[Score]:
     rewards, extra = given.get("reward_tensor"), given.get("reward_extra_info") or {}
     if not isinstance(rewards, Tensor):
         raise ScoringError(f"the reward manager returned {type(result).__name__} without `reward_tensor`")
-    if rewards.shape[:1] != (len(names),):
+    if rewards.shape[:1] != (len(names),) or not rewards.numel():
         raise ScoringError(f"the reward manager returned rewards {list(rewards.shape)} for {len(names)} rows")
     for name, values in extra.items():
         if len(values) != len(names):

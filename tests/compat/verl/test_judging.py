@@ -83,6 +83,7 @@ def test_the_reward_is_the_sum_of_a_row_and_the_outcome_is_acc() -> None:
     [
         (None, "returned NoneType without `reward_tensor`"),
         ({"rewards": 1}, "returned dict without `reward_tensor`"),
+        (torch.zeros(2, 0), r"returned rewards \[2, 0\] for 2 rows"),
         (torch.zeros(3, 4), r"returned rewards \[3, 4\] for 2 rows"),
         ({"reward_tensor": torch.zeros(2, 4), "reward_extra_info": {"a": [1]}}, "1 values of a for 2 rows"),
         (torch.tensor([[0.0], [math.nan]]), r"gave row 1 \(t1\.1\.0\) the reward nan"),
@@ -92,6 +93,22 @@ def test_the_reward_is_the_sum_of_a_row_and_the_outcome_is_acc() -> None:
 def test_what_is_no_reward_for_each_row_is_refused(result: Any, reason: str) -> None:
     with pytest.raises(ScoringError, match=reason):
         Judge(Returns(result), 0).scores(batch(), 0)
+
+
+def test_each_row_keeps_its_own_reward_however_the_manager_sorts_its_batch() -> None:
+    class Sorting(Returns):
+        def __call__(self, data: DataProto, return_dict: bool = False) -> Any:
+            data.reorder(torch.tensor([1, 0]))
+            return torch.tensor(data.non_tensor_batch["member"].astype(float)).repeat(3, 1).T
+
+    class Cutting(Returns):
+        def __call__(self, data: DataProto, return_dict: bool = False) -> Any:
+            data.non_tensor_batch = {name: each[:1] for name, each in data.non_tensor_batch.items()}
+            return torch.zeros(2, 3)
+
+    assert [score[0] for score in Judge(Sorting(None), 0).scores(batch(), 0)] == [0.0, 3.0]
+    with pytest.raises(ScoringError, match=r"left the rows .*t1\.0\.0"):
+        Judge(Cutting(None), 0).scores(batch(), 0)
 
 
 def test_a_manager_prints_once_for_each_version_and_data_source() -> None:
