@@ -229,6 +229,12 @@ def _manager(config: TrainConfig) -> Iterator[str]:
     manager = config.scoring.manager
     if manager.timeout_s >= config.scoring.stall_s:
         yield "scoring.manager.timeout_s scoring.stall_s: the scorer would count as hung; the first must be smaller"
+    elif manager.batch_groups > 1 and 2 * manager.timeout_s >= config.scoring.stall_s:
+        # A call that overran its time is followed by one of a group alone before there is a result.
+        yield (
+            "scoring.manager.timeout_s scoring.stall_s: a call of several groups (batch_groups) that hangs is tried "
+            "again for each group, and the scorer would count as hung; the first must be less than half the second"
+        )
     if (manager.compute_score or manager.params) and not any(map(manager.of, ("", *manager.sources))):
         yield "scoring.manager.name: there is no manager that takes compute_score and params; name one"
     for source, changes in manager.sources.items():

@@ -105,6 +105,7 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"scoring.needs": {"a": ["prm"]}}, "kinds that are configured: rules"),
         ({"scoring.needs": {"a": []}}, "must name some"),
         ({**MANAGER, "scoring.manager.timeout_s": 900.0}, "the first must be smaller"),
+        ({**MANAGER, "scoring.manager.batch_groups": 2}, "less than half the second"),
         ({"scoring.manager.params": {"a": 1}}, "there is no manager that takes"),
         ({**ONE_MANAGER, "scoring.needs": {"b": ["manager"]}}, "b has no manager"),
         ({"scoring.manager.sources": {"a": "naive"}}, "a has 'naive'; give null, or a mapping"),

@@ -46,6 +46,7 @@ def test_a_manager_of_whole_groups_trains_and_evaluates_though_its_scorer_is_kil
         "scoring.manager.num_examine=1",
         "scoring.manager.val_num_examine=2",
         "scoring.manager.batch_groups=2",
+        "scoring.manager.timeout_s=200",
         "scoring.manager.sources={other: null}",
     )
     run.wait_for_step(1)
