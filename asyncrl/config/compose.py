@@ -6,7 +6,7 @@ words of the command line. All that is wrong is refused at once, one line for ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -88,6 +88,8 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
             # Hydra composes the files without types, so that one may give a part by its name alone.
             with initialize_config_dir(str(config_dir()), version_base="1.3"):
                 content = compose(DEFAULTS, [f"{group}={name}" for group, name in chosen.items() if name])
+                if "engine.kind" not in (key for key, _ in settings):
+                    wrong |= _overruled_engine(chosen, content)
             in_files = list(set_value(config, "", OmegaConf.to_container(content)).values())
         except FAILURES as error:
             in_files = [reason(error)]
@@ -96,6 +98,22 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
     if in_files:
         raise ConfigError("\n".join([*wrong.values(), *in_files]))
     return config, wrong
+
+
+def _overruled_engine(chosen: Mapping[str, str | None], content: DictConfig) -> dict[str, str]:
+    """A line if a word chose a file of engines whose kind the experiment's file replaces: the run would have another
+    engine than the word says."""
+    name = chosen.get("engine")
+    if not name or not chosen.get("experiment"):
+        return {}
+    alone = OmegaConf.select(compose(DEFAULTS, [f"engine={name}"]), "engine.kind")
+    kind = OmegaConf.select(content, "engine.kind")
+    if kind == alone:
+        return {}
+    return {
+        "engine": f"engine={name}: the experiment's file sets engine.kind={kind}, which wins over a chosen file; write "
+        f"engine.kind={alone}"
+    }
 
 
 def _parsed(word: str) -> Override:

@@ -17,8 +17,19 @@ def imported(path: str, setting: str, form: str = "module.function") -> Any:
     module, _, attribute = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:
+    except ModuleNotFoundError as error:
+        if error.name is None or f"{module}.".startswith(f"{error.name}."):
+            raise _refusal(setting, error, form) from error
         raise ConfigError(
-            f"{setting} cannot be imported ({type(error).__name__}: {error}); give {form}, with the module's folder on "
-            "PYTHONPATH"
+            f"{setting} cannot be imported: it needs the module {error.name}, which is not found; install it in the "
+            "environment of asyncrl, or put its folder on PYTHONPATH"
         ) from error
+    except Exception as error:
+        raise _refusal(setting, error, form) from error
+
+
+def _refusal(setting: str, error: Exception, form: str) -> ConfigError:
+    return ConfigError(
+        f"{setting} cannot be imported ({type(error).__name__}: {error}); give {form}, with the module's folder on "
+        "PYTHONPATH"
+    )

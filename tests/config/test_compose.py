@@ -198,3 +198,14 @@ def test_a_folder_of_files_must_be_one(required: list[str], tmp_path: Path) -> N
 
 def test_a_composition_needs_no_required_key() -> None:
     assert composed(["learner.steps=7"]).learner.steps == 7
+
+
+def test_a_chosen_engine_that_the_experiment_replaces_is_refused(required: list[str], folder: Path) -> None:
+    (folder / "experiment" / "mine.yaml").write_text("engine: {kind: sglang}\n")
+    words = [*required, "experiment=mine"]
+    (line,) = refused([*words, "engine=embedded"], folder)
+    assert line.startswith("engine=embedded: the experiment's file sets engine.kind=sglang")
+    assert line.endswith("write engine.kind=embedded")
+    assert read([*words, "engine.kind=embedded"], folder).engine.kind == "embedded"
+    assert read([*words, "engine=embedded", "engine.kind=embedded"], folder).engine.kind == "embedded"
+    assert read([*words, "engine=sglang"], folder).engine.kind == "sglang"

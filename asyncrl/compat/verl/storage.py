@@ -65,7 +65,9 @@ def write_batch(path: Path, batch: TensorBatch | None, arrays: Mapping[str, Arra
 
 
 def read_batch(path: Path) -> tuple[TensorBatch | None, dict[str, Array], dict[str, Any]]:
-    """The parts of a batch, on the CPU. Raises DataError: `write_batch` did not write the file."""
+    """The parts of a batch, on the CPU. Raises DataError: there is no such file, or `write_batch` did not write it."""
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file")
     try:
         tensors = load_file(path)
         parts = msgspec.msgpack.decode(tensors.pop(ABOUT).numpy().tobytes())

@@ -80,7 +80,8 @@ def _lacking(config: TrainConfig, gpus: int) -> Iterator[str]:
     if config.learner.interface not in (None, *interfaces):
         yield f"learner.interface={config.learner.interface}: this machine has {', '.join(interfaces)} only"
     if (config.cluster.gpus or 0) > gpus:
-        yield f"cluster.gpus={config.cluster.gpus}: {has}; use at most {gpus}"
+        fewer = f"at most {gpus}" if gpus else "0, and engine.kind=embedded for a small model on the CPU"
+        yield f"cluster.gpus={config.cluster.gpus}: {has}; use {fewer}"
     try:
         place(config, [this_host(config.cluster, gpus)])
     except ConfigError as error:

@@ -20,6 +20,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from asyncrl.algorithms.composition import Composition
+from asyncrl.compat.verl.configuration.script import named_config
 from asyncrl.compat.verl.configuration.source import read_verl
 from asyncrl.compat.verl.configuration.translation import experiment, translate
 from asyncrl.config.commands import command_name
@@ -59,7 +60,19 @@ def translated(file: Path | None, words: list[str], out: Path | None) -> tuple[s
     text = f"# From verl: asyncrl train experiment={name if name.is_absolute() else f'./{name}'}\n"
     text += OmegaConf.to_yaml(experiment(result))
     problems = list(refused(text))
-    return text, [*result.report, *(["To be mended before a start:"] if problems else []), *problems]
+    unread = _unread(file)
+    return text, [*unread, *result.report, *(["To be mended before a start:"] if problems else []), *problems]
+
+
+def _unread(file: Path | None) -> list[str]:
+    """A line that names the configuration file whose keys a script adds to, which only verl can find."""
+    name = named_config(file.read_text()) if file is not None and file.suffix == ".sh" else None
+    if name is None:
+        return []
+    return [
+        f"Not read: --config-name={name}. Its keys are missing below: let verl print the whole configuration (the "
+        "script's command with --cfg job --resolve), and translate that YAML"
+    ]
 
 
 def refused(text: str) -> Iterator[str]:

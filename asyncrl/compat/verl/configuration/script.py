@@ -18,6 +18,9 @@ BEFORE_ASSIGNMENT = ("export", "declare", "local", "readonly", "typeset", "then"
 ARRAY = re.compile(r"\s*(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?[A-Za-z_]\w*\+?=\(")
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:?)[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
 SUM = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
+CONFIG_NAME = re.compile(r"(?:^|\s)(?:--config-name|-cn)(?:=|\s+)[\"']?([^\s\"'\\]+)", re.MULTILINE)
+OF_VERL = ("ppo_trainer", "ppo_megatron_trainer")
+"""The configurations that verl's own PPO starts with."""
 LONGEST = 1 << 16
 """How many characters the variables of one command may become; more is a mistake, or an attack."""
 SPACE, DOLLAR = "\x1f", "\x1e"
@@ -44,6 +47,13 @@ def script_words(text: str, environment: Mapping[str, str]) -> list[str]:
             parts = [part.replace(SPACE, " ").replace(DOLLAR, "$") for part in parts]
             words += _without_assignments(parts, variables)
     return words
+
+
+def named_config(text: str) -> str | None:
+    """The name of the configuration file that a script starts verl with, if it is none of verl's own."""
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    found = CONFIG_NAME.search("\n".join(lines))
+    return found[1] if found and found[1].removesuffix(".yaml") not in OF_VERL else None
 
 
 def _without_assignments(parts: list[str], variables: dict[str, str]) -> Iterator[str]:

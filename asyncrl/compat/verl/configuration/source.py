@@ -60,7 +60,9 @@ class VerlConfig:
             except MissingMandatoryValue:
                 value = None
             except OmegaConfBaseException as error:
-                self.remarks.append(f"{key}: its value cannot be read ({reason(error)}), and is left out")
+                self.remarks.append(
+                    f"{key}: its value cannot be read ({reason(error)}), and is left out: give {key}=VALUE"
+                )
                 continue
             if isinstance(value, DictConfig) and value:
                 yield from self._leaves(value, f"{key}.")

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from asyncrl.compat.verl.configuration.reward_rows import KWARGS
 from asyncrl.compat.verl.configuration.rows import Row, Setting
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.verl.configuration.table import BY_KEY, TABLE, row_of
@@ -63,16 +64,17 @@ def translate(given: DictConfig) -> Translated:
                 differs.append(made)
             else:
                 settings[made[0]] = made[1]
-    without, off = _without(source)
     if "data.dataset" in settings:
         # A class of the user's own gets the whole section.
         settings["data.dataset_params"] = {
             key.removeprefix("data."): source[key] for key in source.given if _is_own(key)
         }
+    left = [key for key in source.given if not key.endswith(CLASS) and not _is_passed_on(key, settings)]
+    without, off = _without(source, left)
     unknown = [
         f"{key}={as_yaml(source[key])}: verl 0.9's ppo_trainer.yaml has no such key{did_you_mean(key, list(BY_KEY))}"
-        for key in source.given
-        if row_of(key) is None and not key.endswith(CLASS) and not ("data.dataset" in settings and _is_own(key))
+        for key in left
+        if row_of(key) is None
     ]
     order = {key: number for number, key in enumerate(OPTIONS)}
     ordered = dict(sorted(settings.items(), key=lambda each: order.get(each[0], len(order))))
@@ -82,6 +84,13 @@ def translate(given: DictConfig) -> Translated:
 def _is_own(key: str) -> bool:
     """Whether the key is in verl's section of data, and not one of verl's."""
     return key.startswith("data.") and key.count(".") == 1 and row_of(key) is None
+
+
+def _is_passed_on(key: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a class of the user's own, a dataset or a reward manager, gets the key."""
+    if key.startswith(f"{KWARGS}."):
+        return "scoring.manager.params" in settings
+    return "data.dataset" in settings and _is_own(key)
 
 
 def _made(row: Row, source: VerlConfig) -> Iterator[Setting | str]:
@@ -119,10 +128,10 @@ def _selected(given: DictConfig, key: str) -> Any:
     return None if node is None or node._is_none() or node._is_missing() else node
 
 
-def _without(source: VerlConfig) -> tuple[list[str], list[str]]:
-    """A line for each row without a counterpart that has given keys, and such keys that turn something off."""
+def _without(source: VerlConfig, given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A line for each row without a counterpart that has some of the `given` keys, and such keys that turn something
+    off."""
     lines, off = [], []
-    given = [key for key in source.given if not key.endswith(CLASS)]
     rows = ((key, row) for key in given if (row := row_of(key)) is not None and _has_none(row))
     by_row = sorted(rows, key=lambda each: TABLE.index(each[1]))
     for row, keys in itertools.groupby(by_row, key=lambda each: each[1]):

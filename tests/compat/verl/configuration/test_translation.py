@@ -418,6 +418,37 @@ def test_the_command_writes_the_file_and_prints_the_report(
     assert printed.endswith(out.read_text().partition("\n")[2])
 
 
+def test_keys_that_the_users_manager_gets_are_not_called_unknown_or_left_out() -> None:
+    manager = ["source=importlib", "name=Mine", "module.path=my_managers.py"]
+    result = from_words(
+        *(f"reward.reward_manager.{each}" for each in manager),
+        "+reward.reward_kwargs.bonus=0.25",
+        "+reward.reward_kwargs.strategy=fsdp",
+        "+reward.reward_kwargs.overlong_buffer_cfg.log=false",
+    )
+    assert result.settings["scoring.manager.params"]["bonus"] == 0.25
+    assert not result.unknown
+    assert not has([*result.without, *result.off], "reward_kwargs")
+    assert has(from_words("+reward.reward_kwargs.bonus=0.25").unknown, "reward.reward_kwargs.bonus=0.25")
+
+
+def test_a_script_that_starts_verl_with_a_file_of_its_own_is_told_that_the_file_is_not_read(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo --config-path=conf \\\n  --config-name='multiturn' trainer.nnodes=1\n"
+    )
+    assert has(translated(script, [], None)[1], "--config-name=multiturn", "--cfg job")
+    script.write_text(
+        "# --config-name=old\npython3 -m verl.trainer.main_ppo --config-name ppo_trainer.yaml trainer.nnodes=1\n"
+    )
+    assert not has(translated(script, [], None)[1], "--config-name")
+
+
+def test_a_variable_that_nothing_sets_is_named_with_the_word_that_mends_it() -> None:
+    result = from_words("trainer.n_gpus_per_node=${UNSET}")
+    assert has(result.differs, "UNSET", "is left out: give trainer.n_gpus_per_node=VALUE")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("ASYNCRL_VERL_PYTHON" not in os.environ, reason="needs verl")
 def test_verls_own_configuration_has_no_key_that_the_table_does_not_know(tmp_path: Path) -> None:

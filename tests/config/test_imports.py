@@ -1,0 +1,27 @@
+"""What is said of an object that cannot be imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.imports import imported
+from asyncrl.errors import ConfigError
+
+
+def test_a_package_that_a_users_file_needs_is_named_and_not_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_a_package.py").write_text("import package_that_is_not_there.part\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"rule=needs_a_package\.score .* module package_that_is_not_there, .* install"
+    ):
+        imported("needs_a_package.score", "rule=needs_a_package.score")
+
+
+@pytest.mark.parametrize("path", ["no_such_package.part.score", "asyncrl.no_such_part.score", "asyncrl.errors.nothing"])
+def test_a_path_that_leads_nowhere_is_refused_with_its_form(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"give module\.function, with the module's folder on PYTHONPATH"):
+        imported(path, f"rule={path}")
