@@ -161,6 +161,34 @@ def test_a_module_that_starts_its_own_manager_when_it_is_imported_is_refused_ins
         Managers(config, ModelConfig(path=model))
 
 
+def rows(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> float:
+    return 0.0
+
+
+def whole_batch(data_sources: list[str], solution_strs: list[str], scale: float = 1.0, **lists: object) -> list[float]:
+    return [scale for _ in data_sources]
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "params", "refused"),
+    [
+        ("batch", "rows", {}, "the manager batch calls it with data_sources, solution_strs"),
+        ("naive", "whole_batch", {}, "the manager naive calls it with data_source, solution_str"),
+        ("batch", "whole_batch", {"scale": 2.0}, None),
+        *((name, "rows", {}, None) for name in ("naive", "dapo", "prime")),
+    ],
+)
+def test_a_function_that_the_manager_cannot_call_is_refused_before_the_run(
+    name: str, function: str, params: dict[str, Any], refused: str | None
+) -> None:
+    config = ScoringConfig(manager=ManagerConfig(name=name, compute_score=f"{__name__}.{function}", params=params))
+    if refused is None:
+        check_managers(config)
+    else:
+        with pytest.raises(ConfigError, match=rf"compute_score=.*{function}: {refused}"):
+            check_managers(config)
+
+
 def test_closing_ends_a_call_and_fails_what_waits(tmp_path: Path) -> None:
     with managers(tmp_path) as opened:
         futures = opened.submit([group("t1", ["hang"]), group("t2", ["72"])])

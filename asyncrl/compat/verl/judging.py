@@ -20,6 +20,7 @@ from torch import Tensor
 from asyncrl import wire
 from asyncrl.compat.verl.loading import find_reward_manager, load_reward_manager
 from asyncrl.compat.verl.protocol import DataProto
+from asyncrl.compat.verl.reward_managers import wrong_parameters
 from asyncrl.compat.verl.rewarding import LARGEST_REWARD
 from asyncrl.compat.verl.trajectories import from_trajectories
 from asyncrl.config.load import log_to_stderr
@@ -44,6 +45,9 @@ def check(settings: Mapping[str, Any], key: str) -> None:
     """Raises ConfigError: there is no such manager or function, or it does not take these parameters. `key` is the
     place in the configuration."""
     made, given = find_reward_manager(settings["name"], settings["compute_score"])
+    function = given.get("compute_score")
+    if function is not None and (wrong := wrong_parameters(settings["name"], function, settings["params"])):
+        raise ConfigError(f"{key}.compute_score={settings['compute_score']}: {wrong}")
     try:
         inspect.signature(made).bind(tokenizer=None, num_examine=0, **given, **settings["params"])
     except TypeError as error:

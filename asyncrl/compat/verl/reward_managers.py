@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -163,6 +164,32 @@ MANAGERS: Mapping[str, Callable[..., Any]] = {
     "dapo": DAPORewardManager,
     "prime": PrimeRewardManager,
 }
+
+
+_ROW = ("data_source", "solution_str", "ground_truth", "extra_info")
+_ROWS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+
+
+def wrong_parameters(name: str, compute_score: ComputeScore, params: Mapping[str, Any]) -> str | None:
+    """Why the manager `name` of MANAGERS, made with `params`, cannot call this function; None if it can, if the
+    function does not tell its parameters, and for other managers, which call theirs as they like."""
+    if name not in MANAGERS:
+        return None
+    names = _ROWS if name == "batch" else _ROW
+    arguments = dict.fromkeys(names) | (dict(params) if name == "batch" else {})
+    try:
+        signature = inspect.signature(compute_score)
+    except (TypeError, ValueError):
+        return None
+    try:
+        # prime passes them by position, as in verl.
+        if name == "prime":
+            signature.bind(*_ROW)
+        else:
+            signature.bind(**arguments)
+    except TypeError as error:
+        return f"the manager {name} calls it with {', '.join(arguments)}, which it does not take: {error}"
+    return None
 
 
 def _call(compute_score: ComputeScore, row: RewardRow) -> Callable[[], Any]:
