@@ -305,7 +305,8 @@ class DataProto:
         require(chunks > 0, f"a batch cannot be divided into {chunks} chunks")
         require(
             self.is_padding_enabled() or len(self) % chunks == 0,
-            f"{len(self)} rows do not divide into {chunks} equal chunks; pad_dataproto_to_divisor pads them",
+            f"{len(self)} rows do not divide into {chunks} equal chunks; pad_dataproto_to_divisor pads them, as does "
+            "auto_padding=True",
         )
         if self.batch is not None:
             sizes = [len(each) for each in torch.arange(len(self)).chunk(chunks)]

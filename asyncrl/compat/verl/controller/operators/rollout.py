@@ -43,8 +43,8 @@ class Rollout:
     def __init__(self, config: TrainConfig) -> None:
         if config.engine.kind != "embedded":
             raise ConfigError(
-                f"engine.kind={config.engine.kind}: workers generate with the embedded engine, set engine=embedded; "
-                "`asyncrl train` uses servers"
+                f"engine.kind={config.engine.kind}: workers generate with the embedded engine, set "
+                "engine.kind=embedded; `asyncrl train` uses servers"
             )
         self._config = config
         self._loop = asyncio.Runner()
