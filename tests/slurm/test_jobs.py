@@ -106,9 +106,12 @@ def test_a_run_over_two_nodes_goes_on_after_a_death_and_after_the_end_of_its_tim
     assert sorted(set(run.steps())) == list(range(run.newest_step() + 1))
     assert len(run.steps()) == len(set(run.steps())), "no step was trained twice"
     logs = run.dir / "logs"
-    assert (logs / "latest").readlink() == Path("attempt-2")
+    # On a busy machine the time of the second attempt may be over before its first step.
+    newest = f"attempt-{len(list(logs.glob('attempt-*')))}"
+    assert newest != "attempt-1"
+    assert (logs / "latest").readlink() == Path(newest)
     assert {path.name for path in (logs / "attempt-1").iterdir()} == {path.name for path in logs.glob("*.log")}
-    assert (logs / "learner.log").samefile(logs / "attempt-2" / "learner.log")
+    assert (logs / "learner.log").samefile(logs / newest / "learner.log")
     cluster.run("scancel", run.job)
     run.until(lambda: run.of_job("JobState") == "CANCELLED" and not run.processes())
     assert run.checkpoints()[-1] > kept, "a cancelled job saves what it has trained, too"
