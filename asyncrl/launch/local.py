@@ -43,7 +43,7 @@ from asyncrl.launch.supervisor import RunFailedError, Supervisor
 from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
-from asyncrl.observe.dashboard import Dashboard
+from asyncrl.observe.terminal import TerminalTable
 
 log = logging.getLogger("asyncrl.train")
 
@@ -185,10 +185,10 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         scaler, autoscaler = Scaler(run_dir, scale), Autoscaler(config, run_dir, scale)
         result, reason = "failed", ""
         try:
-            with Dashboard(config, run_dir, lambda: supervisor.restarts) as dashboard:
+            with TerminalTable(config, run_dir, lambda: supervisor.restarts) as table:
 
                 def progress() -> None:
-                    dashboard.update()
+                    table.update()
                     launcher.watch(supervisor)
                     scaler.update()
                     autoscaler.update()

@@ -27,7 +27,7 @@ RATE_S = 15.0
 """Failures a second are those of so many seconds: replays report theirs every five."""
 
 
-class Dashboard:
+class TerminalTable:
     """A live table on a terminal; elsewhere one line every few seconds. `clock` gives seconds."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Dashboard:
         self._failures: deque[tuple[float, int]] = deque()
         self._next = 0.0
 
-    def __enter__(self) -> Dashboard:
+    def __enter__(self) -> TerminalTable:
         if self._console.is_terminal:
             self._live.start()
         return self
