@@ -38,6 +38,7 @@ FLOORS = (
     ("weights", "replay"),
     ("inspect", "actor", "scoring", "learner"),
     ("observe",),
+    ("results",),
     ("launch", "compat"),
     ("evaluate",),
     ("demo", "capacity", "doctor"),

@@ -20,6 +20,8 @@ IDENTITY_FILE = "identity"
 """The file in a run's folder that holds its id."""
 PROCESSES_FILE = "processes.json"
 """The file in a run's folder in which the supervisor tells where each role runs."""
+CHECKPOINTS = "checkpoints"
+"""The folder in a run's folder with its checkpoints."""
 ALIVE_FOLDER = "alive"
 """The folder in a run's folder with the heartbeats of its roles."""
 
@@ -32,6 +34,12 @@ def run_dir(config: RunConfig) -> Path:
 def gpu_locks(config: RunConfig) -> Path:
     """The folder of the locks on GPUs that learner and servers share (cluster.colocated)."""
     return run_dir(config) / "gpus"
+
+
+def steps_in_newest_checkpoint(run_dir: Path) -> int:
+    """How many steps the newest complete checkpoint of a run covers; 0 where it has none."""
+    marks = (run_dir / CHECKPOINTS).glob("step-*/complete")
+    return max((int(mark.parent.name.removeprefix("step-")) for mark in marks), default=0)
 
 
 def record_config(config: TrainConfig) -> None:

@@ -16,8 +16,8 @@ from asyncrl.demo.prepare import Prepared, prepare
 from asyncrl.demo.summary import audit, draw
 from asyncrl.launch.local import train
 from asyncrl.launch.plan import run_or_plan, without_option
-from asyncrl.launch.summary import SUMMARY_FILE
 from asyncrl.machine import process
+from asyncrl.results.summary import SUMMARY_FILE
 
 CACHE = Path(".cache/demo")
 SEED = 0

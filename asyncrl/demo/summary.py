@@ -6,9 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.launch.summary import lines_of
 from asyncrl.observe.sinks import metrics_file, read_lines
 from asyncrl.replay.stored import StoredRun
+from asyncrl.results.summary import lines_of
 
 
 def audit(config: TrainConfig, run_dir: Path) -> dict[str, int]:

@@ -17,7 +17,7 @@ import yaml
 from asyncrl.config import locations
 from asyncrl.config.changes import by_key, changed_keys
 from asyncrl.config.checks import conflicts
-from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.locations import CONFIG_FILE, steps_in_newest_checkpoint
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
@@ -36,14 +36,14 @@ from asyncrl.launch.preflight.same_tasks import check_same_tasks
 from asyncrl.launch.preflight.settled import check_settled
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
-from asyncrl.launch.run_folder import is_begun, set_aside, steps_in_newest_checkpoint
+from asyncrl.launch.run_folder import is_begun, set_aside
 from asyncrl.launch.scaling import Scaler
-from asyncrl.launch.summary import report
 from asyncrl.launch.supervisor import RunFailedError, Supervisor
 from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
 from asyncrl.observe.terminal import TerminalTable
+from asyncrl.results.summary import report
 
 log = logging.getLogger("asyncrl.train")
 

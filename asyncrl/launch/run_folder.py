@@ -7,13 +7,13 @@ from contextlib import closing
 from itertools import count
 from pathlib import Path
 
-from asyncrl.config.locations import CONFIG_FILE, IDENTITY_FILE
+from asyncrl.config.locations import CHECKPOINTS, CONFIG_FILE, IDENTITY_FILE
 from asyncrl.errors import ConfigError
 from asyncrl.replay.store import in_use
 from asyncrl.replay.stored import StoredRun, shard_paths
 from asyncrl.replay.transaction import Transaction
 
-_STORE, _CHECKPOINTS, _METRICS = "replay", "checkpoints", "metrics"
+_STORE, _METRICS = "replay", "metrics"
 
 
 def store_folders(run_dir: Path) -> list[Path]:
@@ -23,7 +23,7 @@ def store_folders(run_dir: Path) -> list[Path]:
 
 def has_store(run_dir: Path) -> bool:
     """Whether the run has a store or a checkpoint, from before or after its first step."""
-    return any((run_dir / _CHECKPOINTS).glob("*")) or bool(store_folders(run_dir))
+    return any((run_dir / CHECKPOINTS).glob("*")) or bool(store_folders(run_dir))
 
 
 def is_begun(run_dir: Path) -> bool:
@@ -32,18 +32,12 @@ def is_begun(run_dir: Path) -> bool:
     Raises StoreError: its store cannot be read.
     """
     store = run_dir / _STORE
-    if any((run_dir / _CHECKPOINTS).glob("*")):
+    if any((run_dir / CHECKPOINTS).glob("*")):
         return True
     if not any(store.rglob("data.mdb")):
         return False
     with closing(StoredRun(store)) as stored:
         return any(map(in_use, shard_paths(store))) or any(stored.each(Transaction.count, "plans"))
-
-
-def steps_in_newest_checkpoint(run_dir: Path) -> int:
-    """How many steps the newest complete checkpoint of a run covers; 0 where it has none."""
-    marks = (run_dir / _CHECKPOINTS).glob("step-*/complete")
-    return max((int(mark.parent.name.removeprefix("step-")) for mark in marks), default=0)
 
 
 def set_aside(run_dir: Path) -> Path:

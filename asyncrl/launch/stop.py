@@ -16,7 +16,7 @@ from asyncrl.config.commands import command_name
 from asyncrl.errors import AsyncrlError
 from asyncrl.inspect.run import require_run
 from asyncrl.launch.ownership import stop
-from asyncrl.launch.summary import SUMMARY_FILE
+from asyncrl.results.summary import SUMMARY_FILE
 
 
 def main() -> None:

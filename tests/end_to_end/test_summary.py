@@ -11,8 +11,8 @@ import pytest
 
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ScoringError
-from asyncrl.launch.summary import SUMMARY_FILE
 from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.results.summary import SUMMARY_FILE
 from asyncrl.types import Task, Trajectory
 from tests.chaos.world import BATCH, World
 from tests.end_to_end.support import ROOT, Run

@@ -6,9 +6,9 @@ import json
 import shlex
 from pathlib import Path
 
-from asyncrl.launch.summary import SUMMARY_FILE, report, summarise
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.admission import Admission
+from asyncrl.results.summary import SUMMARY_FILE, report, summarise
 from tests.replay.support import Core, make_settings
 
 RESUME = "asyncrl train run.name=run"

@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from asyncrl.config.locations import steps_in_newest_checkpoint
 from asyncrl.errors import StoreError
-from asyncrl.launch.run_folder import steps_in_newest_checkpoint
 from asyncrl.machine.files import write_whole
 from asyncrl.observe.sinks import metrics_file, read_lines
 from asyncrl.observe.warnings import failure_warning, learning_warnings
