@@ -115,6 +115,8 @@ class ObserveConfig:
     console: bool = option(True, "the learner logs one line a step")
     wandb: bool = option(False, "log to Weights & Biases (needs the extra asyncrl[wandb]; offline without a key)")
     wandb_project: str = option("asyncrl", "project at Weights & Biases")
+    spans: bool = option(True, "each role records what it does when, for `asyncrl trace`")
+    spans_mb: int = option(64, "most megabytes of spans that each role keeps; the oldest ones go first", "[1, inf)")
     profile_steps: list[int] = option(
         [], "learner steps, from 0, of which each rank writes a trace for Perfetto into runs/NAME/profile", "[0, inf)"
     )

@@ -1,0 +1,319 @@
+"""Spans: what a role did and when, recorded for the timeline that `asyncrl trace` makes.
+
+To record a span costs a role about a microsecond: a thread of its own encodes and writes what was recorded, every
+FLUSH_S seconds. A fault of the disk never reaches the role: the spans that it costs are counted, and so are those that
+come faster than they can be written. A killed process loses the spans of the last moment.
+
+A role writes `runs/NAME/spans/ROLE.jsonl`, and goes on with it after a restart. When the file has half of the bytes
+that it may have, it becomes `ROLE.jsonl.old`, in the place of an older one, whose spans are counted as dropped. A line
+that is a list is a span: name, track, start, duration and values; times are whole microseconds, starts since 1970. A
+line that is an object is a note:
+
+- `role`: a process begins to write, or a file begins. Beside it are `host`, `pid`, the `endpoint` of a replay, and how
+  many lines were `dropped` so far.
+- `clock`: at that time the clock of `peer`, the endpoint of a replay, was so many microseconds `ahead` of this one. The
+  measurement took `round_trip` microseconds.
+- `lost`: so many spans of this process were not written so far.
+
+Times are those of one monotonic clock, which is set by the wall clock when the process starts.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import msgspec
+
+from asyncrl.config.schema import ObserveConfig
+
+logger = logging.getLogger(__name__)
+
+FLUSH_S = 1.0
+MOST_WAITING = 100_000
+"""So many spans may wait to be written: a tenth of a gigabyte."""
+FIRST_WINDOW_S, LONGEST_WINDOW_S = 2.0, 60.0
+"""A clock estimate is the best measurement of a window. Windows double in length up to the longest."""
+FOLDER = "spans"
+OLD = ".old"
+
+Value = str | int | float | bool | None | Sequence[str]
+_Span = tuple[str, str, float, float, Mapping[str, Value]]
+
+
+class Spans(Protocol):
+    """Takes the spans of one process, from any thread.
+
+    A span has a name, and a track: the thing that does one span after another. Without a track it belongs to the
+    episode that its value `episode` names. Times are seconds of `clock`, which is monotonic.
+    """
+
+    def clock(self) -> float: ...
+
+    def wall(self, at: float) -> float:
+        """Seconds since 1970 at the time `at` of `clock`; 0 where nothing is recorded."""
+        ...
+
+    def add(self, name: str, start: float, end: float, track: str = "", /, **values: Value) -> None:
+        """Record a span that is over."""
+        ...
+
+    def span(self, name: str, track: str = "", /, **values: Value) -> AbstractContextManager[dict[str, Value]]:
+        """Record the block as a span, also where it raises. The block may add values to the mapping that it gets."""
+        ...
+
+    def measured_clock(self, peer: str, sent: float, theirs: float, received: float) -> None:
+        """A replay at the endpoint `peer` answered at once that its `wall` is `theirs`; the request was sent, and the
+        answer received, at these times of `clock`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NoSpans:
+    """Records nothing."""
+
+    clock = staticmethod(time.monotonic)
+
+    def wall(self, at: float) -> float:
+        return 0.0
+
+    def add(self, name: str, start: float, end: float, track: str = "", /, **values: Value) -> None:
+        pass
+
+    def span(self, name: str, track: str = "", /, **values: Value) -> AbstractContextManager[dict[str, Value]]:
+        return _Ignored()
+
+    def measured_clock(self, peer: str, sent: float, theirs: float, received: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Ignored:
+    def __enter__(self) -> dict[str, Value]:
+        return {}
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        return None
+
+
+class _Block:
+    """A block of code that is recorded as a span."""
+
+    __slots__ = ("_name", "_recorder", "_start", "_track", "_values")
+
+    def __init__(self, recorder: SpanRecorder, name: str, track: str, values: dict[str, Value]) -> None:
+        self._recorder, self._name, self._track, self._values = recorder, name, track, values
+
+    def __enter__(self) -> dict[str, Value]:
+        self._start = self._recorder.clock()
+        return self._values
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None:
+            self._values.setdefault("error", kind.__name__)
+        recorder = self._recorder
+        recorder.add(self._name, self._start, recorder.clock(), self._track, **self._values)
+
+
+class SpanFile:
+    """A file of lines at `path` that with the older one beside it keeps to `most_bytes`."""
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        self._path = path
+        self._most_bytes = most_bytes
+        self._file: FileIO | None = None
+        self.dropped = 0
+        """Lines that were deleted to make room."""
+
+    def append(self, lines: bytes, begin: Callable[[], bytes]) -> None:
+        """Append whole lines; where they are the first ones of the process or of a file, behind those of `begin`.
+        Raises OSError, and leaves no part of the lines behind."""
+        if self._file is not None and self._file.tell() + len(lines) > self._most_bytes // 2:
+            self._rotate()
+        if self._file is None:
+            self._file = self._open()
+            lines = begin() + lines
+        size = self._file.seek(0, os.SEEK_END)
+        if self._file.write(lines) < len(lines):
+            self._file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> FileIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = FileIO(self._path, "a+")
+        with suppress(ValueError):  # The file is new, or its beginning was damaged.
+            file.seek(0)
+            self.dropped = max(self.dropped, int(json.loads(file.read(1 << 12).split(b"\n")[0]).get("dropped", 0)))
+        if size := file.seek(0, os.SEEK_END):
+            file.seek(size - 1)
+            if file.read(1) != b"\n":  # A killed process left an unfinished line, which readers skip.
+                file.write(b"\n")
+        return file
+
+    def _rotate(self) -> None:
+        old = self._path.with_name(self._path.name + OLD)
+        with suppress(FileNotFoundError), old.open("rb") as file:
+            self.dropped += sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+        self.close()
+        self._path.replace(old)
+
+
+class ClockEstimate:
+    """How far the clock of `peer` is ahead of ours: the measurement with the shortest round trip in each window. Times
+    are seconds."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self._best: tuple[float, float, float] | None = None
+        self._window_s, self._since = FIRST_WINDOW_S, 0.0
+
+    def add(self, sent: float, theirs: float, received: float) -> None:
+        """By the formula of NTP, for a peer that answers at once."""
+        round_trip = received - sent
+        best = self._best
+        if best is None or round_trip < best[0]:
+            self._best = round_trip, theirs - (sent + received) / 2, received
+        if best is None:
+            self._since = received
+
+    def take(self, now: float) -> dict[str, Value] | None:
+        """The note of a window that is over at `now`, a time of our clock."""
+        best = self._best
+        if best is None or now - self._since < self._window_s:
+            return None
+        self._window_s, self._best = min(2 * self._window_s, LONGEST_WINDOW_S), None
+        round_trip, ahead, at = (_microseconds(seconds) for seconds in best)
+        return {"clock": at, "peer": self._peer, "ahead": ahead, "round_trip": round_trip}
+
+
+class SpanRecorder:
+    """Writes the spans of this process to `file`, with `about` the process in its notes. `start` begins to write."""
+
+    def __init__(
+        self,
+        file: SpanFile,
+        about: Mapping[str, Value],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.clock = clock
+        self.lost = 0
+        """Spans that were not written, since the disk failed or was too slow."""
+        self._file = file
+        self._about = about
+        self._ahead = wall() - clock()
+        self._waiting: deque[_Span] = deque()
+        self._clocks: dict[str, ClockEstimate] = {}
+        self._newest_clocks: dict[Value, dict[str, Value]] = {}
+        self._told_lost = 0
+        self._encoder = msgspec.json.Encoder()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+
+    def start(self) -> SpanRecorder:
+        self._thread.start()
+        return self
+
+    def wall(self, at: float) -> float:
+        return at + self._ahead
+
+    def add(self, name: str, start: float, end: float, track: str = "", /, **values: Value) -> None:
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append((name, track, start, end, values))
+        else:
+            self.lost += 1
+
+    def span(self, name: str, track: str = "", /, **values: Value) -> AbstractContextManager[dict[str, Value]]:
+        return _Block(self, name, track, values)
+
+    def measured_clock(self, peer: str, sent: float, theirs: float, received: float) -> None:
+        if theirs:
+            self._clocks.setdefault(peer, ClockEstimate(peer)).add(self.wall(sent), theirs, self.wall(received))
+
+    def close(self) -> None:
+        """Write what is recorded. Takes as long as the disk does."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.flush()
+        self._file.close()
+
+    def flush(self) -> None:
+        """Write what is recorded, or count it as lost. Only the thread of this recorder calls it, until `close`."""
+        lines = [self._encoded(self._waiting.popleft()) for _ in range(len(self._waiting))]
+        spans = [line for line in lines if line]
+        now = self.wall(self.clock())
+        clocks = [note for estimate in list(self._clocks.values()) if (note := estimate.take(now)) is not None]
+        told = self.lost
+        notes: list[dict[str, Value]] = [*clocks]
+        if told > self._told_lost:
+            notes.append({"lost": told})
+        if not spans and not notes:
+            return
+        try:
+            self._file.append(self._lines(notes) + b"".join(spans), self._begin)
+            self._told_lost = told
+            self._newest_clocks.update((note["peer"], note) for note in clocks)
+        except OSError as error:
+            if not self.lost:
+                logger.warning("spans are lost, which a timeline will lack: %s", error)
+            self.lost += len(spans)
+
+    def _run(self) -> None:
+        while not self._closing.wait(FLUSH_S):
+            self.flush()
+
+    def _begin(self) -> bytes:
+        return self._lines([{**self._about, "dropped": self._file.dropped}, *self._newest_clocks.values()])
+
+    def _lines(self, notes: Sequence[Mapping[str, Value]]) -> bytes:
+        return b"".join(self._encoder.encode(note) + b"\n" for note in notes)
+
+    def _encoded(self, span: _Span) -> bytes:
+        """A span's line; nothing, and counted, where a value has no encoding."""
+        name, track, start, end, values = span
+        line = name, track, _microseconds(start + self._ahead), max(0, _microseconds(end - start)), values
+        try:
+            return self._encoder.encode(line) + b"\n"
+        except (TypeError, ValueError) as error:
+            if not self.lost:
+                logger.warning("a span %s is lost: %s", name, error)
+            self.lost += 1
+            return b""
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def spans_file(run_dir: Path, role: str) -> Path:
+    """The file with the newest spans of a role."""
+    return run_dir / FOLDER / f"{role}.jsonl"
+
+
+def open_spans(config: ObserveConfig, run_dir: Path, role: str, endpoint: str = "") -> Spans:
+    """The recorder of one role's process; `endpoint` is that of a replay. Close it in the end."""
+    if not config.spans:
+        return NoSpans()
+    about: dict[str, Value] = {"role": role, "host": socket.gethostname(), "pid": os.getpid(), "endpoint": endpoint}
+    return SpanRecorder(SpanFile(spans_file(run_dir, role), config.spans_mb << 20), about).start()
