@@ -1,0 +1,129 @@
+"""What is kept of an episode: all that was played, judged and trained, and a row of facts for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.errors import InvariantError
+from asyncrl.types import Finish, Labels, Role, Task, Trajectory
+
+BEST, WORST, RANDOM = "best", "worst", "random"
+"""Flags that say why an episode is in the sample. Members of the group of a best or worst episode may have none."""
+TRUNCATED, GRAMMAR = "truncated", "grammar"
+"""Flags of episodes that were cut off at a limit, and of those with a turn that was sampled under a grammar."""
+PENALTIES = ("overlong", "incorrect_answer")
+"""Parts of the reward that are flags where they are not 0."""
+ARRAYS = ("advantages", "importance_weights", "proximal_logprobs")
+
+
+class KeptRow(msgspec.Struct, frozen=True, gc=False):
+    """Facts about a kept episode.
+
+    `step` is the learner step that trained it, under the policy `version`; `lag` is that of its oldest token then.
+    `source` is the task's data source. `tokens` counts all tokens, `sampled` those of the policy, `turns` the policy's
+    turns, and `tool_calls` its calls of the `tools`, whose different names are in order. `flags` are those above.
+    """
+
+    step: int
+    id: str
+    group_id: str
+    member: int
+    task_id: str
+    source: str
+    reward: float
+    outcome: float
+    sampled: int
+    tokens: int
+    turns: int
+    branches: int
+    tools: tuple[str, ...]
+    tool_calls: int
+    finish: str
+    lag: int
+    version: int
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptEpisode:
+    """An episode as a learner step trained it.
+
+    `advantages`, `importance_weights` and `proximal_logprobs` are float32[T], 0 on tokens that the policy did not
+    sample. The weights are those with which the loss counted the tokens in their first update: 0 where a correction or
+    a grammar dropped a token, 1 without corrections. `task` is None where the run's data does not have it.
+
+    Raises InvariantError: an array has another shape or dtype.
+    """
+
+    row: KeptRow
+    trajectory: Trajectory
+    labels: Labels
+    task: Task | None
+    advantages: NDArray[np.float32]
+    importance_weights: NDArray[np.float32]
+    proximal_logprobs: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        for name in ARRAYS:
+            array: NDArray[np.float32] = getattr(self, name)
+            if array.dtype != np.float32 or array.shape != (len(self.trajectory),):
+                raise InvariantError(
+                    f"{self.row.id}: {name} is {array.dtype}{list(array.shape)}; it must be "
+                    f"float32[{len(self.trajectory)}]"
+                )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays of tokens."""
+        played = (self.trajectory.tokens, self.trajectory.logprobs, self.trajectory.grammar_mass)
+        return sum(each.nbytes for each in (*played, *(getattr(self, name) for name in ARRAYS)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptStep:
+    """The sample of one learner step: one whole group or more, the members of each in a row."""
+
+    step: int
+    episodes: Sequence[KeptEpisode]
+
+
+def row_of(
+    step: int, version: int, trajectory: Trajectory, labels: Labels, task: Task | None, why: Iterable[str]
+) -> KeptRow:
+    """The row of an episode that `step` trains under `version`; `why` are the flags that put it into the sample."""
+    calls = [call.name for turn in trajectory.turns for call in turn.tool_calls]
+    return KeptRow(
+        step=step,
+        id=trajectory.id,
+        group_id=trajectory.group_id,
+        member=trajectory.member,
+        task_id=trajectory.task_id,
+        # The id of a task begins with its source; its split and its index follow.
+        source=task.data_source if task else trajectory.task_id.rsplit("/", 2)[0],
+        reward=labels.reward,
+        outcome=labels.outcome,
+        sampled=trajectory.sampled_tokens,
+        tokens=len(trajectory),
+        turns=sum(turn.role is Role.ASSISTANT for turn in trajectory.turns),
+        branches=len(trajectory.branches),
+        tools=tuple(sorted(set(calls))),
+        tool_calls=len(calls),
+        finish=trajectory.finish.value,
+        lag=version - trajectory.oldest_version,
+        version=version,
+        flags=(*why, *_flags(trajectory, labels.extra)),
+    )
+
+
+def _flags(trajectory: Trajectory, extra: Mapping[str, float]) -> list[str]:
+    found = {
+        TRUNCATED: trajectory.finish is Finish.TRUNCATED,
+        GRAMMAR: any(turn.grammar for turn in trajectory.turns),
+        **{name: extra.get(name, 0.0) != 0 for name in PENALTIES},
+    }
+    return [name for name, holds in found.items() if holds]

@@ -1,0 +1,117 @@
+"""The index of all kept episodes: `index.jsonl`, so that a table of 10^5 of them opens at once.
+
+The first line says which format and which writing of the file it is. Each further line has the rows of one step and the
+bytes of its file. A step's last line counts, and one without rows says that the step is no longer kept. So the writer
+only appends, and a reader that comes again reads what is new. Now and then the file is written anew without the lines
+that no longer count; its first line differs then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.errors import StoreError
+from asyncrl.observe.kept.episode import KeptRow
+from asyncrl.text import encodable
+
+INDEX = "index.jsonl"
+FORMAT = 1
+
+
+class IndexLine(msgspec.Struct, frozen=True):
+    """What the index says of a step."""
+
+    step: int
+    bytes: int
+    rows: Sequence[KeptRow]
+
+
+class _First(msgspec.Struct, frozen=True):
+    format: int
+    writing: str
+
+
+_LINE, _FIRST = msgspec.json.Decoder(IndexLine), msgspec.json.Decoder(_First)
+
+
+def encode_line(line: IndexLine) -> bytes:
+    return _encoded(line)
+
+
+def encode_index(writing: str, lines: Iterable[IndexLine]) -> bytes:
+    """A whole index; `writing` is a text that no other writing of it has."""
+    return b"".join([_encoded(_First(FORMAT, writing)), *map(_encoded, lines)])
+
+
+def _encoded(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value) + b"\n"
+    except UnicodeEncodeError:
+        return msgspec.json.encode(encodable(msgspec.to_builtins(value))) + b"\n"
+
+
+class IndexReader:
+    """Reads the index of `folder`, and later what came to it. A last line that is still being written is left out."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / INDEX
+        self.steps: dict[int, IndexLine] = {}
+        """The steps that are kept, with their lines, in any order."""
+        self.dead_bytes = 0
+        """Bytes of lines that no longer count."""
+        self.size = 0
+        """Bytes that were read: whole lines."""
+        self._first = b""
+        self._lengths: dict[int, int] = {}
+
+    def refresh(self) -> bool:
+        """Read what is new; whether there was something. Raises StoreError: a line is damaged, or of another format;
+        OSError."""
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            changed = self.size > 0
+            self._forget()
+            return changed
+        with file:
+            first = file.readline()
+            if not first.endswith(b"\n"):
+                return False
+            if first != self._first:
+                self._forget()
+                self._begin(first)
+            file.seek(self.size)
+            added = file.read()
+        lines = added[: added.rfind(b"\n") + 1].splitlines(keepends=True)
+        for line in lines:
+            self._take(line)
+        return bool(lines)
+
+    def _forget(self) -> None:
+        self.steps, self._lengths, self._first, self.size, self.dead_bytes = {}, {}, b"", 0, 0
+
+    def _begin(self, first: bytes) -> None:
+        try:
+            found = _FIRST.decode(first)
+        except msgspec.MsgspecError as error:
+            raise StoreError(f"{self.path} is damaged in its first line: {error}") from error
+        if found.format != FORMAT:
+            raise StoreError(f"{self.path} has format {found.format}, this version of asyncrl reads {FORMAT}")
+        self._first, self.size = first, len(first)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            found = _LINE.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StoreError(f"{self.path} is damaged at byte {self.size}: {error}") from error
+        self.size += len(line)
+        self.dead_bytes += self._lengths.pop(found.step, 0)
+        self.steps.pop(found.step, None)
+        if found.rows:
+            self.steps[found.step], self._lengths[found.step] = found, len(line)
+        else:
+            self.dead_bytes += len(line)

@@ -1,0 +1,146 @@
+"""Writes the kept episodes of a run, within a bound on their bytes. One process writes, others may read meanwhile.
+
+A step's file gets its name once it is whole, and then its line in the index. A kill between the two leaves a file that
+the index does not name, which the next writer removes. A step that is given up loses its line first.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from asyncrl.errors import StoreError
+from asyncrl.machine.files import partial_name
+from asyncrl.observe.kept.episode import KeptStep
+from asyncrl.observe.kept.format import PATTERN, StepFile, encode_step, file_name
+from asyncrl.observe.kept.index import INDEX, IndexLine, IndexReader, encode_index, encode_line
+from asyncrl.observe.kept.reading import FOLDER
+from asyncrl.observe.kept.thinning import expendable
+
+logger = logging.getLogger(__name__)
+
+LARGEST_STEP = 0.5
+"""Share of the bound that one step may have."""
+LEAST_DEAD_BYTES = 1 << 20
+"""The index is written anew when more than this, and half of it, no longer counts."""
+
+
+class KeptWriter:
+    """Adds to the kept episodes of `run_dir`, of at most `max_bytes`, and removes what was not written to its end.
+    `thinned` counts the steps given up since.
+
+    Where the index is damaged, or of another version of asyncrl, it is made anew from those files that can be read.
+    Raises OSError.
+    """
+
+    def __init__(self, run_dir: Path, max_bytes: int) -> None:
+        self._folder = run_dir / FOLDER
+        self._max_bytes = max_bytes
+        self.thinned = 0
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._index = _opened(self._folder)
+        known = {INDEX, *map(file_name, self._index.steps)}
+        for path in self._folder.iterdir():
+            if path.name not in known and path.is_file():
+                path.unlink()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the files of all steps."""
+        return sum(line.bytes for line in self._index.steps.values())
+
+    def add(self, kept: KeptStep) -> None:
+        """Keep a step's sample, in place of what was kept of it before.
+
+        Raises StoreError: it has more than `LARGEST_STEP` of the bound; OSError, and nothing of it is left; WireError:
+        it has no encoding.
+        """
+        content = encode_step(kept)
+        if len(content) > LARGEST_STEP * self._max_bytes:
+            raise StoreError(f"{len(content)} bytes of step {kept.step} are too many for observe.keep_episodes_mb")
+        while self._index.steps and self.bytes + len(content) > self._max_bytes:
+            self._give_up()
+        path = self._folder / file_name(kept.step)
+        partial = partial_name(path)
+        try:
+            partial.write_bytes(content)
+            partial.replace(path)
+            self._append(IndexLine(kept.step, len(content), [each.row for each in kept.episodes]))
+        except OSError:
+            for each in (partial, path):
+                with suppress(OSError):
+                    each.unlink(missing_ok=True)
+            raise
+
+    def _give_up(self) -> None:
+        steps = sorted(self._index.steps)
+        step = steps[expendable(steps, [self._index.steps[each].bytes for each in steps])]
+        self._append(IndexLine(step, 0, ()))
+        (self._folder / file_name(step)).unlink(missing_ok=True)
+        self.thinned += 1
+        if self._index.dead_bytes > max(LEAST_DEAD_BYTES, self._index.size / 2):
+            _rewrite(self._index)
+
+    def _append(self, line: IndexLine) -> None:
+        """Add a line, or leave the index as it is. Raises OSError."""
+        encoded = encode_line(line)
+        with self._index.path.open("r+b", buffering=0) as file:
+            # A kill may have left a part of a line behind.
+            file.truncate(self._index.size)
+            file.seek(self._index.size)
+            if file.write(encoded) < len(encoded):
+                file.truncate(self._index.size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._index.path))
+        self._index.refresh()
+
+
+def _opened(folder: Path) -> IndexReader:
+    """The index of a folder, written anew."""
+    index = IndexReader(folder)
+    try:
+        index.refresh()
+    except StoreError as error:
+        logger.warning("the index is made anew from the files: %s", error)
+        lines = (_line(path) for path in sorted(folder.glob(PATTERN)))
+        index.steps = {line.step: line for line in lines if line is not None}
+    _rewrite(index)
+    return index
+
+
+def _line(path: Path) -> IndexLine | None:
+    content = path.read_bytes()
+    try:
+        rows = StepFile(content, path).rows
+    except StoreError as error:
+        logger.warning("%s", error)
+        return None
+    return IndexLine(rows[0].step, len(content), rows) if rows else None
+
+
+def _rewrite(index: IndexReader, counts: Callable[[int], bool] = lambda step: True) -> None:
+    """Write the index anew with the lines of those steps that still count. Raises OSError."""
+    partial = partial_name(index.path)
+    lines = [index.steps[step] for step in sorted(index.steps) if counts(step)]
+    partial.write_bytes(encode_index(uuid.uuid4().hex, lines))
+    partial.replace(index.path)
+    index.refresh()
+
+
+def remove_kept(run_dir: Path, first: int) -> None:
+    """Remove the steps from `first` on, which will be trained again. A disk without room for the new index keeps them
+    until then, with a warning."""
+    index = IndexReader(run_dir / FOLDER)
+    try:
+        index.refresh()
+        repeated = [step for step in index.steps if step >= first]
+        if repeated:
+            _rewrite(index, lambda step: step < first)
+        for step in repeated:
+            (run_dir / FOLDER / file_name(step)).unlink(missing_ok=True)
+    except (OSError, StoreError) as error:
+        logger.warning("%s keeps episodes of steps that are trained again: %s", run_dir / FOLDER, error)
