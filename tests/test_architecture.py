@@ -32,7 +32,7 @@ FLOORS = (
     ("types", "text", "ids"),
     ("machine", "grammar"),
     ("wire", "config"),
-    ("network", "data", "modelling", "observe.metrics", "observe.spans", "algorithms"),
+    ("network", "data", "modelling", "observe.metrics", "observe.registry", "observe.spans", "algorithms"),
     ("observe.sinks", "observe.kept", "observe.warnings"),
     ("observe.progress",),
     ("weights", "replay"),

@@ -1,0 +1,119 @@
+"""The metrics of an actor."""
+
+from __future__ import annotations
+
+from asyncrl.observe.registry.metric import made_by
+
+gauge, counter, _ = made_by("actor")
+
+_EPISODES = (
+    counter("episodes", "episodes", "episodes delivered since the start"),
+    counter("truncated", "episodes", "delivered episodes that a limit ended, since the start"),
+    counter("failed", "episodes", "episodes that failed since the start"),
+    counter("refused", "episodes", "episodes that the replay refused, since the start"),
+    gauge("running", "episodes", "episodes that are running now"),
+    gauge("version", "version", "the version that the engine serves"),
+    counter("tokens", "tokens", "tokens sampled since the start"),
+    gauge("tokens_per_s", "tokens/s", "tokens sampled a second, since the last row"),
+    counter("seconds", "s", "seconds since the start"),
+    counter("idle_seconds", "s", "seconds since the start in which the engine had no request"),
+    gauge("idle", "share", "time since the last row in which the engine had no request"),
+    gauge("episode_tokens_mean", "tokens", "mean tokens of the episodes since the last row, prompts included"),
+    gauge("episode_tokens_max", "tokens", "most tokens of an episode since the last row, prompts included"),
+    gauge("turns_mean", "turns", "mean turns of the assistant, of the episodes since the last row"),
+    gauge("turns_max", "turns", "most turns of the assistant, of the episodes since the last row"),
+    gauge("wait_s", "s", "mean time that an episode waited until the engine served its version"),
+    gauge("generate_s", "s", "mean time that an episode spent generating"),
+    gauge("tools_s", "s", "mean time that an episode spent in tools"),
+    gauge("user_s", "s", "mean time that an episode waited for its simulated user"),
+    gauge("agent_s", "s", "mean time that an episode spent in its agent, without generating"),
+    gauge("PHASE_s", "s", "mean time that an episode spent in another phase"),
+)
+
+_SURROUNDINGS = (
+    counter("tool_calls", "calls", "calls of tools since the start"),
+    counter("tool_refused", "calls", "calls that the tool refused, since the start"),
+    counter("tool_malformed", "calls", "calls that were not well formed, since the start"),
+    counter("tool_unknown", "calls", "calls of tools that do not exist, since the start"),
+    counter("tool_failures", "tries", "tries of a tool that failed, since the start"),
+    counter("interaction_responses", "responses", "responses of [simulated users](interactions.md) since the start"),
+    counter("interaction_ended", "responses", "responses of simulated users that ended the episode, since the start"),
+    counter(
+        "interaction_failures",
+        "calls",
+        "calls of a simulated user that raised, took too long or returned something else, since the start",
+    ),
+    counter("chat_api_answered", "requests", "requests of agents that were answered, since the start"),
+    counter("chat_api_refused", "requests", "requests of agents that were refused, since the start"),
+    counter("chat_api_abandoned", "requests", "requests whose agent did not wait for the answer, since the start"),
+    counter("chat_api_branches", "branches", "sequences that agents made of their histories, since the start"),
+    gauge("agent/NAME", "", "mean of a metric that agents returned, over the episodes since the last row"),
+)
+
+_WEIGHTS = (
+    counter("weights_updates", "versions", "versions that the engine took, since the start"),
+    counter("weights_refused", "versions", "versions that the engine refused, since the start"),
+    counter("weights_fallbacks", "versions", "versions that came by another channel than the first, since the start"),
+    counter("weights_bytes", "bytes", "bytes of weights received since the start"),
+    counter("weights_transfer_s", "s", "time of transfers since the start, while the engine generates"),
+    counter("weights_switch_s", "s", "time from a transfer's end until the engine had switched, since the start"),
+    gauge(
+        "canary_difference",
+        "nats",
+        "mean difference of the engine's log-probs from the learner's over the newest version's canary; of several "
+        "servers the one with the largest difference ([weights.md](weights.md))",
+    ),
+    gauge("canary_allowed", "nats", "the limit of canary_difference"),
+    counter("canary_failures", "versions", "versions that an engine took and did not serve, since the start"),
+)
+
+_SERVERS = (
+    gauge("servers", "servers", "servers of the fleet now"),
+    gauge("servers_ready", "servers", "servers that take requests now"),
+    gauge("servers_leased", "servers", "servers held back for an evaluation now"),
+    counter("server_faults", "faults", "faults of servers since the start"),
+    counter("server_updates", "updates", "updates of the servers' weights since the start"),
+    counter("segments", "segments", "requests to servers since the start"),
+    counter("cut_segments", "segments", "requests to servers that were interrupted, since the start"),
+    counter("lost_segments", "segments", "requests to servers that failed, since the start"),
+    counter("grammar_tokens", "tokens", "tokens sampled under a grammar, since the start"),
+    counter(
+        "grammar_tokens_unmeasured",
+        "tokens",
+        "tokens sampled under a grammar for which nobody knows what it left of the policy, since the start "
+        "([structured.md](structured.md))",
+    ),
+    counter("grammar_restarts", "turns", "turns under a grammar that were cut and started over, since the start"),
+    counter(
+        "recomputed_tokens",
+        "tokens",
+        "tokens of episodes that servers computed again since the start, since their weights had changed or another "
+        "server had computed them. `tokens_per_s` does not have them",
+    ),
+    counter(
+        "push_pauses",
+        "stops",
+        "stops of servers by pushes since the start; the first version of a server that joins stops nothing",
+    ),
+    counter(
+        "push_pause_s",
+        "s",
+        "the sum of all stops since the start. A stop lasts from telling a server to stop until it may "
+        "sample again, without what it does before while it serves on",
+    ),
+    gauge("push_pause_last_s", "s", "the last stop of a server by a push"),
+    gauge("push_pause_max_s", "s", "the longest stop of a server by a push since the start"),
+    counter("gpu_turns", "turns", "with `cluster.colocated`: turns of the servers since the start"),
+    counter(
+        "gpu_release_s",
+        "s",
+        "with `cluster.colocated`, since the start: from the learner's asking until all servers have freed the GPUs",
+    ),
+    counter(
+        "gpu_resume_s",
+        "s",
+        "with `cluster.colocated`, since the start: from the beginning of a turn until a server is ready",
+    ),
+)
+
+METRICS = (*_EPISODES, *_SURROUNDINGS, *_WEIGHTS, *_SERVERS)

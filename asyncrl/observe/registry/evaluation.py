@@ -1,0 +1,43 @@
+"""The metrics of an evaluation."""
+
+from __future__ import annotations
+
+from asyncrl.observe.registry.metric import made_by
+
+gauge, _, _ = made_by("evaluation")
+
+_MEASURED = (
+    gauge("eval/outcome", "outcome", "mean outcome of the held-out tasks: what the first rule gave"),
+    gauge("eval/accuracy", "share", "held-out tasks with an outcome of 1 or more"),
+    gauge("eval/reward", "reward", "mean reward of the held-out tasks"),
+    gauge("eval/process", "process score", "mean process score of the attempts that a process model scored"),
+    gauge("eval/length", "tokens", "mean number of policy tokens"),
+    gauge(
+        "eval/pass@K",
+        "share",
+        "with `learner.eval_attempts` above 1, for K = 2, 4 and so on: tasks that one of K attempts would solve "
+        "([evaluate.md](evaluate.md))",
+    ),
+    gauge("eval/best@K", "outcome", "as eval/pass@K: the outcome of the best of K attempts"),
+    gauge("eval/maj@K", "outcome", "as eval/pass@K: the outcome of the answer that most of K attempts give"),
+    gauge("eval/count", "episodes", "scored episodes, over which the means are taken"),
+)
+
+_OF_A_SOURCE = tuple(
+    gauge(
+        metric.name.replace("eval/", "eval/SOURCE/"),
+        metric.unit,
+        f"{metric.name} of one data source, if there are several",
+    )
+    for metric in _MEASURED
+)
+
+METRICS = (
+    *_MEASURED,
+    gauge("eval/failed", "episodes", "episodes that failed"),
+    gauge("eval/version", "version", "the version to be measured"),
+    gauge("eval/newest_version", "version", "the newest version that sampled a token: an engine may be ahead"),
+    gauge("eval/tokens", "tokens", "sampled tokens"),
+    gauge("eval/newer_tokens", "tokens", "sampled tokens from versions newer than eval/version"),
+    *_OF_A_SOURCE,
+)

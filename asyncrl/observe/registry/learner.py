@@ -1,0 +1,157 @@
+"""The metrics of a learner step."""
+
+from __future__ import annotations
+
+from asyncrl.observe.registry.metric import made_by
+
+gauge, counter, _ = made_by("learner")
+
+_TRAINED = (
+    gauge("reward/mean", "reward", "mean reward of the trained trajectories"),
+    gauge("reward/std", "reward", "standard deviation of the trained trajectories' rewards"),
+    gauge("reward/min", "reward", "smallest reward of a trained trajectory"),
+    gauge("reward/max", "reward", "largest reward of a trained trajectory"),
+    gauge("outcome/mean", "outcome", "mean outcome of the trained trajectories: what the first rule gave"),
+    gauge("groups/zero_variance", "share", "groups whose rewards are all equal: they teach nothing"),
+    gauge("length/mean", "tokens", "mean number of sampled tokens of a trajectory"),
+    gauge("length/max", "tokens", "the most sampled tokens of a trajectory"),
+    gauge("version", "version", "the policy version before the step"),
+    gauge("tokens", "tokens", "all tokens of the step's trajectories"),
+    gauge("tokens_sampled", "tokens", "tokens of the step's trajectories that the policy sampled"),
+    counter("trajectories_trained", "trajectories", "trained trajectories since the run's start"),
+    gauge("lag/mean", "versions", "mean lag of the trained trajectories"),
+    gauge("lag/max", "versions", "the largest lag of a trained trajectory"),
+    gauge(
+        "lag/LAG",
+        "trajectories",
+        "trained trajectories with that lag; the one above replay.max_lag holds the rest",
+    ),
+    gauge("token_lag/mean", "versions", "mean lag of the sampled tokens"),
+    gauge("token_lag/LAG", "share", "sampled tokens with that lag; 16: 16 or more"),
+)
+
+_UPDATES = (
+    gauge("loss", "", "mean loss of the step's updates"),
+    gauge("loss/policy", "", "the loss's term of the policy, mean over the step's minibatches"),
+    gauge("loss/kl", "", "the loss's term of the KL to the reference, mean over the step's minibatches"),
+    gauge("loss/entropy", "", "the loss's term of the entropy, mean over the step's minibatches"),
+    gauge("loss/STREAM", "", "the loss's term of another stream of advantages, mean over the step's minibatches"),
+    gauge("grad_norm", "", "mean norm of the policy's gradients before clipping, without those that are not finite"),
+    gauge("lr", "", "the policy's learning rate"),
+    counter("updates_empty", "updates", "updates since the run's start that were left out: nothing to learn from"),
+    counter("updates_skipped", "updates", "updates since the run's start that were left out: gradient not finite"),
+    counter(
+        "updates_too_large",
+        "updates",
+        "updates of any model since the run's start that were left out: gradient too large for "
+        "learner.skip_grad_norm or learner.skip_grad_norm_factor",
+    ),
+    counter("steps_skipped", "steps", "steps since the run's start that trained nothing, since their plan was skipped"),
+)
+
+_POLICIES = (
+    gauge(
+        "mismatch/ess",
+        "share",
+        "effective sample size (sum w)^2 / (N sum w^2) of the raw importance weights w",
+    ),
+    gauge("mismatch/kl", "nats", "KL from behaviour to proximal policy, as k1"),
+    gauge("mismatch/k3", "nats", "KL from behaviour to proximal policy, as k3"),
+    gauge("mismatch/chi_square", "", "mean w^2 - 1"),
+    gauge("mismatch/chi_square_sequence", "", "mean over sequences of (product of w)^2 - 1"),
+    gauge("mismatch/agree", "share", "tokens on which engine and learner agree: abs(log w) <= 1e-4"),
+    gauge("mismatch/perplexity_ratio", "ratio", "mean over sequences of exp(mean log mu - mean log pi_prox)"),
+    gauge("mismatch/behaviour_perplexity", "", "mean over sequences of exp(-mean log mu)"),
+    gauge("mismatch/proximal_perplexity", "", "mean over sequences of exp(-mean log pi_prox)"),
+    gauge("update/kl", "nats", "KL from proximal to trained policy, as k1"),
+    gauge("update/k3", "nats", "KL from proximal to trained policy, as k3"),
+    gauge("weight/mean", "", "mean of the corrected weights; dropped tokens are 0"),
+    gauge("weight/ess", "share", "effective sample size of the corrected weights; dropped tokens are 0"),
+    gauge("clip/high", "share", "tokens beyond the upper bound of the loss"),
+    gauge("clip/low", "share", "tokens beyond the lower bound of the loss"),
+    gauge("clip/BOUND", "share", "tokens beyond another bound of the loss"),
+    gauge("masked/CORRECTION", "share", "tokens that a correction drops"),
+    gauge(
+        "masked/grammar",
+        "share",
+        "tokens that are not trained because a grammar restricted them ([structured.md](structured.md))",
+    ),
+    gauge("masked/any", "share", "tokens that any correction or a grammar drops"),
+    gauge("noop", "0 or 1", "1 if no token was left to learn from"),
+    gauge("advantage/mean", "", "mean advantage of the kept tokens"),
+    gauge("advantage/std", "", "standard deviation of the kept tokens' advantages"),
+    gauge("advantage/positive", "share", "kept tokens with a positive advantage"),
+    gauge("entropy", "nats", "mean entropy of the policy; only if it is computed"),
+    gauge("kl_reference", "nats", "KL from the policy to the reference; only if there is one"),
+    gauge("kl_reference/weight", "", "weight of the KL to the reference in the reward or in the loss"),
+)
+
+_OTHER_MODELS = (
+    gauge(
+        "return/mean",
+        "",
+        "mean return of the sampled tokens; only of an advantage that has returns, such as those with a critic",
+    ),
+    gauge("return/std", "", "standard deviation of the sampled tokens' returns"),
+    gauge("value/bias", "", "mean error of the critic's values"),
+    gauge("value/explained_variance", "share", "variance of the returns that the critic explains"),
+    gauge("value/clipped", "share", "tokens whose value the critic's loss clips"),
+    gauge("value/grad_norm", "", "the critic's gradient norm before clipping"),
+    gauge("implicit/loss", "", "loss of the implicit process model"),
+    gauge("implicit/grad_norm", "", "gradient norm of the implicit process model before clipping"),
+    gauge("implicit/accuracy", "share", "outcomes, right if above 0.5, that the implicit process model predicts"),
+    gauge(
+        "implicit/pairwise_accuracy",
+        "share",
+        "pairs of a group's members that the implicit process model puts in the order of their outcomes, a mean over "
+        "groups; 0.5 where all outcomes of a group are equal",
+    ),
+)
+
+_WEIGHTS = (
+    gauge("weights/bytes", "bytes", "size of the newest version"),
+    gauge("weights/delta_bytes", "bytes", "size of the newest version as a delta"),
+    gauge("weights/density", "share", "numbers that the newest delta changes"),
+    gauge("weights/prepare_s", "s", "time until the newest version could be offered"),
+    counter("weights/refused", "requests", "requests for weights that the learner refused since its start"),
+    counter("weights/broadcasts", "broadcasts", "broadcasts of weights since the learner's start"),
+    counter("weights/broadcast_failures", "broadcasts", "broadcasts of weights that failed, since the learner's start"),
+    counter(
+        "weights/folder_failures",
+        "versions",
+        "versions that could not be written to a folder, since the learner's start",
+    ),
+)
+
+_TIMES = (
+    gauge("seconds/step", "s", "the whole step"),
+    gauge("seconds/wait", "s", "waiting for a batch"),
+    gauge(
+        "seconds/fetch",
+        "s",
+        "fetching the batch; it is fetched while the one before trains, where the sampler's choice is certain by then "
+        "(`fifo`)",
+    ),
+    gauge("seconds/proximal", "s", "forward passes before the updates"),
+    gauge("seconds/train", "s", "the updates"),
+    gauge("seconds/publish", "s", "publishing weights"),
+    gauge(
+        "seconds/checkpoint",
+        "s",
+        "waiting for checkpoints: for the one before, if it is still being written, and for the copy of the state",
+    ),
+    gauge("seconds/release", "s", "with `cluster.colocated`: waiting for servers to free the GPUs"),
+    gauge("seconds/onload", "s", "with `cluster.colocated`: copying models and moments to the GPUs"),
+    gauge("seconds/offload", "s", "with `cluster.colocated`: copying models and moments back to the host"),
+    gauge("idle", "share", "of seconds/step: seconds/wait, seconds/fetch, and the three with `cluster.colocated`"),
+    gauge("tokens_per_s", "tokens/s", "tokens / seconds/step"),
+    gauge("mfu/train", "share", "model FLOPs utilisation in seconds/train; only on GPUs"),
+    gauge("mfu/step", "share", "model FLOPs utilisation in seconds/step; only on GPUs"),
+    gauge(
+        "memory/peak_gb",
+        "GB",
+        "most memory of a rank: on a GPU what tensors took since the last row, on the CPU the process since its start",
+    ),
+)
+
+METRICS = (*_TRAINED, *_UPDATES, *_POLICIES, *_OTHER_MODELS, *_WEIGHTS, *_TIMES)

@@ -1,0 +1,55 @@
+"""What is known of a metric before any run writes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+Kind = Literal["gauge", "counter", "text"]
+"""A gauge goes up and down. A counter only grows, from 0 at the start of its process or of the run. Text is for
+people."""
+
+_VARIABLE = re.compile(r"[A-Z]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric, or a family of them: words in capital letters in `name` stand for any text, so that `lag/LAG` is
+    `lag/0`, `lag/1` and so on. `writer` names the files that have it: `learner`, `evaluation`, `actor`, `scoring`,
+    `replay`, or `any`. `unit` is empty where there is none."""
+
+    writer: str
+    kind: Kind
+    name: str
+    unit: str
+    meaning: str
+    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # A slot of a frozen dataclass is set only so.
+        object.__setattr__(self, "_pattern", re.compile(_VARIABLE.sub(".+", re.escape(self.name))))
+
+    @property
+    def is_family(self) -> bool:
+        return _VARIABLE.search(self.name) is not None
+
+    @property
+    def fixed_characters(self) -> int:
+        """How much of the name is not variable: of several families that fit, the one with the most is meant."""
+        return len(_VARIABLE.sub("", self.name))
+
+    def fits(self, name: str) -> bool:
+        """Whether a role may write the metric under this name."""
+        return self._pattern.fullmatch(name) is not None
+
+
+Make = Callable[[str, str, str], Metric]
+"""Makes a metric from its name, its unit and its meaning."""
+
+
+def made_by(writer: str) -> tuple[Make, Make, Make]:
+    """What makes gauges, counters and texts of a writer."""
+    return partial(Metric, writer, "gauge"), partial(Metric, writer, "counter"), partial(Metric, writer, "text")

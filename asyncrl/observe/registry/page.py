@@ -1,0 +1,69 @@
+"""docs/metrics.md, made from the registry: `python -m asyncrl.observe.registry.page FILE`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from asyncrl.observe.registry import BY_WRITER, EVERY_FILE
+from asyncrl.observe.registry.metric import Metric
+
+HEAD = """# Metrics
+
+Each role writes its metrics into `runs/NAME/metrics/` as JSON lines, a row a line. The columns are numbers, and a few
+texts. With pandas, which asyncrl does not install (`pip install pandas`):
+
+<!-- not run here: it needs pandas and a run -->
+```python
+import pandas
+
+steps = pandas.read_json("runs/demo/metrics/learner.jsonl", lines=True)
+steps.plot("step", ["reward/mean", "lag/mean"])
+```
+
+A learner that resumes removes the rows of the steps that it trains again, so that each step has one row. The other
+roles append. `observe.wandb=true` sends the same values to Weights & Biases.
+
+A *gauge* is a value of its row: it goes up and down. A *counter* only grows. "Since the start" means since its process
+started, so that it is 0 again after a restart; the replay's counters are those of the whole run where nothing else is
+said. *Text* is for people.
+
+An *outcome* is what the first rule gave, mostly 0 or 1. A *reward* is what the algorithm sees: the weighted sum of all
+parts ([scoring.md](scoring.md)). Words in capital letters stand for a name or a number.
+
+This page is generated from `asyncrl/observe/registry/`; `make docs` writes it anew. In Python,
+`asyncrl.observe.registry.describe("learner", "lag/3")` gives a metric's row.
+"""
+
+SECTIONS = {
+    "learner": ("learner.jsonl", "This file has one row a learner step. `step` is learner steps, from 0."),
+    "evaluation": (
+        "evaluation.jsonl",
+        "This file has one row an evaluation. `step` is learner steps that trained the measured weights.",
+    ),
+    "actor": ("actor-N.jsonl", "This file has one row every 5 s. `step` is the version that the engine serves."),
+    "scoring": ("scoring-N.jsonl", "This file has one row every 5 s. `step` is trajectories labelled so far."),
+    "replay": (
+        "replay.jsonl, or replay-SHARD.jsonl",
+        "This file has one row every 5 s. `step` is the newest published version.",
+    ),
+}
+"""The title of each writer's files, and what a row of them is."""
+
+
+def page() -> str:
+    """The whole page."""
+    sections = (f"\n## {title}\n{rows}\n\n{_table(BY_WRITER[writer])}" for writer, (title, rows) in SECTIONS.items())
+    return f"{HEAD}\n## All files\n\n{_table(EVERY_FILE)}{''.join(sections)}"
+
+
+def _table(metrics: Iterable[Metric]) -> str:
+    head = "| metric | kind | unit | meaning |\n| --- | --- | --- | --- |\n"
+    return head + "".join(
+        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {metric.meaning} |\n" for metric in metrics
+    )
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())

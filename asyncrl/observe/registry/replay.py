@@ -1,0 +1,84 @@
+"""The metrics of a shard of the replay."""
+
+from __future__ import annotations
+
+from asyncrl.observe.registry.metric import made_by
+
+gauge, counter, text = made_by("replay")
+
+_FLOW = (
+    gauge("version", "version", "the newest published version"),
+    gauge("committed", "trajectories", "trajectories admitted so far, without those whose group was thrown away"),
+    gauge("capacity", "trajectories", "trajectories that may be admitted at this version"),
+    counter("accepted", "trajectories", "trajectories stored for training, since the run's start"),
+    counter("labelled", "trajectories", "trajectories with final labels, since the run's start"),
+    counter("trained", "trajectories", "trajectories trained since the run's start, and covered by a checkpoint"),
+    counter("evicted", "trajectories", "trajectories thrown away as older than replay.max_lag"),
+    counter("filtered", "trajectories", "trajectories thrown away by replay.filter"),
+    counter("filtered/REASON", "groups", "groups refused by each filter"),
+    counter("dropped", "trajectories", "trajectories thrown away with their group, since a member failed too often"),
+    gauge(
+        "dead",
+        "trajectories",
+        "trajectories that could not be scored, or were left out by hand, and were not requeued since",
+    ),
+    counter("late", "trajectories", "trajectories that came after their work was given to others"),
+    counter("late_labels", "labels", "labels that came after their work was given to others"),
+    counter("duplicates", "trajectories", "trajectories that were sent twice; stored once"),
+    counter("failures", "attempts", "episodes that failed"),
+    counter("scoring_failures", "attempts", "scorings that failed"),
+    counter("tickets_redelivered", "tickets", "tickets sent again, since a reply was lost"),
+    counter("leases_redelivered", "leases", "leases sent again, since a reply was lost"),
+    counter("groups_reissued", "groups", "groups opened for a task whose earlier group was thrown away"),
+    counter("plans_skipped", "plans", "plans skipped by `asyncrl inspect skip-plan`"),
+    counter("tasks_passed_over", "tasks", "tasks that the curriculum left out"),
+    counter("tokens_thrown_away", "tokens", "tokens sampled for trajectories that were thrown away"),
+    counter("damaged", "trajectories", "trajectories whose stored data could not be read"),
+    counter("refused", "requests", "requests that were malformed or not allowed"),
+    counter("internal_errors", "errors", "errors of the replay itself: its log has each traceback"),
+    counter("dead_letters_dropped", "dead letters", "dead letters that made room for newer ones"),
+)
+
+_STORED = (
+    gauge("depth_pending", "tickets", "tickets that wait for an actor"),
+    gauge("depth_tickets", "tickets", "tickets that are open"),
+    gauge("depth_groups", "groups", "groups that are open"),
+    gauge("depth_ready", "groups", "groups that may be trained"),
+    gauge("depth_data", "trajectories", "trajectories whose tokens are stored"),
+    gauge(
+        "depth_waiting",
+        "trajectories",
+        "trajectories that wait for a scorer, also those that a manager judges once their group is complete",
+    ),
+    gauge("depth_plans", "plans", "plans that are stored"),
+    gauge("depth_dead", "dead letters", "dead letters that are stored"),
+    gauge("depth_again", "tasks", "tasks to be run again"),
+    gauge("store_bytes", "bytes", "bytes of the store in use"),
+    gauge("high_water_bytes", "bytes", "bytes of the store above which no group is opened"),
+    gauge("dead_letter_bytes", "bytes", "bytes of dead letters and their episodes"),
+)
+
+_PEERS = (
+    gauge("actors", "processes", "actors that are known"),
+    gauge("scorers", "processes", "scorers that are known"),
+    counter("failed_handshakes", "handshakes", "handshakes of clients without the right keys, since the start"),
+    counter("dead_readers", "processes", "processes that died while they read the store, since the start"),
+    gauge("lingering_readers", "processes", "processes that stay while they read the store"),
+    counter(
+        "learner_waited_for_episodes_s",
+        "s",
+        "time that the learner waited for episodes since the start: more actors help",
+    ),
+    counter(
+        "learner_waited_for_labels_s", "s", "time that the learner waited for labels since the start: more scorers help"
+    ),
+    counter(
+        "learner_waited_for_store_s",
+        "s",
+        "time that the learner waited since the start while the store was full: a larger replay.max_store_gb helps",
+    ),
+    text("failing", "text", "what fails and why, while few tickets are given since everything fails"),
+    text("newest_failure", "text", "the newest failure, with the id of its episode"),
+)
+
+METRICS = (*_FLOW, *_STORED, *_PEERS)

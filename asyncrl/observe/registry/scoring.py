@@ -1,0 +1,39 @@
+"""The metrics of a scorer."""
+
+from __future__ import annotations
+
+from asyncrl.observe.registry.metric import made_by
+
+gauge, counter, _ = made_by("scoring")
+
+METRICS = (
+    counter("labelled", "trajectories", "trajectories with final labels, since the start"),
+    counter("handed_on", "trajectories", "trajectories with labels for a next kind, since the start"),
+    counter("failed", "trajectories", "trajectories whose scoring failed, since the start"),
+    counter("refused", "trajectories", "trajectories whose labels the replay refused, since the start"),
+    counter("waited", "trajectories", "trajectories that went back because a service was unavailable, since the start"),
+    gauge("tokens_per_s", "tokens/s", "tokens of scored trajectories a second, since the last row"),
+    gauge("idle", "share", "time since the last row without a trajectory to score"),
+    gauge("reward_mean", "reward", "mean reward since the last row"),
+    gauge("outcome_mean", "outcome", "mean outcome since the last row"),
+    gauge(
+        "accuracy_mean",
+        "share",
+        "episodes whose first rule or manager gave more than 0.5, since the last row",
+    ),
+    gauge("rule/RULE_mean", "", "mean of what a rule gave"),
+    gauge("manager/NAME_mean", "", "mean of a number that a reward manager gave as extra information"),
+    gauge("rules_mean", "", "mean of the rules' part of the reward, unweighted"),
+    gauge("manager_mean", "", "mean of the manager's part of the reward, unweighted"),
+    gauge("process_mean", "", "mean of the process model's part of the reward, unweighted"),
+    gauge("environment_mean", "", "mean of the environment's part of the reward, unweighted"),
+    gauge("PART_mean", "", "mean of another part of the reward, unweighted"),
+    gauge("steps_per_answer", "steps", "mean number of steps of an episode"),
+    gauge("length_mean", "tokens", "mean number of sampled tokens of an episode"),
+    gauge("first_step_share", "share", "sampled tokens that are in the first step"),
+    gauge("repeated_steps", "share", "steps that repeat another one"),
+    gauge("prm_agreement", "share", "episodes on which the aggregated step score and the rules agree"),
+    gauge("step_scores/POSITION/BIN", "share", "scores of first, inner or last steps in each bin, before shaping"),
+    gauge("hack_alarm", "0 or 1", "1 while the mean reward rises and prm_agreement falls"),
+    counter("hack_alarms", "alarms", "how often hack_alarm became 1, since the start"),
+)

@@ -1,0 +1,22 @@
+"""Which names of metrics the registry lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from asyncrl.observe.registry import BY_WRITER, describe
+
+ANY = "*"
+"""Stands for a part of a name that is computed."""
+
+
+def unknown(writer: str, names: Iterable[str]) -> list[str]:
+    """The names that a writer's files may not have, since nobody has said what they are. A name with a computed part is
+    known if a metric has the rest of it."""
+    known = [metric.name for metric in BY_WRITER.get(writer, ())]
+    return [
+        name
+        for name in names
+        if describe(writer, name) is None and not (ANY in name and any(fnmatchcase(each, name) for each in known))
+    ]
