@@ -40,6 +40,7 @@ FLOORS = (
     ("observe",),
     ("results",),
     ("launch", "compat"),
+    ("dashboard",),
     ("evaluate",),
     ("demo", "capacity", "doctor"),
     ("__main__",),

@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, Command] = {
     "stop": Command("asyncrl.launch.stop", "stop a run that another terminal or machine runs: `asyncrl stop RUN`"),
     "resume": Command("asyncrl.launch.resume", "go on with a run as its folder says: `asyncrl resume RUN [KEY=VALUE]`"),
     "status": Command("asyncrl.inspect.command", "watch a run: `asyncrl status RUN`"),
+    "dashboard": Command("asyncrl.dashboard.command", "a page with figures and episodes: `asyncrl dashboard RUN...`"),
     "inspect": Command(
         "asyncrl.inspect.command",
         f"look at a run: {', '.join(LOOKS)}",

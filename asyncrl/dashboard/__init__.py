@@ -1,0 +1,1 @@
+"""A page that shows runs as they go on and after: figures, health and episodes, served to one browser."""

@@ -1,0 +1,82 @@
+"""Who may read the page: whoever has its token, from a browser that believes to be on this machine.
+
+- The token is in the address that the command prints. The first answer sets it as a cookie, and the page then removes
+  it from the address, so that neither the history nor a shared link has it.
+- A site elsewhere whose name points to 127.0.0.1 is refused by the name in its requests (DNS rebinding).
+- Nothing can be changed, so a request that another site makes the browser send is harmless. It cannot read the answer.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
+
+LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+READING = ("GET", "HEAD")
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
+}
+
+
+class Access:
+    """Checks every request. `port` is the server's own, since cookies of one host are shared by all of its ports."""
+
+    def __init__(self, port: int, token: str | None = None) -> None:
+        self.token = token or secrets.token_urlsafe(24)
+        self._cookie = f"asyncrl-dashboard-{port}"
+
+    def admit(self, request: web.BaseRequest) -> bool:
+        """Whether the request has the token, in its cookie or in its address."""
+        return self._is_token(request.cookies.get(self._cookie, "")) or self.names_token(request)
+
+    def names_token(self, request: web.BaseRequest) -> bool:
+        """Whether the token is in the address."""
+        return self._is_token(request.query.get("token", ""))
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.token.encode())
+
+    def remember(self, response: web.StreamResponse) -> None:
+        """Have the browser send the token from now on."""
+        response.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict", path="/")
+
+
+def is_local(host: str) -> bool:
+    """Whether a Host header names this machine, by whatever port: an SSH tunnel has another one."""
+    return LOCAL.fullmatch(host) is not None
+
+
+def guard(access: Access) -> Middleware:
+    """Refuses what is not a reading request to this machine with the token, and closes every answer to other sites."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = _refusal(access, request)
+        response = refusal or await handler(request)
+        if refusal is None and access.names_token(request):
+            access.remember(response)
+        response.headers.update(HEADERS)
+        return response
+
+    return check
+
+
+def _refusal(access: Access, request: web.Request) -> web.Response | None:
+    if request.method not in READING:
+        return web.Response(status=405, text="this page only reads", headers={hdrs.ALLOW: ", ".join(READING)})
+    if not is_local(request.headers.get(hdrs.HOST, "")):
+        return web.Response(status=421, text="name this server 127.0.0.1 or localhost")
+    if not access.admit(request):
+        return web.Response(status=403, text="open the address that `asyncrl dashboard` printed, with its token")
+    return None

@@ -1,0 +1,80 @@
+"""What goes on in a run, in a few values and sentences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE
+from asyncrl.config.schema import TrainConfig
+from asyncrl.dashboard.lines import Row, open_lines
+from asyncrl.dashboard.runs import METRICS
+from asyncrl.errors import ConfigError
+from asyncrl.inspect.run import read_config
+from asyncrl.machine.owner import owner_of
+from asyncrl.observe.warnings import WINDOW, learning_warnings
+from asyncrl.results.summary import SUMMARY_FILE
+
+
+def run_state(folder: Path) -> dict[str, Any]:
+    """Whether somebody runs the folder now; else how it ended, `stopped` if it did not say."""
+    with suppress(OSError):
+        if owner_of(folder) is not None:
+            return {"state": "running"}
+    return {"state": str(_json(folder / SUMMARY_FILE).get("result", "stopped"))}
+
+
+def overview(folder: Path) -> dict[str, Any]:
+    """Keys: `state`; `folder`; `configuration`, the main choices by key; `steps`, those of the configuration, or None;
+    `roles`, by name their host, pid (0: none now) and restarts; `warnings`, sentences; `problems`, what could not be
+    read."""
+    problems: list[str] = []
+    config = None
+    try:
+        config = read_config(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else None
+    except ConfigError as error:
+        problems.append(str(error))
+    return {
+        **run_state(folder),
+        "folder": str(folder),
+        "configuration": _choices(config) if config else {},
+        "steps": config.learner.total_steps if config else None,
+        "roles": _json(folder / PROCESSES_FILE),
+        "warnings": _warnings(folder),
+        "problems": problems,
+    }
+
+
+def _choices(config: TrainConfig) -> dict[str, Any]:
+    return {
+        "model.path": config.model.path,
+        "algorithm.advantage": config.algorithm.advantage.name,
+        "algorithm.loss": config.algorithm.loss.name,
+        "learner.lr": config.learner.lr,
+        "learner.group_size": config.learner.group_size,
+        "replay.max_lag": config.replay.max_lag,
+        "engine.kind": config.engine.kind,
+    }
+
+
+def _warnings(folder: Path) -> list[str]:
+    # An earlier asyncrl wrote fewer metrics.
+    with suppress(KeyError):
+        return list(learning_warnings(newest_rows(folder, "learner", WINDOW), str(folder)).values())
+    return []
+
+
+def newest_rows(folder: Path, file: str, count: int) -> list[Row]:
+    """The last rows of a role's metrics."""
+    with open_lines(folder / METRICS / f"{file}.jsonl") as lines:
+        return [] if lines is None else lines.newest(count)
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_text())
+        return found if isinstance(found, dict) else {}
+    return {}

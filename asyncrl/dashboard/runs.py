@@ -1,0 +1,71 @@
+"""The runs that the page shows: their folders, and short keys for its addresses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.errors import ConfigError
+from asyncrl.inspect.run import RUNS
+
+METRICS = "metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRun:
+    """`key` names the run in addresses: letters, digits, dots, dashes and underscores. `name` is for people, and may
+    have any character that a folder may have."""
+
+    key: str
+    name: str
+    folder: Path
+
+
+def shown_runs(names: Iterable[str]) -> Mapping[str, ShownRun]:
+    """The runs that a command line names, by their keys: each a folder, or a name in runs/, or a folder of runs.
+
+    Raises ConfigError: a name is no run, or there is none at all.
+    """
+    folders = list(dict.fromkeys(folder for name in names for folder in _folders(name)))
+    if not folders:
+        raise ConfigError("name the runs to show, such as runs/NAME")
+    parents = {folder.parent for folder in folders}
+    found: dict[str, ShownRun] = {}
+    for folder in folders:
+        name = folder.name if len(parents) == 1 else f"{folder.parent.name}/{folder.name}"
+        key = _key(name, found)
+        found[key] = ShownRun(key, name, folder)
+    return found
+
+
+def _folders(name: str) -> list[Path]:
+    for folder in (Path(name), RUNS / name):
+        if _is_run(folder):
+            return [folder.resolve()]
+    within = sorted(each.resolve() for each in Path(name).glob("*") if _is_run(each))
+    if not within:
+        raise ConfigError(f"{name} is no run: name the folder of one, which has a {CONFIG_FILE}{_known()}")
+    return within
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() or (folder / METRICS).is_dir()
+
+
+def _known() -> str:
+    known = sorted(str(folder) for folder in RUNS.glob("*") if _is_run(folder))
+    return f"; there are {', '.join(known)}" if known else ""
+
+
+def _key(name: str, taken: Mapping[str, ShownRun]) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:80]
+    return next(key for key in _numbered(plain) if key not in taken)
+
+
+def _numbered(plain: str) -> Iterator[str]:
+    yield plain
+    yield from (f"{plain}-{number}" for number in count(2))

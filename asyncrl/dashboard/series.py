@@ -1,0 +1,105 @@
+"""The metrics files of a run as columns of numbers, for figures."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.dashboard.lines import LineFile, LineSpan, Row, open_lines
+from asyncrl.dashboard.runs import METRICS
+
+READ_WHOLE = 2 << 20
+"""A part of a file of up to so many bytes is shown row by row."""
+CATALOGUE_ROWS = 48
+"""The names of a file are those of so many of its rows: some, such as lag/7, are in few."""
+LONGEST_TEXT = 2000
+AXES = ("step", "time")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which part of a file to show. `names` are metrics; one that ends with * stands for all that begin so. `after` is
+    the cursor of an earlier answer: only what was written since. `first` and `last` are times, if only the rows between
+    are wanted."""
+
+    names: Sequence[str]
+    points: int = 1500
+    after: str = ""
+    first: float | None = None
+    last: float | None = None
+
+
+def read_series(folder: Path, file: str, wanted: Wanted) -> dict[str, Any]:
+    """The wanted columns of a role's metrics.
+
+    Keys: `step` and `time`, a number for each row that is shown; `columns`, the same by name, None where the row has
+    no such number; `rows`, how many there are in that part, estimated if only some were read; `all`, whether all are
+    shown; `reset`, whether the cursor was of another file, so that this is the whole; and `cursor`.
+    """
+    with open_lines(folder / METRICS / f"{file}.jsonl") as lines:
+        if lines is None:
+            return {"step": [], "time": [], "columns": {}, "rows": 0, "all": True, "reset": True, "cursor": ""}
+        span, reset = _span(lines, wanted)
+        shown_all = span.size <= READ_WHOLE
+        rows = list(lines.rows(span)) if shown_all else lines.sampled(span, wanted.points)
+        return {
+            **{axis: [_number(row.get(axis)) for row in rows] for axis in AXES},
+            "columns": {name: [_number(row.get(name)) for row in rows] for name in _matching(rows, wanted.names)},
+            "rows": len(rows) if shown_all else lines.estimated_rows(span),
+            "all": shown_all,
+            "reset": reset,
+            "cursor": f"{span.file}:{lines.whole.end}",
+        }
+
+
+def _span(lines: LineFile, wanted: Wanted) -> tuple[LineSpan, bool]:
+    whole = lines.whole
+    if wanted.first is not None and wanted.last is not None:
+        return lines.between(wanted.first, wanted.last), False
+    file, _, end = wanted.after.partition(":")
+    if file == str(whole.file) and end.isdecimal() and int(end) <= whole.end:
+        return LineSpan(whole.file, int(end), whole.end), False
+    return whole, True
+
+
+def _matching(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    exact = [name for name in names if not name.endswith("*")]
+    begins = tuple(name[:-1] for name in names if name.endswith("*"))
+    found = dict.fromkeys(name for row in rows for name in row if begins and name.startswith(begins))
+    return list(dict.fromkeys([*exact, *found]))
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def metrics_files(folder: Path) -> dict[str, str]:
+    """The roles that have written metrics, each with a word that changes when its file does."""
+    try:
+        with os.scandir(folder / METRICS) as entries:
+            found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".jsonl")]
+    except FileNotFoundError:
+        return {}
+    return {name.removesuffix(".jsonl"): f"{status.st_ino}:{status.st_size}" for name, status in sorted(found)}
+
+
+def catalogue(folder: Path) -> dict[str, dict[str, Any]]:
+    """The newest value of each metric, by file and name: a number, or the beginning of a text."""
+    return {file: _newest(folder, file) for file in metrics_files(folder)}
+
+
+def _newest(folder: Path, file: str) -> dict[str, Any]:
+    with open_lines(folder / METRICS / f"{file}.jsonl") as lines:
+        rows = lines.sampled(lines.whole, CATALOGUE_ROWS) if lines is not None else []
+    newest: dict[str, Any] = {}
+    for row in rows:
+        newest.update(row)
+    return {name: _plain(value) for name, value in newest.items() if name not in AXES}
+
+
+def _plain(value: Any) -> float | str | None:
+    return value[:LONGEST_TEXT] if isinstance(value, str) else _number(value)

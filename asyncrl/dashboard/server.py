@@ -1,0 +1,122 @@
+"""The server of the page: its files, and what they ask for under /api/, made from the run's folder at each request.
+
+| address | answer |
+| --- | --- |
+| / and FILE | the page; FILE is one of `page/` |
+| /api/runs | the runs with their states and how far each metrics file is: what the page polls |
+| /api/runs/RUN/overview | what goes on, warnings, roles, configuration |
+| /api/runs/RUN/catalogue | all metrics with their newest values and meanings |
+| /api/runs/RUN/series?file=FILE&name=NAME... | columns of numbers |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from asyncrl.dashboard.access import Access, guard
+from asyncrl.dashboard.overview import overview, run_state
+from asyncrl.dashboard.runs import ShownRun
+from asyncrl.dashboard.series import Wanted, catalogue, metrics_files, read_series
+from asyncrl.errors import AsyncrlError
+
+log = logging.getLogger(__name__)
+
+PAGE = Path(__file__).parent / "page"
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+MOST_POINTS = 5000
+Answer = Callable[[ShownRun, web.Request], Any]
+"""Reads a run's folder, in a thread of its own, and gives plain values."""
+
+
+def application(runs: Mapping[str, ShownRun], access: Access) -> web.Application:
+    """The server of these runs."""
+    app = web.Application(middlewares=[guard(access), _with_reasons])
+    # What comes behind /api/runs/RUN/, which may have {names} of its own for `request.match_info`.
+    answers: Mapping[str, Answer] = {
+        "overview": lambda run, _: overview(run.folder),
+        "catalogue": lambda run, _: catalogue(run.folder),
+        "series": _series,
+    }
+    app.add_routes([web.get("/", _page_file("index.html"))])
+    app.add_routes([web.get(f"/{name}", _page_file(name)) for name in _page_files()])
+    app.add_routes([web.get("/api/runs", _all_runs(runs))])
+    app.add_routes([web.get(f"/api/runs/{{run}}/{name}", _of_run(runs, answer)) for name, answer in answers.items()])
+    return app
+
+
+def _page_files() -> list[str]:
+    return [str(path.relative_to(PAGE)) for path in sorted(PAGE.rglob("*")) if path.suffix in TYPES]
+
+
+def _page_file(name: str) -> Handler:
+    path = PAGE / name
+
+    async def send(_: web.Request) -> web.Response:
+        return web.Response(body=path.read_bytes(), content_type=TYPES[path.suffix], charset="utf-8")
+
+    return send
+
+
+def _all_runs(runs: Mapping[str, ShownRun]) -> Handler:
+    def states() -> list[dict[str, Any]]:
+        return [
+            {"key": run.key, "name": run.name, **run_state(run.folder), "files": metrics_files(run.folder)}
+            for run in runs.values()
+        ]
+
+    async def send(_: web.Request) -> web.Response:
+        return as_json(await asyncio.to_thread(states))
+
+    return send
+
+
+def _of_run(runs: Mapping[str, ShownRun], answer: Answer) -> Handler:
+    async def send(request: web.Request) -> web.Response:
+        run = runs.get(request.match_info["run"])
+        if run is None:
+            raise web.HTTPNotFound(text="there is no such run on this page")
+        return as_json(await asyncio.to_thread(answer, run, request))
+
+    return send
+
+
+def _series(run: ShownRun, request: web.Request) -> dict[str, Any]:
+    query = request.query
+    file = query.get("file", "")
+    if file not in metrics_files(run.folder):
+        raise web.HTTPNotFound(text="this run has no such metrics file")
+    try:
+        wanted = Wanted(
+            query.getall("name", []),
+            min(MOST_POINTS, max(2, int(query.get("points", "1500")))),
+            query.get("after", ""),
+            float(query["from"]) if "from" in query else None,
+            float(query["to"]) if "to" in query else None,
+        )
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=str(error)) from error
+    return read_series(run.folder, file, wanted)
+
+
+def as_json(value: Any) -> web.Response:
+    """Plain values as ASCII, so that text with halves of surrogate pairs arrives as it is."""
+    return web.Response(body=json.dumps(value, allow_nan=False).encode(), content_type="application/json")
+
+
+@web.middleware
+async def _with_reasons(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A run's folder that cannot be read is told on the page, and harms no other answer."""
+    try:
+        return await handler(request)
+    except (AsyncrlError, OSError) as error:
+        return web.json_response({"error": str(error)}, status=503)
+    except web.HTTPException as error:
+        return web.json_response({"error": error.text}, status=error.status)

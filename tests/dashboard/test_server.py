@@ -1,0 +1,92 @@
+"""Who gets an answer from the page's server, and what it tells of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.dashboard.access import is_local
+from asyncrl.dashboard.runs import shown_runs
+from asyncrl.errors import ConfigError
+from tests.dashboard.support import TOKEN, answer, make_run, values
+
+
+@pytest.mark.parametrize("path", ["/", "/main.js", "/api/runs", "/api/runs/one/overview", "/nothing"])
+def test_nothing_is_told_without_the_token(tmp_path: Path, path: str) -> None:
+    for token in ("", "another", TOKEN[:-1], "\xff"):
+        assert answer([make_run(tmp_path / "one")], path, token=token)[0] == 403
+
+
+def test_the_address_with_the_token_makes_the_browser_remember_it(tmp_path: Path) -> None:
+    status, headers, _ = answer([make_run(tmp_path / "one")], f"/?token={TOKEN}", token="")
+    assert status == 200
+    cookie = headers["Set-Cookie"]
+    assert TOKEN in cookie
+    assert {"HttpOnly", "SameSite=Strict"} <= {part.strip() for part in cookie.split(";")}
+
+
+def test_another_site_can_neither_take_the_server_for_its_own_nor_frame_the_page(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "one")
+    assert answer([run], "/", {"Host": "evil.example"})[0] == 421
+    assert answer([run], "/", {"Host": "localhost:9"})[0] == 200  # an SSH tunnel
+    policy = answer([run], "/")[1]["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        *[(host, True) for host in ("127.0.0.1", "127.0.0.1:80", "LocalHost:8080", "[::1]:1", "[::1]")],
+        *[(host, False) for host in ("", "localhost.evil.example", "127.0.0.1.evil", "localhost:", "a@localhost")],
+    ],
+)
+def test_only_names_of_this_machine_are_its_own(host: str, local: bool) -> None:
+    assert is_local(host) is local
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_nothing_can_be_changed(tmp_path: Path, method: str) -> None:
+    assert answer([make_run(tmp_path / "one")], "/api/runs", method=method)[0] == 405
+
+
+def test_files_outside_of_the_page_and_the_metrics_are_not_served(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one")
+    (run / "secret.jsonl").write_text("{}\n")
+    for path in ("/../server.py", "/%2e%2e/server.py", "/api/runs/one/series?file=../secret", "/api/runs/two/overview"):
+        assert answer([run], path)[0] == 404
+
+
+def test_a_run_has_a_key_for_addresses_whatever_its_name_is(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name) for name in ("a b", "a_b", "<script>\u202e", "\udcff")]
+    runs = shown_runs(map(str, folders))
+    assert list(runs) == ["a_b", "a_b-2", "_script_", "_"]
+    assert [run["name"] for run in values(folders, "/api/runs")] == [folder.name for folder in folders]
+
+
+def test_a_folder_of_runs_stands_for_its_runs(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        make_run(tmp_path / name)
+    (tmp_path / "notes").mkdir()
+    assert list(shown_runs([str(tmp_path)])) == ["one", "two"]
+    assert list(shown_runs([str(tmp_path / "two"), str(tmp_path)])) == ["two", "one"]
+
+
+def test_what_is_no_run_is_refused_with_how_to_mend_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name the folder of one"):
+        shown_runs([str(tmp_path / "nothing")])
+
+
+def test_runs_of_one_name_in_two_folders_are_told_apart(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / place / "run") for place in ("old", "new")]
+    assert [run.name for run in shown_runs(map(str, folders)).values()] == ["old/run", "new/run"]
+
+
+def test_a_run_without_a_configuration_is_shown_as_far_as_it_can_be(tmp_path: Path) -> None:
+    found = values([make_run(tmp_path / "one")], "/api/runs/one/overview")
+    assert found["configuration"] == {}
+    assert found["steps"] is None
+    assert found["state"] == "stopped"
