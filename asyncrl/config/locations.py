@@ -22,6 +22,8 @@ PROCESSES_FILE = "processes.json"
 """The file in a run's folder in which the supervisor tells where each role runs."""
 CHECKPOINTS = "checkpoints"
 """The folder in a run's folder with its checkpoints."""
+CARD_FILES = ("README.md", "curves.png")
+"""The model card beside an exported model, and its picture. An export leaves those that are there."""
 ALIVE_FOLDER = "alive"
 """The folder in a run's folder with the heartbeats of its roles."""
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True, slots=True)
-class GpuFact:
-    """A GPU as its driver describes it; memory is in MiB."""
-
-    name: str
-    memory: int
-    used: int
-    compute_mode: str
+from asyncrl.machine.gpus import GpuFact
 
 
 @dataclass(frozen=True, slots=True)

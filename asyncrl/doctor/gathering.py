@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import platform
 import resource
@@ -20,20 +19,19 @@ from asyncrl.config.schema import EngineConfig
 from asyncrl.doctor.facts import (
     AcceleratorFacts,
     AddressFact,
-    GpuFact,
     HostFacts,
     KeyFacts,
     LimitFacts,
     PackageFacts,
 )
 from asyncrl.doctor.sharing import share
+from asyncrl.machine.gpus import driver_gpus
 from asyncrl.text import reason_of
 
 PCI, NVIDIA, DISPLAY = Path("/sys/bus/pci/devices"), "0x10de", "0x03"
 RDMA = Path("/sys/class/infiniband")
 OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LINUX_FIRST_PORT = 32768
-QUERY = ("name", "memory.total", "memory.used", "compute_mode", "driver_version")
 PROGRAM_S = 60.0
 ALIKE = ("asyncrl", "torch", "transformers", "msgspec")
 """Packages that must be alike on all hosts of a run: they compute log-probs, or write and read messages."""
@@ -61,7 +59,7 @@ def gather(
 
 
 def _accelerators() -> AcceleratorFacts:
-    gpus, driver, driver_error = _driver()
+    gpus, driver, driver_error = driver_gpus()
     torch_gpus, torch_cuda, torch_error, nccl = _torch()
     return AcceleratorFacts(
         devices=_devices(),
@@ -83,27 +81,6 @@ def _devices() -> int:
 
     devices = PCI.iterdir() if PCI.is_dir() else ()
     return sum(read(each / "vendor") == NVIDIA and read(each / "class").startswith(DISPLAY) for each in devices)
-
-
-def _driver() -> tuple[list[GpuFact], str, str]:
-    """The GPUs that the driver shows, its version, and why it shows none."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
-    if shutil.which(command[0]) is None:
-        return [], "", "there is no nvidia-smi"
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [], "", reason_of(error)
-    if output.returncode:
-        return [], "", (output.stdout + output.stderr).strip()
-    rows = [[cell.strip() for cell in row] for row in csv.reader(output.stdout.splitlines()) if row]
-    gpus = [GpuFact(name, _mib(total), _mib(used), mode) for name, total, used, mode, _ in rows]
-    return gpus, rows[0][-1] if rows else "", ""
-
-
-def _mib(text: str) -> int:
-    # A GPU that shares the host's memory has "[N/A]" there.
-    return int(text) if text.isdecimal() else 0
 
 
 def _torch() -> tuple[int, str, str, str]:

@@ -3,7 +3,7 @@
 Works on the CPU, while the run runs and after it, and changes nothing of the run. RUN is the folder of a run, such as
 runs/NAME, or its name. Without --step it takes the newest checkpoint, with `--step best` the one with the best
 evaluation that a run with learner.keep_best has. The folder has the same files as the folder
-`model` that a finished run writes: the weights in model.dtype, the configuration and the tokenizer.
+`model` that a finished run writes: the weights in model.dtype, the configuration, the tokenizer and a model card.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.evaluate.runs import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
 from asyncrl.inspect.run import require_run
+from asyncrl.results.card import write_card
 
 
 def main() -> None:
@@ -61,6 +62,7 @@ def export_run(name: str, steps: int | str | None = None, to: Path | None = None
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists already: remove it, or name another folder by --to")
     write_policy(config.model, checkpoint, folder)
+    write_card(run, folder, checkpoint.steps)
     return folder
 
 

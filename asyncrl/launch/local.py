@@ -43,6 +43,8 @@ from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
 from asyncrl.observe.terminal import TerminalTable
+from asyncrl.results.card import write_card
+from asyncrl.results.environment import record_environment
 from asyncrl.results.summary import report
 
 log = logging.getLogger("asyncrl.train")
@@ -165,6 +167,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         placement = place(config, placement.hosts)
         prepare_data(config, stop)
         resumed = claim_or_begin_anew(config, run_dir)
+        record_environment(run_dir)
         record_left_open(run_dir, given, config)
         if is_past_its_steps(config, run_dir):
             return True
@@ -199,9 +202,21 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
             reason = str(error)
             raise
         finally:
+            if result == "done":
+                _write_card(config, run_dir)
             resume = how_to_resume() if how_to_resume else shlex.join(["asyncrl", "resume", str(run_dir)])
             sys.stderr.write(report(run_dir, config.learner.total_steps, result, reason, resume))
         return done
+
+
+def _write_card(config: TrainConfig, run_dir: Path) -> None:
+    """Describe the exported model beside it. The run is done, and no fault of its card changes that."""
+    if not config.learner.export or not (run_dir / "model").is_dir():
+        return
+    try:
+        write_card(run_dir, run_dir / "model")
+    except Exception as error:  # noqa: BLE001 - metrics of any version are read here, and a library draws them
+        log.warning("%s has no model card: %r", run_dir / "model", error)
 
 
 def _scale(
@@ -235,6 +250,7 @@ def _train_on_other_host(config: TrainConfig) -> bool:
     with exclusively(folder):
         end_here(folder, stop)
         write_whole(folder / CONFIG_FILE, yaml.safe_dump(asdict(config), sort_keys=False))
+        record_environment(folder)
         supervisor = Supervisor(
             [each for each in role_commands(placement, folder / CONFIG_FILE) if each.name == "learner"],
             folder,

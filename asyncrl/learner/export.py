@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
+from asyncrl.config.locations import CARD_FILES
 from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.checkpoint import read_policy
 from asyncrl.learner.gathering import gather_all
@@ -51,6 +52,9 @@ def _write(policy: Policy, tensors: Mapping[str, Tensor], config: ModelConfig, f
         policy.model.save_pretrained(partial, state_dict=dict(tensors), save_original_format=False)
         # Its config names the dtype in which the learner keeps its weights.
         folder_writer(config)(partial)
+    # A card may have been written by hand.
+    for card in filter(Path.exists, (folder / name for name in CARD_FILES)):
+        shutil.copy2(card, partial)
     for each in (*partial.iterdir(), partial):
         sync(each)
     shutil.rmtree(folder, ignore_errors=True)

@@ -12,13 +12,13 @@ from asyncrl.doctor.facts import (
     AcceleratorFacts,
     AddressFact,
     FolderFacts,
-    GpuFact,
     HostFacts,
     HostMark,
     KeyFacts,
     LimitFacts,
     PackageFacts,
 )
+from asyncrl.machine.gpus import GpuFact
 
 GPU = GpuFact("NVIDIA H200", 143_771, 0, "Default")
 MARK = HostMark("one", 0.0, {"torch": "2.13.0"}, "key")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from asyncrl.config.locations import CARD_FILES
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.evaluate.export import export_run, main
 from asyncrl.learner.checkpoint_files import COMPLETE
@@ -44,7 +45,8 @@ def test_any_checkpoint_becomes_a_folder_and_the_newest_is_what_the_run_wrote(
     main()
     newest = run / "exports" / "step-000006"
     assert capsys.readouterr().out == f"{newest}\n"
-    assert contents(newest) == contents(run / "model")
+    card = {name: (newest / name).read_bytes() for name in CARD_FILES}
+    assert contents(newest) == contents(run / "model") | card
     earlier = contents(export_run(str(run), 4, run / "four"))
     assert earlier.keys() == contents(newest).keys()
     assert earlier["model.safetensors"] != contents(newest)["model.safetensors"]
