@@ -12,7 +12,7 @@ from asyncrl.config.changes import ConfigChange
 from asyncrl.ids import feed_group, ticket_id
 from asyncrl.replay.client import read_leases
 from asyncrl.replay.protocol import FailEpisode, FailScoring, RenewLease
-from asyncrl.types import BatchPlan, Labels, Lease, Ticket, Trajectory
+from asyncrl.types import BatchPlan, Labels, Lease, Task, Ticket, Trajectory
 from tests.replay.support import Core, make_settings
 
 
@@ -91,6 +91,9 @@ class FakeReplay:
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
         return self.core.fetch(ids)
+
+    def task(self, name: str) -> Task | None:
+        return self.core.task(name)
 
     def published(self, version: int) -> None:
         self.calls.append(("published", version))

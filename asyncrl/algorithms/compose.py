@@ -17,7 +17,7 @@ from torch import Tensor
 from asyncrl.algorithms.advantages.prime import Prime
 from asyncrl.algorithms.batch import Episodes, Reduce, Tokens, Totals
 from asyncrl.algorithms.composition import Composition
-from asyncrl.algorithms.forward import forward
+from asyncrl.algorithms.forward import forward, importance
 from asyncrl.algorithms.losses.implicit import implicit_loss, implicit_summary
 from asyncrl.algorithms.losses.value import value_loss
 from asyncrl.algorithms.metrics import summarise
@@ -92,6 +92,12 @@ class Algorithm:
         something is missing.
         """
         return forward(self.parts, self.kl_weight, logprobs, tokens, totals, entropy)
+
+    @torch.no_grad()
+    def importance(self, logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """The proximal log-probs float[N], and the importance weights float[N] with which `loss` counts the tokens, 0
+        where it drops one; both are 0 on tokens that are masked. All else is as in `loss`."""
+        return importance(self.parts, logprobs, tokens)
 
     def value_loss(self, values: Tensor, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
         """This micro-batch's part of the critic's loss, and additive sums; values float[N] with gradient."""

@@ -67,6 +67,14 @@ def forward(
     return torch.stack(list(losses.values())).sum(), sums
 
 
+def importance(parts: Composition, logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """`compose.Algorithm.importance`."""
+    this = _pass(parts, hold(logprobs, tokens), held(tokens))
+    everything, updates = this.everything, this.updates
+    weights = torch.ones_like(updates.behaviour) if this.weights is None else this.weights
+    return everything.view.scatter(everything.proximal), updates.view.scatter(weights)
+
+
 def _streamed(parts: Composition, everything: Updates, tokens: Tokens) -> dict[str, TokenLosses]:
     """The weighed losses of the streams beside the policy's, by name."""
     reference = None if tokens.reference is None else everything.view.take(tokens.reference)

@@ -18,7 +18,7 @@ from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.shards import ShardedReplay
 from asyncrl.replay.stored import StoredRun
-from asyncrl.types import BatchPlan, Labels, Trajectory
+from asyncrl.types import BatchPlan, Labels, Task, Trajectory
 
 T = TypeVar("T")
 
@@ -37,7 +37,11 @@ class BatchSource(Protocol):
 
     def plan_ahead(self, step: int) -> BatchPlan | None: ...
 
-    # A source without actors inherits what follows: nobody waits for its versions, or evaluates them.
+    # A source without actors inherits what follows: it has no tasks, and nobody waits for its versions, or evaluates
+    # them.
+
+    def task(self, name: str) -> Task | None:
+        return None
 
     def published(self, version: int) -> None:
         return None

@@ -21,6 +21,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import InvariantError
 from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.bundles import schedule_shared
+from asyncrl.learner.keeping import EpisodeKeeper, Sample
 from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.prefixes import EVERY, WORTHWHILE, Sharing
 from asyncrl.learner.ranks import Ranks
@@ -46,12 +47,13 @@ class PackedModel(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedBatch:
-    """What one rank needs to train a plan."""
+    """What one rank needs to train a plan, and to keep a sample of it."""
 
     plan: BatchPlan
     minibatches: Sequence[Minibatch]
     episodes: Episodes
     batch: LocalBatch
+    sample: Sample
 
 
 @dataclass(eq=False)
@@ -64,6 +66,7 @@ class BatchFetcher:
     policy: PackedModel
     flops: ForwardFlops
     replay: BatchSource
+    keeper: EpisodeKeeper | None = None
     _next: tuple[int, Future[FetchedBatch | None]] | None = field(default=None, init=False)
 
     def take(self, plan: BatchPlan) -> FetchedBatch:
@@ -111,7 +114,11 @@ class BatchFetcher:
         episodes = build_episodes(plan, labels, device, self.config.algorithm.greedy_sibling)
         least = self.history.at(plan.step).learner.min_grammar_mass
         batch = build_local_batch(members, trajectories, device, sharing, least)
-        return FetchedBatch(plan, minibatches, episodes, batch)
+        sample = Sample(plan)
+        if self.keeper is not None:
+            own = dict(zip(members, trajectories, strict=True))
+            sample = self.keeper.sample(plan, labels, own, self.replay)
+        return FetchedBatch(plan, minibatches, episodes, batch, sample)
 
     def _sharing(self, step: int) -> Sharing | None:
         shares = self.history.at(step).learner.shared_prefixes

@@ -29,6 +29,7 @@ from asyncrl.learner.colocation import Turns
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.fetching import BatchFetcher
 from asyncrl.learner.gathering import gather, plan_gather
+from asyncrl.learner.keeping import EpisodeKeeper
 from asyncrl.learner.packing import LocalBatch
 from asyncrl.learner.profiling import profiled
 from asyncrl.learner.ranks import Ranks
@@ -76,12 +77,15 @@ class Learner:
     stop: threading.Event
     failures: StepFailures
     turns: Turns
+    keeper: EpisodeKeeper
 
     def __post_init__(self) -> None:
         policy = self.trainer.policy.module
         device, dtype = self.ranks.device, DTYPES[self.config.model.dtype]
         self._flops = ForwardFlops.of(policy, policy.model.config)
-        self._fetcher = BatchFetcher(self.config, self.history, self.ranks, policy, self._flops, self.replay)
+        self._fetcher = BatchFetcher(
+            self.config, self.history, self.ranks, policy, self._flops, self.replay, self.keeper
+        )
         self._peak = measured_peak(device, dtype) if device.type == "cuda" else None
         self.progress = self.checkpoints.restore(self.trainer.models) or Progress()
         self._kept = self.progress.step
@@ -217,8 +221,11 @@ class Learner:
                 with phases("train"):
                     # A stop between two passes comes before the first update where a step has only one.
                     self._is_whole = len(minibatches) == 1
-                    result = self.trainer.learn(plan.step, batch, episodes, minibatches)
+                    seen = self.keeper.seen(fetched.sample, batch)
+                    result = self.trainer.learn(plan.step, batch, episodes, minibatches, seen)
                     self._is_whole = False
+                with phases("keep"):
+                    self.keeper.keep(fetched.sample, self.trainer.algorithm, batch, seen)
         return TrainedStep(episodes, batch, result)
 
     def _together(self, request: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -337,4 +344,5 @@ class Learner:
             pushed = self.publisher.measured if self.publisher is not None else {}
             weights = {f"weights/{name}": value for name, value in pushed.items()}
             learning_rate = self.trainer.policy.learning_rate(row.step)
-            self.metrics.log(row.step, {**row.values(self._peak), **weights, "lr": learning_rate})
+            kept = self.keeper.values()
+            self.metrics.log(row.step, {**row.values(self._peak), **weights, **kept, "lr": learning_rate})

@@ -26,6 +26,7 @@ from asyncrl.learner.critic import load_critic
 from asyncrl.learner.determinism import be_deterministic
 from asyncrl.learner.export import export, folder_writer
 from asyncrl.learner.failures import StepFailures
+from asyncrl.learner.keeping import open_keeper
 from asyncrl.learner.launcher import Membership
 from asyncrl.learner.leaving import Leaving
 from asyncrl.learner.loop import Learner
@@ -40,6 +41,7 @@ from asyncrl.machine.activity import Activity
 from asyncrl.machine.gpu_lock import LearnerLock
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.network.keys import client_keys, server_keys
+from asyncrl.observe.kept.writing import remove_kept
 from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import metrics_file, open_learner_metrics, remove_steps
 from asyncrl.weights.broadcast import Broadcaster
@@ -189,13 +191,25 @@ def _train(
     folder = locations.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop, learner.keep_best)
     failures = StepFailures(folder / f"learner-{ranks.rank}-failures.json")
-    loop = Learner(
-        config, history, ranks, trainer, checkpoints, replay, publisher, metrics, evaluations, stop, failures, turns
-    )
-    if ranks.rank == 0:
-        _remove_repeated(folder, loop.progress)
-    process.freeze_heap()
-    with closing(checkpoints):
+    with closing(checkpoints), closing(open_keeper(config, ranks)) as keeper:
+        loop = Learner(
+            config,
+            history,
+            ranks,
+            trainer,
+            checkpoints,
+            replay,
+            publisher,
+            metrics,
+            evaluations,
+            stop,
+            failures,
+            turns,
+            keeper,
+        )
+        if ranks.rank == 0:
+            _remove_repeated(folder, loop.progress)
+        process.freeze_heap()
         loop.train()
     if learner.export:
         turns.begin(Phases(ranks.activity.enter))
@@ -215,6 +229,8 @@ def _largest_pass(history: ConfigHistory) -> list[int]:
 
 
 def _remove_repeated(run_dir: Path, done: Progress) -> None:
-    """Remove the metrics of the steps and evaluations that an earlier learner reported, and that this one repeats."""
+    """Remove the metrics and the kept episodes of the steps and evaluations that an earlier learner reported, and that
+    this one repeats."""
+    remove_kept(run_dir, done.step)
     remove_steps(metrics_file(run_dir, "learner"), lambda step: step >= done.step)
     remove_steps(metrics_file(run_dir, "evaluation"), lambda step: step >= done.step or step in done.evaluations)

@@ -138,15 +138,22 @@ class Trainer:
             this = batch.forward_pass(members)
             yield (this.padded() if self.policy.module.pads_passes else this).to(self.ranks.device)
 
-    def learn(self, step: int, batch: LocalBatch, episodes: Episodes, minibatches: Sequence[Minibatch]) -> StepResult:
+    def learn(
+        self,
+        step: int,
+        batch: LocalBatch,
+        episodes: Episodes,
+        minibatches: Sequence[Minibatch],
+        seen: Tensor | None = None,
+    ) -> StepResult:
         """One update for each minibatch. The host waits for the GPU once an update, and in a pass only where the
-        algorithm drops tokens."""
+        algorithm drops tokens. `seen` float32[N], if given, gets the log-probs of the policy that its passes give."""
         result, sums = StepResult(), Sums()
         for minibatch in minibatches:
             for number, each in enumerate(self._passes(batch, minibatch), 1):
                 for model in self.models.values():
                     model.begin_pass(is_last=number == len(minibatch.passes))
-                for name, value in self._backward(batch, episodes, each, minibatch.totals).items():
+                for name, value in self._backward(batch, episodes, each, minibatch.totals, seen).items():
                     value = value.detach().double()
                     sums[name] = sums[name] + value if name in sums else value
             self.ranks.leave_if(self.stop.is_set(), updating=True)
@@ -160,11 +167,15 @@ class Trainer:
         result.summary |= self.algorithm.summary(total, episodes) | critic_summary(total)
         return result
 
-    def _backward(self, batch: LocalBatch, episodes: Episodes, this: ForwardPass, totals: Totals) -> Sums:
+    def _backward(
+        self, batch: LocalBatch, episodes: Episodes, this: ForwardPass, totals: Totals, seen: Tensor | None
+    ) -> Sums:
         """Add the gradients of one pass to those of all models; its sums."""
         algorithm, packed, rows = self.algorithm, this.packed, this.rows
         tokens = replace(batch.tokens.select(rows), view=this.view)
         logprobs, entropy = self.policy.module(packed, algorithm.needs_entropy)
+        if seen is not None and len(rows):
+            seen[rows] = logprobs.detach().to(seen.dtype)
 
         def policy_loss() -> tuple[Tensor, Sums]:
             loss, sums = algorithm.loss(logprobs, tokens, totals, entropy)

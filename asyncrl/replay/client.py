@@ -43,7 +43,7 @@ from asyncrl.replay.protocol import (
     encode_request,
 )
 from asyncrl.text import cut
-from asyncrl.types import BatchPlan, Labels, Lease, RunIdentity, Ticket, Trajectory
+from asyncrl.types import BatchPlan, Labels, Lease, RunIdentity, Task, Ticket, Trajectory
 from asyncrl.wire import (
     MAX_REASON_CHARS,
     Buffer,
@@ -197,6 +197,10 @@ class ReplayClient:
         batches = [list(ids[start : start + MAX_FETCH]) for start in range(0, len(ids), MAX_FETCH)]
         answers = self._send_all([(protocol.Fetch(table, batch), ()) for batch in batches], FETCH_CREDITS)
         return (_stored(frame) for answer in answers for frame in answer.frames)
+
+    def task(self, name: str) -> Task | None:
+        """The task of which the trajectory `name` is an episode; None: the replay does not know it."""
+        return self._ask(protocol.GetTask(name), protocol.TASK)
 
     def published(self, version: int) -> None:
         """The learner has published `version`."""

@@ -147,6 +147,12 @@ class Fetch(ReplayRequest, frozen=True):
     ids: Annotated[list[Name], Meta(max_length=MAX_FETCH)]
 
 
+class GetTask(ReplayRequest, frozen=True):
+    """The task of which a trajectory is an episode; none where it is not known."""
+
+    id: Name
+
+
 class Published(ReplayRequest, frozen=True):
     """The learner has published a policy version."""
 
@@ -268,7 +274,7 @@ class Reply:
 NUMBER, TEXT = Decoder(int), Decoder(str)
 VALUES, RESULT = Decoder(dict[str, Any]), Decoder(dict[str, Any] | None)
 TICKETS, PLAN, LEASES = Decoder(list[Ticket]), Decoder(BatchPlan | None), Decoder(list[LeasedTask])
-CHANGES = Decoder(list[ConfigChange])
+CHANGES, TASK = Decoder(list[ConfigChange]), Decoder(Task | None)
 _HEADER = Decoder(_Header)
 _RUN = Decoder(RunIdentity | None)
 _REQUESTS = {

@@ -78,7 +78,8 @@ class TrajectoryRecord(Record):
     plans that name it, `last_plan` is the newest of them, and `trained` counts those that a checkpoint covers. `lag` is
     that at its newest plan or at its eviction; -1 before. `turns` counts the policy's own, `seconds` is the length of
     the episode, and `reason` says why it was evicted, filtered, dropped or given up. `process` is the score of its
-    steps as one number, if a process model scored them, and `vote` the answer in short (see `Labels`).
+    steps as one number, if a process model scored them, and `vote` the answer in short (see `Labels`). `row` is the
+    task's row in the training or evaluation file; -1 in imported stores and those of earlier versions.
     """
 
     table = "trajectories"
@@ -104,6 +105,7 @@ class TrajectoryRecord(Record):
     reason: str = ""
     process: float | None = None
     vote: str = ""
+    row: int = -1
 
 
 class GroupRecord(Record):

@@ -184,6 +184,9 @@ class ReplayService:
                 plan = self._planning.plan(tx, request.step)
                 self._waits.asked(plan is not None, lambda: self._planning.missing(tx))
                 return None if plan is None else Reply(plan)
+            case protocol.GetTask():
+                record = TrajectoryRecord.load(tx, request.id)
+                return Reply(None if record is None else self._settings.task_of(request.id, record))
             case protocol.Published():
                 self._planning.published(tx, request.version)
             case protocol.Checkpointed():

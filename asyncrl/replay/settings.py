@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from asyncrl.ids import is_evaluation
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.pinned import pinned_tasks
-from asyncrl.replay.records import GroupRecord
+from asyncrl.replay.records import GroupRecord, TrajectoryRecord
 from asyncrl.replay.sampling import Fifo, Filters, Sampler
 from asyncrl.types import Task
 
@@ -69,6 +70,11 @@ class ReplaySettings:
 
     def task(self, group: GroupRecord) -> Task:
         return self.feed.tasks[group.row] if group.training else self.held_out[group.row]
+
+    def task_of(self, name: str, trajectory: TrajectoryRecord) -> Task | None:
+        """The task of a trajectory of that id; None where its record does not have the row."""
+        tasks = self.held_out if is_evaluation(name) else self.feed.tasks
+        return tasks[trajectory.row] if 0 <= trajectory.row < len(tasks) else None
 
     def temperature_of(self, group: GroupRecord, member: int) -> float:
         greedy = self.greedy_sibling and member == 0 if group.training else self.eval_attempts == 1

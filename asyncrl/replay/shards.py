@@ -16,7 +16,7 @@ from asyncrl.config.changes import ConfigChange
 from asyncrl.ids import shard_of
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.tally import SOURCES, joined
-from asyncrl.types import BatchPlan, Labels, Trajectory
+from asyncrl.types import BatchPlan, Labels, Task, Trajectory
 
 T = TypeVar("T")
 
@@ -57,6 +57,10 @@ class ShardedReplay:
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
         """Trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
         return self._by_id(ids, lambda client, own: client.fetch(own))
+
+    def task(self, name: str) -> Task | None:
+        """The task of which the trajectory `name` is an episode; None: its shard does not know it."""
+        return self._clients[shard_of(name, len(self._clients))].task(name)
 
     def published(self, version: int) -> None:
         """The learner has published `version`."""

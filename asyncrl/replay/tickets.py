@@ -173,6 +173,7 @@ class TicketQueue:
             finish=trajectory.finish,
             seconds=sum(trajectory.timings.values()),
             data_source=self._settings.task(group).data_source,
+            row=group.row,
         )
         tx.afterwards(self._backoff.succeeded, EPISODES)
         tx.afterwards(self._limit.succeeded, name)

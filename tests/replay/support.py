@@ -24,7 +24,7 @@ from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
-from asyncrl.types import BatchPlan, Labels, RunIdentity, Ticket, Trajectory
+from asyncrl.types import BatchPlan, Labels, RunIdentity, Task, Ticket, Trajectory
 from asyncrl.wire import (
     Buffer,
     Message,
@@ -174,6 +174,10 @@ class Core:
         reply = self.call(Call("Fetch", 1, protocol.Fetch(table, list(ids))))
         assert reply is not None
         return [decode(split(frame)) for frame in reply.frames]
+
+    def task(self, name: str) -> Task | None:
+        task: Task | None = self.ask(protocol.GetTask(name))
+        return task
 
     def skip(self, step: int, reason: str = "poison") -> int:
         return int(self.ask(protocol.SkipPlan(step, reason)))

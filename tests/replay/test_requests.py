@@ -34,6 +34,7 @@ VALID: list[ReplayRequest] = [
     protocol.Configure(values_of(TrainConfig(data=DataConfig(["tasks.parquet"]))), 1),
     protocol.GetPlan(10**6, ahead=False),
     protocol.Fetch("data", ["nobody", "no one"]),
+    protocol.GetTask("nobody"),
     protocol.Published(0),
     protocol.Checkpointed(0, 0),
     protocol.Evaluate(0),

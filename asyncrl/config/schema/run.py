@@ -117,6 +117,15 @@ class ObserveConfig:
     wandb_project: str = option("asyncrl", "project at Weights & Biases")
     spans: bool = option(True, "each role records what it does when, for `asyncrl trace`")
     spans_mb: int = option(64, "most megabytes of spans that each role keeps; the oldest ones go first", "[1, inf)")
+    keep_episodes: int = option(
+        3,
+        "groups of each learner step that are kept with their text for people to read, the one with the best episode "
+        "first, then the one with the worst, then random ones; 0: none",
+        "[0, 64]",
+    )
+    keep_episodes_mb: int = option(
+        512, "megabytes of kept episodes; beyond it, steps are given up evenly over the run", "[1, inf)"
+    )
     profile_steps: list[int] = option(
         [], "learner steps, from 0, of which each rank writes a trace for Perfetto into runs/NAME/profile", "[0, inf)"
     )

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncrl.config.schema import PartConfig
+from asyncrl.learner.keeping import BYTES_A_TOKEN, choose
+from asyncrl.learner.ranks import Ranks
+from asyncrl.observe.kept.reading import KeptEpisodes
+from asyncrl.observe.kept.writing import KeptWriter
+from asyncrl.types import BatchPlan
+from tests.learner.support import Run, assert_weights_equal, make_config
+
+ROOM = 1 << 30
+
+
+def plan_of(groups: int, size: int, step: int = 0, tokens: int = 10) -> BatchPlan:
+    count = groups * size
+    return BatchPlan(
+        step=step,
+        version=step,
+        ids=[f"{index}" for index in range(count)],
+        group_ids=[f"g{index // size}" for index in range(count)],
+        tokens=[tokens] * count,
+        sampled=[tokens // 2] * count,
+        weights=[1.0] * count,
+    )
+
+
+def test_the_groups_of_the_best_and_the_worst_episode_are_kept_whole_and_then_random_ones() -> None:
+    rewards = [0.5] * 40
+    rewards[13], rewards[26] = 0.9, 0.1
+    plan = plan_of(10, 4)
+    assert choose(plan, rewards, 1, ROOM, 0).members == [12, 13, 14, 15]
+    assert choose(plan, rewards, 2, ROOM, 0).members == [12, 13, 14, 15, 24, 25, 26, 27]
+    choice = choose(plan, rewards, 4, ROOM, 0)
+    assert choice == choose(plan, rewards, 4, ROOM, 0)
+    assert len(choice.members) == len(set(choice.members)) == 16
+    assert Counter(tuple(flags) for flags in choice.why.values()) == {
+        ("best",): 1,
+        ("worst",): 1,
+        (): 6,
+        ("random",): 8,
+    }
+    assert choice.why[13] == ["best"]
+    assert choose(plan, rewards, 100, ROOM, 0).members != list(range(40))
+    assert sorted(choose(plan, rewards, 100, ROOM, 0).members) == list(range(40))
+
+
+def test_random_groups_differ_by_step_and_seed_and_so_does_the_best_of_equals() -> None:
+    rewards = [0.0, 1.0] * 20
+    chosen = {
+        tuple(choose(plan_of(10, 4, step), rewards, 3, ROOM, seed).members) for step in range(10) for seed in (1, 2)
+    }
+    assert len(chosen) > 15
+    firsts = {choose(plan_of(10, 4, step), rewards, 3, ROOM, 0).members[0] for step in range(30)}
+    assert len(firsts) > 4
+
+
+def test_a_group_that_is_too_large_is_left_out_and_counted() -> None:
+    plan = plan_of(2, 2)
+    plan.tokens[1] = 100_000  # type: ignore[index]
+    choice = choose(plan, [9.0, 9.0, 1.0, 2.0], 1, 2 * BYTES_A_TOKEN * 50_000, 0)
+    assert (choice.members, choice.left_out) == ([2, 3], 1)
+    assert choose(plan, [9.0, 9.0, 1.0, 2.0], 1, 100, 0).left_out == 2
+    assert choose(plan, [0.0] * 4, 0, ROOM, 0).members == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proximal", ["auto", "recompute"])
+def test_a_step_keeps_what_it_trained_and_trains_the_same_bits_as_without(
+    model: Path, ranks: Ranks, tmp_path: Path, proximal: str
+) -> None:
+    runs = {}
+    for groups in (0, 1, 3):
+        config = make_config(model, tmp_path / str(groups), steps=3, minibatches=1, batch_size=12, micro_tokens=40)
+        config.observe.keep_episodes = groups
+        config.algorithm.correction = [PartConfig("mask", {"low": 0.5, "high": 2.0})]
+        config.algorithm.proximal = proximal
+        runs[groups] = Run(config).train(ranks)
+    for groups in (1, 3):
+        for version, weights in runs[0].weights.items():
+            assert_weights_equal(weights, runs[groups].weights[version])
+        assert runs[0].metrics.of("loss") == runs[groups].metrics.of("loss")
+    assert runs[3].metrics.of("kept/lost") == dict.fromkeys(range(3), 0)
+    assert KeptEpisodes(tmp_path / "0" / "run").rows() == ()
+    kept = KeptEpisodes(tmp_path / "3" / "run")
+    assert Counter(row.step for row in kept.rows()) == {0: 12, 1: 12, 2: 12}
+    assert Counter(row.step for row in KeptEpisodes(tmp_path / "1" / "run").rows()) == {0: 4, 1: 4, 2: 4}
+    replay, dropped = runs[3].replay, 0
+    for row in kept.rows():
+        each = kept.read(row.step, row.id)
+        trajectory, mask = each.trajectory, each.trajectory.loss_mask
+        lag = row.step - trajectory.oldest_version
+        assert (row.reward, row.version, row.lag) == (each.labels.reward, row.step, lag)
+        task = replay.core.task(row.id)
+        assert each.task is not None
+        assert (each.task.id, each.task.ground_truth, each.task.data_source) == (task.id, task.ground_truth, row.source)
+        for array in (each.advantages, each.importance_weights, each.proximal_logprobs):
+            assert not array[~mask].any()
+        assert len(set(each.advantages[mask].tolist())) == 1
+        assert (each.proximal_logprobs[mask] < 0).all()
+        ratio = np.exp(each.proximal_logprobs - trajectory.logprobs)[mask]
+        expected = np.where((ratio >= 0.5) & (ratio <= 2), ratio, 0)
+        np.testing.assert_allclose(each.importance_weights[mask], expected, rtol=1e-4)
+        dropped += int((expected == 0).sum())
+    assert dropped
+
+
+@pytest.mark.slow
+def test_steps_that_are_trained_again_replace_what_was_kept_of_them(model: Path, ranks: Ranks, tmp_path: Path) -> None:
+    config = make_config(model, tmp_path, steps=5)
+    Run(config, die_at=3).until_stopped(ranks)
+    kept = KeptEpisodes(tmp_path / "run")
+    assert {row.step for row in kept.rows()} == {0, 1, 2}
+    before = {row.id: kept.read(row.step, row.id).advantages for row in kept.rows()}
+    Run(config).train(ranks)
+    assert Counter(row.step for row in kept.rows()) == dict.fromkeys(range(5), 8)
+    for name, advantages in before.items():
+        found = kept.find(name)
+        assert found is not None
+        np.testing.assert_array_equal(kept.read(found.step, name).advantages, advantages)
+
+
+@pytest.mark.slow
+def test_a_full_disk_does_not_stop_the_run_and_is_counted(
+    model: Path, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(KeptWriter, "add", full)
+    run = Run(make_config(model, tmp_path, steps=3)).train(ranks)
+    # The thread counts a little later than the step ends.
+    assert run.metrics.of("kept/lost")[2] >= 1
+    assert run.metrics.of("kept/episodes")[2] == 0
+
+
+@pytest.mark.slow
+def test_numbers_that_cannot_be_worked_out_lose_the_sample_and_not_the_run(
+    model: Path, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("asyncrl.learner.keeping._own_numbers", fails)
+    run = Run(make_config(model, tmp_path, steps=2)).train(ranks)
+    assert run.metrics.of("kept/lost") == {0: 1, 1: 2}
+    assert KeptEpisodes(tmp_path / "run").rows() == ()
