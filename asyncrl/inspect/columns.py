@@ -24,7 +24,7 @@ from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.types import BatchPlan, Finish, Labels, Step, Trajectory, Turn, dtype_of, runs_of
 
-FORMAT = 5
+FORMAT = 6
 
 
 class Column(NamedTuple):
@@ -112,7 +112,7 @@ _BY_TOKEN = {"loss_mask": column_of(NDArray[np.bool_]), "versions": column_of(ND
 _TOKENS = {"token_ids": column_of(NDArray[np.int32])}
 _LABELS = columns_of(Labels, but=["trajectory_id", "reward", "outcome"])
 _IN_BOTH = tuple(_EPISODE.keys() & get_type_hints(TrajectoryRecord).keys() - {"state"})
-_RECORD = columns_of(TrajectoryRecord, but=["table", "leased", "group", "state", "last_plan", "row", *_IN_BOTH])
+_RECORD = columns_of(TrajectoryRecord, but=["table", "leased", "group", "state", "last_plan", *_IN_BOTH])
 PLAN = columns_of(BatchPlan)
 STEP = columns_of(StepRow)
 DEAD_LETTER = columns_of(DeadLetter, but=["table", "order", "size"])

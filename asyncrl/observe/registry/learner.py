@@ -109,6 +109,11 @@ _OTHER_MODELS = (
 )
 
 _WEIGHTS = (
+    counter("kept/episodes", "episodes", "episodes kept for people to read, since the learner's start"),
+    gauge("kept/bytes", "bytes", "size of all kept episodes"),
+    counter("kept/thinned", "steps", "steps whose episodes were given up since the start: observe.keep_episodes_mb"),
+    counter("kept/left_out", "groups", "groups that are too large to be kept, since the learner's start"),
+    counter("kept/lost", "steps", "steps whose episodes could not be kept, since the learner's start: a full disk"),
     gauge("weights/bytes", "bytes", "size of the newest version"),
     gauge("weights/delta_bytes", "bytes", "size of the newest version as a delta"),
     gauge("weights/density", "share", "numbers that the newest delta changes"),
@@ -134,6 +139,7 @@ _TIMES = (
     ),
     gauge("seconds/proximal", "s", "forward passes before the updates"),
     gauge("seconds/train", "s", "the updates"),
+    gauge("seconds/keep", "s", "gathering what is kept of the step's episodes"),
     gauge("seconds/publish", "s", "publishing weights"),
     gauge(
         "seconds/checkpoint",
