@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from asyncrl.config.schema import ObserveConfig
 from asyncrl.errors import ConfigError
@@ -103,7 +103,7 @@ class Wandb:
             import wandb
         except ImportError as error:
             raise ConfigError("observe.wandb=true needs the extra: pip install 'asyncrl[wandb]'") from error
-        mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
+        mode: Literal["online", "offline"] = "online" if os.environ.get("WANDB_API_KEY") else "offline"
         self._init = partial(wandb.init, project=project, dir=str(run_dir), group=run_dir.name, name=role, mode=mode)
         self._run: Any = None
 
