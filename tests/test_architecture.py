@@ -42,6 +42,7 @@ FLOORS = (
     ("launch", "compat"),
     ("dashboard",),
     ("evaluate",),
+    ("report",),
     ("demo", "capacity", "doctor"),
     ("__main__",),
 )

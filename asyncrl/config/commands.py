@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, Command] = {
     "doctor": Command("asyncrl.doctor.command", "check this host, and say what is wrong and how to mend it"),
     "plan": Command("asyncrl.capacity.command", "forecast speed, idle shares and cost of a run on other GPUs"),
     "export": Command("asyncrl.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
+    "report": Command("asyncrl.report.command", "write a run as one HTML page: `asyncrl report RUN`"),
     "keys": Command("asyncrl.network.command", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
     "data": Command(
         "asyncrl.data.command",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +44,7 @@ from asyncrl.machine.files import write_whole
 from asyncrl.observe.terminal import TerminalTable
 from asyncrl.results.card import write_card
 from asyncrl.results.environment import record_environment
-from asyncrl.results.summary import report
+from asyncrl.results.summary import report, resume_command
 
 log = logging.getLogger("asyncrl.train")
 
@@ -204,7 +203,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         finally:
             if result == "done":
                 _write_card(config, run_dir)
-            resume = how_to_resume() if how_to_resume else shlex.join(["asyncrl", "resume", str(run_dir)])
+            resume = how_to_resume() if how_to_resume else resume_command(run_dir)
             sys.stderr.write(report(run_dir, config.learner.total_steps, result, reason, resume))
         return done
 

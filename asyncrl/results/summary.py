@@ -57,7 +57,7 @@ class Change:
 class RunSummary:
     """What came of a run.
 
-    - `result` is done, stopped or failed, and `reason` says why it failed.
+    - `result` is done, stopped or failed (running or unfinished in a report), and `reason` says why it failed.
     - `steps` were trained. A run that resumes repeats those after the `steps_kept` that the newest checkpoint covers.
     - `reward` and `outcome` are means over the first and over the last `averaged` steps; None without any step.
     - `held_out` has the first and the last evaluation: outcome, accuracy and reward, and if any episode failed, how
@@ -207,13 +207,24 @@ def _next(run_dir: Path, done: bool, failures: bool, resume: str) -> list[str]:
     run = shlex.quote(str(run_dir))
     look = [f"list {run} --sort reward", *([f"dead-letters {run}"] if failures else [])]
     use = [f"asyncrl evaluate {run} --data FILE", f"asyncrl export {run}"]
-    return [*([] if done else [resume]), *(f"asyncrl inspect {command}" for command in look), *(use if done else [])]
+    looks = [f"asyncrl report {run}", *(f"asyncrl inspect {command}" for command in look)]
+    return [*([] if done else [resume]), *looks, *(use if done else [])]
+
+
+def resume_command(run_dir: Path) -> str:
+    """The command that goes on with a run."""
+    return shlex.join(["asyncrl", "resume", str(run_dir)])
 
 
 def as_text(summary: RunSummary) -> str:
     """The summary for people, one fact a line."""
+    return "".join(f"  {name:<19}{text}\n" for name, text in summary_rows(summary))
+
+
+def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
+    """The facts of a summary for people, with their names; the name is empty where a fact belongs to the one before."""
     steps = f"{summary.steps} of {summary.planned_steps} steps"
-    if summary.result != "done":
+    if summary.result in ("stopped", "failed"):
         if summary.steps_kept < summary.steps:
             steps += f", {summary.steps_kept} of them in the newest checkpoint"
         steps += "; the same command resumes it"
@@ -239,8 +250,7 @@ def as_text(summary: RunSummary) -> str:
         )
     rows += [("warning", text) for text in summary.warnings]
     rows += [("episodes" if name == "replay" else name, path) for name, path in summary.files.items()]
-    rows += [("" if index else "next", command) for index, command in enumerate(summary.next)]
-    return "".join(f"  {name:<19}{text}\n" for name, text in rows)
+    return rows + [("" if index else "next", command) for index, command in enumerate(summary.next)]
 
 
 def report(run_dir: Path, planned_steps: int, result: str, reason: str, resume: str) -> str:

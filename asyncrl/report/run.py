@@ -1,0 +1,116 @@
+"""All that a report and a comparison read of one run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from asyncrl.config.changes import by_key
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.errors import ConfigError
+from asyncrl.inspect.run import require_run
+from asyncrl.machine.owner import owner_of
+from asyncrl.observe.sinks import metrics_file
+from asyncrl.results.environment import Environment, environments_of
+from asyncrl.results.rows import WHOLE_BYTES, Row, thinned_rows
+from asyncrl.results.summary import SUMMARY_FILE, RunSummary, resume_command, summarise
+
+RUNNING, UNFINISHED = "running", "unfinished"
+OF_LEARNER = ("learner", "evaluation")
+NO_ADDRESS = ("network.", "run.dir")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedRun:
+    """A run as its folder tells it.
+
+    `values` is the configuration by key, with defaults for keys that the run's version did not have; `written` is the
+    text of its file. `steps` and `evaluations` are rows of the learner, thinned out; `roles` has those of the other
+    processes by name. `state` is that of the summary, or says that the run runs, or that it ended without one.
+    """
+
+    folder: Path
+    values: Mapping[str, Any]
+    written: str
+    steps: Sequence[Row]
+    evaluations: Sequence[Row]
+    roles: Mapping[str, Sequence[Row]]
+    environments: Sequence[Environment]
+    state: str
+    summary: RunSummary
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    def differing(self) -> list[tuple[str, Any, Any]]:
+        """The keys whose value is not the default: key, value, default. Addresses are left out."""
+        defaults = by_key({})
+        return [
+            (key, value, defaults[key])
+            for key, value in self.values.items()
+            if value != defaults[key] and not key.startswith(NO_ADDRESS)
+        ]
+
+    def start(self) -> float:
+        """When the first process wrote its first row, in seconds since 1970; 0 without any."""
+        return min((rows[0]["time"] for rows in (self.steps, *self.roles.values()) if rows), default=0.0)
+
+
+def read_run(name: str) -> ReportedRun:
+    """The run that `name` names, by its folder or by its name in runs/. Raises ConfigError: there is none, or its
+    configuration cannot be read."""
+    folder = require_run(name)
+    try:
+        written = (folder / CONFIG_FILE).read_text()
+        nested = yaml.safe_load(written)
+        values = by_key(nested)
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{folder / CONFIG_FILE} cannot be read: {error}") from error
+    steps, evaluations = (thinned_rows(metrics_file(folder, role)) for role in OF_LEARNER)
+    files = sorted((folder / "metrics").glob("*.jsonl"))
+    state, summary = _summary(folder, values)
+    return ReportedRun(
+        folder=folder,
+        values=values,
+        written=written,
+        steps=[row for row in steps if "reward/mean" in row],
+        evaluations=sorted(evaluations, key=lambda row: row["step"]),
+        roles={path.stem: thinned_rows(path) for path in files if path.stem not in OF_LEARNER},
+        environments=environments_of(folder),
+        state=state,
+        summary=summary,
+    )
+
+
+def _summary(folder: Path, values: Mapping[str, Any]) -> tuple[str, RunSummary]:
+    """The state of a run and its summary: the one in its folder if the run has ended with it, else one of now."""
+    running = _runs(folder)
+    written, metrics = folder / SUMMARY_FILE, metrics_file(folder, "learner")
+    if not running and written.exists():
+        # A learner that was killed with its launcher may have written later rows. Counting them all takes long.
+        is_newest = not metrics.exists() or metrics.stat().st_mtime <= written.stat().st_mtime
+        try:
+            if is_newest or metrics.stat().st_size > WHOLE_BYTES:
+                found = msgspec.json.decode(written.read_bytes(), type=RunSummary)
+                return found.result, found
+        except msgspec.DecodeError as error:
+            log.info("%s is of another version of asyncrl, and made anew: %s", written, error)
+    state = RUNNING if running else UNFINISHED
+    planned = values["learner.steps"]
+    return state, summarise(folder, int(planned or 0), state, "", resume_command(folder))
+
+
+def _runs(folder: Path) -> bool:
+    try:
+        return owner_of(folder) is not None
+    except OSError:
+        return False

@@ -1,0 +1,148 @@
+"""The report of a run is one page, for any run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import socket
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.errors import ConfigError
+from asyncrl.machine.owner import OWNER_FILE
+from asyncrl.observe.sinks import metrics_file
+from asyncrl.report import episodes
+from asyncrl.report.command import main, write_report
+from asyncrl.results.environment import record_environment
+from asyncrl.results.summary import report
+from tests.observe.kept.examples import from_utf8, write_examples
+from tests.results.support import learner_row, write_run
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m‮ </pre></style>"
+
+
+class Tags(HTMLParser):
+    """What a page is made of. `attributes` are those that could load something or run."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(name, value) for name, value in attrs if name in ("src", "href") or name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page_of(run: Path) -> Tags:
+    page = write_report(str(run)).read_text()
+    tags = Tags(page)
+    assert "script" not in tags.tags
+    assert all(name == "href" and (value or "").startswith("#") for name, value in tags.attributes)
+    assert "http:" not in page
+    return tags
+
+
+def test_the_page_of_a_finished_run_has_results_plots_configuration_and_versions(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.5, 0.9], {"learner.lr": 0.125, "learner.batch_size": 8})
+    record_environment(run)
+    report(run, 3, "done", "", "asyncrl resume run")
+    page = page_of(run)
+    for text in (
+        "done after 3 of 3 steps",
+        "held-out accuracy",
+        "Reward of the training batches",
+        "Seconds of a step",
+        "Idle",
+        "Episodes since the start",
+        "learner.lr",
+        "0.125",
+        "torch 2",
+        socket.gethostname(),
+        "observe.keep_episodes",
+    ):
+        assert text in page.text
+    assert "svg" in page.tags
+
+
+def test_hostile_text_shows_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run", [0.1], {"model.path": HOSTILE, "run.name": HOSTILE})
+    report(run, 1, "failed", HOSTILE, "asyncrl resume run")
+    # Groups of four members, the last of which are hostile: the best of a step is member 3 of its last group.
+    write_examples(run, steps=1)
+    monkeypatch.setattr("asyncrl.report.page.decoder", lambda run, path: from_utf8)
+    page = page_of(run)
+    assert "Step 0, reward 1.02" in " ".join(page.text.split())
+    assert "<script>alert(1)</script>\\u001b[31m\\u202e" in page.text
+    assert "\x1b" not in page.text
+    assert "‮" not in page.text
+
+
+def test_a_turn_of_megabytes_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = episodes.visible("x" * 10_000_000)
+    assert len(text) < 20_000
+    assert "more characters" in text
+
+
+def test_a_run_of_an_earlier_version_has_a_page(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.2])
+    written = yaml.safe_load((run / CONFIG_FILE).read_text())
+    del written["observe"], written["learner"]["optimizer"]
+    written["learner"]["a_key_of_then"] = 3
+    (run / CONFIG_FILE).write_text(yaml.safe_dump(written))
+    (run / "summary.json").write_text('{"run": "of then"}')
+    page = page_of(run)
+    assert "unfinished" in page.text
+    assert "a_key_of_then: 3" in page.text
+    assert "earlier version of asyncrl" in page.text
+
+
+def test_a_run_that_runs_has_a_page_of_now(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.2], {"learner.steps": 10})
+    with (run / OWNER_FILE).open("w") as lock:
+        json.dump({"host": socket.gethostname(), "pid": os.getpid()}, lock)
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        page = page_of(run)
+    assert "running after 2 of 10 steps" in page.text
+
+
+def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [])
+    metrics_file(run, "evaluation").unlink()
+    assert "no step was trained" in page_of(run).text
+
+
+def test_a_run_of_many_steps_has_a_small_page_that_says_how_it_was_thinned(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.5])
+    rows = (json.dumps({"step": step, "time": 100.0 + step, **learner_row(step, 0.5)}) for step in range(40_000))
+    metrics_file(run, "learner").write_text("\n".join(rows) + "\n")
+    report(run, 40_000, "done", "", "")
+    page = write_report(str(run))
+    assert page.stat().st_size < 1_000_000
+    assert re.search(r"mean of \d+ rows", page.read_text())
+
+
+def test_what_is_no_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["asyncrl report", str(tmp_path)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 1
+    assert "is no run" in capsys.readouterr().err
+    (tmp_path / CONFIG_FILE).write_text("[: nonsense")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        write_report(str(tmp_path))
