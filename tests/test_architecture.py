@@ -33,7 +33,7 @@ FLOORS = (
     ("machine", "grammar"),
     ("wire", "config"),
     ("network", "data", "modelling", "observe.metrics", "observe.registry", "observe.spans", "algorithms"),
-    ("observe.sinks", "observe.kept", "observe.warnings"),
+    ("observe.sinks", "observe.usage", "observe.kept", "observe.warnings"),
     ("observe.progress",),
     ("weights", "replay"),
     ("inspect", "actor", "scoring", "learner"),

@@ -43,6 +43,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     from asyncrl.actor.worker import RolloutWorker, first_to_end
     from asyncrl.network.keys import client_keys
     from asyncrl.observe.sinks import open_metrics
+    from asyncrl.observe.usage import WithUsage, usage_of_this_process
     from asyncrl.weights.channels.opening import open_channels
     from asyncrl.weights.receiver import Receiver
 
@@ -56,7 +57,8 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     endpoints, run = locations.replay_endpoints(network, config.replay.shards), locations.run_identity(config.run)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
-        metrics = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), name)))
+        sinks = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), name)))
+        metrics = WithUsage(sinks, stack.enter_context(usage_of_this_process()))
         runner = await open_runner(config, engine, stack)
         receiver = Receiver(
             open_channels(config, keys), opened.expected, canary_tolerance=config.weights.canary_tolerance

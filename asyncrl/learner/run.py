@@ -44,6 +44,7 @@ from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.kept.writing import remove_kept
 from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import metrics_file, open_learner_metrics, remove_steps
+from asyncrl.observe.usage import WithUsage, usage_of_this_process
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.channels.opening import choose_channel, weights_dir
 from asyncrl.weights.folders import FolderWriter
@@ -87,6 +88,7 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
             metrics, evaluations = open_learner_metrics(config.observe, locations.run_dir(config.run))
             stack.callback(evaluations.close)
             stack.callback(metrics.close)
+            metrics = WithUsage(metrics, stack.enter_context(usage_of_this_process()))
             if not recorded:
                 publisher = stack.enter_context(closing(open_publisher(config, ranks, context)))
         stack.callback(activity.enter, END)

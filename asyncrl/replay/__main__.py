@@ -23,6 +23,7 @@ from asyncrl.machine.files import write_whole
 from asyncrl.network.keys import server_keys
 from asyncrl.network.listener import Listener
 from asyncrl.observe.sinks import open_metrics
+from asyncrl.observe.usage import WithUsage, usage_of_this_process
 from asyncrl.replay.from_config import open_store, replay_settings
 from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService
@@ -56,7 +57,8 @@ def _serve(config: TrainConfig, stop: threading.Event, activity: Activity) -> No
         log.info("replay serves %s from %s", endpoint, store.path)
         name = process.worker_name("replay")
         quiet = replace(config.observe, console=False)
-        with closing(listener), closing(open_metrics(quiet, locations.run_dir(config.run), name)) as metrics:
+        sinks = open_metrics(quiet, locations.run_dir(config.run), name)
+        with closing(listener), closing(sinks), usage_of_this_process(gpus=False) as usage:
             run = locations.run_identity(config.run, make=True)
             service = ReplayService(
                 replay_settings(config),
@@ -66,7 +68,7 @@ def _serve(config: TrainConfig, stop: threading.Event, activity: Activity) -> No
                 run,
                 ends=not process.is_supervised(),
             )
-            ReplayServer(listener.socket, store, service, metrics=metrics, activity=activity).run(stop)
+            ReplayServer(listener.socket, store, service, metrics=WithUsage(sinks, usage), activity=activity).run(stop)
             if not stop.is_set():
                 log.info("the run is done: the replay ends")
     finally:

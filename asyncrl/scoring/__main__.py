@@ -46,7 +46,9 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     from transformers import AutoTokenizer
 
     from asyncrl.config.schema.scoring import GROUP_KIND, serves
+    from asyncrl.observe.metrics import Metrics
     from asyncrl.observe.sinks import open_metrics
+    from asyncrl.observe.usage import WithUsage, usage_of_this_process
     from asyncrl.scoring.managers import Managers
     from asyncrl.scoring.models.registry import load_outcome_model, load_prm
     from asyncrl.scoring.samples import EvaluationSamples
@@ -64,10 +66,15 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     scorer = Scorer(scoring, tokenizer, verifier, prm, outcome, managers)
     workers, keys, run = [], client_keys(config.network), locations.run_identity(config.run)
     endpoints = locations.replay_endpoints(config.network, config.replay.shards)
+    usage = stack.enter_context(usage_of_this_process())
     for shard, endpoint in enumerate(endpoints):
         client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys, run=run)))
         file = name if len(endpoints) == 1 else f"{name}-shard-{shard}"
-        metrics = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), file)))
+        metrics: Metrics = stack.enter_context(
+            closing(open_metrics(config.observe, locations.run_dir(config.run), file))
+        )
+        if shard == 0:  # The process is counted once.
+            metrics = WithUsage(metrics, usage)
         samples = EvaluationSamples(scoring.eval_samples, tokenizer)
         workers.append(ScoringWorker(client, scorer, scoring, metrics, config.replay.lease_s, samples=samples))
     return workers

@@ -36,6 +36,12 @@ This page is generated from `asyncrl/observe/registry/`; `make docs` writes it a
 `asyncrl.observe.registry.describe("learner", "lag/3")` gives a metric's row.
 """
 
+USAGE = """`usage/` is what the role takes of its machine, sampled once a second: a process with its children, such as
+the servers that an actor started. Of the learner it is rank 0, whose GPUs are all that it sees on its host. Of a scorer
+for several shards of the replay it is in the file of the first shard alone. The GPUs are those in CUDA_VISIBLE_DEVICES,
+or all of the machine. These columns are missing in `evaluation.jsonl`, the GPU's for a replay and where NVIDIA's driver
+does not tell, as it does not tell the utilisation of a part of a GPU (MIG)."""
+
 SECTIONS = {
     "learner": ("learner.jsonl", "This file has one row a learner step. `step` is learner steps, from 0."),
     "evaluation": (
@@ -55,7 +61,7 @@ SECTIONS = {
 def page() -> str:
     """The whole page."""
     sections = (f"\n## {title}\n{rows}\n\n{_table(BY_WRITER[writer])}" for writer, (title, rows) in SECTIONS.items())
-    return f"{HEAD}\n## All files\n\n{_table(EVERY_FILE)}{''.join(sections)}"
+    return f"{HEAD}\n## All files\n{USAGE}\n\n{_table(EVERY_FILE)}{''.join(sections)}"
 
 
 def _table(metrics: Iterable[Metric]) -> str:

@@ -1,0 +1,57 @@
+"""What the GPUs that this process sees do, as their driver tells (NVML): also where another process computes on them,
+and without a CUDA context, which would take memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from asyncrl.machine.numa import BY_ADDRESS, GPU_VARIABLE, ORDER_VARIABLE, visible_gpus
+
+
+class GpuUse(NamedTuple):
+    """Bytes that are taken on all GPUs together, by whomever, and the share of the last moment in which kernels ran, a
+    mean over the GPUs; None where the driver does not tell, as of a part of a GPU (MIG)."""
+
+    taken: int
+    utilisation: float | None
+
+
+class VisibleGpus:
+    """The GPUs that CUDA_VISIBLE_DEVICES in `environment` names, or all of this machine. `nvml` is the module pynvml.
+
+    Raises pynvml.NVMLError: the driver does not answer, or it knows no such GPU.
+    """
+
+    def __init__(self, nvml: Any, environment: Mapping[str, str] = os.environ) -> None:
+        self._nvml = nvml
+        nvml.nvmlInit()
+        self._handles = self._named(environment)
+
+    def read(self) -> GpuUse | None:
+        """What they do now; None where there are none. Raises pynvml.NVMLError."""
+        if not self._handles:
+            return None
+        taken = sum(int(self._nvml.nvmlDeviceGetMemoryInfo(each).used) for each in self._handles)
+        shares = [self._utilisation(each) for each in self._handles]
+        known = [share for share in shares if share is not None]
+        return GpuUse(taken, sum(known) / len(known) if known else None)
+
+    def _utilisation(self, handle: Any) -> float | None:
+        try:
+            return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+        except self._nvml.NVMLError_NotSupported:
+            return None
+
+    def _named(self, environment: Mapping[str, str]) -> list[Any]:
+        nvml = self._nvml
+        every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        if GPU_VARIABLE not in environment:
+            return every
+        names = visible_gpus(environment[GPU_VARIABLE])
+        by_address = environment.get(ORDER_VARIABLE) == BY_ADDRESS
+        if any(map(str.isdecimal, names)) and not by_address and len({*map(nvml.nvmlDeviceGetName, every)}) > 1:
+            # CUDA numbers GPUs of different models by their speed, which NVML does not tell.
+            return []
+        return [every[int(name)] if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name) for name in names]

@@ -1,0 +1,141 @@
+"""What a role's process takes of its machine, in the rows of its metrics.
+
+A thread samples: a driver that hangs must not hold up the role, and a row costs no more than a few sums.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import fmean
+
+import psutil
+
+from asyncrl.machine.gpu_use import GpuUse, VisibleGpus
+from asyncrl.machine.process_tree import HostUse, ProcessTree
+from asyncrl.observe.metrics import Metrics, Value
+
+logger = logging.getLogger(__name__)
+
+SAMPLE_S = 1.0
+STALE_S = 30.0
+"""An older sample says nothing about now: the next one hangs, or fails."""
+CLOSE_S = 1.0
+
+GpuReader = Callable[[], GpuUse | None]
+
+
+class Usage:
+    """Samples of what `host` reads, and of what the reader reads that `open_gpus` returns. It is called by the first
+    sample; after an error of GPUs no more of them are read. `clock` gives seconds. Any thread may ask for values."""
+
+    def __init__(
+        self,
+        host: Callable[[], HostUse],
+        open_gpus: Callable[[], GpuReader] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._host = host
+        self._open_gpus = open_gpus
+        self._gpus: GpuReader | None = None
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._row = self._newest = (clock(), host())
+        self._fails = False
+        self._gpu_uses: list[GpuUse] = []
+        self._values: dict[str, float] = {}
+
+    def sample(self) -> None:
+        """Read everything once."""
+        try:
+            host = (self._clock(), self._host())
+        except (psutil.Error, OSError) as error:
+            if not self._fails:
+                logger.warning("what this process takes of its machine is not measured for now: %r", error)
+            self._fails = True
+            return
+        self._fails = False
+        gpus = self._read_gpus()
+        with self._lock:
+            self._newest = host
+            if gpus is not None:
+                self._gpu_uses.append(gpus)
+
+    def values(self) -> dict[str, float]:
+        """Those of the next row: means since the last one, and the newest memory. Without a new sample they are the
+        same again, for up to STALE_S."""
+        with self._lock:
+            if self._newest[0] > self._row[0]:
+                self._values = {**_host_values(self._row, self._newest), **_gpu_values(self._gpu_uses)}
+                self._row, self._gpu_uses = self._newest, []
+            return dict(self._values) if self._clock() - self._row[0] <= STALE_S else {}
+
+    def _read_gpus(self) -> GpuUse | None:
+        try:
+            if self._open_gpus is not None:
+                self._gpus, self._open_gpus = self._open_gpus(), None
+            return None if self._gpus is None else self._gpus()
+        except Exception as error:  # noqa: BLE001 - a driver's library, which raises what it likes
+            logger.warning("the use of GPUs is not measured any more: %r", error)
+            self._open_gpus = self._gpus = None
+            return None
+
+
+def _host_values(before: tuple[float, HostUse], after: tuple[float, HostUse]) -> dict[str, float]:
+    seconds = after[0] - before[0]
+    # A child that has ended takes its seconds away until its parent has waited for it.
+    used = max(0.0, after[1].cpu_s - before[1].cpu_s)
+    return {"usage/cpu_cores": used / seconds, "usage/memory_gb": after[1].resident / 1e9}
+
+
+def _gpu_values(uses: list[GpuUse]) -> dict[str, float]:
+    if not uses:
+        return {}
+    known = [use.utilisation for use in uses if use.utilisation is not None]
+    share = {"usage/gpu_utilisation": fmean(known)} if known else {}
+    return {"usage/gpu_memory_gb": uses[-1].taken / 1e9, **share}
+
+
+class WithUsage:
+    """Adds the values of `usage` to each row for `sink`."""
+
+    def __init__(self, sink: Metrics, usage: Usage) -> None:
+        self._sink = sink
+        self._usage = usage
+
+    def log(self, step: int, values: Mapping[str, Value]) -> None:
+        self._sink.log(step, {**values, **self._usage.values()})
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+@contextmanager
+def usage_of_this_process(gpus: bool = True) -> Iterator[Usage]:
+    """Samples every SAMPLE_S what this process, its children and the GPUs that it sees do. `gpus`: whether its role may
+    have any."""
+    usage, stop = Usage(ProcessTree().read, _open_gpus if gpus else None), threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(SAMPLE_S):
+            usage.sample()
+
+    thread = threading.Thread(target=sample, name="usage", daemon=True)
+    thread.start()
+    try:
+        yield usage
+    finally:
+        stop.set()
+        thread.join(CLOSE_S)
+
+
+def _open_gpus() -> GpuReader:
+    import pynvml
+
+    try:
+        return VisibleGpus(pynvml).read
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return lambda: None
