@@ -7,6 +7,8 @@
 | /api/runs/RUN/overview | what goes on, warnings, roles, configuration |
 | /api/runs/RUN/catalogue | all metrics with their newest values and meanings |
 | /api/runs/RUN/series?file=FILE&name=NAME... | columns of numbers |
+| /api/runs/RUN/episodes... | the kept episodes: `episode_routes` has them |
+| /api/runs/RUN/dead-letters | the attempts that were given up |
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from asyncrl.dashboard.access import Access, guard
+from asyncrl.dashboard.episode_routes import EpisodeAnswers
 from asyncrl.dashboard.overview import overview, run_state
 from asyncrl.dashboard.runs import ShownRun
 from asyncrl.dashboard.series import Wanted, catalogue, metrics_files, read_series
+from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,7 @@ def application(runs: Mapping[str, ShownRun], access: Access) -> web.Application
         "overview": lambda run, _: overview(run.folder),
         "catalogue": lambda run, _: catalogue(run.folder),
         "series": _series,
+        **EpisodeAnswers(runs, ReplayStores()).by_address(),
     }
     app.add_routes([web.get("/", _page_file("index.html"))])
     app.add_routes([web.get(f"/{name}", _page_file(name)) for name in _page_files()])

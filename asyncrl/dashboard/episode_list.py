@@ -1,0 +1,144 @@
+"""The table of kept episodes: which of them a query selects, in which order, and one page of these."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Self
+
+from msgspec import structs
+
+from asyncrl.dashboard.plain import plain
+from asyncrl.errors import RefusedError
+from asyncrl.observe.kept.episode import KeptRow
+
+NUMBERS = (
+    *("step", "member", "reward", "outcome", "sampled", "tokens", "turns", "branches"),
+    *("tool_calls", "lag", "version"),
+)
+TEXTS = ("source", "finish")
+SETS = {"tool": "tools", "flag": "flags"}
+SORTABLE = (*NUMBERS, *TEXTS, "id", "group_id", "task_id")
+NEWEST_FIRST = "-step"
+LARGEST_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeQuery:
+    """Which episodes: each number within its range, both ends included; each text as it is named; `tool` and `flag`
+    among those of the episode; and `text` within the id of the episode or of its task. `sort` is a column of
+    `SORTABLE`, with a minus for the largest first. Episodes without a value come last."""
+
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    exact: Mapping[str, str] = field(default_factory=dict)
+    members: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+    sort: str = NEWEST_FIRST
+    offset: int = 0
+    limit: int = 100
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> Self:
+        """The query in an address: a range is `3`, `3..9`, `3..` or `..9`. Raises RefusedError: it names an unknown
+        column, or a value is no number."""
+        known = {*NUMBERS, *TEXTS, *SETS, "text", "sort", "offset", "limit"}
+        if unknown := query.keys() - known:
+            raise RefusedError(f"there is no filter {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+        given = {name: value for name, value in query.items() if value}
+        sort = given.get("sort", NEWEST_FIRST)
+        if sort.removeprefix("-") not in SORTABLE:
+            raise RefusedError(f"episodes are not sorted by {sort}; sort by one of {', '.join(SORTABLE)}")
+        return cls(
+            {name: _range(name, given[name]) for name in NUMBERS if name in given},
+            {name: given[name] for name in TEXTS if name in given},
+            {SETS[name]: given[name] for name in SETS if name in given},
+            given.get("text", ""),
+            sort,
+            _count("offset", given.get("offset", "0")),
+            min(_count("limit", given.get("limit", "100")), LARGEST_PAGE),
+        )
+
+    def select(self, rows: Sequence[KeptRow]) -> list[KeptRow]:
+        """The rows that fit, in order; those that are equal in it by group and member."""
+        found = list(filter(self._fits(), rows)) if self._restricts else list(rows)
+        found.sort(key=attrgetter("group_id", "member"))
+        name, descending = self.sort.removeprefix("-"), self.sort.startswith("-")
+        value = attrgetter(name)
+        with_value = [row for row in found if value(row) is not None]
+        with_value.sort(key=value, reverse=descending)
+        return with_value + [row for row in found if value(row) is None]
+
+    @property
+    def _restricts(self) -> bool:
+        return bool(self.ranges or self.exact or self.members or self.text)
+
+    def _fits(self) -> Callable[[KeptRow], bool]:
+        ranges = [(attrgetter(name), *bounds) for name, bounds in self.ranges.items()]
+        exact = [(attrgetter(name), value) for name, value in self.exact.items()]
+        members = [(attrgetter(name), value) for name, value in self.members.items()]
+        text = self.text.casefold()
+
+        def fits(row: KeptRow) -> bool:
+            for value, low, high in ranges:
+                found = value(row)
+                if found is None or not low <= found <= high:
+                    return False
+            return (
+                all(value(row) == wanted for value, wanted in exact)
+                and all(wanted in value(row) for value, wanted in members)
+                and (text in row.id.casefold() or text in row.task_id.casefold())
+            )
+
+        return fits
+
+
+def _range(name: str, text: str) -> tuple[float, float]:
+    low, dots, high = text.partition("..")
+    try:
+        start, end = float(low or -math.inf), float((high if dots else low) or math.inf)
+    except ValueError:
+        start = end = math.nan
+    if math.isnan(start) or math.isnan(end):
+        raise RefusedError(f"{name}={text} is no range: write 3, 3..9, 3.. or ..9")
+    return start, end
+
+
+def _count(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise RefusedError(f"{name}={text} must be a number, 0 or more")
+    return int(text)
+
+
+def choices(rows: Iterable[KeptRow]) -> dict[str, Any]:
+    """What the filters can choose from: each value with the number of its episodes, and the range of the steps."""
+    rows = list(rows)
+    steps = [row.step for row in rows]
+    return {
+        "total": len(rows),
+        "steps": [min(steps), max(steps)] if steps else None,
+        "source": Counter(row.source for row in rows),
+        "finish": Counter(row.finish for row in rows),
+        "tool": Counter(tool for row in rows for tool in row.tools),
+        "flag": Counter(flag for row in rows for flag in row.flags),
+    }
+
+
+def page(rows: Sequence[KeptRow], query: EpisodeQuery) -> dict[str, Any]:
+    """One page of the table as plain values: `matched` counts all rows that fit."""
+    found = query.select(rows)
+    shown = found[query.offset : query.offset + query.limit]
+    return {"matched": len(found), "offset": query.offset, "rows": [plain(structs.asdict(row)) for row in shown]}
+
+
+def neighbours(rows: Sequence[KeptRow], query: EpisodeQuery, step: int, name: str) -> dict[str, Any]:
+    """The episodes before and after one in the table, and its place there; None where it has none."""
+    found = query.select(rows)
+    place = next((place for place, row in enumerate(found) if row.id == name and row.step == step), None)
+    around = {"before": None, "after": None}
+    if place is not None:
+        around["before"] = plain(structs.asdict(found[place - 1])) if place else None
+        around["after"] = plain(structs.asdict(found[place + 1])) if place + 1 < len(found) else None
+    return {"matched": len(found), "place": place, **around}

@@ -1,0 +1,123 @@
+"""The addresses of kept episodes and dead letters: what the page asks for, as plain values. Several threads may
+use them."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from asyncrl.dashboard.episode_list import EpisodeQuery, choices, neighbours, page
+from asyncrl.dashboard.episode_page import describe_episode, more_tokens
+from asyncrl.dashboard.group_page import describe_group
+from asyncrl.dashboard.runs import ShownRun
+from asyncrl.dashboard.stores import ReplayStores, dead_letters, record_of
+from asyncrl.dashboard.vocabulary import Vocabulary, load_vocabulary
+from asyncrl.errors import RefusedError, StoreError
+from asyncrl.observe.kept.episode import KeptRow
+from asyncrl.observe.kept.reading import KeptEpisodes
+
+
+class RunEpisodes:
+    """The kept episodes of one run, with its tokenizer, which is loaded when the first episode is looked at."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kept = KeptEpisodes(folder)
+        self._lock = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._counted: tuple[Sequence[KeptRow], dict[str, Any]] = ((), choices(()))
+
+    def vocabulary(self) -> Vocabulary:
+        """The run's tokenizer. One that did not load is tried again, since a run exports its own at its end."""
+        with self._lock:
+            if self._vocabulary is None or self._vocabulary.problem:
+                self._vocabulary = load_vocabulary(self.folder)
+            return self._vocabulary
+
+    def choices(self) -> dict[str, Any]:
+        """What the filters can choose from, counted anew where rows came."""
+        rows = self.kept.rows()
+        with self._lock:
+            if self._counted[0] is not rows:
+                self._counted = (rows, choices(rows))
+            return self._counted[1]
+
+
+class EpisodeAnswers:
+    """Answers for `runs` by their keys."""
+
+    def __init__(self, runs: Mapping[str, ShownRun], stores: ReplayStores) -> None:
+        self._runs = {key: RunEpisodes(run.folder) for key, run in runs.items()}
+        self._stores = stores
+
+    def by_address(self) -> dict[str, Callable[[ShownRun, web.Request], Any]]:
+        """An answer for each address below that of a run."""
+        return {
+            "episodes": self._list,
+            "episodes/{step}/{id}": self._episode,
+            "episodes/{step}/{id}/group": self._group,
+            "episodes/{step}/{id}/tokens": self._tokens,
+            "episodes/{step}/{id}/neighbours": self._neighbours,
+            "dead-letters": self._dead_letters,
+        }
+
+    def _list(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
+        episodes = self._runs[run.key]
+        query = EpisodeQuery.of(request.query)
+        return {**page(episodes.kept.rows(), query), "choices": episodes.choices()}
+
+    def _episode(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
+        episodes, (step, name) = self._runs[run.key], _named(request)
+        return {
+            **describe_episode(episodes.kept.read(step, name), episodes.vocabulary()),
+            "record": self._record(run, name),
+            "commands": _commands(run.folder, name),
+        }
+
+    def _record(self, run: ShownRun, name: str) -> dict[str, Any] | None:
+        try:
+            return self._stores.read(run.folder, lambda stored: record_of(stored, name))
+        except StoreError:
+            # Kept episodes outlive the store, which may be deleted or on another machine.
+            return None
+
+    def _group(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
+        episodes, (step, name) = self._runs[run.key], _named(request)
+        group = episodes.kept.read(step, name).row.group_id
+        return describe_group(episodes.kept.group(step, group), name, episodes.vocabulary())
+
+    def _tokens(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
+        episodes, (step, name) = self._runs[run.key], _named(request)
+        start = _number("start", request.query.get("start", ""))
+        return more_tokens(episodes.kept.read(step, name), start, episodes.vocabulary())
+
+    def _neighbours(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
+        step, name = _named(request)
+        return neighbours(self._runs[run.key].kept.rows(), EpisodeQuery.of(request.query), step, name)
+
+    def _dead_letters(self, run: ShownRun, _: web.Request) -> dict[str, Any]:
+        return self._stores.read(run.folder, dead_letters)
+
+
+def _named(request: web.Request) -> tuple[int, str]:
+    return _number("step", request.match_info["step"]), request.match_info["id"]
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise RefusedError(f"{name} must be a number, not {text!r:.40}")
+    return int(text)
+
+
+def _commands(folder: Path, name: str) -> dict[str, str]:
+    """What to type for more about an episode."""
+    run, episode = shlex.quote(str(folder)), shlex.quote(name)
+    return {
+        "its time, span by span": f"asyncrl trace {run} --explain-episode {episode}",
+        "the same episode in a terminal": f"asyncrl inspect show {run} {episode}",
+    }

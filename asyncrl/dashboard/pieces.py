@@ -1,0 +1,62 @@
+"""The text of each token. The texts of consecutive tokens joined are the text of all of them.
+
+A character whose bytes are several tokens belongs to the first of them, and the others have no text of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+Decode = Callable[[list[int]], str]
+
+CONTEXT = 4
+"""So many tokens on either side decide the text of a token: a character has at most four bytes, and some tokenizers
+drop the blank before the first token that they decode."""
+LONGEST = 8
+"""No character is looked for in more tokens."""
+MOST_CHARACTERS = 4096
+"""No few tokens have more text; the text of one that has more counts as that of the last token."""
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+def token_pieces(ids: Sequence[int], decode: Decode) -> list[str]:
+    """The text of each token. Joined they are `decode(ids)`, whatever the tokenizer does: text of which
+    no token can be told stands at the last."""
+    text = decode(list(ids))
+    pieces, position, token = [""] * len(ids), 0, 0
+    alone: dict[int, str] = {}
+    while token < len(ids):
+        piece, end = alone.setdefault(ids[token], decode([ids[token]])), token + 1
+        if not piece or UNFINISHED in piece or not text.startswith(piece, position):
+            piece, end = _among_neighbours(ids, token, text[position : position + MOST_CHARACTERS], decode)
+        pieces[token] = piece
+        position, token = position + len(piece), end
+    if pieces:
+        pieces[-1] += text[position:]
+    return pieces
+
+
+def _among_neighbours(ids: Sequence[int], token: int, rest: str, decode: Decode) -> tuple[str, int]:
+    """The text that begins with a token, and the token behind those that it needs. `rest` is the text from there on."""
+    start = max(0, token - CONTEXT)
+    before = decode(list(ids[start:token]))
+    for end in range(token + 1, min(token + LONGEST, len(ids)) + 1):
+        after = decode(list(ids[start:end]))
+        # A character that is not whole yet differs from what it becomes.
+        if len(after) >= len(before) and (before + rest).startswith(after):
+            return after[len(before) :], end
+    return (UNFINISHED if rest.startswith(UNFINISHED) else ""), token + 1
+
+
+class TokenSpan(NamedTuple):
+    """Tokens [start, end)."""
+
+    start: int
+    end: int
+
+
+def window_pieces(ids: Sequence[int], shown: TokenSpan, decode: Decode) -> list[str]:
+    """The texts of the tokens in `shown`, as they are among all of `ids`, at a cost that grows with `shown` alone."""
+    start, end = max(0, shown.start - LONGEST), min(len(ids), shown.end + LONGEST)
+    return token_pieces(ids[start:end], decode)[shown.start - start : shown.end - start]

@@ -1,0 +1,36 @@
+"""Values for a page: JSON that every browser reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+DIGITS = 5
+
+
+def plain(value: Any) -> Any:
+    """The value as dicts, lists, texts and numbers. Numbers keep five digits; those that are not finite become texts,
+    since JSON has none of them."""
+    match value:
+        case None | bool() | str() | int():
+            return value
+        case float() | np.floating():
+            return _number(float(value))
+        case np.integer():
+            return int(value)
+        case np.bool_():
+            return bool(value)
+        case np.ndarray():
+            return plain(value.tolist())
+        case Mapping():
+            return {str(name): plain(inner) for name, inner in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain(inner) for inner in value]
+    return str(value)
+
+
+def _number(value: float) -> float | str:
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)

@@ -1,0 +1,60 @@
+"""What the replay of a run has recorded, read while the run goes on. A process can have a store open only once, and the
+page answers several requests at a time, so all of them read through here."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import structs
+
+from asyncrl.dashboard.plain import plain
+from asyncrl.errors import RefusedError
+from asyncrl.inspect.table import describe_dead_letters
+from asyncrl.replay.stored import StoredRun
+
+T = TypeVar("T")
+
+MOST_LETTERS = 500
+
+
+class ReplayStores:
+    """Opens the stores of a run for one question at a time, and closes them: a store that stays open keeps the replay
+    from reusing its space."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def read(self, run_dir: Path, ask: Callable[[StoredRun], T]) -> T:
+        """What `ask` says of the stores. Raises StoreError: there are none, or they cannot be read."""
+        with self._lock, closing(StoredRun(run_dir / "replay")) as stored:
+            return ask(stored)
+
+
+def dead_letters(stored: StoredRun) -> dict[str, Any]:
+    """Dead letters as plain values, the newest first, at most `MOST_LETTERS` of `total`; `reasons` counts all of them
+    by their reason, the most frequent first."""
+    letters = stored.dead_letters()
+    newest = sorted(letters, key=lambda each: each[1].order, reverse=True)[:MOST_LETTERS]
+    reasons = Counter((letter.scoring, letter.reason) for _, letter in letters)
+    return {
+        "total": len(letters),
+        "letters": plain(describe_dead_letters(newest)),
+        "reasons": [
+            {"scoring": scoring, "reason": reason, "count": count}
+            for (scoring, reason), count in reasons.most_common(MOST_LETTERS)
+        ],
+    }
+
+
+def record_of(stored: StoredRun, name: str) -> dict[str, Any] | None:
+    """What the replay knows of a trajectory for good; None: nothing."""
+    try:
+        facts = stored.record(name).facts
+    except RefusedError:
+        return None
+    return None if facts is None else plain(structs.asdict(facts))

@@ -1,0 +1,63 @@
+"""The values of tokens as plain lists, which a page colours text by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.dashboard.pieces import TokenSpan, window_pieces
+from asyncrl.dashboard.plain import plain
+from asyncrl.dashboard.vocabulary import Vocabulary
+from asyncrl.observe.kept.episode import KeptEpisode
+
+LOW_QUANTILE, HIGH_QUANTILE = 0.02, 0.98
+"""The scale of colours ends here, so that a few extreme tokens do not take all of it."""
+
+
+def by_token(episode: KeptEpisode) -> dict[str, NDArray[Any]]:
+    """Each value [T] by its name."""
+    trajectory = episode.trajectory
+    values = {
+        "logprob": trajectory.logprobs,
+        "proximal": episode.proximal_logprobs,
+        "advantage": episode.advantages,
+        "weight": episode.importance_weights,
+        "version": trajectory.versions,
+    }
+    return {**values, "mass": trajectory.grammar_mass} if trajectory.grammar_mass.size else values
+
+
+def tokens_of(episode: KeptEpisode, span: TokenSpan, within: TokenSpan, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The tokens of `span`: ids, texts as they are among those of `within`, which are special, and, where the policy
+    sampled one of them, their values."""
+    ids = episode.trajectory.tokens[within.start : within.end].tolist()
+    here = TokenSpan(span.start - within.start, span.end - within.start)
+    shown = ids[here.start : here.end]
+    found = {
+        "start": span.start,
+        "ids": shown,
+        "pieces": window_pieces(ids, here, vocabulary.decode),
+        "special": [place for place, id in enumerate(shown) if id in vocabulary.special],
+    }
+    sampled = episode.trajectory.loss_mask[span.start : span.end]
+    if not sampled.any():
+        return found
+    values = {name: plain(array[span.start : span.end]) for name, array in by_token(episode).items()}
+    return {**found, "sampled": plain(sampled.astype(np.int8)), **values}
+
+
+def scales(episode: KeptEpisode) -> dict[str, Any]:
+    """For each value of sampled tokens its least, its mean, its largest, and the ends of the scale of colours."""
+    sampled = episode.trajectory.loss_mask
+    found = {}
+    for name, array in by_token(episode).items():
+        values = array[sampled]
+        finite = values[np.isfinite(values)].astype(np.float64)
+        if finite.size:
+            low, high = np.quantile(finite, [LOW_QUANTILE, HIGH_QUANTILE])
+            found[name] = plain(
+                {"min": finite.min(), "mean": finite.mean(), "max": finite.max(), "low": low, "high": high}
+            )
+    return found

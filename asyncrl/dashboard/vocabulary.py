@@ -1,0 +1,82 @@
+"""The tokenizer of a run, for showing tokens. No code of a model is run, and nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.dashboard.pieces import Decode
+from asyncrl.inspect.run import ids_as_text
+from asyncrl.text import reason_of
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """`decode` gives the text of token ids, special tokens included. `special` are the ids of those. `problem` says
+    why `decode` gives ids instead of text; it is empty where it gives text."""
+
+    decode: Decode
+    special: frozenset[int] = frozenset()
+    problem: str = ""
+
+
+def load_vocabulary(run_dir: Path) -> Vocabulary:
+    """The tokenizer beside the run's exported model, or else that of its `model.path`; ids where neither loads."""
+    problems: list[str] = []
+    for path in _folders(run_dir, problems.append):
+        try:
+            return _load(path)
+        # A folder may hold anything, and the libraries that read it raise what they like.
+        except Exception as error:  # noqa: BLE001 - the page shows the reason
+            problems.append(f"{path}: {reason_of(error)}")
+    return Vocabulary(ids_as_text, problem="; ".join(problems) or "the run has no model.path")
+
+
+def _folders(run_dir: Path, problem: Callable[[str], None]) -> list[str]:
+    """Where the tokenizer may be, the best place first."""
+    found = [str(run_dir / "model")] if (run_dir / "model").is_dir() else []
+    try:
+        # All else may be that of another version of asyncrl.
+        path = OmegaConf.select(OmegaConf.load(run_dir / CONFIG_FILE), "model.path")
+    except (OmegaConfBaseException, YAMLError, OSError) as error:
+        problem(f"model.path is not known: {reason_of(error)}")
+        return found
+    return [*found, path] if isinstance(path, str) else found
+
+
+def _load(path: str) -> Vocabulary:
+    from tokenizers import Tokenizer
+
+    file = _cached(path, "tokenizer.json")
+    if file is None:
+        return _load_slow(path)
+    tokenizer = Tokenizer.from_file(file)
+    special = frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+    return Vocabulary(lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)), special)
+
+
+def _load_slow(path: str) -> Vocabulary:
+    """The tokenizer of a model without a file of the `tokenizers` library: only `transformers` can read it."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    return Vocabulary(
+        lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)),
+        frozenset(tokenizer.all_special_ids),
+    )
+
+
+def _cached(path: str, name: str) -> str | None:
+    """A file of a model's folder, or of the cache of a model that was downloaded before; None: it is not there."""
+    if Path(path).is_dir():
+        return str(Path(path) / name) if (Path(path) / name).is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(path, name)
+    return found if isinstance(found, str) else None
