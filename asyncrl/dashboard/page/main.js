@@ -8,9 +8,10 @@
 import * as api from "./api.js";
 import { element, fill, foreign } from "./dom.js";
 import { change, link, onChange, state } from "./state.js";
+import * as episodes from "./episodes.js";
 import * as overview from "./overview.js";
 
-const TABS = { overview: ["Overview", overview] };
+const TABS = { overview: ["Overview", overview], episodes: ["Episodes", episodes] };
 const POLL_MS = 2000;
 
 const main = document.getElementById("main");
