@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from asyncrl.observe.spans import NoSpans
 from asyncrl.types import Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn, runs_of
 
 GENEROUS_S = 240
@@ -84,6 +86,40 @@ def has_ended(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+class FakeSpans(NoSpans):
+    """Keeps what is recorded: name, values, and the track or else the episode."""
+
+    records = True
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock  # type: ignore[assignment]
+        self.spans: list[tuple[str, dict[str, Any], str]] = []
+        self.clocks: list[tuple[str, float]] = []
+
+    def wall(self, at: float) -> float:
+        return at
+
+    def add(self, name: str, start: float, end: float, track: str = "", /, **values: Any) -> None:
+        assert start <= end
+        self.spans.append((name, {**values, "seconds": end - start}, track or values["episode"]))
+
+    def measured_clock(self, peer: str, sent: float, theirs: float, received: float) -> None:
+        assert sent <= received
+        self.clocks.append((peer, theirs))
+
+    @contextmanager
+    def span(self, name: str, track: str = "", /, **values: Any) -> Iterator[dict[str, Any]]:
+        start = self.clock()
+        try:
+            yield values
+        finally:
+            self.add(name, start, self.clock(), track, **values)
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """The values of the spans of a name."""
+        return [values for each, values, _ in self.spans if each == name]
 
 
 class FakeMetrics:

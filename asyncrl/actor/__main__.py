@@ -43,6 +43,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     from asyncrl.actor.worker import RolloutWorker, first_to_end
     from asyncrl.network.keys import client_keys
     from asyncrl.observe.sinks import open_metrics
+    from asyncrl.observe.spans import open_spans
     from asyncrl.observe.usage import WithUsage, usage_of_this_process
     from asyncrl.weights.channels.opening import open_channels
     from asyncrl.weights.receiver import Receiver
@@ -50,29 +51,44 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     actor, network = config.actor, config.network
     # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(actor.concurrency))
-    opened = open_engine(config)
+    name, life = process.worker_name("actor"), process.incarnation()
+    spans = open_spans(config.observe, locations.run_dir(config.run), name)
+    opened = open_engine(config, spans)
     engine = opened.engine
     keys = client_keys(network)
-    name, life = process.worker_name("actor"), process.incarnation()
     endpoints, run = locations.replay_endpoints(network, config.replay.shards), locations.run_identity(config.run)
     async with AsyncExitStack() as stack:
+        stack.enter_context(closing(spans))
         stack.push_async_callback(engine.close)
         sinks = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), name)))
         metrics = WithUsage(sinks, stack.enter_context(usage_of_this_process()))
-        runner = await open_runner(config, engine, stack)
+        runner = await open_runner(config, engine, stack, spans)
         receiver = Receiver(
-            open_channels(config, keys), opened.expected, canary_tolerance=config.weights.canary_tolerance
+            open_channels(config, keys),
+            opened.expected,
+            canary_tolerance=config.weights.canary_tolerance,
+            spans=spans,
         )
         measured = RolloutMetrics(engine, [runner.player.counters, receiver.counters], metrics)
 
         def connect(endpoint: str) -> ReplayClient:
-            return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys, run=run)))
+            client = ReplayClient(endpoint, name, life, stop, keys=keys, run=run, spans=spans)
+            return stack.enter_context(closing(client))
 
         # A shard that cannot be reached blocks its own share of the episodes only.
         share = max(1, actor.concurrency // len(endpoints))
         renew_s = config.replay.lease_s / RENEWALS_PER_LEASE
         workers = [
-            RolloutWorker(runner.run, connect(each), connect(each), share, measured, actor.episode_timeout_s, renew_s)
+            RolloutWorker(
+                runner.run,
+                connect(each),
+                connect(each),
+                share,
+                measured,
+                actor.episode_timeout_s,
+                renew_s,
+                spans,
+            )
             for each in endpoints
         ]
         process.freeze_heap()

@@ -25,6 +25,7 @@ from asyncrl.actor.template import answer, calling, result, with_reasoning
 from asyncrl.actor.toolbox import OpenTools, Toolbox
 from asyncrl.errors import BusyError, RefusedError, StoppedError
 from asyncrl.grammar import KEY, read_grammar
+from asyncrl.observe.spans import NoSpans, Spans, Value
 from asyncrl.types import Grammar, Sampling, Ticket, ToolCall, Trajectory
 
 ReadTurn = Callable[[str, bool], ParsedTurn]
@@ -54,14 +55,16 @@ class Episode:
         self.is_over = False
         self._engine = runner.engine
         self._clock = runner.clock
+        self._spans = runner.spans
         self._room_changed = asyncio.Event()
 
     @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        """Add the seconds of the body to those of `phase`."""
+    def timed(self, phase: str) -> Iterator[dict[str, Value]]:
+        """Add the seconds of the body to those of `phase`. The body may say more of it, for the timeline."""
         started = self._clock()
         try:
-            yield
+            with self._spans.span(phase, episode=self.ticket.id) as values:
+                yield values
         finally:
             self.seconds[phase] += self._clock() - started
 
@@ -114,10 +117,13 @@ class Episode:
     async def _sample(self, reservation: Reservation, read_turn: ReadTurn) -> Completion:
         branch, chat = reservation.branch, self.chat
         seen = len(branch)
-        with self.timed("generate"):
+        with self.timed("generate") as values:
             grammar = reservation.request.grammar
             sampling = Sampling(self.ticket.temperature, branch.reserved, grammar)
             sampled = await self._engine.generate(branch.tokens, sampling, chat.stop_ids, branch.session)
+            values |= {"prompt_tokens": seen, "tokens": len(sampled.tokens), "finish": sampled.finish_reason}
+            if len(sampled.versions):
+                values["version"] = int(sampled.versions[-1])
         if self.is_over:
             raise StoppedError("the episode is over")
         ended = sampled.finish_reason == "stop"
@@ -147,7 +153,8 @@ class Player(Protocol):
 
 @dataclass(frozen=True)
 class EpisodeRunner:
-    """Runs episodes of `player` over `engine`. `as_rendered` as for Recorder, `step_split` as for `split_steps`."""
+    """Runs episodes of `player` over `engine`. `as_rendered` as for Recorder, `step_split` as for `split_steps`. The
+    phases of each episode go to `spans`."""
 
     engine: Engine
     chat: Chat
@@ -156,6 +163,7 @@ class EpisodeRunner:
     as_rendered: bool = False
     step_split: Split = "turn"
     clock: Callable[[], float] = time.monotonic
+    spans: Spans = field(default_factory=NoSpans)
 
     async def run(self, ticket: Ticket, begin: Callable[[], None]) -> Trajectory:
         """Run the episode that `ticket` permits; call `begin` once the engine serves its version. The trajectory's

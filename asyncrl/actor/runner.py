@@ -15,11 +15,14 @@ from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.registry import tool_classes
 from asyncrl.config.schema import TrainConfig
 from asyncrl.grammar import read_grammar
+from asyncrl.observe.spans import NoSpans, Spans
 
 
-async def open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStack) -> EpisodeRunner:
+async def open_runner(
+    config: TrainConfig, engine: Engine, stack: AsyncExitStack, spans: Spans | None = None
+) -> EpisodeRunner:
     """Runs episodes with the agent of `actor.agent`, whose server `stack` closes, or else with our own tools and
-    simulated users.
+    simulated users. `spans` get what each episode does.
 
     Raises ConfigError: the chat template, a tool, a user or the agent cannot be used.
     """
@@ -29,7 +32,7 @@ async def open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStack
     player: Player
     if actor.agent is None:
         limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
-        toolbox = Toolbox(tool_classes(actor.tools), limits)
+        toolbox = Toolbox(tool_classes(actor.tools), limits, spans)
         check_tools(chat, toolbox.functions)
         of_users = InteractionLimits(actor.interaction_timeout_s, actor.max_user_turns, actor.max_tool_chars)
         users = Interactions(load_interactions(actor.interactions), of_users)
@@ -50,4 +53,5 @@ async def open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStack
         EpisodeLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, total, *prompts),
         as_rendered=actor.history == "template",
         step_split=find_split(actor.step_split),
+        spans=spans or NoSpans(),
     )

@@ -21,6 +21,7 @@ from asyncrl.actor.parsing import MalformedCall
 from asyncrl.actor.tools.base import Tool, ToolRefusal
 from asyncrl.errors import ToolError
 from asyncrl.network.throttle import ErrorLogger
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.text import cut, reason_of
 from asyncrl.types import Ticket, ToolCall
 
@@ -51,11 +52,12 @@ class ToolCounts:
 
 
 class Toolbox:
-    """The tools on offer, by the names that the policy uses."""
+    """The tools on offer, by the names that the policy uses. `spans` get each call."""
 
-    def __init__(self, classes: Mapping[str, type[Tool]], limits: ToolLimits) -> None:
+    def __init__(self, classes: Mapping[str, type[Tool]], limits: ToolLimits, spans: Spans | None = None) -> None:
         self._classes = classes
         self._limits = limits
+        self._spans = spans or NoSpans()
         self.counts = ToolCounts()
         self._error_logger = ErrorLogger(log)
 
@@ -73,7 +75,7 @@ class Toolbox:
         schemas = self._schemas(ticket)
         tools = {name: self._classes[name](ticket.id) for name in schemas}
         try:
-            opened = OpenTools(tools, schemas, self._limits, self.counts, self._error_logger)
+            opened = OpenTools(ticket.id, tools, schemas, self._limits, self.counts, self._error_logger, self._spans)
             await opened.create(ticket.task.tools_kwargs)
             yield opened
         finally:
@@ -99,17 +101,21 @@ class Toolbox:
 
 
 class OpenTools:
-    """The tools of one episode. `functions` maps a name to its function object; `shown` is for the template."""
+    """The tools of one `episode`. `functions` maps a name to its function object; `shown` is for the template."""
 
     def __init__(
         self,
+        episode: str,
         tools: Mapping[str, Tool],
         functions: Mapping[str, Mapping[str, Any]],
         limits: ToolLimits,
         counts: ToolCounts,
         error_logger: ErrorLogger,
+        spans: Spans,
     ) -> None:
         self.functions = functions
+        self._episode = episode
+        self._spans = spans
         self.shown = [{"type": "function", "function": function} for function in functions.values()]
         self._tools = tools
         self._limits = limits
@@ -151,7 +157,8 @@ class OpenTools:
         self._used.add(call.name)
         tool = self._tools[call.name]
         try:
-            answer = await self._within_limits(call.name, "execute", partial(tool.execute, call.arguments))
+            with self._spans.span(f"tool {call.name}", episode=self._episode):
+                answer = await self._within_limits(call.name, "execute", partial(tool.execute, call.arguments))
         except ToolRefusal as refusal:
             self._counts.refused += 1
             return str(refusal)

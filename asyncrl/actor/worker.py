@@ -21,13 +21,17 @@ from asyncrl.actor.contained import contained
 from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.errors import AsyncrlError, RefusedError, StoppedError, WireError
 from asyncrl.network.throttle import ErrorLogger
+from asyncrl.observe.spans import NoSpans, Spans, Value
 from asyncrl.replay.client import ReplayClient
-from asyncrl.text import reason_of
+from asyncrl.text import cut, reason_of
 from asyncrl.types import Purpose, Ticket, Trajectory
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+LONGEST_REASON = 200
+"""Characters of the reason of a failure, on the timeline."""
 
 RunEpisode = Callable[[Ticket, Callable[[], None]], Awaitable[Trajectory]]
 """Runs the episode of a ticket. It calls its second argument once the engine serves the ticket's version, and may raise
@@ -40,6 +44,7 @@ class RolloutWorker:
     seconds.
 
     `source` gives tickets and `sink` takes their trajectories: two clients, since each is called from its own thread.
+    `spans` get each episode from the arrival of its ticket until its delivery was acknowledged.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class RolloutWorker:
         metrics: RolloutMetrics,
         limit_s: float = math.inf,
         renew_s: float = math.inf,
+        spans: Spans | None = None,
     ) -> None:
         self.active = 0
         self._run_episode = run_episode
@@ -60,15 +66,17 @@ class RolloutWorker:
         self._concurrency = concurrency
         self._metrics = metrics
         self._renew_s = renew_s
+        self._spans = spans or NoSpans()
         self._error_logger = ErrorLogger(log)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="replay")
         self._holding: set[str] = set()
+        self._arrived: dict[str, float] = {}
         self._begun: set[str] = set()
         self._undelivered: set[str] = set()
         self._drains = False
         self._freed = asyncio.Event()
         self._ready: asyncio.PriorityQueue[tuple[bool, int, Ticket]] = asyncio.PriorityQueue()
-        self._finished: asyncio.Queue[tuple[str, Trajectory | str]] = asyncio.Queue(maxsize=concurrency)
+        self._finished: asyncio.Queue[tuple[str, Trajectory | str, float]] = asyncio.Queue(maxsize=concurrency)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`. Then running episodes are cancelled, which releases their tools, and abandoned. All calls
@@ -100,9 +108,13 @@ class RolloutWorker:
             self._freed.clear()
             want = 0 if self._drains else max(0, self._concurrency - self.active)
             waiting = tuple(self._holding - self._begun)
-            for ticket in await self._in_thread(self._source.tickets, tuple(self._holding), want, waiting):
+            with self._spans.span("wait for tickets", "tickets", wanted=want) as values:
+                tickets = await self._in_thread(self._source.tickets, tuple(self._holding), want, waiting)
+                values["tickets"] = len(tickets)
+            for ticket in tickets:
                 if ticket.id not in self._holding and not self._drains:
                     self._holding.add(ticket.id)
+                    self._arrived[ticket.id] = self._spans.clock()
                     self.active += 1
                     count += 1
                     self._ready.put_nowait((ticket.purpose is not Purpose.EVAL, count, ticket))
@@ -113,7 +125,9 @@ class RolloutWorker:
     async def _work(self) -> None:
         while True:
             _, _, ticket = await self._ready.get()
-            await self._finished.put((ticket.id, await self._outcome(ticket)))
+            self._spans.add("queued", self._arrived[ticket.id], self._spans.clock(), episode=ticket.id)
+            outcome = await self._outcome(ticket)
+            await self._finished.put((ticket.id, outcome, self._spans.clock()))
             self.active -= 1
             self._freed.set()
 
@@ -142,7 +156,7 @@ class RolloutWorker:
 
     async def _deliver(self) -> None:
         while True:
-            ticket_id, outcome = await self._finished.get()
+            ticket_id, outcome, ended = await self._finished.get()
             try:
                 if isinstance(outcome, Trajectory):
                     await self._in_thread(self._sink.put, outcome)
@@ -154,8 +168,26 @@ class RolloutWorker:
                 self._error_logger.exception(f"the outcome of {ticket_id} was refused: {error}", error)
                 self._metrics.refused()
                 await self._in_thread(self._sink.fail, ticket_id, f"refused: {error}")
+            self._record(ticket_id, outcome, ended)
             self._holding.discard(ticket_id)
             self._undelivered.discard(ticket_id)
+
+    def _record(self, ticket_id: str, outcome: Trajectory | str, ended: float) -> None:
+        now = self._spans.clock()
+        self._spans.add("deliver", ended, now, episode=ticket_id)
+        values: dict[str, Value] = (
+            {"failed": cut(outcome, LONGEST_REASON)}
+            if isinstance(outcome, str)
+            else {
+                "task": outcome.task_id,
+                "group": outcome.group_id,
+                "tokens": len(outcome),
+                "sampled": outcome.sampled_tokens,
+                "finish": outcome.finish,
+                "oldest_version": outcome.oldest_version,
+            }
+        )
+        self._spans.add("episode", self._arrived.pop(ticket_id), now, episode=ticket_id, **values)
 
     async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
         """Call in a thread of our own: tools may keep the shared threads busy for longer than a lease lasts."""

@@ -15,6 +15,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoreError
 from asyncrl.machine import process
 from asyncrl.network.keys import client_keys
+from asyncrl.observe.spans import Spans
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.shards import ShardedReplay
 from asyncrl.replay.stored import StoredRun
@@ -101,10 +102,10 @@ class RecordedReplay(BatchSource):
 
 
 def open_batches(
-    config: TrainConfig, rank: int, context: zmq.Context[Any], stop: threading.Event
+    config: TrainConfig, rank: int, context: zmq.Context[Any], stop: threading.Event, spans: Spans | None = None
 ) -> RecordedReplay | ShardedReplay:
-    """The batches that `config` names, for one rank. Raises ConfigError and StoreError: `replay.source` cannot be
-    used."""
+    """The batches that `config` names, for one rank; `spans` learn the replay's clock. Raises ConfigError and
+    StoreError: `replay.source` cannot be used."""
     if config.replay.source is not None:
         source = Path(config.replay.source)
         if source.resolve().is_relative_to(locations.run_dir(config.run).resolve()):
@@ -114,5 +115,8 @@ def open_batches(
     endpoints = locations.replay_endpoints(config.network, config.replay.shards)
     keys, run = client_keys(config.network), locations.run_identity(config.run, make=True)
     return ShardedReplay(
-        [ReplayClient(each, worker, incarnation, stop, context=context, keys=keys, run=run) for each in endpoints]
+        [
+            ReplayClient(each, worker, incarnation, stop, context=context, keys=keys, run=run, spans=spans)
+            for each in endpoints
+        ]
     )

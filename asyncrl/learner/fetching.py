@@ -29,6 +29,7 @@ from asyncrl.learner.schedule import Passes
 from asyncrl.learner.trainer import Minibatch
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.modelling.packed_layout import send
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.types import BatchPlan
 
 LOOK_S = 0.2
@@ -58,7 +59,8 @@ class FetchedBatch:
 
 @dataclass(eq=False)
 class BatchFetcher:
-    """Fetches and builds the batches of one rank. Nobody else may use `replay` within `ahead_of`."""
+    """Fetches and builds the batches of one rank. Nobody else may use `replay` within `ahead_of`. The time of
+    each fetch goes to `spans`."""
 
     config: TrainConfig
     history: ConfigHistory
@@ -67,6 +69,7 @@ class BatchFetcher:
     flops: ForwardFlops
     replay: BatchSource
     keeper: EpisodeKeeper | None = None
+    spans: Spans = field(default_factory=NoSpans)
     _next: tuple[int, Future[FetchedBatch | None]] | None = field(default=None, init=False)
 
     def take(self, plan: BatchPlan) -> FetchedBatch:
@@ -102,6 +105,10 @@ class BatchFetcher:
         return None if plan.skipped else self._fetch(plan)
 
     def _fetch(self, plan: BatchPlan) -> FetchedBatch:
+        with self.spans.span("batch", "batches", step=plan.step):
+            return self._build(plan)
+
+    def _build(self, plan: BatchPlan) -> FetchedBatch:
         sharing = self._sharing(plan.step)
         minibatches = self._minibatches(plan, sharing)
         members = sorted(member for each in minibatches for passed in each.passes for member in passed)

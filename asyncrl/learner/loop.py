@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -33,10 +33,11 @@ from asyncrl.learner.keeping import EpisodeKeeper
 from asyncrl.learner.packing import LocalBatch
 from asyncrl.learner.profiling import profiled
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.step_metrics import Phases, StepMetrics, lag_counts, step_values, use_of_rank
+from asyncrl.learner.step_metrics import TRACK, Phases, StepMetrics, lag_counts, step_values, use_of_rank
 from asyncrl.learner.trainer import StepResult, Trainer
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Metrics, Value
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.tally import evaluation_values
 from asyncrl.types import BatchPlan
 from asyncrl.weights.buckets import Bucket, GatheredBucket
@@ -63,7 +64,8 @@ class TrainedStep:
 class Learner:
     """One rank's part in training. Rank 0 alone publishes (the others have no `publisher`), evaluates and logs.
     `metrics` gets the values of a step, all at once, and `evaluations` the results of an evaluation. Steps, publishes,
-    checkpoints and evaluations are as `config` says; `history` has what each step trains with."""
+    checkpoints and evaluations are as `config` says; `history` has what each step trains with. `spans` get the phases
+    of each step."""
 
     config: TrainConfig
     history: ConfigHistory
@@ -78,13 +80,14 @@ class Learner:
     failures: StepFailures
     turns: Turns
     keeper: EpisodeKeeper
+    spans: Spans = field(default_factory=NoSpans)
 
     def __post_init__(self) -> None:
         policy = self.trainer.policy.module
         device, dtype = self.ranks.device, DTYPES[self.config.model.dtype]
         self._flops = ForwardFlops.of(policy, policy.model.config)
         self._fetcher = BatchFetcher(
-            self.config, self.history, self.ranks, policy, self._flops, self.replay, self.keeper
+            self.config, self.history, self.ranks, policy, self._flops, self.replay, self.keeper, self.spans
         )
         self._peak = measured_peak(device, dtype) if device.type == "cuda" else None
         self.progress = self.checkpoints.restore(self.trainer.models) or Progress()
@@ -143,9 +146,10 @@ class Learner:
             self._together(self._report_checkpoint, progress.step)
         self.turns.end(self.trainer, self._version(progress.step), Phases(self.ranks.activity.enter))
         for step in self._steps():
-            self._together(self._evaluate, step)
+            with self.spans.span("evaluate", TRACK, step=step):
+                self._together(self._evaluate, step)
             self._configure(step)
-            phases = Phases(self.ranks.activity.enter)
+            phases = Phases(self.ranks.activity.enter, spans=self.spans, step=step)
             with phases("wait"):
                 plan = self._together(self._plan, step)
             self.turns.begin(phases)
@@ -167,6 +171,7 @@ class Learner:
                 self.turns.end(self.trainer, self._version(step + 1), phases)
             finally:
                 self._report()
+            phases.finish(version=plan.version, episodes=len(plan.ids), tokens=sum(plan.tokens))
         self._finish_checkpoint()
         self._together(self._evaluate, config.total_steps)
         self.ranks.leaving.end()

@@ -44,6 +44,7 @@ from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.kept.writing import remove_kept
 from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import metrics_file, open_learner_metrics, remove_steps
+from asyncrl.observe.spans import NoSpans, Spans, open_spans
 from asyncrl.observe.usage import WithUsage, usage_of_this_process
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.channels.opening import choose_channel, weights_dir
@@ -80,7 +81,9 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
         keys = client_keys(config.network)
         ranks = stack.enter_context(joined(learner.replicas, learner.rank_timeout_s, keys, activity, leaving))
         context = stack.enter_context(zmq.Context())
-        replay = stack.enter_context(closing(open_batches(config, ranks.rank, context, stop)))
+        role = process.worker_name(f"learner-{ranks.rank}")
+        spans = stack.enter_context(closing(open_spans(config.observe, locations.run_dir(config.run), role)))
+        replay = stack.enter_context(closing(open_batches(config, ranks.rank, context, stop, spans)))
         publisher: Publisher | None = None
         metrics: Metrics = Fanout([])
         evaluations: Metrics = Fanout([])
@@ -90,9 +93,9 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
             stack.callback(metrics.close)
             metrics = WithUsage(metrics, stack.enter_context(usage_of_this_process()))
             if not recorded:
-                publisher = stack.enter_context(closing(open_publisher(config, ranks, context)))
+                publisher = stack.enter_context(closing(open_publisher(config, ranks, context, spans)))
         stack.callback(activity.enter, END)
-        train(config, ranks, replay, publisher, metrics, evaluations, stop)
+        train(config, ranks, replay, publisher, metrics, evaluations, stop, spans)
         if ranks.rank == 0:
             with activity.waiting():
                 replay.finished()
@@ -108,7 +111,9 @@ def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:
     )
 
 
-def open_publisher(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Publisher:
+def open_publisher(
+    config: TrainConfig, ranks: Ranks, context: zmq.Context[Any], spans: Spans | None = None
+) -> Publisher:
     network, weights, run = config.network, config.weights, locations.run_identity(config.run, make=True)
     expected, device = model_shapes(config.model).tensors, ranks.device
     channel, reason = choose_channel(config, device)
@@ -124,6 +129,7 @@ def open_publisher(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any])
             run=run,
             history=weights.history,
             broadcasts=broadcasts,
+            spans=spans,
         )
         stack.callback(server.close)
         broadcaster = folders = None
@@ -143,6 +149,7 @@ def train(
     metrics: Metrics,
     evaluations: Metrics,
     stop: threading.Event,
+    spans: Spans | None = None,
 ) -> None:
     """Load, train, and export. Raises StoppedError; ConfigError and CheckpointError: the run cannot resume with this
     configuration, or the models or the checkpoints cannot be used."""
@@ -153,7 +160,7 @@ def train(
     lock = LearnerLock(locations.gpu_locks(config.run), ranks.rank) if config.cluster.colocated else None
     with closing(Turns(ranks, lock, stop)) as turns:
         turns.begin(Phases(ranks.activity.enter))
-        _train(config, history, ranks, replay, publisher, metrics, evaluations, stop, turns)
+        _train(config, history, ranks, replay, publisher, metrics, evaluations, stop, turns, spans or NoSpans())
 
 
 def _train(
@@ -166,6 +173,7 @@ def _train(
     evaluations: Metrics,
     stop: threading.Event,
     turns: Turns,
+    spans: Spans,
 ) -> None:
     algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
     temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner
@@ -208,6 +216,7 @@ def _train(
             failures,
             turns,
             keeper,
+            spans,
         )
         if ranks.rank == 0:
             _remove_repeated(folder, loop.progress)

@@ -18,18 +18,31 @@ from asyncrl.algorithms.metrics import episode_metrics
 from asyncrl.learner.checkpoint import Progress
 from asyncrl.learner.trainer import StepResult
 from asyncrl.observe.metrics import Value
+from asyncrl.observe.spans import NoSpans, Spans
+from asyncrl.observe.spans import Value as SpanValue
 from asyncrl.types import BatchPlan
 
 WAITING = ("wait", "fetch", "release", "onload", "offload")
 """The phases in which the learner has nothing to compute."""
+TRACK = "steps"
+"""The track of steps and their phases on the timeline."""
 
 
 class Phases:
-    """Seconds of one learner step by phase; `begin` is told the name of each phase."""
+    """Seconds of one learner step by phase; `begin` is told the name of each phase. `spans`, whose seconds are those of
+    `clock`, get each phase of `step`."""
 
-    def __init__(self, begin: Callable[[str], None], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        begin: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        spans: Spans | None = None,
+        step: int | None = None,
+    ) -> None:
         self._begin = begin
         self._clock = clock
+        self._spans = spans or NoSpans()
+        self._step = step
         self._started = clock()
         self.seconds: dict[str, float] = {}
 
@@ -39,7 +52,13 @@ class Phases:
         before = self._clock()
         with record_function(name):
             yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - before
+        after = self._clock()
+        self.seconds[name] = self.seconds.get(name, 0.0) + after - before
+        self._spans.add(name, before, after, TRACK, step=self._step)
+
+    def finish(self, **values: SpanValue) -> None:
+        """The step is over; `values` are for the timeline."""
+        self._spans.add("step", self._started, self._clock(), TRACK, step=self._step, **values)
 
     def values(self, tokens: int) -> dict[str, float]:
         """Seconds by phase, the share of them spent waiting, and trained tokens a second."""

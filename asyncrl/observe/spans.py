@@ -9,8 +9,8 @@ that it may have, it becomes `ROLE.jsonl.old`, in the place of an older one, who
 that is a list is a span: name, track, start, duration and values; times are whole microseconds, starts since 1970. A
 line that is an object is a note:
 
-- `role`: a process begins to write, or a file begins. Beside it are `host`, `pid`, the `endpoint` of a replay, and how
-  many lines were `dropped` so far.
+- `role`: a process begins to write, or a file begins. Beside it are `host`, `pid`, the `endpoint` of a replay, when the
+  process `started`, and how many lines were `dropped` so far.
 - `clock`: at that time the clock of `peer`, the endpoint of a replay, was so many microseconds `ahead` of this one. The
   measurement took `round_trip` microseconds.
 - `lost`: so many spans of this process were not written so far.
@@ -60,6 +60,10 @@ class Spans(Protocol):
     episode that its value `episode` names. Times are seconds of `clock`, which is monotonic.
     """
 
+    @property
+    def records(self) -> bool:
+        """Whether spans are wanted at all."""
+
     def clock(self) -> float: ...
 
     def wall(self, at: float) -> float:
@@ -85,6 +89,7 @@ class Spans(Protocol):
 class NoSpans:
     """Records nothing."""
 
+    records = False
     clock = staticmethod(time.monotonic)
 
     def wall(self, at: float) -> float:
@@ -209,6 +214,8 @@ class ClockEstimate:
 class SpanRecorder:
     """Writes the spans of this process to `file`, with `about` the process in its notes. `start` begins to write."""
 
+    records = True
+
     def __init__(
         self,
         file: SpanFile,
@@ -220,8 +227,8 @@ class SpanRecorder:
         self.lost = 0
         """Spans that were not written, since the disk failed or was too slow."""
         self._file = file
-        self._about = about
         self._ahead = wall() - clock()
+        self._about = {**about, "started": _microseconds(self.wall(clock()))}
         self._waiting: deque[_Span] = deque()
         self._clocks: dict[str, ClockEstimate] = {}
         self._newest_clocks: dict[Value, dict[str, Value]] = {}
@@ -292,7 +299,9 @@ class SpanRecorder:
     def _encoded(self, span: _Span) -> bytes:
         """A span's line; nothing, and counted, where a value has no encoding."""
         name, track, start, end, values = span
-        line = name, track, _microseconds(start + self._ahead), max(0, _microseconds(end - start)), values
+        # Both ends are rounded alike, so that what lies within a span stays within it.
+        begun, ended = _microseconds(start + self._ahead), _microseconds(end + self._ahead)
+        line = name, track, begun, max(0, ended - begun), values
         try:
             return self._encoder.encode(line) + b"\n"
         except (TypeError, ValueError) as error:

@@ -23,6 +23,7 @@ from asyncrl.machine.files import write_whole
 from asyncrl.network.keys import server_keys
 from asyncrl.network.listener import Listener
 from asyncrl.observe.sinks import open_metrics
+from asyncrl.observe.spans import open_spans
 from asyncrl.observe.usage import WithUsage, usage_of_this_process
 from asyncrl.replay.from_config import open_store, replay_settings
 from asyncrl.replay.server import ReplayServer
@@ -57,8 +58,10 @@ def _serve(config: TrainConfig, stop: threading.Event, activity: Activity) -> No
         log.info("replay serves %s from %s", endpoint, store.path)
         name = process.worker_name("replay")
         quiet = replace(config.observe, console=False)
-        sinks = open_metrics(quiet, locations.run_dir(config.run), name)
-        with closing(listener), closing(sinks), usage_of_this_process(gpus=False) as usage:
+        run_dir = locations.run_dir(config.run)
+        sinks = open_metrics(quiet, run_dir, name)
+        spans = open_spans(config.observe, run_dir, name, endpoint)
+        with closing(listener), closing(sinks), closing(spans), usage_of_this_process(gpus=False) as usage:
             run = locations.run_identity(config.run, make=True)
             service = ReplayService(
                 replay_settings(config),
@@ -67,8 +70,10 @@ def _serve(config: TrainConfig, stop: threading.Event, activity: Activity) -> No
                 lambda: listener.failed_handshakes,
                 run,
                 ends=not process.is_supervised(),
+                spans=spans,
             )
-            ReplayServer(listener.socket, store, service, metrics=WithUsage(sinks, usage), activity=activity).run(stop)
+            metrics = WithUsage(sinks, usage)
+            ReplayServer(listener.socket, store, service, metrics=metrics, activity=activity, spans=spans).run(stop)
             if not stop.is_set():
                 log.info("the run is done: the replay ends")
     finally:

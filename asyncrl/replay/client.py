@@ -29,7 +29,9 @@ from asyncrl.errors import (
 )
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
 from asyncrl.network.sockets import Watch, connect
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay import protocol
+from asyncrl.replay.clock_probe import ClockProbe
 from asyncrl.replay.protocol import (
     BUSY,
     ENDED,
@@ -81,7 +83,7 @@ class ReplayClient:
     `incarnation` tells one start of a worker from the next; work of an older incarnation goes to others. `stop` ends
     waits with StoppedError. `give_up_s`, where set, ends them with UnavailableError. `keys` are those of network.keys.
     `run` goes with every request, and the replay of another one refuses it; without it only questions are answered.
-    A request without an answer for `retry_s` is sent again.
+    A request without an answer for `retry_s` is sent again. `spans` learn how far the replay's clock is ahead.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class ReplayClient:
         keys: ClientKeys | None = None,
         run: RunIdentity | None = None,
         retry_s: float = RETRY_S,
+        spans: Spans | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._worker = worker
@@ -107,6 +110,7 @@ class ReplayClient:
         self._retry_s = retry_s
         self._sequence = 0
         self._break_s = BREAK_S
+        self._probe = ClockProbe(endpoint, spans or NoSpans())
         self._connect()
 
     def _connect(self) -> None:
@@ -265,23 +269,26 @@ class ReplayClient:
         the run is done.
         """
         first, self._sequence = self._sequence + 1, self._sequence + len(requests)
+        numbered = dict(enumerate(requests, first))
         messages = {
-            number: encode_request(request, number, self._run, frames)
-            for number, (request, frames) in enumerate(requests, first)
+            number: encode_request(request, number, self._run, frames) for number, (request, frames) in numbered.items()
         }
+        if self._probe.is_due():
+            self._sequence += 1
+            messages = {self._sequence: self._probe.message(self._sequence), **messages}
         answers: dict[int, Answer] = {}
         started = time.monotonic()
         while len(answers) < len(messages):
             rest = {number: each for number, each in messages.items() if number not in answers}
             self._exchange(rest, credits, answers, started)
-        for number, (request, _) in zip(messages, requests, strict=True):
+        for number, (request, _) in numbered.items():
             if answers[number].kind == OVER:
                 raise RunOverError("the run is done: this process ends")
             if answers[number].kind == REFUSED:
                 raise RefusedError(f"the replay refused {request.kind}: {answers[number].reason}")
             if answers[number].kind == ENDED:
                 raise TooManyFailuresError(answers[number].reason)
-        return [answers[number] for number in messages]
+        return [answers[number] for number in numbered]
 
     def _exchange(
         self, messages: Mapping[int, list[Buffer]], credits: int, answers: dict[int, Answer], started: float
@@ -295,6 +302,7 @@ class ReplayClient:
             with suppress(zmq.Again):
                 while unsent and _credit(away, credits):
                     number, frames = unsent[0]
+                    self._probe.sends(number)
                     self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
                     away[number] = sum(map(len, frames))
                     unsent.popleft()
@@ -317,6 +325,7 @@ class ReplayClient:
                 raise RefusedError(f"the replay refused: {answer.reason}")
             deadline = time.monotonic() + self._retry_s
             self._break_s = BREAK_S
+            self._probe.received(answer)
             answers[answer.sequence] = answer
             del away[answer.sequence]
         return None

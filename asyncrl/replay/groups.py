@@ -26,6 +26,7 @@ from asyncrl.replay.records import (
     shorten,
 )
 from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.stages import Stage, Stages
 from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Purpose
 
@@ -49,11 +50,13 @@ class OpenGroups:
         backoff: FailureBackoff,
         limits: Mapping[str, FailureLimit],
         dead_letters: DeadLetters,
+        stages: Stages,
     ) -> None:
         self._settings = settings
         self._backoff = backoff
         self._limits = limits
         self._dead_letters = dead_letters
+        self._stages = stages
         self._full = Throttled(log, "no tickets: the store is above its high-water mark")
         self._dropped = Throttled(log, "a group is dropped")
 
@@ -122,7 +125,11 @@ class OpenGroups:
         if group is None:
             return
         tx.delete("groups", name)
+        self._stages.end(tx, Stage.READY, name, outcome=end)
+        if end in THROWN_AWAY:
+            self._stages.mark(tx, end, "groups", group=name, reason=shorten(reason))
         for trajectory in group.ids(name):
+            self._stages.forget(tx, trajectory)
             self._end(tx, trajectory, end, shorten(reason))
             self.withdraw(tx, trajectory)
         if group.training and end in THROWN_AWAY:
@@ -181,6 +188,7 @@ class OpenGroups:
     def end_ticket(self, tx: Transaction, ticket: str, record: TicketRecord) -> None:
         """End an open ticket."""
         tx.afterwards(self._limits[EPISODES].left, ticket)
+        self._stages.end(tx, Stage.TICKET, ticket, worker=record.worker, outcome="ended")
         tx.delete("tickets", ticket)
         if record.worker:
             tx.remove_member("held", record.worker, ticket)

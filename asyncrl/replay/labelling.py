@@ -31,6 +31,7 @@ from asyncrl.replay.records import (
     shorten,
 )
 from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.stages import Stage, Stages
 from asyncrl.replay.transaction import Transaction
 from asyncrl.replay.units import Unit, Units, attempts, kinds_together
 from asyncrl.types import Labels, process_score
@@ -53,6 +54,7 @@ class Labelling:
         backoff: FailureBackoff,
         limit: FailureLimit,
         dead_letters: DeadLetters,
+        stages: Stages,
     ) -> None:
         self._settings = settings
         self._groups = groups
@@ -60,11 +62,13 @@ class Labelling:
         self._backoff = backoff
         self._limit = limit
         self._dead_letters = dead_letters
+        self._stages = stages
         self._units = Units(settings)
 
     def offer(self, tx: Transaction, name: str, record: TrajectoryRecord, group: GroupRecord, urgent: bool) -> None:
         """Let a trajectory of `group` wait for the next kind of scores that it needs. For GROUP_KIND the group waits,
         once this was the last of its members."""
+        self._stages.begin(tx, Stage.QUEUED, name)
         record.state = TrajectoryState.WAITING
         record.save(tx, name)
         kind = self._units.next_kind(group, record)
@@ -143,6 +147,8 @@ class Labelling:
             record.save(tx, name)
             tx.add_member("leased", request.worker, name)
             tx.afterwards(self._limit.began, name)
+            self._stages.end(tx, Stage.QUEUED, name)
+            self._stages.begin(tx, Stage.SCORING, name)
             final = record.scored + len(kinds) == len(needs)
             tasks.append(LeasedTask(None if tasks else task, kinds, final, partial is not None))
             frames += [data] if partial is None else [data, partial]
@@ -154,6 +160,7 @@ class Labelling:
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
             tx.afterwards(self._limit.left, name)
+            self._stages.end(tx, Stage.SCORING, name, worker=worker, outcome="taken back")
             record = TrajectoryRecord.load(tx, name)
             if record is not None and record.state is TrajectoryState.LEASED:
                 record.attempts -= not died
@@ -236,6 +243,7 @@ class Labelling:
         held = tx.remove_member("leased", worker, name)
         record = TrajectoryRecord.load(tx, name)
         if held and record is not None and record.state is TrajectoryState.LEASED:
+            self._stages.end(tx, Stage.SCORING, name, worker=worker)
             return record
         tx.afterwards(self._limit.left, name)
         return None
@@ -253,6 +261,7 @@ class Labelling:
             self._groups.close(tx, name, TrajectoryState.FILTERED, reason)
             return
         spread = float(np.std([member.reward for member in members]))
+        self._stages.begin(tx, Stage.READY, name)
         tx.append("ready", ReadyGroup(name, min(member.oldest for member in members), spread))
 
     def fail(self, tx: Transaction, request: FailScoring) -> None:

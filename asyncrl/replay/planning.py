@@ -10,6 +10,7 @@ import numpy as np
 
 from asyncrl.errors import RefusedError
 from asyncrl.ids import attempt_of
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.records import (
@@ -22,28 +23,35 @@ from asyncrl.replay.records import (
     shorten,
 )
 from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.stages import Stage, Stages
 from asyncrl.replay.transaction import Transaction
 from asyncrl.types import BatchPlan, Trajectory
 from asyncrl.wire import decode, read_trajectory, split
+
+LEARNER_TRACK = "learner waits"
+"""The track of the spans in which the learner waits for a plan. Their names say what there is not enough of."""
 
 
 class LearnerWaits:
     """Seconds that the learner waited for a plan, by what was missing. `clock` gives monotonic seconds.
 
     Call `asked` at each request for a plan, and `look` regularly: while there is no plan, the time between two looks
-    counts for the cause that the first look found.
+    counts for the cause that the first look found. `spans` get each wait for one cause.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], spans: Spans | None = None) -> None:
         self._clock = clock
+        self._spans = spans or NoSpans()
         self._since: float | None = None
         self._cause = ""
+        self._began = 0.0
         self.seconds = {"labels": 0.0, "episodes": 0.0, "store": 0.0}
 
     def asked(self, found: bool, missing: Callable[[], str]) -> None:
         """A plan was asked for, and was `found` or not; `missing` says what is, and is called when the wait begins."""
         if self._since is None and not found:
             self._since, self._cause = self._clock(), missing()
+            self._began = self._spans.clock()
         elif found:
             self.look(lambda: "")
             self._since = None
@@ -53,16 +61,20 @@ class LearnerWaits:
         if self._since is not None:
             now = self._clock()
             self.seconds[self._cause] += now - self._since
-            self._since, self._cause = now, missing()
+            before, self._since, self._cause = self._cause, now, missing()
+            if self._cause != before:
+                began, self._began = self._began, self._spans.clock()
+                self._spans.add(f"no {before}", began, self._began, LEARNER_TRACK)
 
 
 class Planning:
     """The replay's part towards the learner, each call within the caller's transaction."""
 
-    def __init__(self, settings: ReplaySettings, groups: OpenGroups, dead_letters: DeadLetters) -> None:
+    def __init__(self, settings: ReplaySettings, groups: OpenGroups, dead_letters: DeadLetters, stages: Stages) -> None:
         self._settings = settings
         self._groups = groups
         self._dead_letters = dead_letters
+        self._stages = stages
         self._wanted = settings.batch_size // settings.group_size
 
     def resume(self, tx: Transaction) -> None:
@@ -160,16 +172,20 @@ class Planning:
             record.lag = plan.version - record.oldest
             record.save(tx, name)
         for order, ready, _ in chosen:
-            self._use(tx, order, ready.name)
+            self._use(tx, order, ready.name, step)
+        self._stages.mark(tx, "plan", "plans", step=step, version=plan.version, episodes=len(plan.ids))
         return plan
 
-    def _use(self, tx: Transaction, order: bytes, name: str) -> None:
+    def _use(self, tx: Transaction, order: bytes, name: str, step: int) -> None:
         group = GroupRecord.of(tx, name)
+        self._stages.end(tx, Stage.READY, name, step=step, episodes=group.ids(name))
         group.sampled += 1
         group.save(tx, name)
         if group.sampled == self._settings.admission.uses:
             tx.delete("ready", order)
             self._groups.close(tx, name, TrajectoryState.PLANNED)
+        else:
+            self._stages.begin(tx, Stage.READY, name)
 
     def skip(self, tx: Transaction, step: int, reason: str) -> int:
         """Have the step of a recorded plan train nothing, for good; returns how many trajectories are dead letters now:

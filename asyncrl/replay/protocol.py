@@ -189,6 +189,12 @@ class GetStatus(ReplayRequest, frozen=True):
     question = True
 
 
+class GetClock(ReplayRequest, frozen=True):
+    """What the replay's clock of spans shows, in seconds since 1970; it is answered at once."""
+
+    question = True
+
+
 class GetAudit(ReplayRequest, frozen=True):
     """Every accepted trajectory by state."""
 
@@ -271,7 +277,7 @@ class Reply:
     frames: Sequence[Buffer] = ()
 
 
-NUMBER, TEXT = Decoder(int), Decoder(str)
+NUMBER, SECONDS, TEXT = Decoder(int), Decoder(float), Decoder(str)
 VALUES, RESULT = Decoder(dict[str, Any]), Decoder(dict[str, Any] | None)
 TICKETS, PLAN, LEASES = Decoder(list[Ticket]), Decoder(BatchPlan | None), Decoder(list[LeasedTask])
 CHANGES, TASK = Decoder(list[ConfigChange]), Decoder(Task | None)

@@ -24,6 +24,7 @@ from asyncrl.errors import AsyncrlError, BusyError, RunOverError, StoreError, To
 from asyncrl.machine.activity import Activity
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.metrics import Metrics
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.protocol import (
     BUSY,
     ENDED,
@@ -33,6 +34,7 @@ from asyncrl.replay.protocol import (
     REFUSED,
     Call,
     Fetch,
+    GetClock,
     Reply,
     decode_request,
     encode_reason,
@@ -78,7 +80,8 @@ class Waiting:
 
 class ReplayServer:
     """Serves a bound ROUTER socket until `stop` is set, and logs the service's report to `metrics` every REPORT_S.
-    `clock` gives monotonic seconds. The server advances in `activity` with each commit."""
+    `clock` gives monotonic seconds. The server advances in `activity` with each commit, and tells the clock of `spans`
+    to everybody who asks."""
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class ReplayServer:
         clock: Callable[[], float] = time.monotonic,
         metrics: Metrics | None = None,
         activity: Activity | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self._socket = socket
         self._store = store
@@ -97,6 +101,7 @@ class ReplayServer:
         self._requests: list[Received] = []
         self._metrics = metrics
         self._activity = activity or Activity()
+        self._spans = spans or NoSpans()
         self._next_tick = self._next_report = clock()
         self._traced: set[tuple[str, type[Exception]]] = set()
         self._refusals = Throttled(log, "refused a request")
@@ -153,7 +158,10 @@ class ReplayServer:
                 break
             any_arrived = True
             call = decode_request([frame.buffer for frame in frames])
-            if not (isinstance(call.request, Fetch) and self._fetch(client.bytes, call)):
+            if isinstance(call.request, GetClock):
+                now = self._spans.wall(self._spans.clock())
+                self._send(client.bytes, encode_reply(OK, call.sequence, Reply(now)))
+            elif not (isinstance(call.request, Fetch) and self._fetch(client.bytes, call)):
                 self._requests.append((client.bytes, call))
         return any_arrived
 

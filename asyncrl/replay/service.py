@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from asyncrl.errors import RefusedError, RunOverError, StoreError, WireError
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay import counters, evaluation, protocol
 from asyncrl.replay.backoff import EPISODES, SCORINGS, FailureBackoff
 from asyncrl.replay.changes import configure
@@ -25,6 +26,7 @@ from asyncrl.replay.protocol import Call, Reply
 from asyncrl.replay.readers import Readers
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.stages import Stages
 from asyncrl.replay.tickets import TicketQueue
 from asyncrl.replay.transaction import Transaction
 from asyncrl.types import RunIdentity
@@ -40,7 +42,8 @@ class ReplayService:
     """All of the replay but its sockets. `clock` gives monotonic seconds, `failed_handshakes` those of its socket.
 
     With `run`, the store and all requests must be of that run; only questions may come without a run. With `ends` the
-    replay is over, and its workers are told, once the learner has said that the run is done.
+    replay is over, and its workers are told, once the learner has said that the run is done. `spans` get the stages of
+    episodes and groups.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class ReplayService:
         failed_handshakes: Callable[[], int] = lambda: 0,
         run: RunIdentity | None = None,
         ends: bool = False,
+        spans: Spans | None = None,
     ) -> None:
         self._settings = settings
         self._failed_handshakes = failed_handshakes
@@ -60,15 +64,17 @@ class ReplayService:
         self._actors = WorkerLeases("actors", lease_s, clock)
         self._scorers = WorkerLeases("scorers", lease_s, clock)
         self._dead_letters = DeadLetters(settings)
-        self._groups = OpenGroups(settings, self._backoff, self._limits, self._dead_letters)
+        spans = spans or NoSpans()
+        stages = Stages(spans)
+        self._groups = OpenGroups(settings, self._backoff, self._limits, self._dead_letters, stages)
         self._labelling = Labelling(
-            settings, self._groups, self._scorers, self._backoff, self._limits[SCORINGS], self._dead_letters
+            settings, self._groups, self._scorers, self._backoff, self._limits[SCORINGS], self._dead_letters, stages
         )
         self._tickets = TicketQueue(
-            settings, self._groups, self._labelling, self._actors, self._backoff, self._limits[EPISODES], clock
+            settings, self._groups, self._labelling, self._actors, self._backoff, self._limits[EPISODES], clock, stages
         )
-        self._planning = Planning(settings, self._groups, self._dead_letters)
-        self._waits = LearnerWaits(clock)
+        self._planning = Planning(settings, self._groups, self._dead_letters, stages)
+        self._waits = LearnerWaits(clock, spans)
         self._end = RunEnd(clock)
         self._ends = ends
         self.readers = Readers(clock)

@@ -12,8 +12,9 @@ from asyncrl.replay.groups import EVALUATION, TRAINING, OpenGroups, pending_queu
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.leases import WorkerLeases
 from asyncrl.replay.protocol import GetTickets
-from asyncrl.replay.records import GroupRecord, TicketRecord, TrajectoryRecord
+from asyncrl.replay.records import GroupRecord, TicketRecord, TrajectoryRecord, shorten
 from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.stages import Stage, Stages
 from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Purpose, Role, Ticket, Trajectory
 from asyncrl.wire import TASKS_BYTES, Buffer, join_parts, task_bytes
@@ -33,6 +34,7 @@ class TicketQueue:
         backoff: FailureBackoff,
         limit: FailureLimit,
         clock: Callable[[], float],
+        stages: Stages,
     ) -> None:
         self._settings = settings
         self._groups = groups
@@ -41,6 +43,7 @@ class TicketQueue:
         self._backoff = backoff
         self._limit = limit
         self._clock = clock
+        self._stages = stages
         self._given: dict[str, float] = {}
 
     def resume(self, tx: Transaction) -> None:
@@ -106,6 +109,7 @@ class TicketQueue:
                 tx.add_member("held", worker, name)
                 self._given[name] = self._clock()
                 tx.afterwards(self._limit.began, name)
+                self._stages.begin(tx, Stage.TICKET, name)
                 return self._ticket(tx, name, record)
 
     def _ticket(self, tx: Transaction, name: str, record: TicketRecord) -> Ticket:
@@ -129,6 +133,7 @@ class TicketQueue:
             tx.remove_member("held", worker, name)
             self._given.pop(name, None)
             tx.afterwards(self._limit.left, name)
+            self._stages.end(tx, Stage.TICKET, name, worker=worker, outcome="taken back")
             tx.append("pending", name, pending_queue(name), urgent=True)
             tx.add("tickets_redelivered")
 
@@ -178,6 +183,7 @@ class TicketQueue:
         tx.afterwards(self._backoff.succeeded, EPISODES)
         tx.afterwards(self._limit.succeeded, name)
         tx.put_bytes("data", name, *join_parts(frames))
+        self._stages.end(tx, Stage.TICKET, name, worker=ticket.worker, outcome="stored")
         self._labelling.offer(tx, name, record, group, urgent=not group.training)
         tx.add("accepted" if group.training else "accepted_evaluations")
         if not group.training:
@@ -208,5 +214,6 @@ class TicketQueue:
         if record is None:
             tx.add("late")
             return
+        self._stages.end(tx, Stage.TICKET, ticket, worker=record.worker, outcome="failed", reason=shorten(reason))
         self._groups.fail_member(tx, record.group, record.member, reason)
         self._groups.withdraw(tx, ticket)

@@ -21,6 +21,7 @@ from asyncrl.config.schema.scoring import GROUP_KIND, serves
 from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.metrics import Metrics
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.scoring.samples import EvaluationSamples
 from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
@@ -41,7 +42,7 @@ Unit = list[Lease]
 
 class ScoringWorker:
     """Scores until it is stopped. `lease_s` is how long the replay waits for a silent scorer. Some episodes of
-    evaluations are shown to `samples`."""
+    evaluations are shown to `samples`. `spans` get each lease, batch and delivery."""
 
     def __init__(
         self,
@@ -52,7 +53,9 @@ class ScoringWorker:
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
         samples: EvaluationSamples | None = None,
+        spans: Spans | None = None,
     ) -> None:
+        self._spans = spans or NoSpans()
         self._client = client
         self._config = config
         self._serves = serves(config)
@@ -64,7 +67,7 @@ class ScoringWorker:
         self._samples = samples
         self._outages = Outages()
         self._error_logger = ErrorLogger(logger)
-        self._background = _Background(scorer)
+        self._background = _Background(scorer, self._spans)
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set. The replay then gives unfinished leases to others.
@@ -84,14 +87,20 @@ class ScoringWorker:
         began = self._clock()
         serves = self._outages.available(self._serves, began)
         config = self._config
-        leases = self._client.lease(serves, config.batch_trajectories, config.batch_tokens, config.manager.batch_groups)
+        with self._spans.span("lease", "worker") as values:
+            leases = self._client.lease(
+                serves, config.batch_trajectories, config.batch_tokens, config.manager.batch_groups
+            )
+            values["episodes"] = len(leases)
         self._renewed = self._progressed = self._clock()
         self._stats.waited(self._renewed - began)
         units = _units(leases)
         self._background.begin(units)
         while units and not stop.is_set():
             results = self._background.results()
-            self._deliver(units[: len(results)], results)
+            if results:
+                with self._spans.span("deliver", "worker", units=len(results)):
+                    self._deliver(units[: len(results)], results)
             units = units[len(results) :]
             self._keep(progress=bool(results))
 
@@ -209,10 +218,11 @@ class Outages:
 
 
 class _Background:
-    """A thread that scores batches, one after another. It ends with the process."""
+    """A thread that scores batches, one after another. It ends with the process. `spans` get each batch."""
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: Scorer, spans: Spans) -> None:
         self._scorer = scorer
+        self._spans = spans
         self._batches: queue.SimpleQueue[Sequence[Unit]] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[list[Result] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="scoring", daemon=True).start()
@@ -236,10 +246,14 @@ class _Background:
     def _run(self) -> None:
         try:
             while True:
-                units = self._batches.get()
-                results = iter(self._scorer.score([lease for unit in units for lease in unit]))
-                for unit in units:
-                    self._results.put(list(islice(results, len(unit))))
+                self._score(self._batches.get())
         except Exception:
             logger.exception("the scoring thread died")
             self._results.put(None)
+
+    def _score(self, units: Sequence[Unit]) -> None:
+        leases = [lease for unit in units for lease in unit]
+        with self._spans.span("score", "scoring", episodes=len(leases)):
+            results = iter(self._scorer.score(leases))
+            for unit in units:
+                self._results.put(list(islice(results, len(unit))))

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from asyncrl.errors import WeightsError
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.weights.canary import Canary
 from asyncrl.weights.delta import Delta, diff, same_layout
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, WeightSnapshot, dtype_name, take_snapshot
@@ -27,11 +28,16 @@ class Preparation:
     in any thread. A version that a newer one overtakes before its turn is left out.
 
     `measured` has of the last version that was prepared: its bytes, the bytes of its delta, the share of elements that
-    the delta changes (density), and the seconds of preparing it.
+    the delta changes (density), and the seconds of preparing it. `spans` get each preparation.
     """
 
     def __init__(
-        self, offer: Callable[[WeightSnapshot, Delta | None], object], chunk_bytes: int, deltas: bool, threads: int
+        self,
+        offer: Callable[[WeightSnapshot, Delta | None], object],
+        chunk_bytes: int,
+        deltas: bool,
+        threads: int,
+        spans: Spans | None = None,
     ) -> None:
         if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
             raise WeightsError(f"chunk_bytes is {chunk_bytes}; it must be 1 to {MAX_CHUNK_BYTES}")
@@ -39,6 +45,7 @@ class Preparation:
         self._offer = offer
         self._chunk_bytes = chunk_bytes
         self._deltas = deltas
+        self._spans = spans or NoSpans()
         self._newest = -1
         self._last: WeightSnapshot | None = None
         self._versions = ThreadPoolExecutor(1, thread_name_prefix="weights-preparing")
@@ -66,8 +73,9 @@ class Preparation:
         if version != self._newest:
             return
         started = time.perf_counter()
-        snapshot = take_snapshot(version, tensors, self._chunk_bytes, self._tensors.map, canary)
-        delta = self._delta_to(snapshot)
+        with self._spans.span("prepare", "versions", version=version):
+            snapshot = take_snapshot(version, tensors, self._chunk_bytes, self._tensors.map, canary)
+            delta = self._delta_to(snapshot)
         self._last = snapshot
         measured = {"bytes": float(snapshot.manifest.nbytes), "prepare_s": time.perf_counter() - started}
         if delta is not None:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from asyncrl.errors import UnavailableError, WeightsError, WireError
+from asyncrl.observe.spans import NoSpans, Spans, Value
 from asyncrl.weights.canary import CanaryCheck, CanaryError
 from asyncrl.weights.folders import Weights
 from asyncrl.weights.manifest import Manifest
@@ -74,7 +75,7 @@ class Receiver:
     """Follows the first of `channels` that works, for an engine whose tensors have the names and shapes in `expected`.
 
     `retry_s` is the wait after the last channel failed to bring a version. A learner that cannot be reached is tried
-    at least once a second. `canary_tolerance` is that of `CanaryCheck`.
+    at least once a second. `canary_tolerance` is that of `CanaryCheck`. `spans` get each transfer and each switch.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Receiver:
         *,
         retry_s: float = 5.0,
         canary_tolerance: float | None = None,
+        spans: Spans | None = None,
     ) -> None:
+        self._spans = spans or NoSpans()
         self._channels = list(channels)
         self._expected = expected
         self._retry_s = retry_s
@@ -155,7 +158,9 @@ class Receiver:
             return
         manifest.check_covers(self._expected)
         begun = time.perf_counter()
-        weights = await channel.fetch(manifest)
+        about: dict[str, Value] = {"version": manifest.version, "bytes": manifest.nbytes, "by": channel.name}
+        with self._spans.span("transfer", "weights", **about):
+            weights = await channel.fetch(manifest)
         arrived = time.perf_counter()
         if failures:
             self.fallbacks += 1
@@ -163,7 +168,8 @@ class Receiver:
         check = None
         if manifest.canary is not None:
             check = CanaryCheck(manifest.version, manifest.canary, channel.name, self._canary_tolerance)
-        await engine.update_weights(manifest.version, weights, check)
+        with self._spans.span("switch", "weights", **about):
+            await engine.update_weights(manifest.version, weights, check)
         self._canary_failures = 0
         self.updates += 1
         self._transfer_s += arrived - begun

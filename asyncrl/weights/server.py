@@ -28,6 +28,7 @@ from asyncrl.errors import RefusedError, WeightsError, WireError
 from asyncrl.network.keys import ServerKeys
 from asyncrl.network.listener import Listener
 from asyncrl.network.throttle import Throttled
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.types import RunIdentity
 from asyncrl.weights.canary import Canary
 from asyncrl.weights.delta import Delta
@@ -52,7 +53,8 @@ logger = logging.getLogger(__name__)
 class WeightServer:
     """Serves weights on tcp://host:port to the clients that `keys` admits, and only those of `run` if it is given.
 
-    Port 0 takes a free one. `broadcasts` says how the learner broadcasts, if it does.
+    Port 0 takes a free one. `broadcasts` says how the learner broadcasts, if it does. `spans` get each version that is
+    prepared, and each transfer to a receiver.
 
     Raises ConfigError: others can reach the address, and there are neither `keys` nor `insecure`; UnavailableError: it
     is taken.
@@ -72,8 +74,10 @@ class WeightServer:
         history: int = 4,
         broadcasts: Broadcasts | None = None,
         threads: int = 2,
+        spans: Spans | None = None,
     ) -> None:
-        self._preparation = Preparation(self._offer, chunk_bytes, history > 0, threads)
+        spans = spans or NoSpans()
+        self._preparation = Preparation(self._offer, chunk_bytes, history > 0, threads, spans)
         check_bind(host, insecure, secured=keys is not None)
         self._listener = Listener(context, f"tcp://{host}:{port}", keys, MAX_REQUEST_BYTES)
         self._router = self._listener.socket
@@ -82,7 +86,7 @@ class WeightServer:
         self._run = run
         self._refusals = Throttled(logger, "refused a request for weights")
         self._undelivered = Throttled(logger, "a receiver has gone before its answer, or takes none", logging.INFO)
-        self._transfers = Transfers(forget_s, history, broadcasts)
+        self._transfers = Transfers(forget_s, history, broadcasts, spans)
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()

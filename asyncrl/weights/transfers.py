@@ -32,6 +32,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.errors import WireError
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.weights.delta import Bytes, Delta
 from asyncrl.weights.group import BroadcastCall
 from asyncrl.weights.manifest import Size, WeightSnapshot, places
@@ -77,9 +78,13 @@ class _Transfer:
 
     def __init__(self, snapshot: WeightSnapshot, parts: Sequence[Bytes], heard: float) -> None:
         self.snapshot = snapshot
-        self.heard = heard
+        self.began = self.heard = heard
         self._parts = parts
         self._edges = list(accumulate(map(len, parts), initial=0))
+
+    @property
+    def nbytes(self) -> int:
+        return self._edges[-1]
 
     def chunk(self, start: int, stop: int) -> list[Bytes]:
         """The bytes [start, stop), as a copy where they lie in many parts. Raises WireError."""
@@ -110,12 +115,20 @@ class Broadcasts:
 class Transfers:
     """The newest snapshot, the last `history` deltas, and what every receiver is doing.
 
-    `broadcasts` is None for a learner that broadcasts nothing. `now` is a monotonic time in seconds.
+    `broadcasts` is None for a learner that broadcasts nothing. `now` is a monotonic time in seconds, as those of
+    `spans`, which get each transfer that has ended.
     """
 
-    def __init__(self, forget_s: float, history: int = 0, broadcasts: Broadcasts | None = None) -> None:
+    def __init__(
+        self,
+        forget_s: float,
+        history: int = 0,
+        broadcasts: Broadcasts | None = None,
+        spans: Spans | None = None,
+    ) -> None:
         self._forget_s = forget_s
         self._broadcasts = broadcasts
+        self._spans = spans or NoSpans()
         self._deltas: deque[Delta] = deque(maxlen=history)
         self._newest: WeightSnapshot | None = None
         self._waiting: dict[bytes, _Waiting] = {}
@@ -148,7 +161,7 @@ class Transfers:
         match request.kind:
             case "manifest":
                 self._waiting[receiver] = _Waiting(request.sequence, request.read(_FOLLOW), now + POLL_S)
-                self._transfers.pop(receiver, None)
+                self._end(receiver)
                 return None
             case "join":
                 join = request.read(_JOIN)
@@ -173,7 +186,7 @@ class Transfers:
         """The replies for which waiting is over; also forgets the receivers that fell silent."""
         silent = [receiver for receiver, transfer in self._transfers.items() if now - transfer.heard > self._forget_s]
         for receiver in silent:
-            del self._transfers[receiver]
+            self._end(receiver)
         for receiver, waiting in list(self._waiting.items()):
             if self._newest and self.newest > waiting.request.holds:
                 reply = self._begin(receiver, self._newest, waiting, now)
@@ -213,6 +226,12 @@ class Transfers:
         self._transfers[receiver] = _Transfer(newest, [delta.payload for delta in chain] or newest.buffers, now)
         deltas = tuple(delta.header for delta in chain)
         return Message("manifest", waiting.sequence, msgspec.structs.replace(newest.manifest, deltas=deltas))
+
+    def _end(self, receiver: bytes) -> None:
+        transfer = self._transfers.pop(receiver, None)
+        if transfer is not None:
+            about = {"version": transfer.snapshot.manifest.version, "bytes": transfer.nbytes}
+            self._spans.add("push", transfer.began, transfer.heard, f"engine {receiver.hex()}", **about)
 
     def _chain(self, base: str) -> list[Delta]:
         """The deltas from `base` to the newest version, or none."""

@@ -42,7 +42,7 @@ def test_a_span_is_written_with_its_wall_time_its_values_and_its_error(tmp_path:
     recorder.add("given", 101.0, 101.25, "tickets", count=2)
     recorder.flush()
     assert lines_of(tmp_path / "a.jsonl") == [
-        {"role": "actor-0", "dropped": 0},
+        {"role": "actor-0", "started": 1_000_000_000, "dropped": 0},
         ["turn", "", 1_000_000_000, 1_500_000, {"episode": "t1", "tokens": 7}],
         ["tool", "tools", 1_001_500_000, 0, {"error": "KeyError"}],
         ["given", "tickets", 1_001_000_000, 250_000, {"count": 2}],
@@ -57,7 +57,7 @@ def test_a_file_is_continued_behind_an_unfinished_line(tmp_path: Path) -> None:
     recorder.close()
     lines = path.read_text().splitlines()
     assert lines[1] == '["turn","",10'
-    assert json.loads(lines[2]) == {"role": "actor-0", "dropped": 3}
+    assert json.loads(lines[2]) == {"role": "actor-0", "started": 1_000_000_000, "dropped": 3}
     assert json.loads(lines[3])[0] == "turn"
 
 

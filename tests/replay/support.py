@@ -37,7 +37,7 @@ from asyncrl.wire import (
     split,
     trajectory_message,
 )
-from tests.helpers import make_labels, make_task, make_trajectory, until
+from tests.helpers import FakeSpans, make_labels, make_task, make_trajectory, until
 
 
 def make_settings(**changes: Any) -> ReplaySettings:
@@ -59,16 +59,23 @@ class Core:
     """The replay's requests as calls, a transaction each; `restart` is what follows a kill."""
 
     def __init__(
-        self, path: Path, settings: ReplaySettings, lease_s: float = 10.0, run: RunIdentity | None = None
+        self,
+        path: Path,
+        settings: ReplaySettings,
+        lease_s: float = 10.0,
+        run: RunIdentity | None = None,
     ) -> None:
         self.now = 0.0
+        self.spans = FakeSpans(lambda: self.now)
         self._run = run
         self._path, self._settings, self._lease_s = path, settings, lease_s
         self._open()
 
     def _open(self) -> None:
         self.store = Store(self._path, 1 << 28, durable=False)
-        self.service = ReplayService(self._settings, self._lease_s, lambda: self.now, run=self._run, ends=True)
+        self.service = ReplayService(
+            self._settings, self._lease_s, lambda: self.now, run=self._run, ends=True, spans=self.spans
+        )
         with self.store.transaction() as tx:
             self.service.start(tx)
 

@@ -40,6 +40,7 @@ VALID: list[ReplayRequest] = [
     protocol.Evaluate(0),
     protocol.GetEvaluation(0, False),
     protocol.GetStatus(),
+    protocol.GetClock(),
     protocol.GetAudit(),
     protocol.Requeue("nobody"),
     protocol.Discard("nobody"),

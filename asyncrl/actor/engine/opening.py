@@ -31,6 +31,7 @@ from asyncrl.machine import process
 from asyncrl.machine.gpu_lock import ServersLock
 from asyncrl.machine.ports import free_ports
 from asyncrl.modelling.shapes import model_shapes
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.weights.channels.opening import choose_channel, weights_dir
 from asyncrl.weights.group import agree_with_servers
 
@@ -57,9 +58,9 @@ class OpenedEngine:
     keepers: Sequence[Callable[[], Awaitable[None]]] = ()
 
 
-def open_engine(config: TrainConfig) -> OpenedEngine:
-    """Open the engine of `engine.kind`. Raises ConfigError."""
-    return _open_embedded(config) if config.engine.kind == "embedded" else _open_fleet(config)
+def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine:
+    """Open the engine of `engine.kind`. `spans` get what servers do. Raises ConfigError."""
+    return _open_embedded(config) if config.engine.kind == "embedded" else _open_fleet(config, spans or NoSpans())
 
 
 def _open_embedded(config: TrainConfig) -> OpenedEngine:
@@ -70,7 +71,7 @@ def _open_embedded(config: TrainConfig) -> OpenedEngine:
     return OpenedEngine(engine, engine.expected, engine.respond)
 
 
-def _open_fleet(config: TrainConfig) -> OpenedEngine:
+def _open_fleet(config: TrainConfig, spans: Spans) -> OpenedEngine:
     """A fleet, over servers of its own where it starts them."""
     engine, weights = config.engine, config.weights
     check_family(config)
@@ -98,6 +99,7 @@ def _open_fleet(config: TrainConfig) -> OpenedEngine:
         settings=settings,
         folders=folders,
         turns=turns,
+        spans=spans,
     )
     keepers = [fleet.keep, folders.keep, *(server.keep for server in launched)]
     if turns is not None:

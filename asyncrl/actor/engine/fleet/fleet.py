@@ -38,6 +38,7 @@ from asyncrl.actor.engine.fleet.server import InferenceServer, ServerFaultError
 from asyncrl.actor.engine.fleet.settings import FleetSettings
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.types import NO_VERSION, Sampling
 from asyncrl.weights.canary import CanaryCheck, CanaryError, CanaryJudge
 from asyncrl.weights.folders import Folder, Weights
@@ -52,7 +53,7 @@ class Fleet:
 
     `expected` has names and shapes of the policy's tensors, `vocabulary` its size. `folders` hold the learner's
     folders, and the versions that are written for servers that load folders. With `turns` the servers share their GPUs
-    with the learner.
+    with the learner. `spans` get each segment, and each stop of a server by a push.
     """
 
     def __init__(
@@ -66,7 +67,9 @@ class Fleet:
         folders: Folders | None = None,
         turns: ServerTurns | None = None,
         clock: Callable[[], float] = time.monotonic,
+        spans: Spans | None = None,
     ) -> None:
+        self._spans = spans or NoSpans()
         self._discover = discover
         self._open_server = open_server
         self.expected = expected
@@ -83,7 +86,7 @@ class Fleet:
         self._version = NO_VERSION
         self._owner = uuid.uuid4().hex
         self._counts: Counter[str] = Counter()
-        self._pauses = PushPauses(clock)
+        self._pauses = PushPauses(clock, self._spans)
         self._idle = IdleClock(clock)
         self._changed = Condition()
         self._shared = turns
@@ -239,7 +242,10 @@ class Fleet:
             endpoint = await self._ready(session)
             self._counts["segments"] += 1
             try:
-                segment = await endpoint.generate(turn.tokens, turn.sampling, stop)
+                about = {"episode": session.partition("/")[0], "server": endpoint.server.url}
+                with self._spans.span("segment", **about) as values:
+                    segment = await endpoint.generate(turn.tokens, turn.sampling, stop)
+                    values |= {"tokens": len(segment.tokens), "finish": segment.finish}
             except ServerFaultError as fault:
                 self._counts["lost_segments"] += 1
                 # A server may fail requests and pass every check: the next request goes to another one.

@@ -6,19 +6,22 @@ import logging
 import time
 from collections.abc import Callable
 
+from asyncrl.observe.spans import NoSpans, Spans
+
 logger = logging.getLogger(__name__)
 
 
 class PushPauses:
     """Measures each stop of a server by a push, from when it is told to stop until it may sample again; `clock` gives
-    seconds.
+    seconds, those of `spans`, which get each stop.
 
     What the server does before, while the update is made ready, is not part of it, nor is a drain. The first version
     of a server that has joined stops nothing, and an update that fails is a fault of the server.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, spans: Spans | None = None) -> None:
         self.clock = clock
+        self._spans = spans or NoSpans()
         self._count = 0
         self._total_s = self._last_s = self._longest_s = 0.0
 
@@ -35,6 +38,8 @@ class PushPauses:
     def add(self, url: str, version: int, told: float, stopped: float, loaded: float) -> None:
         """The server at `url` may sample again now. It was told to stop, stopped, and had loaded at these times."""
         now = self.clock()
+        for name, start, end in (("pause", told, now), ("stop", told, stopped), ("load", stopped, loaded)):
+            self._spans.add(name, start, end, url, version=version)
         self._last_s = now - told
         self._count += 1
         self._total_s += self._last_s
