@@ -10,15 +10,16 @@ SHARDS ?= 2
 # Else every process that a test or the demo starts would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install test test-quick test-long test-wheel test-sglang test-vllm test-ray test-slurm test-verl fuzz chaos check demo demo-sglang docs clean
+.PHONY: help install test test-quick test-long test-wheel test-pages test-sglang test-vllm test-ray test-slurm test-verl fuzz chaos check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (3 minutes on 2 cores, once installed)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/sglang.md)"
-	@echo "make test     the tests, but for the next seven (8 minutes on 2 cores)"
+	@echo "make test     the tests, but for the next eight (8 minutes on 2 cores)"
 	@echo "make test-quick  those of them that start nothing slow (1 minute)"
 	@echo "make test-long   whole runs of minutes, several of which have processes killed (10 minutes)"
 	@echo "make test-wheel  build the package, install it elsewhere, and run its demo in an empty folder (4 minutes)"
+	@echo "make test-pages  the page of asyncrl dashboard in a real Chromium (2 minutes; needs Debian's chromium)"
 	@echo "make test-sglang SGLANG_PYTHON=PATH   the tests that need a real SGLang server, on the CPU (10 minutes on 2 cores)"
 	@echo "make test-vllm VLLM_PYTHON=PATH   those that need a real vLLM server, on the CPU (4 minutes on 2 cores)"
 	@echo "make test-verl VERL_PYTHON=PATH   the tests that compare with the real verl (2 minutes on 2 cores)"
@@ -42,16 +43,19 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 NO_SERVERS := -n 2 --dist worksteal --ignore=tests/sglang --ignore=tests/vllm --ignore=tests/ray --ignore=tests/slurm
 
 test: install
-	$(PYTEST) $(NO_SERVERS) -m "not long"
+	$(PYTEST) $(NO_SERVERS) -m "not long and not browser"
 
 test-quick: install
-	$(PYTEST) $(NO_SERVERS) -m "not slow and not long"
+	$(PYTEST) $(NO_SERVERS) -m "not slow and not long and not browser"
 
 test-long: install
 	$(PYTEST) $(NO_SERVERS) -m long $(ARGS)
 
 test-wheel: install
 	$(BIN)/python -m tests.packaging.check_wheel $(ARGS)
+
+test-pages: install
+	$(PYTEST) -n 0 -rs -m browser tests/dashboard $(ARGS)
 
 # One after the other: a server takes 2 GB and a core.
 test-sglang: install

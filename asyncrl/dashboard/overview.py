@@ -12,6 +12,7 @@ from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.dashboard.lines import Row, open_lines
 from asyncrl.dashboard.runs import METRICS
+from asyncrl.dashboard.series import LONGEST_TEXT, metrics_files
 from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import read_config
 from asyncrl.machine.owner import owner_of
@@ -28,22 +29,28 @@ def run_state(folder: Path) -> dict[str, Any]:
 
 
 def overview(folder: Path) -> dict[str, Any]:
-    """Keys: `state`; `folder`; `configuration`, the main choices by key; `steps`, those of the configuration, or None;
-    `roles`, by name their host, pid (0: none now) and restarts; `warnings`, sentences; `problems`, what could not be
-    read."""
+    """Keys: `state`; `folder`; `configuration`, the main choices by key; `steps` and `max_lag`, those of the
+    configuration, or None; `roles`, by name their host, pid (0: none now) and restarts; `dead`, how many episodes could
+    not be scored or were left out; `warnings`, sentences; `problems`, what could not be read."""
     problems: list[str] = []
     config = None
     try:
         config = read_config(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else None
     except ConfigError as error:
         problems.append(str(error))
+    replays = [
+        row for name in metrics_files(folder) if name.startswith("replay") for row in newest_rows(folder, name, 1)
+    ]
+    failing = [str(row["failing"])[:LONGEST_TEXT] for row in replays if row.get("failing")]
     return {
         **run_state(folder),
         "folder": str(folder),
         "configuration": _choices(config) if config else {},
         "steps": config.learner.total_steps if config else None,
+        "max_lag": config.replay.max_lag if config else None,
+        "dead": sum(row.get("dead", 0) for row in replays),
         "roles": _json(folder / PROCESSES_FILE),
-        "warnings": _warnings(folder),
+        "warnings": [*_warnings(folder), *failing],
         "problems": problems,
     }
 

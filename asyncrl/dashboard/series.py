@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncrl.dashboard.lines import LineFile, LineSpan, Row, open_lines
 from asyncrl.dashboard.runs import METRICS
+from asyncrl.observe.registry import describe
 
 READ_WHOLE = 2 << 20
 """A part of a file of up to so many bytes is shown row by row."""
@@ -87,9 +88,18 @@ def metrics_files(folder: Path) -> dict[str, str]:
     return {name.removesuffix(".jsonl"): f"{status.st_ino}:{status.st_size}" for name, status in sorted(found)}
 
 
-def catalogue(folder: Path) -> dict[str, dict[str, Any]]:
-    """The newest value of each metric, by file and name: a number, or the beginning of a text."""
-    return {file: _newest(folder, file) for file in metrics_files(folder)}
+def catalogue(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Each metric by file and name: its `newest` value, a number or the beginning of a text; and its `kind`, `unit` and
+    `meaning`, if it is one of asyncrl's."""
+    return {
+        file: {name: {"newest": value, **_meaning(file, name)} for name, value in _newest(folder, file).items()}
+        for file in metrics_files(folder)
+    }
+
+
+def _meaning(file: str, name: str) -> dict[str, str]:
+    metric = describe(file, name)
+    return {} if metric is None else {"kind": metric.kind, "unit": metric.unit, "meaning": metric.meaning}
 
 
 def _newest(folder: Path, file: str) -> dict[str, Any]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +57,23 @@ def values(folders: list[Path], path: str) -> Any:
     status, _, body = answer(folders, path)
     assert status == 200, body
     return json.loads(body)
+
+
+@contextmanager
+def dashboard(*folders: Path) -> Iterator[str]:
+    """The address of the page, which `asyncrl dashboard` serves as long as the block lasts. Fails unless a Ctrl-C then
+    ends it at once and silently."""
+    command = [sys.executable, "-m", "asyncrl", "dashboard", *map(str, folders)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        try:
+            assert "http://" in line, server.communicate()[1]
+            yield line[line.index("http://") :].strip()
+        finally:
+            server.send_signal(signal.SIGINT)
+            _, errors = server.communicate(timeout=60)
+        assert (server.returncode, errors) == (0, "")

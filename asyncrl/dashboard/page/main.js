@@ -2,29 +2,64 @@
 //
 // A tab is a module with `open(main, page)`: it fills the element `main`, and returns an object with
 //   update(state)   the state in the address has changed, or what is polled: draw again what differs
+//   recolour()      the colours have changed from light to dark or back; may be missing
 //   close()         another tab takes its place
-// `page` has `runs()`, all runs as /api/runs tells them, and `chosen()`, those that are shown, in the order of colours.
+// `page` has
+//   runs()      all runs as /api/runs tells them, and chosen(), those that are shown
+//   data        their metrics: series(run, file, names) and clock(run); who asks gets what is known, and is drawn again
+//               once there is more
+//   refresh()   read what has been asked for since
+//   fail(error) tell the person
 
 import * as api from "./api.js";
+import { CLOCK, Clock } from "./clock.js";
 import { element, fill, foreign } from "./dom.js";
-import { change, link, onChange, state } from "./state.js";
 import * as episodes from "./episodes.js";
+import * as figures from "./figures.js";
 import * as overview from "./overview.js";
+import { Store } from "./series.js";
+import { change, link, onChange, state } from "./state.js";
 
-const TABS = { overview: ["Overview", overview], episodes: ["Episodes", episodes] };
+const TABS = { overview: ["Overview", overview], figures: ["Figures", figures], episodes: ["Episodes", episodes] };
 const POLL_MS = 2000;
+const COLOURS = 8;
 
 const main = document.getElementById("main");
+const store = new Store();
 let runs = [];
 let opened = null;
+let starts = {};
 
 const page = {
   runs: () => runs,
   chosen() {
     const keys = state().runs?.split(",");
-    return keys ? runs.filter((run) => keys.includes(run.key)) : runs;
+    const chosen = keys ? runs.filter((run) => keys.includes(run.key)) : runs;
+    return chosen.length ? chosen : runs;
   },
-  colour: (run) => `var(--series-${1 + (runs.findIndex((each) => each.key === run.key) % 8)})`,
+  data: {
+    series: (run, file, names) => store.want(run, file, names),
+    clock(run) {
+      const [learner] = store.want(run, "learner", CLOCK);
+      return new Clock(learner, starts[run.key]);
+    },
+    colour: (run) => `var(--series-${1 + (runs.findIndex((each) => each.key === run.key) % COLOURS)})`,
+    detail: (...words) => store.detail(...words),
+  },
+  async refresh() {
+    if (!(await store.refresh(runs))) return false;
+    for (const run of runs) starts[run.key] = store.firstTime(run.key);
+    if (opened) {
+      opened.tab.update(state());
+      // Drawing may ask for more: figures that were hidden, or runs that are chosen now.
+      if (store.isMissing(runs)) await page.refresh();
+    }
+    return true;
+  },
+  fail(error) {
+    tell(error instanceof api.Refused ? error.message : `this page failed: ${error.message}`);
+    if (!(error instanceof api.Refused)) console.error(error);
+  },
 };
 
 function showTabs(current) {
@@ -35,23 +70,26 @@ function showTabs(current) {
 
 function showRuns() {
   const chosen = new Set(page.chosen().map((run) => run.key));
+  const focused = document.activeElement?.dataset?.run;
   const buttons = runs.map((run) => {
     const mark = element("span", { class: "mark", "aria-hidden": "true" });
-    mark.style.background = page.colour(run);
+    mark.style.background = runs.length > 1 ? page.data.colour(run) : "transparent";
     const toggle = () => {
       const keys = runs.map((each) => each.key).filter((key) => (key === run.key) !== chosen.has(key));
       change({ runs: keys.length === runs.length ? null : keys.join(",") || run.key });
     };
-    const pressed = String(chosen.has(run.key));
-    return element("button", { type: "button", class: "run", "aria-pressed": pressed, onclick: toggle },
-      mark, foreign(run.name), element("span", { class: `state ${run.state}` }, run.state));
+    return element("button", { type: "button", class: "run", "aria-pressed": String(chosen.has(run.key)), "data-run": run.key, onclick: toggle },
+      runs.length > 1 ? mark : null, foreign(run.name), element("span", { class: `state ${run.state}` }, run.state));
   });
   fill(document.getElementById("runs"), buttons);
+  buttons.find((button) => button.dataset.run === focused)?.focus();
 }
 
 function show() {
+  if (runs.length === 0) return;
   const now = state();
   const name = now.tab in TABS ? now.tab : "overview";
+  document.title = `${runs.map((run) => run.name).join(", ").slice(0, 60)} \u00b7 asyncrl`;
   showTabs(name);
   showRuns();
   if (opened?.name !== name) {
@@ -60,6 +98,7 @@ function show() {
     opened = { name, tab: TABS[name][1].open(main, page) };
   }
   opened.tab.update(now);
+  page.refresh().catch(page.fail);
 }
 
 function tell(text) {
@@ -71,12 +110,17 @@ async function poll() {
   if (!document.hidden || runs.length === 0) {
     try {
       const found = await api.get("runs");
-      const changed = JSON.stringify(found) !== JSON.stringify(runs);
-      runs = found;
       tell("");
-      if (changed) show();
+      if (JSON.stringify(found) !== JSON.stringify(runs)) {
+        const first = runs.length === 0;
+        const files = JSON.stringify(runs.map((run) => [run.state, Object.keys(run.files)]));
+        runs = found;
+        // Rows that were added are drawn by `refresh`; the frame only changes with the runs' states and files.
+        if (first || files !== JSON.stringify(runs.map((run) => [run.state, Object.keys(run.files)]))) show();
+        else await page.refresh();
+      }
     } catch (error) {
-      tell(error instanceof api.Refused ? error.message : "asyncrl dashboard has ended: start it again");
+      tell(error instanceof api.Refused ? error.message : "The page's server has ended. `asyncrl dashboard` starts it again.");
     }
   }
   setTimeout(poll, POLL_MS);
@@ -89,5 +133,5 @@ document.getElementById("skip").addEventListener("click", (event) => {
   main.focus();
 });
 onChange(show);
-document.addEventListener("visibilitychange", () => document.hidden || show());
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => opened?.tab.recolour?.());
 poll();

@@ -1,16 +1,179 @@
-// What a run does now.
+// The tab for one look at a run: is it learning, is it healthy, where does the time go.
 
 import * as api from "./api.js";
+import { FIGURES } from "./catalogue.js";
 import { element, fill, foreign } from "./dom.js";
+import { viewOf } from "./figures.js";
+import { duration, number, value } from "./format.js";
+import { Panel } from "./panel.js";
+import { link, state } from "./state.js";
+
+const REFRESH_MS = 4000;
+const PARTS = [
+  ["Is it learning?", ["reward", "accuracy"]],
+  ["Is it healthy?", ["lag", "mismatch"]],
+  ["Where does the time go?", ["idle", "phases"]],
+];
+const READ = { learner: ["reward/mean", "seconds/step", "tokens_per_s", "lag/max"], evaluation: ["eval/accuracy"] };
+const SMALL = { height: 130 };
 
 export function open(main, page) {
+  let cards = new Map();
+  let timer = 0;
   let closed = false;
-  async function draw() {
-    const parts = await Promise.all(page.chosen().map(async (run) => {
-      const found = await api.ofRun(run.key, "overview");
-      return element("section", {}, element("h2", {}, foreign(run.name)), foreign(JSON.stringify(found, null, 2), "pre"));
-    }));
-    if (!closed) fill(main, parts);
+
+  async function read() {
+    const running = await Promise.all([...cards.values()].map((card) => card.read()));
+    clearTimeout(timer);
+    if (!closed && running.some(Boolean)) timer = setTimeout(() => (document.hidden ? tick() : read().catch(page.fail)), REFRESH_MS);
   }
-  return { update: draw, close: () => { closed = true; } };
+  const tick = () => { timer = setTimeout(() => read().catch(page.fail), REFRESH_MS); };
+
+  return {
+    update(now) {
+      const runs = page.chosen();
+      if (runs.map((run) => run.key).join() !== [...cards.keys()].join()) {
+        for (const card of cards.values()) card.close();
+        cards = new Map(runs.map((run) => [run.key, new Card(run, page)]));
+        fill(main, [...cards.values()].map((card) => card.element));
+        read().catch(page.fail);
+      }
+      for (const run of runs) cards.get(run.key).draw(run, viewOf({ x: now.x }));
+    },
+    recolour: () => cards.forEach((card) => card.recolour()),
+    close() {
+      closed = true;
+      clearTimeout(timer);
+      cards.forEach((card) => card.close());
+    },
+  };
+}
+
+/** One run. */
+class Card {
+  constructor(run, page) {
+    Object.assign(this, { run, page, told: null });
+    this.facts = element("dl", { class: "facts" });
+    this.progress = element("div", { class: "progress", role: "progressbar", "aria-label": "learner steps" }, element("span"));
+    this.words = PARTS.map(() => element("div", { class: "words" }));
+    this.roles = element("div");
+    this.panels = PARTS.map(([, ids]) => ids.map((id) => new Panel(FIGURES.find((figure) => figure.id === id), { tools: [figureLink(id)], chart: SMALL })));
+    const parts = PARTS.map(([title], index) => element("section", { class: "part" }, element("h3", {}, title), this.words[index],
+      this.panels[index].map((panel) => panel.element)));
+    this.configuration = element("dl", { class: "choices" });
+    this.element = element("section", { class: "overview", "aria-label": run.name },
+      element("h2", {}, foreign(run.name)), this.progress, this.facts, element("div", { class: "parts" }, parts),
+      element("div", { class: "below" }, element("section", {}, element("h3", {}, "Roles"), this.roles),
+        element("section", {}, element("h3", {}, "Configuration"), this.configuration)));
+  }
+
+  close() {
+    this.panels.flat().forEach((panel) => panel.close());
+  }
+
+  recolour() {
+    this.panels.flat().forEach((panel) => panel.recolour());
+  }
+
+  /** Asks what goes on. Returns whether the run goes on. */
+  async read() {
+    this.told = await api.ofRun(this.run.key, "overview");
+    this.tell();
+    return this.told.state === "running";
+  }
+
+  draw(run, view) {
+    this.run = run;
+    for (const [file, names] of Object.entries(READ)) this.page.data.series(run, file, names);
+    for (const panel of this.panels.flat()) panel.draw([run], view, this.page.data);
+    this.tell();
+  }
+
+  #column(file, name) {
+    const [series] = this.page.data.series(this.run, file, []);
+    return (series?.columns[name] ?? []).filter((each) => each !== null);
+  }
+
+  tell() {
+    const told = this.told;
+    if (!told) return;
+    const [learner] = this.page.data.series(this.run, "learner", []);
+    const done = learner?.step.length ? learner.step[learner.step.length - 1] + 1 : 0;
+    this.#tellProgress(done, told, learner);
+    fill(this.words[0], this.#learning());
+    fill(this.words[1], this.#health(told));
+    fill(this.words[2], this.#time(told));
+    fill(this.roles, rolesOf(told));
+    fill(this.configuration, Object.entries(told.configuration).flatMap(([key, given]) => [element("dt", {}, key), element("dd", {}, foreign(given ?? "none"))]));
+  }
+
+  #tellProgress(done, told, learner) {
+    const share = told.steps ? Math.min(1, done / told.steps) : null;
+    this.progress.hidden = share === null;
+    this.progress.firstChild.style.width = `${100 * (share ?? 0)}%`;
+    this.progress.setAttribute("aria-valuenow", Math.round(100 * (share ?? 0)));
+    const seconds = this.#column("learner", "seconds/step").slice(-20);
+    const each = seconds.reduce((sum, one) => sum + one, 0) / seconds.length;
+    const left = told.state === "running" && told.steps && seconds.length ? each * (told.steps - done) : null;
+    const since = learner?.time.length ? learner.time[learner.time.length - 1] - this.page.data.clock(this.run).start : null;
+    const speed = this.#column("learner", "tokens_per_s");
+    fill(this.facts, [
+      ["state", told.state],
+      ["step", told.steps ? `${number(done)} of ${number(told.steps)}` : number(done)],
+      ["time", duration(since)],
+      left === null ? null : ["left, about", duration(left)],
+      ["a step takes", duration(each)],
+      ["trained", `${number(speed.at(-1))} tokens/s`],
+    ].filter(Boolean).flatMap(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", { class: name === "state" ? `state ${text}` : null }, text))));
+  }
+
+  #learning() {
+    const [rewards, accuracy] = [this.#column("learner", "reward/mean"), this.#column("evaluation", "eval/accuracy")];
+    return [changed("reward", rewards, ""), changed("held-out accuracy", accuracy, "share")].filter(Boolean);
+  }
+
+  #health(told) {
+    const sentences = [...told.warnings, ...told.problems];
+    const lags = this.#column("learner", "lag/max");
+    return [
+      ...sentences.map((each) => element("p", { class: "warning" }, foreign(each))),
+      sentences.length === 0 ? element("p", { class: "fine" }, "No warning.") : null,
+      lags.length ? element("p", {}, `Largest lag ${number(lags.at(-1))}`, told.max_lag === null ? "" : ` of ${told.max_lag} allowed`, ".") : null,
+      told.dead ? element("p", {}, element("a", { href: link({ tab: "episodes", view: "dead", run: this.run.key }) }, `${number(told.dead)} dead letters`), ".") : null,
+    ];
+  }
+
+  #time(told) {
+    return [
+      told.waits_text ? element("p", { class: "waits" }, foreign(told.waits_text)) : null,
+      ...(told.advice ?? []).map((each) => element("p", { class: "advice" }, foreign(each))),
+      told.waits_text || told.advice?.length ? null : element("p", { class: "fine" }, told.state === "running" ? "Nobody waits." : "No advice."),
+    ];
+  }
+}
+
+function figureLink(id) {
+  return element("a", { href: link({ tab: "figures", show: id }), "aria-label": "Show this figure large" }, "\u2922");
+}
+
+/** "reward 0.91 → 1.41": the means of the first and last tenth. */
+function changed(name, values, unit) {
+  if (values.length === 0) return null;
+  const part = Math.max(1, Math.floor(values.length / 10));
+  const mean = (some) => some.reduce((sum, each) => sum + each, 0) / some.length;
+  const [first, last] = [mean(values.slice(0, part)), mean(values.slice(-part))];
+  const way = last > first ? "up" : last < first ? "down" : "";
+  return element("p", { class: "headline" }, `${name} `, element("b", { class: way }, `${value(first, unit)} \u2192 ${value(last, unit)}`));
+}
+
+function rolesOf(told) {
+  const names = Object.keys(told.roles);
+  if (names.length === 0) return element("p", { class: "fine" }, told.state === "running" ? "Started by hand: no supervisor tells of them." : "None runs.");
+  const row = (name) => {
+    const { host, pid, restarts } = told.roles[name];
+    const doing = told.state !== "running" ? "ended" : pid ? `process ${pid}` : "not running";
+    return element("tr", { class: told.state === "running" && !pid ? "missing" : null }, element("th", { scope: "row" }, foreign(name)),
+      element("td", {}, foreign(host)), element("td", {}, doing), element("td", {}, restarts ? `${restarts} restarts` : "no restart"));
+  };
+  return element("table", {}, element("tbody", {}, names.map(row)));
 }

@@ -1,0 +1,100 @@
+// The figures, in groups: what each shows, from which metrics, and what to look for.
+
+const LEARNER = "learner";
+const ACTORS = "actor-*";
+const SCORERS = "scoring-*";
+const REPLAYS = "replay*";
+const of = (file, combine) => (name, label, more = {}) => ({ file, combine, name, label, ...more });
+const [learner, measured, actor, scorer, replay] = [of(LEARNER), of("evaluation"), of(ACTORS, "mean"), of(SCORERS, "mean"), of(REPLAYS, "sum")];
+const rate = { rate: true };
+const digits = { only: /^\d+$/ };
+
+/** Each figure: `id`, `title`, `group`, `lines` (see linesOf), `unit`, `about`; `stack`: its lines add up; `marks`: few
+ * points, which are marked; `ramp`: its lines have an order, which their colours tell; `least` and `most` of its y axis. */
+export const FIGURES = [
+  ...group("Learning", [
+    ["reward", "Reward", [learner("reward/mean", "mean"), learner("reward/max", "largest"), learner("reward/min", "smallest")],
+      { about: "Rewards of the trained trajectories of each step." }],
+    ["accuracy", "Outcome and held-out accuracy", [learner("outcome/mean", "outcome, trained"), measured("eval/outcome", "outcome, held out", { marks: true }), measured("eval/accuracy", "accuracy, held out", { marks: true })],
+      { about: "What the first rule gave: of trained trajectories, and of held-out tasks that are never trained." }],
+    ["pass", "Held-out pass@k", [measured("eval/pass@*", "pass@", { marks: true })], { unit: "share", about: "What k attempts at a held-out task would give." }],
+    ["length", "Length", [learner("length/mean", "mean"), learner("length/max", "largest"), measured("eval/length", "held out", { marks: true })],
+      { unit: "tokens", about: "Sampled tokens of a trajectory." }],
+    ["teaching", "Groups that teach nothing", [learner("groups/zero_variance", "equal rewards"), learner("masked/any", "masked tokens")],
+      { unit: "share", least: 0, about: "Groups whose rewards are all equal have no advantage. Masked tokens are left out by a correction." }],
+    ["loss", "Loss", [learner("loss", "loss"), learner("loss/*")], { about: "The loss and its terms." }],
+    ["gradient", "Gradient norm", [learner("grad_norm", "policy"), learner("value/grad_norm", "critic")], { about: "Before clipping." }],
+    ["entropy", "Entropy and KL to the reference", [learner("entropy", "entropy"), learner("kl_reference", "KL to the reference")], { unit: "nats" }],
+    ["advantage", "Advantages", [learner("advantage/mean", "mean"), learner("advantage/std", "deviation")]],
+    ["value", "Critic", [learner("value/explained_variance", "explained variance"), learner("value/bias", "bias")]],
+    ["lr", "Learning rate", [learner("lr", "policy")]],
+  ]),
+  ...group("Age of the data", [
+    ["lag", "Lag of trained trajectories", [learner("lag/*", "lag ", digits)], { stack: true, unit: "trajectories", ramp: true, about: "How many versions behind the learner the oldest token was: one colour a lag." }],
+    ["token_lag", "Lag of trained tokens", [learner("token_lag/*", "lag ", digits)], { stack: true, unit: "share", ramp: true, most: 1, about: "Sampled tokens by their own lag." }],
+    ["mismatch", "Mismatch of engine and learner", [learner("mismatch/kl", "KL (k1)"), learner("mismatch/k3", "KL (k3)"), learner("mismatch/chi_square", "\u03c7\u00b2")],
+      { about: "From the log-probs at sampling to the learner's own. It should stay small; a rise means stale or differing engines." }],
+    ["ess", "Effective sample size", [learner("mismatch/ess", "raw weights"), learner("weight/ess", "corrected weights"), learner("mismatch/agree", "tokens that agree")], { unit: "share" }],
+    ["clip", "Clipped and masked tokens", [learner("clip/*", "clip "), learner("masked/*", "masked ")], { unit: "share", least: 0, about: "Tokens beyond a bound of the loss, and those that a correction drops." }],
+    ["update", "Size of the updates", [learner("update/kl", "KL (k1)"), learner("update/k3", "KL (k3)")], { unit: "nats" }],
+  ]),
+  ...group("Flow", [
+    ["flow", "Trajectories per second", ["accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"].map((name) => replay(name, name, rate)),
+      { least: 0, about: "What the replay counts: accepted for training, labelled, trained; and what was thrown away." }],
+    ["flow_tokens", "Tokens per second, by what became of them", [actor("tokens", "sampled", { ...rate, combine: "sum" }), replay("tokens_accepted", "accepted", rate), replay("tokens_labelled", "labelled", rate), replay("tokens_trained", "trained", rate), replay("tokens_evicted", "evicted", rate), replay("tokens_filtered", "filtered", rate), replay("tokens_dropped", "dropped", rate), replay("tokens_dead", "dead", rate), replay("tokens_thrown_away", "thrown away", rate)],
+      { least: 0, about: "Sampled tokens: by the actors, and by what the replay did with their trajectories." }],
+    ["totals", "Trajectories so far", ["accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"].map((name) => replay(name, name)), { least: 0 }],
+    ["depths", "Queues", [replay("depth_pending", "tickets that wait"), replay("depth_tickets", "open tickets"), replay("depth_waiting", "wait for a scorer"), replay("depth_ready", "groups ready to train"), replay("depth_groups", "open groups"), replay("depth_dead", "dead letters")],
+      { least: 0, about: "How much is where in the replay now." }],
+    ["admission", "Admission", [replay("committed", "admitted"), replay("capacity", "bound at this version")], { unit: "trajectories", about: "Actors wait where both lines meet: the bound is that of replay.max_lag." }],
+    ["store", "Store", [replay("store_bytes", "in use"), replay("dead_letter_bytes", "dead letters")], { unit: "bytes", least: 0 }],
+  ]),
+  ...group("Time", [
+    ["idle", "Idle shares", [learner("idle", "learner"), actor("idle", "engines"), scorer("idle", "scorers")],
+      { unit: "share", least: 0, most: 1, about: "Who waits: the learner for batches, engines without a request, scorers without a trajectory." }],
+    ["phases", "Seconds of a step, by phase", ["wait", "fetch", "proximal", "train", "publish", "checkpoint", "release", "onload", "offload"].map((name) => learner(`seconds/${name}`, name)), { stack: true, unit: "s" }],
+    ["speed", "Tokens per second", [learner("tokens_per_s", "learner"), actor("tokens_per_s", "sampled by actors", { combine: "sum" }), scorer("tokens_per_s", "scored", { combine: "sum" })], { least: 0 }],
+    ["mfu", "Model FLOPs utilisation", [learner("mfu/train", "while it trains"), learner("mfu/step", "of the whole step")], { unit: "share", least: 0 }],
+    ["waited", "What the learner waited for", [replay("learner_waited_for_episodes_s", "episodes"), replay("learner_waited_for_labels_s", "labels"), replay("learner_waited_for_store_s", "the store")], { unit: "s", stack: true, about: "Since the replay's start. More actors, more scorers or a larger store help." }],
+    ["episode", "Seconds of an episode, by phase", [actor("wait_s", "wait"), actor("generate_s", "generate"), actor("tools_s", "tools"), actor("user_s", "user"), actor("agent_s", "agent")], { stack: true, unit: "s" }],
+  ]),
+  ...group("Pushes of weights", [
+    ["versions", "Versions", [learner("version", "learner"), { file: ACTORS, name: "version", label: "engine", combine: "each" }, replay("version", "published", { combine: "mean" })], { about: "When each actor's engine took a version. A line that lags behind is an engine that does not take them." }],
+    ["pauses", "Stops of engines by a push", [actor("push_pause_last_s", "the last"), actor("push_pause_max_s", "the longest"), actor("weights_switch_s", "switching, in total", { combine: "sum" }), actor("weights_transfer_s", "transfers, in total", { combine: "sum" })], { unit: "s", least: 0 }],
+    ["pushed", "Bytes of a version", [learner("weights/bytes", "whole"), learner("weights/delta_bytes", "as a delta")], { unit: "bytes", least: 0 }],
+    ["prepare", "Preparing a version", [learner("weights/prepare_s", "until it is offered"), learner("seconds/publish", "of the step")], { unit: "s", least: 0 }],
+    ["canary", "Canary", [actor("canary_difference", "difference"), actor("canary_allowed", "allowed")], { unit: "nats", least: 0 }],
+  ]),
+  ...group("Scoring", [
+    ["agreement", "Agreement of step scores and rules", [scorer("prm_agreement", "agreement"), scorer("hack_alarm", "alarm")], { unit: "share", least: 0, most: 1, about: "A reward that rises while the agreement falls is an alarm: the policy may exploit the process reward model." }],
+    ["scores", "Scores", [scorer("reward_mean", "reward"), scorer("outcome_mean", "outcome"), scorer("process_mean", "process"), scorer("rules_mean", "rules"), scorer("environment_mean", "environment")], { about: "Means over what was labelled between two rows." }],
+    ["steps", "Steps of an answer", [scorer("steps_per_answer", "steps"), actor("turns_mean", "turns")], { least: 0 }],
+    ["degenerate", "Signs of reward hacking", [scorer("first_step_share", "tokens in the first step"), scorer("repeated_steps", "repeated steps")], { unit: "share", least: 0 }],
+  ]),
+  ...group("Failures", [
+    ["failures", "Failures so far", [replay("failures", "episodes"), replay("scoring_failures", "scorings"), replay("dead", "dead letters"), actor("tool_failures", "tools", { combine: "sum" }), actor("server_faults", "servers", { combine: "sum" }), learner("updates_skipped", "updates skipped")], { least: 0 }],
+    ["tools", "Tool calls so far", [actor("tool_calls", "calls", { combine: "sum" }), actor("tool_refused", "refused", { combine: "sum" }), actor("tool_malformed", "malformed", { combine: "sum" }), actor("tool_unknown", "unknown", { combine: "sum" })], { least: 0 }],
+    ["truncated", "Episodes so far", [actor("episodes", "delivered", { combine: "sum" }), actor("truncated", "truncated", { combine: "sum" }), actor("failed", "failed", { combine: "sum" })], { least: 0 }],
+  ]),
+  ...group("Machines", [
+    ["cpu", "Processor", each("usage/cpu_cores"), { unit: "cores", least: 0, about: "Cores that each role keeps busy." }],
+    ["memory", "Host memory", each("usage/memory_gb"), { unit: "GB", least: 0 }],
+    ["gpu", "GPU utilisation", each("usage/gpu_utilisation"), { unit: "share", least: 0 }],
+    ["gpu_memory", "GPU memory", [...each("usage/gpu_memory_gb"), learner("memory/peak_gb", "learner's peak")], { unit: "GB", least: 0 }],
+  ]),
+];
+
+function group(name, rows) {
+  return rows.map(([id, title, lines, more = {}]) => ({ id, title, group: name, lines, unit: "", ...more }));
+}
+
+function each(name) {
+  return [LEARNER, ACTORS, SCORERS, REPLAYS].map((file) => ({ file, name, label: "", combine: "each" }));
+}
+
+/** A figure of one metric that a person chose: FILE:NAME. */
+export function chosenFigure(word, meaning) {
+  const at = word.indexOf(":");
+  const [file, name] = [word.slice(0, at), word.slice(at + 1)];
+  return { id: word, title: name, group: file, lines: [{ file, name, label: name }], unit: meaning?.unit ?? "", about: meaning?.meaning ?? "" };
+}

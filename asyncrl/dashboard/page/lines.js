@@ -1,0 +1,76 @@
+// From the rows of a run's files to the lines of a figure: which column, of which files, summed or one by one.
+
+const FORGOTTEN_S = 30;
+
+/** The lines that a figure's `spec` draws of one run: each with `label`, `x` and `y`.
+ *
+ * `spec` has `file` ("learner", "actor-*"), `name` (a metric, or "lag/*" for all that begin so), and maybe `label` (of
+ * several metrics what their labels begin with), `only` (a pattern of what follows), `combine` ("each", or "sum" or "mean" over the files), `rate` (a counter's rise per second), `order` (of names). */
+export function linesOf(spec, clock, axis, all) {
+  const found = all.flatMap((series) => namesLike(series, spec.name, spec.only).map((name) => ({ series, name })));
+  const names = [...new Set(found.map((each) => each.name))].sort(spec.order ?? byNumber);
+  return names.flatMap((name) => {
+    const columns = found.filter((each) => each.name === name).map(({ series }) => ({
+      file: series.file,
+      time: series.time,
+      x: clock.places(axis, series),
+      y: spec.rate ? rates(series.time, series.columns[name]) : series.columns[name],
+    }));
+    const label = spec.name.endsWith("*") ? `${spec.label ?? ""}${name.slice(spec.name.length - 1)}` : spec.label ?? name;
+    if (columns.length === 1) return [{ label: label || columns[0].file, name, ...columns[0] }];
+    if ((spec.combine ?? "each") === "each") {
+      return columns.map((column) => ({ label: `${label} ${column.file}`.trim(), name, ...column }));
+    }
+    return [{ label, name, ...combined(columns, spec.combine) }];
+  });
+}
+
+function namesLike(series, name, only = /^[^/]*$/) {
+  if (!name.endsWith("*")) return series.columns[name]?.some((value) => value !== null) ? [name] : [];
+  const begin = name.slice(0, -1);
+  return Object.keys(series.columns).filter((each) => each.startsWith(begin) && only.test(each.slice(begin.length)));
+}
+
+function byNumber(one, two) {
+  return one.localeCompare(two, "en", { numeric: true });
+}
+
+/** The rise per second since the row before; a counter that falls began anew with its process. */
+function rates(time, values) {
+  return values.map((value, index) => {
+    const before = values[index - 1];
+    const seconds = time[index] - time[index - 1];
+    if (value === null || before === null || before === undefined || !(seconds > 0)) return null;
+    return (value >= before ? value - before : value) / seconds;
+  });
+}
+
+/** The sum or mean over files, whose rows are at different moments: each counts with its newest value. */
+function combined(columns, how) {
+  const events = columns.flatMap((column, index) => column.time.map((time, row) => [time, index, row]));
+  events.sort((one, two) => one[0] - two[0]);
+  const newest = new Map();
+  const made = { file: "", time: [], x: [], y: [] };
+  for (const [time, index, row] of events) {
+    newest.set(index, { time, value: columns[index].y[row] });
+    const values = [...newest.values()].filter((each) => each.value !== null && time - each.time < FORGOTTEN_S);
+    const sum = values.reduce((total, each) => total + each.value, 0);
+    made.time.push(time);
+    made.x.push(columns[index].x[row]);
+    made.y.push(values.length === 0 ? null : how === "mean" ? sum / values.length : sum);
+  }
+  return made;
+}
+
+/** An exponential mean that begins without a bias; `weight` in [0, 1) is that of the past. */
+export function smoothed(values, weight) {
+  if (!weight) return values;
+  let mean = 0;
+  let share = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    mean = weight * mean + (1 - weight) * value;
+    share = weight * share + (1 - weight);
+    return mean / share;
+  });
+}

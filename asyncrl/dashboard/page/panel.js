@@ -1,0 +1,100 @@
+// A figure on the page: its title, its plot of the chosen runs, and what the plot leaves out.
+
+import { Chart, colourOf, shadeOf } from "./chart.js";
+import { AXES } from "./clock.js";
+import { element, fill, foreign } from "./dom.js";
+import { number } from "./format.js";
+import { linesOf, smoothed } from "./lines.js";
+
+export class Panel {
+  #chart;
+  #note = element("p", { class: "note" });
+  #detail = new Map();
+  #detailOf = "";
+
+  /** `run`: a figure that stacks its lines shows one run. `tools` stand beside the title. */
+  constructor(figure, { run = null, tools = [], chart = {} } = {}) {
+    Object.assign(this, { figure, run });
+    this.#chart = new Chart(chart);
+    const title = element("h3", {}, foreign(figure.title), figure.unit && figure.unit !== "share" ? element("small", {}, ` ${figure.unit}`) : null,
+      run ? element("small", {}, " \u00b7 ", foreign(run.name)) : null);
+    const head = element("div", { class: "head" }, title, element("div", { class: "tools" }, tools));
+    const about = figure.about ? element("p", { class: "about" }, figure.about) : null;
+    this.element = element("article", { class: "card figure", id: `figure-${figure.id}` }, head, about, this.#chart.element, this.#note);
+  }
+
+  close() {
+    this.#chart.close();
+  }
+
+  recolour() {
+    this.#chart.recolour();
+  }
+
+  /** Draws the figure of `runs` (those of the constructor, if it named one). `view`: `axis`, `smooth`, `range`. `data` has
+   * `series(run, file, names)` and `clock(run)`. Returns whether there is anything to see. */
+  draw(runs, view, data) {
+    const shown = this.run ? runs.filter((run) => run.key === this.run.key) : runs;
+    const several = shown.length > 1;
+    const used = [];
+    const lines = shown.flatMap((run) => {
+      const clock = data.clock(run);
+      const found = this.figure.lines.flatMap((spec) => {
+        const all = data.series(run, spec.file, [spec.name]).map((series) => this.#detail.get(series) ?? series);
+        used.push(...data.series(run, spec.file, [spec.name]));
+        return linesOf(spec, clock, view.axis, all).map((line) => ({ ...line, marks: spec.marks }));
+      });
+      return found.map((line, index) => ({
+        ...line,
+        run,
+        label: several ? `${run.name} \u00b7 ${line.label}` : line.label,
+        colour: several ? data.colour(run) : this.figure.ramp ? shadeOf(index, found.length) : colourOf(index),
+        dash: several ? index % 4 : 0,
+      }));
+    });
+    this.element.hidden = lines.length === 0;
+    if (lines.length === 0) return false;
+    const smooth = this.figure.stack ? 0 : view.smooth;
+    this.#chart.draw({
+      ...this.figure,
+      axis: AXES[view.axis],
+      range: view.range,
+      lines: lines.map((line) => (smooth && !line.marks ? { ...line, raw: line.y, y: smoothed(line.y, smooth) } : line)),
+    });
+    this.#tell(used);
+    return true;
+  }
+
+  /** Says what share of the rows is drawn, so that nobody takes a missing peak for a quiet run. */
+  #tell(used) {
+    const parts = [...new Set(used)].filter((series) => !series.all && !this.#detail.has(series));
+    const rows = parts.reduce((sum, series) => sum + series.rows, 0);
+    const points = parts.reduce((sum, series) => sum + series.time.length, 0);
+    const every = Math.round(rows / Math.max(1, points));
+    fill(this.#note, parts.length && every > 1
+      ? `Drawn from 1 of ${number(every)} rows, so short peaks may be missing. A smaller range shows more.`
+      : null);
+  }
+
+  /** Reads more rows of a range where the whole was too long to read. */
+  async sharpen(runs, view, data) {
+    const of = JSON.stringify([view.range, view.axis, runs.map((run) => run.key)]);
+    if (of === this.#detailOf) return false;
+    this.#detailOf = of;
+    this.#detail = new Map();
+    if (!view.range) return true;
+    const wanted = [];
+    for (const run of this.run ? [this.run] : runs) {
+      const [first, last] = view.range.map((place) => data.clock(run).timeAt(view.axis, place));
+      for (const { file, name } of this.figure.lines) {
+        for (const series of data.series(run, file, [name])) if (!series.all) wanted.push({ series, first, last });
+      }
+    }
+    const detail = new Map();
+    for (const { series, first, last } of wanted) {
+      if (!detail.has(series)) detail.set(series, await data.detail(series, first, last));
+    }
+    if (this.#detailOf === of) this.#detail = detail;
+    return wanted.length > 0;
+  }
+}

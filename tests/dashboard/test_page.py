@@ -1,0 +1,198 @@
+"""The page in a real browser: figures, states in the address, keyboard, sizes, colours, hostile text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.observe.sinks import JsonLines, metrics_file
+from tests.dashboard.browser import Browser, browse, needs_chromium
+from tests.dashboard.support import dashboard, make_run
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
+
+DRAWN = "document.querySelectorAll('article:not([hidden]) canvas').length"
+INKED = """[...document.querySelectorAll('article:not([hidden]) canvas')].every((canvas) =>
+  new Uint32Array(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer).some(Boolean))"""
+FULL: Mapping[str, Any] = {
+    **{"reward/min": 0.0, "reward/max": 1.0, "outcome/mean": 0.5, "lag/0": 3.0, "lag/1": 5.0, "lag/max": 1.0},
+    **{"idle": 0.25, "seconds/step": 2.0, "seconds/wait": 0.5, "seconds/train": 1.5, "grad_norm": 1.0},
+    **{"updates_skipped": 0.0, "groups/zero_variance": 0.0, "tokens_per_s": 50.0, "mismatch/kl": 0.01},
+}
+
+
+def add_rows(folder: Path, file: str, rows: list[dict[str, Any]]) -> None:
+    """More rows of a role, a second apart after those of `make_run`."""
+    sink = JsonLines(metrics_file(folder, file), clock=iter(range(1000, 10**9)).__next__)
+    for step, row in enumerate(rows):
+        sink.log(step, row)
+    sink.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = make_run(tmp_path / "one", 30, **FULL)
+    add_rows(folder, "actor-0", [{"version": 1.0, "tokens_per_s": 100.0, "idle": 0.1}] * 30)
+    add_rows(folder, "replay", [{"accepted": 8 * row, "trained": 6 * row, "depth_ready": 2} for row in range(30)])
+    return folder
+
+
+def test_the_first_look_has_its_numbers_and_figures(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until(f"{DRAWN} >= 5 && {INKED}")
+        text = await page.run("document.body.innerText")
+        for expected in ("one", "Is it learning?", "30", "a step takes", "2 s", "50 tokens/s", "Roles"):
+            assert expected in text
+        assert await page.run("location.search") == ""
+
+    with dashboard(run) as url:
+        browse(url, visit)
+
+
+def test_a_link_opens_the_same_figures_axis_range_and_smoothing(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until(f"{DRAWN} === 2 && {INKED}")
+        assert await page.run("document.querySelector('#axis').value") == "samples"
+        assert await page.run("document.querySelector('#smooth').value") == "0.5"
+        await page.run(
+            "document.querySelector('#axis').value = 'tokens', "
+            "document.querySelector('#axis').dispatchEvent(new Event('change'))"
+        )
+        assert "x=tokens" in await page.run("location.hash")
+        await page.until(f"{DRAWN} === 2")
+        await page.run("history.back()")
+        await page.until("document.querySelector('#axis').value === 'samples'")
+        titles = await page.run("[...document.querySelectorAll('article:not([hidden]) h3')].map((h) => h.textContent)")
+        assert titles == ["Reward", "Lag of trained trajectories trajectories"]
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=figures&show=reward,lag&x=samples&smooth=0.5&range=20..120", visit)
+
+
+def test_what_is_written_meanwhile_is_drawn(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        legend = "document.querySelector('#figure-reward .legend')?.textContent"
+        await page.until(f"{legend}?.includes('2.9')")
+        learner = JsonLines(metrics_file(run, "learner"))
+        learner.log(30, {"reward/mean": 7.25, "lag/3": 4.0})
+        await page.until(f"{legend}.includes('7.25')")
+        await page.until("document.querySelector('#figure-lag .legend').textContent.includes('lag 3')")
+        learner.close()
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=figures", visit)
+
+
+def test_several_runs_are_laid_over_each_other_and_chosen(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "two", 10, **FULL)
+
+    async def visit(page: Browser) -> None:
+        legend = "document.querySelector('#figure-reward .legend')?.textContent ?? ''"
+        await page.until(f"['one \\u00b7 mean', 'two \\u00b7 mean'].every((each) => ({legend}).includes(each))")
+        await page.until("document.querySelectorAll('#figure-lag').length === 2")
+        await page.run("document.querySelector('[data-run=two]').click()")
+        await page.until(f"!({legend}).includes('two')")
+        assert "runs=one" in await page.run("location.hash")
+
+    with dashboard(run, other) as url:
+        browse(f"{url}#tab=figures", visit)
+
+
+def test_any_metric_is_found_by_its_name_and_added(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until(f"{DRAWN} > 5")
+        await page.until(
+            "(() => { const box = document.querySelector('#search'); box.focus(); box.value = 'depth ready';"
+            " box.dispatchEvent(new Event('input'));"
+            " return document.querySelectorAll('#found button').length === 1 })()"
+        )
+        await page.press("ArrowDown")
+        await page.press("Enter")
+        await page.until("document.querySelector('h3')?.textContent.startsWith('depth_ready')")
+        assert "more=replay:depth_ready" in await page.run("decodeURIComponent(location.hash)")
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=figures", visit)
+
+
+def test_everything_is_reached_by_the_keyboard_and_says_what_it_is(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until(f"{DRAWN} > 5")
+        seen = []
+        for _ in range(24):
+            await page.press("Tab")
+            seen.append(await page.run("document.activeElement.id || document.activeElement.className"))
+        assert seen[0] == "skip"
+        assert {"axis", "smooth", "search", "plot"} <= set(seen)
+        await page.run("document.querySelector('.plot').focus()")
+        await page.press("ArrowLeft")
+        await page.until("document.querySelector('.legend .place').textContent.length > 0")
+        await page.press("+")
+        await page.until("location.hash.includes('range=')")
+        await page.press("Escape")
+        await page.until("!location.hash.includes('range=')")
+        every = "[...document.querySelectorAll('a, button, input, select, [role=img]')]"
+        named = "one.getAttribute('aria-label') || one.textContent.trim() || one.labels?.length"
+        nameless = f"{every}.filter((one) => one.offsetParent && !({named})).map((one) => one.outerHTML)"
+        assert await page.run(nameless) == []
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=figures", visit)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_fits_wide_and_narrow_windows_light_and_dark(run: Path, width: int) -> None:
+    async def visit(page: Browser) -> None:
+        await page.resize(width, mobile=width < 500)
+        for scheme in ("light", "dark"):
+            await page.prefer(scheme)
+            for tab in ("overview", "figures"):
+                await page.run(f"location.hash = 'tab={tab}'")
+                await page.until(f"{DRAWN} >= 5 && {INKED}")
+                assert await page.run("document.documentElement.scrollWidth") <= width
+                background = await page.run("getComputedStyle(document.body).backgroundColor")
+                assert (int(background[4:].split(",")[0]) > 127) is (scheme == "light")
+
+    with dashboard(run) as url:
+        browse(url, visit)
+
+
+HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>\u202eevil\x1b[31m\x00 \udcff"
+
+
+def test_hostile_text_is_shown_as_text(run: Path, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "<img src=x onerror=hit()>\u202e", 5, **{**FULL, f"agent/{HOSTILE}": 1.0})
+    add_rows(folder, "replay", [{"failing": HOSTILE + "x" * 10_000_000, "newest_failure": HOSTILE, "dead": 1}])
+
+    async def visit(page: Browser) -> None:
+        await page.until(f"{DRAWN} > 3")
+        await page.until("document.querySelector('.warning')?.textContent.includes('<script>window.hit')")
+        shown = await page.run("document.querySelector('.warning').textContent")
+        assert len(shown) < 5000
+        assert not {"\u202e", "\x1b", "\x00"} & set(shown)
+        await page.run("location.hash = 'tab=figures'")
+        await page.until(
+            "(() => { const box = document.querySelector('#search'); box?.focus(); box && (box.value = 'agent');"
+            " box?.dispatchEvent(new Event('input')); return document.querySelectorAll('#found button').length })()"
+        )
+        await page.run("document.querySelector('#found button').click()")
+        await page.until("document.querySelector('h3')?.textContent.includes('<script>')")
+        assert await page.run("[window.hit ?? null, document.images.length]") == [None, 0]
+        name = "getComputedStyle(document.querySelector('.run .foreign')).unicodeBidi"
+        assert await page.run(name) == "isolate"
+
+    with dashboard(folder) as url:
+        browse(url, visit)
+
+
+def test_a_page_whose_server_has_ended_says_so(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until(f"{DRAWN} > 3")
+        await page.run("(globalThis.fetch = () => Promise.reject(new TypeError('gone')), 1)")
+        await page.until("document.querySelector('#status').textContent.includes('asyncrl dashboard')")
+
+    with dashboard(run) as url:
+        browse(url, visit)
