@@ -35,3 +35,10 @@ def reason_of(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception as second:  # noqa: BLE001 - it is part of the reason
         return f"{type(error).__name__}, whose message cannot be read ({type(second).__name__})"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: "40 s", "12 min" or "3.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

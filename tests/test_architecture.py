@@ -34,7 +34,7 @@ FLOORS = (
     ("wire", "config"),
     ("network", "data", "modelling", "observe.metrics", "observe.registry", "observe.spans", "algorithms"),
     ("observe.sinks", "observe.usage", "observe.kept", "observe.warnings"),
-    ("observe.progress",),
+    ("observe.progress", "observe.shares"),
     ("weights", "replay"),
     ("inspect", "actor", "scoring", "learner"),
     ("observe",),

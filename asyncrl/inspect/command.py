@@ -35,6 +35,7 @@ from asyncrl.inspect.table import (
     status_table,
     step_view,
 )
+from asyncrl.inspect.watch import StallReader
 from asyncrl.observe.progress import RunProgress
 from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
@@ -186,10 +187,12 @@ def _views(run: InspectedRun, live: LiveReplay, stored: StoredRun, interval: flo
     """The status now, and again after every interval."""
     samples: deque[StatusSample] = deque(maxlen=SAMPLES)
     progress, steps = RunProgress(run.folder.parent), run.config.learner.total_steps if run.config else None
+    stalls = StallReader(run.folder.parent)
     while True:
         samples.append(sample(stored, live, time.monotonic()))
         before = samples[0] if len(samples) > 1 else None
-        yield describe(run.folder, samples[-1], before, progress, steps)
+        found = stalls.read(samples[-1], run.config)
+        yield describe(run.folder, samples[-1], before, progress, steps) | found.values()
         time.sleep(interval)
 
 

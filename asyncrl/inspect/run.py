@@ -147,13 +147,15 @@ class LiveReplay:
                 raise UnavailableError(another)
             return request(client)
 
-    def statuses(self) -> tuple[list[dict[str, Any]], str]:
-        """The status of every shard that answers, and the reasons why others do not."""
-        found, problems = [], []
+    def statuses(self) -> tuple[list[dict[str, Any] | None], str]:
+        """The status of every shard, None for one that does not answer, and the reasons of those."""
+        found: list[dict[str, Any] | None] = []
+        problems = []
         for shard in range(self.shards):
             try:
                 found.append(self.call(shard, ReplayClient.status))
             except (UnavailableError, ConfigError) as error:
+                found.append(None)
                 problems.append(str(error))
         # Shards without an address share one reason.
         return found, "; ".join(dict.fromkeys(problems))

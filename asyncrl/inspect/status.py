@@ -46,21 +46,25 @@ class StoreSummary:
     """A store at one moment. `counters` include `live_bytes`, the bytes of its pages in use. `counts` has by name:
     `states`, trajectories by state; `ready_groups` by lag; `planned_trajectories`, those of the newest plans, by lag;
     `actors`, tickets by their actor; `scorers`, trajectories by their scorer; `dead_letters`, those that are kept, by
-    what failed; `evicted`, trajectories by reason; `filtered`, groups by reason. `steps` is the number of recorded
-    plans, and `oldest_ticket` the open ticket whose group was opened first, with its actor."""
+    what failed; `evicted`, trajectories by reason; `filtered`, groups by reason; `groups`, open ones by
+    what they wait for: `playing`, `scoring`, and the same of held-out tasks. `steps` is the number of recorded plans,
+    `learner_step` the step that the learner asked for last, and `oldest_ticket` the open ticket whose group was opened
+    first, with its actor."""
 
     counters: dict[str, int]
     counts: dict[str, Counter[Any]]
     steps: int
     oldest_ticket: tuple[str, str] | None
+    learner_step: int = 0
 
 
 def summarise(tx: Transaction) -> StoreSummary:
     """One shard's store."""
     version, steps = tx.counter("version"), tx.count("plans")
+    states, groups = _open_groups(tx)
     at_work = [(name, ticket.worker) for name, ticket in TicketRecord.all(tx) if ticket.worker]
     counts: dict[str, Counter[Any]] = {
-        "states": Counter({**_live_states(tx), **{state.value: tx.counter(state) for state in ENDS}}),
+        "states": Counter({**states, **{state.value: tx.counter(state) for state in ENDS}}),
         "ready_groups": Counter(version - ready.oldest for _, ready in tx.items("ready", ReadyGroup)),
         "planned_trajectories": _planned_lags(tx),
         "actors": Counter(tx.holders("held")),
@@ -68,8 +72,10 @@ def summarise(tx: Transaction) -> StoreSummary:
         "dead_letters": Counter(_what_failed(tx, name, dead) for name, dead in DeadLetter.all(tx)),
         "evicted": Counter({TOO_OLD: tx.counter(TrajectoryState.EVICTED)}),
         "filtered": Counter({name.partition("/")[2]: count for name, count in tx.counters("filtered/").items()}),
+        "groups": groups,
     }
-    return StoreSummary({**counters(tx), "live_bytes": tx.live_bytes()}, counts, steps, _oldest(at_work))
+    totals = {**counters(tx), "live_bytes": tx.live_bytes()}
+    return StoreSummary(totals, counts, steps, _oldest(at_work), tx.counter("learner_step"))
 
 
 def _what_failed(tx: Transaction, name: str, dead: DeadLetter) -> str:
@@ -85,21 +91,29 @@ def join(shards: Sequence[StoreSummary]) -> StoreSummary:
         for name, found in shard.counts.items():
             counts[name].update(found)
     oldest = _oldest([each.oldest_ticket for each in shards if each.oldest_ticket])
-    return StoreSummary(sum_counters([each.counters for each in shards]), counts, min(s.steps for s in shards), oldest)
+    steps, learner_step = min(each.steps for each in shards), min(each.learner_step for each in shards)
+    return StoreSummary(sum_counters([each.counters for each in shards]), counts, steps, oldest, learner_step)
 
 
 def _oldest(tickets: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
     return min(tickets, key=lambda ticket: opening_order(ticket[0]), default=None)
 
 
-def _live_states(tx: Transaction) -> dict[str, int]:
-    """A trajectory that is not at its end belongs to an open group or to a plan that no checkpoint covers."""
-    names = {name for key, group in GroupRecord.all(tx) for name in group.ids(key)}
+def _open_groups(tx: Transaction) -> tuple[dict[str, int], Counter[str]]:
+    """How many trajectories are in each state that is no end, and what groups wait for. A trajectory that is not at its
+    end belongs to an open group or to a plan that no checkpoint covers."""
+    facts: dict[str, TrajectoryRecord | None] = {}
+    groups: Counter[str] = Counter()
+    for key, group in GroupRecord.all(tx):
+        members = {name: TrajectoryRecord.load(tx, name) for name in group.ids(key)}
+        facts |= members
+        if not all(group.labelled):
+            waits_for = "scoring" if all(members.values()) else "playing"
+            groups[waits_for if group.training else f"held_out_{waits_for}"] += 1
     for step in range(tx.counter("released_steps"), tx.count("plans")):
-        names.update(recorded_plan(tx, step).ids)
-    facts = [TrajectoryRecord.load(tx, name) for name in names]
-    counts = Counter(each.state for each in facts if each is not None)
-    return {state.value: counts[state] for state in LIVE}
+        facts |= {name: TrajectoryRecord.load(tx, name) for name in recorded_plan(tx, step).ids if name not in facts}
+    counts = Counter(each.state for each in facts.values() if each is not None)
+    return {state.value: counts[state] for state in LIVE}, groups
 
 
 def _planned_lags(tx: Transaction) -> Counter[int]:
@@ -114,18 +128,26 @@ def _planned_lags(tx: Transaction) -> Counter[int]:
 
 @dataclass(frozen=True, slots=True)
 class StatusSample:
-    """A run at `at` seconds: its stores, the statuses of the shards that run, and why the others do not."""
+    """A run at `at` seconds: all stores as one, the store of each shard and its status, or None if it does not answer,
+    and the `problem` of those that do not."""
 
     at: float
     store: StoreSummary
-    live: list[dict[str, Any]]
+    shards: Sequence[StoreSummary]
+    answers: Sequence[dict[str, Any] | None]
     problem: str
+
+    @property
+    def live(self) -> list[dict[str, Any]]:
+        """The statuses of the shards that answer."""
+        return [each for each in self.answers if each is not None]
 
 
 def sample(stored: StoredRun, live: LiveReplay, at: float) -> StatusSample:
     """All shards, now."""
-    statuses, problem = live.statuses()
-    return StatusSample(at, join(stored.each(summarise)), statuses, problem)
+    answers, problem = live.statuses()
+    shards = stored.each(summarise)
+    return StatusSample(at, join(shards), shards, answers, problem)
 
 
 def describe(
@@ -146,7 +168,7 @@ def describe(
     def running(name: str) -> int:
         return sum(each[name] for each in live)
 
-    processes = _processes(folder.parent / PROCESSES_FILE) if live else {}
+    processes = processes_of(folder.parent) if live else {}
     return {
         "progress": {**progress.values(processes), "steps": steps},
         "store": str(folder),
@@ -174,8 +196,9 @@ def describe(
     }
 
 
-def _processes(file: Path) -> dict[str, Any]:
-    """What the supervisor wrote; nothing where the roles were started by hand."""
+def processes_of(run_dir: Path) -> Mapping[str, Any]:
+    """The processes of each role, as the supervisor wrote them; empty where the roles were started by hand."""
+    file = run_dir / PROCESSES_FILE
     return dict(json.loads(file.read_text())) if file.exists() else {}
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.option import as_yaml
+from asyncrl.inspect.advice import FINE
 from asyncrl.inspect.episodes import EpisodeRow, StepRow
 from asyncrl.observe.progress import progress_rows
 from asyncrl.replay.records import DeadLetter
@@ -128,6 +129,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     return Group(
         _title(status),
         *_progress(status["progress"]),
+        *_stalls(status),
         Columns(blocks, padding=(1, 4)),
         _table(
             "leases",
@@ -150,6 +152,15 @@ def _progress(progress: Mapping[str, Any]) -> list[Text]:
     """A line as the run's own terminal has it; none for a store without a run."""
     rows = progress_rows(progress, progress["steps"]) if progress["steps"] is not None else []
     return [Text("   ".join(f"{name} {value}" for name, value in rows))] if rows else []
+
+
+def _stalls(status: Mapping[str, Any]) -> list[Text]:
+    """Who waits for whom, and what to change."""
+    waits = [("waits", status["waits_text"], "yellow")] if status["waits_text"] else []
+    advice = status["advice"]
+    if advice is not None:
+        waits += [("advice", text, "") for text in advice] or [("advice", FINE, "dim")]
+    return [Text(f"{name:<8}{printable(text)}", style) for name, text, style in waits]
 
 
 def _processes(processes: Mapping[str, Any]) -> Table:

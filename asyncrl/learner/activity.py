@@ -32,7 +32,8 @@ SHOWN_PARTS = 3
 
 class RankState(msgspec.Struct, frozen=True):
     """What the main thread of one rank does. `waits`: for the replay, the disk or its start. `in_collective`: for other
-    ranks. `unfinished`: what a stop should wait for. `still_s`: seconds since it last advanced."""
+    ranks. `unfinished`: what a stop should wait for. `still_s`: seconds since it last advanced. `work`: long work, with
+    what is left of it."""
 
     rank: int
     advances: int
@@ -42,6 +43,7 @@ class RankState(msgspec.Struct, frozen=True):
     in_collective: bool
     unfinished: list[str] = []
     still_s: float = 0.0
+    work: str = ""
 
     def limit_s(self, limit_s: float) -> float:
         """A limit of seconds, if this rank has not ended its work."""
@@ -59,7 +61,14 @@ def state_of(activity: Activity, rank: int) -> RankState:
     where = "/".join(calls[0].split("/")[-SHOWN_PARTS:]) if calls else "its end"
     in_collective = any(COLLECTIVES in call for call in calls)
     return RankState(
-        rank, activity.advances, activity.phase, where, activity.waits, in_collective, list(activity.unfinished)
+        rank,
+        activity.advances,
+        activity.phase,
+        where,
+        activity.waits,
+        in_collective,
+        list(activity.unfinished),
+        work=activity.work,
     )
 
 

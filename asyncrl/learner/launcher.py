@@ -288,6 +288,8 @@ def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, ho
         states = [rank.state for rank in ranks if rank.state is not None]
         activity.advance()
         activity.unfinished = sorted({what for each in states for what in each.unfinished})
+        if states:
+            _show(states[0], activity)
         stops = hosts.report(states, stop.is_set()) or stop.is_set()
         if stops and stopping is None:
             stopping = 0.0
@@ -300,6 +302,13 @@ def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, ho
                 raise RanksError(f"the ranks did not stop within {timeouts.stop:.0f} s, and were killed")
         for rank in ranks:
             rank.check_heartbeat()
+
+
+def _show(first: RankState, activity: Activity) -> None:
+    """Show what the first rank does as what this process does."""
+    if first.phase != activity.phase:
+        activity.enter(first.phase)
+    activity.work = first.work
 
 
 def _failure(ranks: Sequence[_Rank], timeouts: Timeouts, hosts: Hosts) -> AsyncrlError:

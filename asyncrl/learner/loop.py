@@ -146,6 +146,7 @@ class Learner:
             self._together(self._report_checkpoint, progress.step)
         self.turns.end(self.trainer, self._version(progress.step), Phases(self.ranks.activity.enter))
         for step in self._steps():
+            self.ranks.activity.enter("evaluate")
             with self.spans.span("evaluate", TRACK, step=step):
                 self._together(self._evaluate, step)
             self._configure(step)
@@ -173,6 +174,7 @@ class Learner:
                 self._report()
             phases.finish(version=plan.version, episodes=len(plan.ids), tokens=sum(plan.tokens))
         self._finish_checkpoint()
+        self.ranks.activity.enter("evaluate")
         self._together(self._evaluate, config.total_steps)
         self.ranks.leaving.end()
         if self.ranks.rank == 0:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
+from asyncrl.machine.doing import Doing, forget_doing
 from asyncrl.machine.process import STOP_S
 
 logger = logging.getLogger(__name__)
@@ -35,15 +36,25 @@ STACKS_S = 3.0
 
 
 class Activity:
-    """What the main thread of this process does. It calls every method but `finishing`, which any thread may call."""
+    """What the main thread of this process does. It calls every method but `finishing`, which any thread may call.
+    `clock` gives seconds since 1970."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self.advances = 0
         self.phase = "start"
+        self.since = clock()
+        """When the phase began."""
+        self.work = ""
+        """Long work, with what is left of it."""
         self.waits = True
         """Whether it waits for something that may take any time."""
         self.unfinished: list[str] = []
         """What a stop should wait for."""
+
+    @property
+    def doing(self) -> Doing:
+        return Doing(self.phase, self.since, self.work)
 
     def advance(self) -> None:
         """The main thread has got on."""
@@ -51,7 +62,7 @@ class Activity:
 
     def enter(self, phase: str) -> None:
         """The phase that begins now. The main thread is never stuck before the first one."""
-        self.phase, self.waits = phase, False
+        self.phase, self.since, self.waits = phase, self._clock(), False
         self.advance()
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -101,6 +112,7 @@ class Heartbeat:
         self._advances, self._advanced = -1, clock()
         self._is_shown = False
         self._written = ""
+        self._doing: Doing | None = None
 
     def beat(self) -> None:
         """Renew the file, if the main thread has got on."""
@@ -120,6 +132,9 @@ class Heartbeat:
                 self._path.write_text(unfinished)
                 self._written = unfinished
             os.utime(self._path)
+            if (doing := activity.doing) != self._doing:
+                doing.write(self._path)
+                self._doing = doing
         except OSError as error:
             logger.debug("%s was not renewed: %s", self._path, error)
 
@@ -175,6 +190,7 @@ class Pulse:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("")
+            forget_doing(path)
         except OSError as error:
             logger.warning("%s cannot be written, so a process that hangs is not noticed: %s", path, error)
         self._seen = self._changed()

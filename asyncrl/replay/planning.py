@@ -42,6 +42,7 @@ class LearnerWaits:
     def __init__(self, clock: Callable[[], float], spans: Spans | None = None) -> None:
         self._clock = clock
         self._spans = spans or NoSpans()
+        self._waits_since: float | None = None
         self._since: float | None = None
         self._cause = ""
         self._began = 0.0
@@ -52,9 +53,14 @@ class LearnerWaits:
         if self._since is None and not found:
             self._since, self._cause = self._clock(), missing()
             self._began = self._spans.clock()
+            self._waits_since = self._since
         elif found:
             self.look(lambda: "")
-            self._since = None
+            self._since = self._waits_since = None
+
+    def now_s(self) -> float | None:
+        """Seconds for which the learner has been waiting; None: it works."""
+        return None if self._waits_since is None else self._clock() - self._waits_since
 
     def look(self, missing: Callable[[], str]) -> None:
         """Count the time since the last look, and note what is missing now. Costs nothing while the learner works."""

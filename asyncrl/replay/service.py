@@ -241,6 +241,7 @@ class ReplayService:
                 **self.report(tx),
                 "identity": tx.identity,
                 "silence_s": {"actors": self._actors.silence(), "scorers": self._scorers.silence()},
+                "learner_waits_s": self._waits.now_s(),
                 "readers": [asdict(each) for each in self.readers.lingering()],
                 **self.failing(),
             }

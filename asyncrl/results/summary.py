@@ -10,7 +10,7 @@ import json
 import logging
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any
 from asyncrl.config.locations import steps_in_newest_checkpoint
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
+from asyncrl.observe.shares import learner_idle, rows_of, step_seconds, totals, waited_for
 from asyncrl.observe.sinks import metrics_file, read_lines
 from asyncrl.observe.warnings import failure_warning, learning_warnings
 from asyncrl.replay.planning import recorded_plan
@@ -39,7 +40,7 @@ MOST_STEPS = 10
 LONGEST_REASON = 200
 _FOLDERS = ("model", "checkpoints", "metrics", "replay", "logs")
 _ENGINE = ("tokens", "seconds", "idle_seconds")
-_WAITED = "learner_waited_for_labels_s"
+_WAITED = waited_for("labels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,33 +169,17 @@ def _held_out(run_dir: Path) -> dict[str, Change]:
 
 
 def _speed(run_dir: Path, steps: Lines) -> dict[str, float]:
-    learner = sum(row["seconds/step"] for row in steps)
-    actors = [_totals(lines, _ENGINE) for lines in lines_of(run_dir, "actor-*") if lines]
-    waited = [_totals(lines, [_WAITED])[_WAITED] for lines in lines_of(run_dir, "replay*")]
+    actors = [totals(rows, _ENGINE) for rows in rows_of(run_dir, "actor-*") if rows]
+    waited = [totals(rows, [_WAITED])[_WAITED] for rows in rows_of(run_dir, "replay*")]
     actor_seconds = max(1e-9, sum(actor["seconds"] for actor in actors))
     return {
         "seconds": round(max((actor["seconds"] for actor in actors), default=0.0), 1),
         "tokens_per_s": round(sum(actor["tokens"] for actor in actors) / actor_seconds * len(actors), 1),
         "max_lag": max(row["lag/max"] for row in steps),
-        "learner_idle": round(sum(row["idle"] * row["seconds/step"] for row in steps) / learner, 4),
+        "learner_idle": round(learner_idle(steps), 4),
         "rollout_idle": round(sum(actor["idle_seconds"] for actor in actors) / actor_seconds, 4),
-        "waited_for_labels": round(max(waited, default=0.0) / learner, 4),
+        "waited_for_labels": round(max(waited, default=0.0) / step_seconds(steps), 4),
     }
-
-
-def lines_of(run_dir: Path, roles: str) -> list[Lines]:
-    """The metrics of all roles whose names fit a pattern."""
-    return [read_lines(path) for path in sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))]
-
-
-def _totals(lines: Lines, names: Sequence[str]) -> dict[str, float]:
-    """A role's counters over all of its starts: they begin at 0 each time."""
-    totals = dict.fromkeys(names, 0.0)
-    for line, following in zip(lines, [*lines[1:], None], strict=True):
-        for name in names:
-            if following is None or following[name] < line[name]:
-                totals[name] += line[name]
-    return totals
 
 
 def _files(run_dir: Path, done: bool) -> dict[str, str]:

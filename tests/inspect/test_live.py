@@ -20,6 +20,7 @@ from asyncrl.inspect.changes import Change, ChangeResult, change_all, discard, r
 from asyncrl.inspect.run import InspectedRun, LiveReplay
 from asyncrl.inspect.status import describe, sample
 from asyncrl.inspect.table import dead_letter_table, describe_dead_letters, status_table
+from asyncrl.inspect.watch import Stalls
 from asyncrl.observe.progress import RunProgress
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.client import ReplayClient
@@ -57,7 +58,8 @@ class AtWork:
         with closing(StoredRun(self.folder)) as stored:
             live = LiveReplay(self.run, stored, WAIT_S)
             before = sample(stored, live, 0.0)
-            return describe(self.folder, sample(stored, live, 2.0), before, RunProgress(self.folder.parent), None)
+            now, progress = sample(stored, live, 2.0), RunProgress(self.folder.parent)
+            return describe(self.folder, now, before, progress, None) | Stalls().values()
 
     def change(self, change: Change, *names: str) -> list[ChangeResult]:
         with closing(StoredRun(self.folder)) as stored:
@@ -94,7 +96,7 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
         for actor in actors:  # Nothing runs as actor-1 any more.
             actor.log(0, {"tokens_per_s": 512.0, "idle": 0.5})
         now, progress = sample(stored, live, 12.0), RunProgress(at_work.folder.parent)
-        status = json.loads(json.dumps(describe(at_work.folder, now, before, progress, 40)))
+        status = json.loads(json.dumps(describe(at_work.folder, now, before, progress, 40) | Stalls().values()))
     assert status["running"]
     assert status["processes"] == told
     assert status["admission"] == {"committed": 4, "capacity": 8}

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from asyncrl.machine.activity import START_S, VARIABLE, Activity, Heartbeat, Pulse
+from asyncrl.machine.doing import Doing, read_doing
 from tests.helpers import has_ended, until
 
 
@@ -122,3 +123,18 @@ def test_a_process_that_hangs_does_not_outlive_who_started_it(tmp_path: Path) ->
         starter.kill()
     until(lambda: has_ended(pid))
     assert "it has not stopped; it is killed" in (tmp_path / "log").read_text()
+
+
+def test_a_process_says_what_it_does_and_nothing_of_an_earlier_one_is_left(tmp_path: Path) -> None:
+    path, clock = tmp_path / "alive" / "learner", Clock()
+    Pulse(path, clock)
+    activity = Activity(clock)
+    heartbeat = Heartbeat(path, activity, 20.0, clock=clock)
+    heartbeat.beat()
+    assert read_doing(path) == Doing("start", 100.0)
+    clock.now, activity.work = 131.0, "loading the model: 12 of 30 GB, 20 s left"
+    activity.enter("train")
+    heartbeat.beat()
+    assert read_doing(path) == Doing("train", 131.0, activity.work)
+    Pulse(path, clock)
+    assert read_doing(path) is None

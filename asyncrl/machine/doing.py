@@ -1,0 +1,47 @@
+"""What a process does now: the phase of its main thread, and long work with what is left of it.
+
+It is a file beside the heartbeat of the process, ROLE.doing, for whoever looks at the run. Nothing else depends on it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.machine.files import partial_name
+
+SUFFIX = ".doing"
+
+
+class Doing(msgspec.Struct, frozen=True):
+    """The `phase` of the main thread and when it began, in seconds since 1970; `work`, such as "loading the model: 12
+    of 30 GB, 20 s left", or empty where there is none."""
+
+    phase: str
+    since: float
+    work: str = ""
+
+    def write(self, heartbeat: Path) -> None:
+        """Write it beside the file of a heartbeat; a reader sees all of it or what was there before. Raises OSError."""
+        path = _beside(heartbeat)
+        partial = partial_name(path)
+        partial.write_bytes(msgspec.json.encode(self))
+        partial.replace(path)
+
+
+def read_doing(heartbeat: Path) -> Doing | None:
+    """What the process with this heartbeat does; None: it has not said so."""
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(_beside(heartbeat).read_bytes(), type=Doing)
+    return None
+
+
+def forget_doing(heartbeat: Path) -> None:
+    """Remove what an earlier process with this heartbeat did. Raises OSError."""
+    _beside(heartbeat).unlink(missing_ok=True)
+
+
+def _beside(heartbeat: Path) -> Path:
+    return heartbeat.with_name(heartbeat.name + SUFFIX)

@@ -1,0 +1,132 @@
+"""Shares of time in which the parts of a run had nothing to do, from the rows of their metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from asyncrl.observe.sinks import metrics_file, read_lines
+
+Rows = Sequence[Mapping[str, Any]]
+
+CAUSES = ("labels", "episodes", "store")
+"""What the learner may wait for, as the replay counts it."""
+MOST_STEPS, FEWEST_STEPS = 20, 5
+MOST_ROWS = 500
+"""So many of a role's newest rows are read at most; it writes one every five seconds."""
+FIRST_BLOCK = 1 << 16
+
+
+def rows_of(run_dir: Path, roles: str) -> list[list[dict[str, Any]]]:
+    """The metrics of all roles whose names fit a pattern."""
+    return [read_lines(path) for path in sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))]
+
+
+def totals(rows: Rows, names: Sequence[str]) -> dict[str, float]:
+    """A role's counters over all of its starts: they begin at 0 each time. A row may lack some of them."""
+    found = dict.fromkeys(names, 0.0)
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        for name in names:
+            value = row.get(name, 0.0)
+            if following is None or following.get(name, 0.0) < value:
+                found[name] += value
+    return found
+
+
+def growth(rows: Rows, names: Sequence[str]) -> dict[str, float]:
+    """How much a role's counters have grown from the first of the rows to the last."""
+    if not rows:
+        return dict.fromkeys(names, 0.0)
+    return {name: max(0.0, total - rows[0].get(name, 0.0)) for name, total in totals(rows, names).items()}
+
+
+def learner_idle(steps: Rows) -> float:
+    """The share of the steps' time in which the learner had nothing to do."""
+    return float(sum(row["idle"] * row["seconds/step"] for row in steps)) / step_seconds(steps)
+
+
+def step_seconds(steps: Rows) -> float:
+    """The seconds of all steps."""
+    return max(1e-9, float(sum(row["seconds/step"] for row in steps)))
+
+
+def waited_for(cause: str) -> str:
+    """The replay's counter of the seconds that the learner waited for one of CAUSES."""
+    return f"learner_waited_for_{cause}_s"
+
+
+@dataclass(frozen=True, slots=True)
+class IdleShares:
+    """The newest `steps` of a run. Shares of their time: `learner_idle`; `waited` for each of CAUSES, as the worst
+    shard counted; `phases` by name. `actors_idle` and `scorers_idle` are means over `actors` and `scorers` processes;
+    None where none has written a row meanwhile. `evicted` is a share of the episodes that were accepted meanwhile, and
+    `pending` the mean number of tickets that waited for an actor."""
+
+    steps: int
+    learner_idle: float
+    waited: Mapping[str, float]
+    phases: Mapping[str, float]
+    actors: int = 0
+    actors_idle: float | None = None
+    scorers: int = 0
+    scorers_idle: float | None = None
+    evicted: float = 0.0
+    pending: float = 0.0
+
+
+def idle_shares(run_dir: Path) -> IdleShares | None:
+    """The shares over the newest steps; None: there are fewer than FEWEST_STEPS."""
+    steps = [row for row in newest_rows(metrics_file(run_dir, "learner"), MOST_STEPS) if "seconds/step" in row]
+    if len(steps) < FEWEST_STEPS:
+        return None
+    seconds, since = step_seconds(steps), steps[0]["time"] - steps[0]["seconds/step"]
+
+    def rows(roles: str) -> list[Rows]:
+        paths = sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))
+        found = ([row for row in newest_rows(path, MOST_ROWS) if row["time"] >= since] for path in paths)
+        return [each for each in found if each]
+
+    replays, actors, scorers = rows("replay*"), rows("actor-*"), rows("scoring-*")
+    waited = [growth(each, [waited_for(cause) for cause in CAUSES]) for each in replays]
+    flows = [growth(each, ["accepted", "evicted"]) for each in replays]
+    accepted = sum(each["accepted"] for each in flows)
+    phases = {name.removeprefix("seconds/") for row in steps for name in row if name.startswith("seconds/")}
+    return IdleShares(
+        steps=len(steps),
+        learner_idle=learner_idle(steps),
+        waited={cause: max((each[waited_for(cause)] for each in waited), default=0.0) / seconds for cause in CAUSES},
+        phases={
+            name: sum(row.get(f"seconds/{name}", 0.0) for row in steps) / seconds for name in sorted(phases - {"step"})
+        },
+        actors=len(actors),
+        actors_idle=_mean_idle(actors),
+        scorers=len(scorers),
+        scorers_idle=_mean_idle(scorers),
+        evicted=sum(each["evicted"] for each in flows) / accepted if accepted else 0.0,
+        pending=sum(fmean(row.get("depth_pending", 0.0) for row in each) for each in replays),
+    )
+
+
+def _mean_idle(roles: Sequence[Rows]) -> float | None:
+    means = [fmean(shares) for rows in roles if (shares := [row["idle"] for row in rows if "idle" in row])]
+    return fmean(means) if means else None
+
+
+def newest_rows(path: Path, count: int) -> list[dict[str, Any]]:
+    """The newest rows of a file of metrics, at most `count`, in their order. It reads the end of the file only; a line
+    that is still being written is left out."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        end, block = file.seek(0, 2), FIRST_BLOCK
+        while True:
+            start = file.seek(max(0, end - block))
+            lines = file.read(end - start).split(b"\n")[:-1]
+            whole = lines if start == 0 else lines[1:]
+            if start == 0 or len(whole) >= count:
+                return [json.loads(line) for line in whole[-count:]]
+            block *= 4
