@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,11 +47,11 @@ class Stalls:
 
 
 class StallReader:
-    """Reads the stalls of the run in a folder. `clock` gives seconds since 1970."""
+    """Reads the stalls of the run in a folder."""
 
-    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._roles = RolesReader(run_dir, clock)
+        self._roles = RolesReader(run_dir)
 
     def read(self, now: StatusSample | None, config: TrainConfig | None) -> Stalls:
         """Those at the moment of a sample; None: the run has no store yet. Of a run that has ended or has no
@@ -71,9 +71,9 @@ class StallReader:
 class RunWatch:
     """Asks the replay of a run, if it runs, for up to `give_up_s` seconds at each look."""
 
-    def __init__(self, run_dir: Path, give_up_s: float = GIVE_UP_S, clock: Callable[[], float] = time.time) -> None:
-        self._run_dir, self._give_up_s, self._clock = run_dir, give_up_s, clock
-        self._reader = StallReader(run_dir, clock)
+    def __init__(self, run_dir: Path, give_up_s: float = GIVE_UP_S) -> None:
+        self._run_dir, self._give_up_s = run_dir, give_up_s
+        self._reader = StallReader(run_dir)
         self._lock = threading.Lock()
 
     def look(self) -> Stalls:
@@ -91,4 +91,4 @@ class RunWatch:
         except StoreError:
             return self._reader.read(None, config)
         with closing(stored):
-            return self._reader.read(sample(stored, LiveReplay(run, stored, self._give_up_s), self._clock()), config)
+            return self._reader.read(sample(stored, LiveReplay(run, stored, self._give_up_s), time.monotonic()), config)

@@ -20,6 +20,7 @@ from asyncrl.config.locations import CONFIG_FILE, steps_in_newest_checkpoint
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.inspect.watch import RunWatch
 from asyncrl.launch.addresses import addresses, record_left_open
 from asyncrl.launch.autoscale import Autoscaler
 from asyncrl.launch.launcher import Launcher, open_launcher
@@ -187,7 +188,8 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         scaler, autoscaler = Scaler(run_dir, scale), Autoscaler(config, run_dir, scale)
         result, reason = "failed", ""
         try:
-            with TerminalTable(config, run_dir, lambda: supervisor.restarts) as table:
+            watch = RunWatch(run_dir)
+            with TerminalTable(config, run_dir, lambda: supervisor.restarts, waits=lambda: watch.look().text) as table:
 
                 def progress() -> None:
                     table.update()

@@ -18,6 +18,7 @@ from rich.table import Table
 from asyncrl.config.schema import TrainConfig
 from asyncrl.observe.progress import RunProgress, Tail, number, progress_rows
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.observe.standstill import Standstill
 from asyncrl.observe.warnings import WINDOW, failure_warning, learning_warnings
 
 STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep less by replay.retention"
@@ -25,10 +26,13 @@ REFRESH_S = 0.5
 LINE_S = 10.0
 RATE_S = 15.0
 """Failures a second are those of so many seconds: replays report theirs every five."""
+FLOW = ("accepted", "labelled", "trained")
+"""A run whose replays count none of these any more stands still, unless actors deliver or the learner does steps."""
 
 
 class TerminalTable:
-    """A live table on a terminal; elsewhere one line every few seconds. `clock` gives seconds."""
+    """A live table on a terminal; elsewhere one line every few seconds. `clock` gives seconds, and `waits`
+    says whom the run waits for."""
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class TerminalTable:
         run_dir: Path,
         restarts: Callable[[], dict[str, int]],
         clock: Callable[[], float] = time.monotonic,
+        waits: Callable[[], str] = str,
     ) -> None:
         self._progress = RunProgress(run_dir, from_now=True)
         shards = config.replay.shards
@@ -51,6 +56,7 @@ class TerminalTable:
         self._started = clock()
         self._failures: deque[tuple[float, int]] = deque()
         self._next = 0.0
+        self._standstill = Standstill(waits, clock)
 
     def __enter__(self) -> TerminalTable:
         if self._console.is_terminal:
@@ -62,6 +68,7 @@ class TerminalTable:
     ) -> None:
         if self._console.is_terminal:
             self._live.stop()
+        self._standstill.close()
 
     def update(self) -> None:
         """Show the newest values, if it is time."""
@@ -118,7 +125,16 @@ class TerminalTable:
         replays = [tail.read() for tail in self._replays]
         if any(values.get("store_bytes", 0) > values.get("high_water_bytes", math.inf) for values in replays):
             rows.append(("store", STORE_IS_FULL))
-        return rows + self._failing(replays)
+        return rows + self._failing(replays) + self._waits(replays, actors)
+
+    def _waits(
+        self, replays: Sequence[Mapping[str, Any]], actors: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[str, str]]:
+        """Whom the run waits for, if it stands still."""
+        steps = [each.values.get("step") for each in (self._progress.learner, self._progress.evaluation)]
+        flow = [values.get(name) for values in replays for name in FLOW]
+        waits = self._standstill.text((*steps, *flow, *(actor.get("episodes") for actor in actors)))
+        return [("waits", waits)] if waits else []
 
     def _failing(self, replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         """How fast episodes and scorings fail, if they do, and the newest failure of each replay."""
