@@ -25,6 +25,7 @@ from asyncrl.config.commands import command_name
 from asyncrl.errors import AsyncrlError, ConfigError, RefusedError
 from asyncrl.inspect import changes, episode
 from asyncrl.inspect.episodes import SORT_KEYS, answer, list_episodes, required_plan, step_row
+from asyncrl.inspect.kept import KeptOfRun, filled
 from asyncrl.inspect.run import Decode, InspectedRun, LiveReplay, decoder, find, ids_as_text
 from asyncrl.inspect.status import StatusSample, describe, sample
 from asyncrl.inspect.table import (
@@ -222,16 +223,21 @@ def step(arguments: Namespace) -> int:
         rows = list_episodes(stored, step=arguments.step, sort="reward")
         best, worst = rows[: arguments.best], rows[max(arguments.best, len(rows) - arguments.best) :][::-1]
         decode = decoder(run, arguments.tokenizer)
+        kept = KeptOfRun(run)
         parts = {
-            name: [(row, _answer(stored, row.id, decode)) for row in part]
+            name: [(row, _answer(stored, kept, row.id, decode)) for row in part]
             for name, part in (("best", best), ("worst", worst))
         }
+        groups = kept.groups(arguments.step)
     found = {name: [{**asdict(row), "answer": text} for row, text in part] for name, part in parts.items()}
-    return _print(arguments, {**asdict(summary), **found}, lambda: step_view(summary, parts), soft_wrap=True)
+    values = {**asdict(summary), **found, "kept_groups": groups}
+    return _print(arguments, values, lambda: step_view(summary, parts, groups), soft_wrap=True)
 
 
-def _answer(stored: StoredRun, name: str, decode: Decode) -> str | None:
+def _answer(stored: StoredRun, kept: KeptOfRun, name: str, decode: Decode) -> str | None:
     trajectory = stored.trajectory(name)
+    if trajectory is None and (found := kept.find(name)) is not None:
+        trajectory = found.trajectory
     return None if trajectory is None else answer(trajectory, decode)
 
 
@@ -253,11 +259,13 @@ def show(arguments: Namespace) -> int:
     name = arguments.id
     with _opened(arguments) as (run, stored):
         record = stored.record(name)
+        kept = KeptOfRun(run).find(name)
+        record = filled(record, kept)
         if record.facts is None and record.dead_letter is None and record.trajectory is None:
             raise RefusedError(f"there is no trajectory {name}; {_others(stored, name)}")
     decode = decoder(run, arguments.tokenizer) if record.trajectory else ids_as_text
-    described = episode.describe(record, decode) if arguments.json else {}
-    return _print(arguments, described, lambda: episode.readable(record, decode), soft_wrap=True)
+    described = episode.describe(record, decode, kept) if arguments.json else {}
+    return _print(arguments, described, lambda: episode.readable(record, decode, kept), soft_wrap=True)
 
 
 def _others(stored: StoredRun, name: str) -> str:

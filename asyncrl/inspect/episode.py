@@ -20,6 +20,8 @@ from rich.text import Text
 
 from asyncrl.inspect.run import Decode
 from asyncrl.inspect.table import printable
+from asyncrl.observe.kept.episode import ARRAYS as KEPT_ARRAYS
+from asyncrl.observe.kept.episode import KeptEpisode
 from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.types import Labels, Trajectory, Turn, runs_of
 
@@ -28,8 +30,9 @@ GOOD, BAD = 0.66, 0.33
 ARRAYS = ("tokens", "logprobs", "version_runs", "grammar_mass")
 
 
-def describe(record: StoredTrajectory, decode: Decode) -> dict[str, Any]:
-    """The episode as plain values: its record, labels, and turns with their text, tokens, versions and steps."""
+def describe(record: StoredTrajectory, decode: Decode, kept: KeptEpisode | None = None) -> dict[str, Any]:
+    """The episode as plain values: its record, labels, and turns with their text, tokens, versions and steps; and what
+    the learner kept of it."""
     trajectory, scores = record.trajectory, step_scores(record.labels)
     values: dict[str, Any] = {
         "id": record.id,
@@ -42,6 +45,8 @@ def describe(record: StoredTrajectory, decode: Decode) -> dict[str, Any]:
             "turns": [_describe_turn(trajectory, turn, decode) for turn in trajectory.turns],
             "steps": [{**step._asdict(), "score": scores.get(step.end)} for step in trajectory.steps],
         },
+        "kept": kept
+        and {"row": kept.row, "task": kept.task, **{name: getattr(kept, name).tolist() for name in KEPT_ARRAYS}},
     }
     plain: dict[str, Any] = msgspec.to_builtins(values, enc_hook=np.ndarray.tolist)
     return plain
@@ -73,17 +78,17 @@ def versions(trajectory: Trajectory, start: int, end: int) -> dict[int, int]:
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
-def readable(record: StoredTrajectory, decode: Decode) -> RenderableType:
-    """The episode for a terminal."""
-    parts: list[RenderableType] = [_head(record)]
+def readable(record: StoredTrajectory, decode: Decode, kept: KeptEpisode | None = None) -> RenderableType:
+    """The episode for a terminal, with what the learner kept of it."""
+    parts: list[RenderableType] = [_head(record, kept)]
     if record.trajectory is not None:
         parts += turns(record.trajectory, record.labels, decode)
     return Group(*parts)
 
 
-def _head(record: StoredTrajectory) -> Table:
+def _head(record: StoredTrajectory, kept: KeptEpisode | None) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
-    for key, value in {"id": record.id, **_facts(record), **_labels(record.labels)}.items():
+    for key, value in {"id": record.id, **_facts(record), **_labels(record.labels), **_kept(kept)}.items():
         if value:
             table.add_row(Text(key, "dim"), Text(printable(value)))
     return table
@@ -101,7 +106,7 @@ def _facts(record: StoredTrajectory) -> dict[str, str]:
     if letter is not None:
         found["dead letter"] = f"attempt {letter.attempt + 1}: {letter.reason}"
     if trajectory is None:
-        gone = "gone; replay.retention=all keeps it"
+        gone = "gone; replay.retention=all keeps it, observe.keep_episodes that of some groups"
         return {**found, "text": gone if facts else "none, the episode failed"}
     return {
         **found,
@@ -117,6 +122,19 @@ def _labels(labels: Labels | None) -> dict[str, str]:
         return {}
     outcome = f"{labels.outcome:.4g}, judged by {labels.scorer}"
     return {"reward": f"{labels.reward:.4g}", "outcome": outcome, "extra": _numbers(labels.extra)}
+
+
+def _kept(kept: KeptEpisode | None) -> dict[str, str]:
+    if kept is None:
+        return {}
+    mask, flags = kept.trajectory.loss_mask, ", ".join(kept.row.flags)
+    advantages, weights = kept.advantages[mask], kept.importance_weights[mask]
+    return {
+        "kept": f"of step {kept.row.step}{f' ({flags})' if flags else ''}",
+        "truth": "" if kept.task is None else kept.task.ground_truth,
+        "advantage": f"{advantages.mean():.4g} on average, from {advantages.min():.4g} to {advantages.max():.4g}",
+        "weight": f"{weights.mean():.4g} on average, from {weights.min():.4g} to {weights.max():.4g}",
+    }
 
 
 def _numbers(values: Mapping[str, float]) -> str:

@@ -73,9 +73,11 @@ def _number(value: float | None) -> str:
     return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
-def step_view(step: StepRow, parts: Mapping[str, Sequence[tuple[EpisodeRow, str | None]]]) -> RenderableType:
+def step_view(
+    step: StepRow, parts: Mapping[str, Sequence[tuple[EpisodeRow, str | None]]], kept: Sequence[str] = ()
+) -> RenderableType:
     """A learner step, then the episodes of each part by its name, each with the end of what the policy wrote last; None
-    if its data is gone."""
+    if its data is gone. The `kept` groups are there with their text."""
     head = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "step": f"{step.step}, at version {step.version}",
@@ -87,6 +89,7 @@ def step_view(step: StepRow, parts: Mapping[str, Sequence[tuple[EpisodeRow, str 
         "lag": f"{step.lag_mean:.3g} on average, at most {step.lag_max}",
         "turns": f"{step.turns_mean:.3g} on average",
         "seconds": f"{step.seconds_mean:.3g} on average",
+        "kept": ", ".join(kept),
     }
     for key, value in rows.items():
         if value:
@@ -103,7 +106,7 @@ def step_view(step: StepRow, parts: Mapping[str, Sequence[tuple[EpisodeRow, str 
 
 def _ending(text: str | None) -> str:
     if text is None:
-        return "its text is gone; replay.retention=all keeps it"
+        return "its text is gone; replay.retention=all keeps it, observe.keep_episodes that of some groups"
     cut = "..." if len(text) > SHOWN_CHARACTERS else ""
     return cut + printable(text[-SHOWN_CHARACTERS:]).replace("\n", "\n  ")
 

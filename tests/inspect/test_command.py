@@ -14,8 +14,10 @@ from asyncrl.config.changes import values_of
 from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.inspect.run import find, read_config
+from asyncrl.observe.kept.writing import KeptWriter
 from asyncrl.replay.store import ENDPOINT_FILE
 from tests.inspect.support import make_run, run_episodes, write_config
+from tests.observe.kept.examples import example_step
 
 DATA = DataConfig(["train.parquet"])
 Call = Callable[..., tuple[int, str, str]]
@@ -154,6 +156,48 @@ def test_a_step_shows_its_best_and_worst_episodes_and_how_they_end(call: Call) -
         f"t00000000{group}.{member}.0" for group in (1, 0) for member in (1, 0)
     ]
     assert [each["answer"] for each in json.loads(call("step", "mine", "0", "--json")[1])["worst"]] == ["9 10 11 "]
+
+
+def test_an_episode_whose_text_is_gone_is_shown_from_what_the_learner_kept(call: Call) -> None:
+    step = example_step(7, members=1, groups=1)
+    (kept,) = step.episodes
+    KeptWriter(Path("runs/mine"), 1 << 30).add(step)
+    code, out, _ = call("show", "mine", kept.row.id)
+    assert code == 0
+    assert ["kept", "of", "step", "7"] in [line.split() for line in out.splitlines()]
+    assert " ".join(map(str, kept.trajectory.tokens[:5])) in out
+    shown = json.loads(call("show", "mine", kept.row.id, "--json")[1])
+    assert shown["kept"]["advantages"] == kept.advantages.tolist()
+    assert shown["kept"]["task"]["ground_truth"] == "7"
+    assert shown["labels"]["scorer"] == kept.labels.scorer
+    assert call("show", "mine", "t000000021.9.0")[0] == 1
+
+
+def test_a_step_whose_text_is_gone_ends_with_what_the_learner_kept(call: Call) -> None:
+    core = make_run(Path("runs/mine"))
+    assert core.plan(0) is not None
+    with core.store.transaction() as tx:
+        for group in range(2):
+            for member in range(2):
+                tx.delete("data", f"t00000000{group}.{member}.0")
+    core.store.close()
+    assert "its text is gone" in call("step", "mine", "0", "--best", "1")[1]
+    step = example_step(0, members=2, groups=1)
+    KeptWriter(Path("runs/mine"), 1 << 30).add(step)
+    found = json.loads(call("step", "mine", "0", "--best", "4", "--json")[1])
+    assert found["kept_groups"] == ["t000000000"]
+    assert [each["id"] for each in found["best"] if each["answer"]] == ["t000000000.1.0", "t000000000.0.0"]
+    assert "kept" in call("step", "mine", "0")[1]
+
+
+def test_a_sample_that_is_damaged_hides_nothing_else(call: Call, caplog: pytest.LogCaptureFixture) -> None:
+    folder = Path("runs/mine/episodes")
+    folder.mkdir()
+    (folder / "index.jsonl").write_text("none")
+    assert call("show", "mine", "t000000000.0.0")[0] == 0
+    (folder / "index.jsonl").write_text("none\n")
+    assert call("show", "mine", "t000000000.0.0")[0] == 0
+    assert "cannot be read" in caplog.text
 
 
 def test_dead_letters_are_a_table_or_json(call: Call) -> None:

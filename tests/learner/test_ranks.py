@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from asyncrl.learner.export import export_checkpoint
 from asyncrl.learner.launcher import run_ranks
 from asyncrl.learner.ranks import Ranks
+from asyncrl.observe.kept.reading import KeptEpisodes
 from tests.learner.support import Run, assert_weights_close, assert_weights_equal
 from tests.learner.two_ranks import OPTIMIZERS, configs, make_wide, restore_wide, train_all, train_wide
 from tests.mixtures import MIXTURES
@@ -47,8 +49,13 @@ def copies(
 
 
 @pytest.fixture(scope="module")
-def one(model: Path, mixture: Path, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return train_all(model, mixture, tmp_path_factory.mktemp("one"), ranks)
+def one_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("one")
+
+
+@pytest.fixture(scope="module")
+def one(model: Path, mixture: Path, ranks: Ranks, one_folder: Path) -> dict[str, Any]:
+    return train_all(model, mixture, one_folder, ranks)
 
 
 @pytest.mark.parametrize("batch", ["even", "odd", "lonely", "alike", "critic", "mixture"])
@@ -75,6 +82,22 @@ def test_copies_of_the_model_train_as_one_rank_does(
     resumed = copies[0]["results"]["lonely"][0]
     assert list(resumed) == [2]
     assert_weights_equal(resumed[2], two[0]["results"]["lonely"][0][2])
+
+
+@pytest.mark.parametrize("batch", ["even", "odd", "lonely", "alike", "critic"])
+def test_several_ranks_keep_the_episodes_that_one_keeps(
+    batch: str, one: dict[str, Any], one_folder: Path, two: tuple[dict[str, Any], Path]
+):
+    """An episode is whole wherever its tokens were trained: members of a group may be on different ranks."""
+    left, right = (KeptEpisodes(folder / batch / "run") for folder in (one_folder, two[1]))
+    assert left.rows() == right.rows()
+    assert {row.step for row in left.rows()} == set(range(len(one[batch][0]) - 1))
+    for row in left.rows():
+        expected, found = (kept.read(row.step, row.id) for kept in (left, right))
+        assert np.array_equal(found.trajectory.tokens, expected.trajectory.tokens)
+        for name in ("advantages", "importance_weights", "proximal_logprobs"):
+            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-3, atol=1e-4)
+        assert (found.proximal_logprobs[found.trajectory.loss_mask] < 0).all()
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -49,6 +49,25 @@ def test_tasks_that_are_too_large_for_one_reply_come_in_several(tmp_path: Path) 
     assert len(scored) == 16
 
 
+def test_the_task_of_an_episode_is_known_for_good(core: Core) -> None:
+    tickets = core.tickets(8)
+    core.deliver(tickets)
+    core.label_all()
+    plan = core.planned(0)
+    core.checkpointed(1)
+    for ticket in tickets:
+        assert core.task(ticket.id) == ticket.task
+    assert plan.ids
+    with pytest.raises(RefusedError, match="are not there"):
+        core.fetch(plan.ids[:1])
+    core.evaluate(0)
+    held_out = core.tickets(100, holding=[])[-1]
+    core.deliver([held_out])
+    assert core.task(held_out.id) == held_out.task
+    assert held_out.task.id not in {ticket.task.id for ticket in tickets}
+    assert core.task("t000009999.0.0") is None
+
+
 def test_a_trajectory_that_does_not_fit_its_ticket_is_refused(core: Core) -> None:
     ticket = core.tickets(1)[0]
     with pytest.raises(RefusedError, match="member 7"):
