@@ -51,6 +51,9 @@ COMMANDS: Mapping[str, Command] = {
     "plan": Command("asyncrl.capacity.command", "forecast speed, idle shares and cost of a run on other GPUs"),
     "export": Command("asyncrl.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
     "report": Command("asyncrl.report.command", "write a run as one HTML page: `asyncrl report RUN`"),
+    "compare": Command(
+        "asyncrl.report.compare_command", "say in what runs differ and what came of each: `asyncrl compare RUN RUN`"
+    ),
     "keys": Command("asyncrl.network.command", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
     "data": Command(
         "asyncrl.data.command",

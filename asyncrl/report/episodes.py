@@ -67,9 +67,13 @@ def chosen(rows: Sequence[KeptRow]) -> list[KeptRow]:
 
 def visible(text: str) -> str:
     """Text in which marks are seen that would hide or turn other text: a policy or a tool may have written them."""
-    shown = (each if each.isprintable() or each in "\n\t" else f"\\u{ord(each):04x}" for each in text[:MOST_CHARS])
-    cut = f"\n[{len(text) - MOST_CHARS} more characters]" if len(text) > MOST_CHARS else ""
-    return "".join(shown) + cut
+    return "".join(each if each.isprintable() or each in "\n\t" else f"\\u{ord(each):04x}" for each in text)
+
+
+def cut(text: str) -> str:
+    """At most `MOST_CHARS` characters of a text."""
+    more = len(text) - MOST_CHARS
+    return f"{text[:MOST_CHARS]}\n[{more} more characters]" if more > 0 else text
 
 
 def _shown(episode: KeptEpisode, decode: Decode) -> ShownEpisode:
@@ -91,7 +95,7 @@ def _turn(episode: KeptEpisode, turn: Turn, decode: Decode) -> ShownTurn:
     scores = step_scores(episode.labels)
     return ShownTurn(
         role=turn.role.value,
-        text=visible(text),
+        text=cut(text),
         tokens=len(tokens),
         scores=[f"{score:.3g}" for end, score in scores.items() if turn.start < end <= turn.end],
         is_sampled=bool(trajectory.loss_mask[turn.start : turn.end].any()),

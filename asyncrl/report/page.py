@@ -28,9 +28,12 @@ GIB = 1 << 30
 
 
 def page(template: str, title: str, **values: Any) -> str:
-    """The text of a page."""
+    """The text of a page. Texts of a run that it shows may have marks that hide or turn other text: they are seen."""
     style = Markup((FOLDER / "style.css").read_text())
-    return _templates().get_template(template).render(title=title, style=style, version=asyncrl.__version__, **values)
+    rendered = (
+        _templates().get_template(template).render(title=title, style=style, version=asyncrl.__version__, **values)
+    )
+    return visible(rendered)
 
 
 @cache
@@ -40,13 +43,7 @@ def _templates() -> Templates:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
-        finalize=_shown,
     )
-
-
-def _shown(value: Any) -> Any:
-    """A value that is put into a page: text of a run may have marks that hide or turn other text."""
-    return visible(value) if type(value) is str and not value.isprintable() else value
 
 
 def run_page(run: ReportedRun) -> str:
