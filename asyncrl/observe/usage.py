@@ -26,6 +26,7 @@ STALE_S = 30.0
 CLOSE_S = 1.0
 
 GpuReader = Callable[[], GpuUse | None]
+_HostSample = tuple[float, HostUse]
 
 
 class Usage:
@@ -43,7 +44,7 @@ class Usage:
         self._gpus: GpuReader | None = None
         self._clock = clock
         self._lock = threading.Lock()
-        self._row = self._newest = (clock(), host())
+        self._samples: list[_HostSample] = []
         self._fails = False
         self._gpu_uses: list[GpuUse] = []
         self._values: dict[str, float] = {}
@@ -60,7 +61,8 @@ class Usage:
         self._fails = False
         gpus = self._read_gpus()
         with self._lock:
-            self._newest = host
+            # The one of the last row, and the newest.
+            self._samples = [*self._samples[:1], host]
             if gpus is not None:
                 self._gpu_uses.append(gpus)
 
@@ -68,10 +70,10 @@ class Usage:
         """Those of the next row: means since the last one, and the newest memory. Without a new sample they are the
         same again, for up to STALE_S."""
         with self._lock:
-            if self._newest[0] > self._row[0]:
-                self._values = {**_host_values(self._row, self._newest), **_gpu_values(self._gpu_uses)}
-                self._row, self._gpu_uses = self._newest, []
-            return dict(self._values) if self._clock() - self._row[0] <= STALE_S else {}
+            if len(self._samples) > 1:
+                self._values = {**_host_values(*self._samples), **_gpu_values(self._gpu_uses)}
+                self._samples, self._gpu_uses = self._samples[1:], []
+            return dict(self._values) if self._values and self._clock() - self._samples[0][0] <= STALE_S else {}
 
     def _read_gpus(self) -> GpuUse | None:
         try:
@@ -84,8 +86,8 @@ class Usage:
             return None
 
 
-def _host_values(before: tuple[float, HostUse], after: tuple[float, HostUse]) -> dict[str, float]:
-    seconds = after[0] - before[0]
+def _host_values(before: _HostSample, after: _HostSample) -> dict[str, float]:
+    seconds = max(after[0] - before[0], 1e-9)
     # A child that has ended takes its seconds away until its parent has waited for it.
     used = max(0.0, after[1].cpu_s - before[1].cpu_s)
     return {"usage/cpu_cores": used / seconds, "usage/memory_gb": after[1].resident / 1e9}
@@ -120,6 +122,7 @@ def usage_of_this_process(gpus: bool = True) -> Iterator[Usage]:
     usage, stop = Usage(ProcessTree().read, _open_gpus if gpus else None), threading.Event()
 
     def sample() -> None:
+        usage.sample()
         while not stop.wait(SAMPLE_S):
             usage.sample()
 

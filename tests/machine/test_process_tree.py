@@ -3,7 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from asyncrl.machine.process_tree import CHILDREN_S, ProcessTree
+
+pytestmark = pytest.mark.slow
 
 BUSY = "import os, sys; kept = bytearray(30 << 20); sum(range(3_000_000)); print('done', flush=True); sys.stdin.read()"
 

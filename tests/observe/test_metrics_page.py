@@ -11,11 +11,11 @@ import pytest
 from asyncrl.actor.chat_api.agent import ChatCounts
 from asyncrl.actor.interactions.users import InteractionCounts
 from asyncrl.actor.toolbox import ToolCounts
-from asyncrl.observe.registry import BY_WRITER
+from asyncrl.observe.registry import BY_WRITER, describe
 from asyncrl.observe.registry.page import SECTIONS, page
 from asyncrl.replay.counters import COUNTERS, DEPTHS
 from tests.observe.unknown import unknown
-from tests.observe.written import logged, names_of
+from tests.observe.written import logged, names_of, phases
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -64,6 +64,16 @@ def test_whatever_is_given_to_a_sink_has_known_names() -> None:
         for path, names in found[room].items():
             lacking = set.intersection(*(set(unknown(writer, names)) for writer in writers))
             assert lacking == set(), f"{path} writes what asyncrl/observe/registry/ does not have"
+
+
+def test_each_measured_phase_has_a_row_of_its_own() -> None:
+    learner = [f"seconds/{name}" for name in phases("learner", "phases")]
+    actor = [f"{name}_s" for name in phases("actor", "timed")]
+    assert {"seconds/wait", "seconds/train"} <= set(learner)
+    assert {"generate_s", "tools_s"} <= set(actor)
+    for writer, names in (("learner", learner), ("actor", actor)):
+        found = [describe(writer, name) for name in names]
+        assert [metric and metric.name for metric in found] == names
 
 
 @pytest.mark.parametrize(

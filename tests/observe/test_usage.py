@@ -22,7 +22,11 @@ class Machine:
         self.gpus: GpuUse | Exception | None = None
 
     def usage(self) -> Usage:
-        return Usage(self.read_host, lambda: self.read_gpus, lambda: self.now)
+        """Has one sample, from which its first row counts."""
+        usage = Usage(self.read_host, lambda: self.read_gpus, lambda: self.now)
+        usage.sample()
+        assert usage.values() == {}
+        return usage
 
     def read_host(self) -> HostUse:
         if isinstance(self.host, Exception):

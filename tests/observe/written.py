@@ -32,6 +32,17 @@ def logged(room: str) -> dict[str, list[str]]:
     return found
 
 
+def phases(room: str, function: str) -> set[str]:
+    """The literal names that a room gives to what measures the seconds of a block, a function or a method."""
+    return {
+        node.args[0].value
+        for path in sorted((PACKAGE / room).rglob("*.py"))
+        for node in ast.walk(_tree(str(path.relative_to(PACKAGE))))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == function
+        if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
+    }
+
+
 def _for_sinks(node: ast.AST) -> Iterator[ast.AST]:
     match node:
         case ast.Call(func=ast.Attribute(attr="log"), args=[_, ast.Dict() as values]):
