@@ -71,7 +71,9 @@ def save(checkpoints: Checkpoints, trained: Trainable[Policy], step: int) -> tup
 
 def measure(shape: str, whole: bool, saves: int, folder: Path, ranks: Ranks) -> Result:
     model = folder / "model"
-    make_model(shape, torch.bfloat16).save_pretrained(model)
+    made = make_model(shape, torch.bfloat16, ranks.device.type)
+    made.save_pretrained(model)
+    del made
     # The kernel counts the peak anew from here on.
     Path("/proc/self/clear_refs").write_text("5")
     before, started = memory_gb("VmRSS"), time.perf_counter()

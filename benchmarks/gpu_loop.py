@@ -137,17 +137,18 @@ class Loop:
         return run_dir
 
     async def _watch(self, process: asyncio.subprocess.Process, run_dir: Path) -> None:
-        """Say each step, until the run ends, or its time is over."""
-        begun, seen = time.monotonic(), 0
+        """Say each step, until the run ends, or its time after the first step is over."""
+        first_at, seen = float("inf"), 0
         while process.returncode is None:
             for row in _steps(run_dir)[seen:]:
                 seen += 1
+                first_at = min(first_at, time.monotonic())
                 seconds = {name: row.get(f"seconds/{name}", 0.0) for name in ("step", "wait", "train")}
                 say(
                     f"  step {row['step']}: {seconds['step']:.2f} s, of these {seconds['wait']:.2f} waiting and "
                     f"{seconds['train']:.2f} training, {row['tokens_sampled']:.0f} sampled tokens"
                 )
-            if time.monotonic() - begun > self._options.lag_seconds:
+            if time.monotonic() - first_at > self._options.lag_seconds:
                 say(f"  stopped after {self._options.lag_seconds:g} s")
                 return
             with suppress(TimeoutError):
@@ -276,7 +277,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count(), help="0: all on the CPU")
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4, 8], help="age bounds, in this order")
     parser.add_argument("--steps", type=int, default=16, help=f"measured steps, after {FIRST} others")
-    parser.add_argument("--lag-seconds", type=float, default=float("inf"), help="then a run is stopped, and counts")
+    parser.add_argument(
+        "--lag-seconds",
+        type=float,
+        default=float("inf"),
+        help="so long after its first step a run is stopped, and counts",
+    )
     parser.add_argument("--workload", help="name in loop_workload.yaml; otherwise gpu, or tiny on the CPU")
     parser.add_argument("--server", default="", help="more arguments of the servers: --server='--a 1 --b'")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the runs")

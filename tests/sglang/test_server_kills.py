@@ -1,0 +1,111 @@
+"""A whole run over a real server: server, actor and learner are killed in mid-run, on the GPU where there is one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from asyncrl.data.writing import write_tasks
+from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.replay.stored import StoredRun
+from asyncrl.types import Trajectory
+from benchmarks.loop_workload import AGENT, RULE, Workload
+from benchmarks.shapes import SHAPES, make_model, word_tokenizer
+from tests.actor.engine.support import plain_logprobs
+from tests.end_to_end.support import Run
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+
+MAX_LAG = 4
+STEPS_BETWEEN = 3
+START_S = 400.0
+ON_GPU = ("--attention-backend", "fa3", "--sampling-backend", "pytorch", "--grammar-backend", "none")
+"""What an H200 without flashinfer takes."""
+
+
+def test_what_servers_actors_and_learners_lose_to_kills_is_nothing(tmp_path: Path) -> None:
+    gpu = torch.cuda.is_available()
+    size = "0.6B" if gpu else "tiny"
+    model, dtype = tmp_path / "model", torch.bfloat16 if gpu else torch.float32
+    initial = make_model(size, dtype, "cuda" if gpu else "cpu")
+    initial.save_pretrained(model)
+    word_tokenizer(SHAPES[size].vocabulary).save_pretrained(model)
+    workload = Workload.named("gpu" if gpu else "tiny")
+    if gpu:
+        workload = replace(workload, turn_tokens={**workload.turn_tokens, "longest": 1000})
+    write_tasks(tmp_path / "tasks.parquet", workload.tasks(256))
+    with Run("train", tmp_path, *settings(tmp_path, workload, gpu), "learner.steps=13") as run:
+        for victim in ("server", "actor-0", "learner"):
+            run.wait_for_step(run.newest_step() + STEPS_BETWEEN, START_S)
+            kill(run, victim)
+        run.finish(START_S)
+        served = read_lines(metrics_file(run.dir, "actor-0"))
+        assert served[-1]["canary_allowed"] > 0
+        assert not any(row["canary_failures"] for row in served)
+    with closing(StoredRun(run.dir / "replay")) as stored:
+        audit, counters = stored.audit(uses=1), stored.counters()
+        assert (audit["lost"], audit["trained_twice"]) == (0, 0), audit
+        assert audit["planned"] == counters["trained"] == 13 * 16
+        plans = [stored.plan(step) for step in range(stored.steps())]
+        trained = [stored.trajectory(name) for plan in plans if plan is not None for name in plan.ids]
+    assert all(
+        plan is not None and plan.version - trajectory.oldest_version <= MAX_LAG
+        for plan, trajectory in zip(np.repeat(plans, 16), trained, strict=True)
+        if trajectory is not None
+    )
+    first = [each for each in trained if each is not None and set(each.versions[each.loss_mask].tolist()) == {0}]
+    assert first
+    assert farthest(initial.float().cpu(), first[:8]) < (0.1 if gpu else 1e-3)
+
+
+def settings(folder: Path, workload: Workload, gpu: bool) -> list[str]:
+    longest = workload.longest_episode
+    server = [f"engine.server.arguments=[{','.join(ON_GPU)}]"] if gpu else []
+    return [
+        *(f"data.train={folder / 'tasks.parquet'}", f"model.path={folder / 'model'}"),
+        *(f"model.dtype={'bfloat16' if gpu else 'float32'}", f"cluster.gpus={int(gpu)}", "cluster.actors=1"),
+        *(f"engine={'sglang' if gpu else 'sglang_cpu'}", "engine.launch=true"),
+        *(f"engine.python={os.environ['ASYNCRL_SGLANG_PYTHON']}", "engine.check_s=1", *server),
+        *(f"actor.agent={AGENT}", f"actor.concurrency={64 if gpu else 16}", f"actor.max_turns={workload.turns[1]}"),
+        *(f"actor.max_turn_tokens={int(workload.turn_tokens['longest'])}", f"actor.max_tokens={longest}"),
+        *(f"actor.max_total_tokens={longest}", f"scoring.rule={RULE}", "scoring.shaping.environment_weight=1"),
+        *(f"replay.max_lag={MAX_LAG}", "replay.retention=all", "replay.lease_s=10"),
+        *("learner.batch_size=16", "learner.group_size=4", f"learner.micro_tokens={max(longest, 8192)}"),
+        *("learner.checkpoint_every=2", "learner.export=false"),
+    ]
+
+
+def kill(run: Run, name: str) -> None:
+    """SIGKILL for a role, or for all processes of the server that the actor has started."""
+    if name != "server":
+        run.kill(name)
+        return
+    for process in servers(run.processes()["actor-0"]):
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+
+
+def servers(actor: int) -> list[psutil.Process]:
+    found = [each for each in psutil.Process(actor).children(recursive=True) if "sglang" in " ".join(each.cmdline())]
+    assert found
+    return found
+
+
+def farthest(model: Any, trajectories: Sequence[Trajectory]) -> float:
+    """The largest mean difference of a trajectory's log-probs from those that `model` gives in float32."""
+    means = []
+    for each in trajectories:
+        sampled = np.flatnonzero(each.loss_mask)
+        expected = plain_logprobs(model, each.tokens, 1.0)[sampled - 1]
+        means.append(float(np.abs(expected - each.logprobs[sampled]).mean()))
+    return max(means)
