@@ -65,7 +65,7 @@ def test_what_servers_actors_and_learners_lose_to_kills_is_nothing(tmp_path: Pat
     )
     first = [each for each in trained if each is not None and set(each.versions[each.loss_mask].tolist()) == {0}]
     assert first
-    assert farthest(initial.float().cpu(), first[:8]) < (0.1 if gpu else 1e-3)
+    assert farthest(initial.float(), first[:8]) < (0.1 if gpu else 1e-3)
 
 
 def settings(folder: Path, workload: Workload, gpu: bool) -> list[str]:

@@ -54,10 +54,10 @@ def prompt(rng: np.random.Generator, length: int) -> NDArray[np.int32]:
 
 def plain_logprobs(model: Any, tokens: NDArray[np.int32], temperature: float) -> NDArray[np.float32]:
     """The log-prob of every token but the first given those before it: float32[T - 1]."""
-    ids = torch.from_numpy(tokens).long()[None]
+    ids = torch.tensor(tokens, dtype=torch.long, device=model.device)[None]
     with torch.no_grad():
         logprobs = (model(ids).logits[0, :-1].float() / (temperature or 1.0)).log_softmax(-1)
-    return logprobs.gather(-1, ids[0, 1:, None])[:, 0].numpy()
+    return logprobs.gather(-1, ids[0, 1:, None])[:, 0].cpu().numpy()
 
 
 def assert_exact(models: dict[int, Any], start: NDArray[np.int32], got: Generation, temperature: float) -> float:
