@@ -91,7 +91,11 @@ def padded_logprobs(model: torch.nn.Module, batch: LocalBatch) -> Tensor:
 def padded(model: torch.nn.Module, batch: LocalBatch, statistic: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """[N] from one padded, masked forward pass of the bare model, with a row for each branch: `statistic` gets the
     log-probs of the whole vocabulary before each token, and the tokens."""
-    rows = list(batch.ids.split([length for branches in batch.lengths.values() for length in branches]))
+    rows = list(
+        batch.ids.to(batch.tokens.mask.device).split(
+            [length for branches in batch.lengths.values() for length in branches]
+        )
+    )
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     attend = torch.arange(ids.shape[1], device=ids.device) < ids.new_tensor([[len(row)] for row in rows])
     logits = model(input_ids=ids, attention_mask=attend.long()).logits / TEMPERATURE
@@ -102,7 +106,7 @@ def padded(model: torch.nn.Module, batch: LocalBatch, statistic: Callable[[Tenso
 def test_loss_and_gradients_are_those_of_a_padded_reference(setup: Setup, model: Path):
     loss, gradient = setup.gradient(setup.prepared([setup.members]), [[3], [0, 1, 2], [4, 6, 7], [5]])
 
-    bare = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").to(setup.batch.ids.device)
+    bare = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").to(setup.batch.tokens.mask.device)
     tokens = replace(setup.batch.tokens, proximal=padded_logprobs(bare, setup.batch).detach())
     tokens = setup.algorithm.prepare(setup.episodes, tokens, lambda values: values)
     expected, _ = setup.algorithm.loss(padded_logprobs(bare, setup.batch), tokens, setup.totals)
@@ -121,7 +125,7 @@ def test_an_advantage_gets_the_sums_of_squared_probabilities_of_the_pass_before_
     config.algorithm.advantage = PartConfig("optimal_token_baseline")
     setup = Setup(config, ranks)
     tokens = setup.prepared([[3], [0, 1, 2], [4, 6, 7], [5]]).tokens
-    bare = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").to(setup.batch.ids.device)
+    bare = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").to(setup.batch.tokens.mask.device)
     expected = padded(bare, setup.batch, lambda logs, _: (2 * logs).exp().sum(-1)).detach()
     assert tokens.collisions is not None
     assert tokens.proximal is not None
@@ -135,7 +139,7 @@ def test_streams_may_train_by_cross_entropy_alone(model: Path, ranks: Ranks, tmp
     config.algorithm.stream = [PartConfig("rl", {"weight": 0.0}), PartConfig("ce")]
     setup = Setup(config, ranks)
     loss, gradient = setup.gradient(setup.prepared([setup.members]), [[3], [0, 1, 2], [4, 6, 7], [], [5]])
-    bare = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").to(setup.batch.ids.device)
+    bare = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").to(setup.batch.tokens.mask.device)
     expected = -padded_logprobs(bare, setup.batch)[setup.batch.tokens.mask].mean()
     expected.backward()
     assert loss == pytest.approx(expected.item(), abs=1e-6)
