@@ -281,7 +281,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--lag-seconds",
         type=float,
         default=float("inf"),
-        help="so long after its first step a run is stopped, and counts",
+        help="after its first step; then a run counts",
     )
     parser.add_argument("--workload", help="name in loop_workload.yaml; otherwise gpu, or tiny on the CPU")
     parser.add_argument("--server", default="", help="more arguments of the servers: --server='--a 1 --b'")
