@@ -40,7 +40,7 @@ FLOORS = (
     ("observe",),
     ("results",),
     ("launch", "compat"),
-    ("dashboard",),
+    ("dashboard", "trace"),
     ("evaluate",),
     ("report",),
     ("demo", "capacity", "doctor"),

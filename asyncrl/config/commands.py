@@ -45,6 +45,9 @@ COMMANDS: Mapping[str, Command] = {
     "actor": Command("asyncrl.actor.__main__", "run episodes", True),
     "scoring": Command("asyncrl.scoring.__main__", "verify and score trajectories", True),
     "learner": Command("asyncrl.learner.__main__", "train the policy and publish its weights", True),
+    "trace": Command(
+        "asyncrl.trace.command", "the timeline of a run for Perfetto, or why a step or an episode took long"
+    ),
     "scale": Command("asyncrl.launch.scaling", "more or fewer actors and scorers of a run that goes on: `actors=8`"),
     "evaluate": Command("asyncrl.evaluate.command", "measure pass@k of a run or a model on tasks, without training"),
     "doctor": Command("asyncrl.doctor.command", "check this host, and say what is wrong and how to mend it"),

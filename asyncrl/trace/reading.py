@@ -1,0 +1,238 @@
+"""Reads the spans of a run, whose format `observe.spans` describes, on the clock of its replay.
+
+Files that grow meanwhile are read as far as they are whole. Lines that cannot be read, as a killed process leaves them,
+are skipped and counted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+
+from asyncrl.errors import ConfigError
+from asyncrl.observe.spans import FOLDER, OLD
+
+SORTED_AT_ONCE = 200_000
+"""So many spans are sorted in memory; more than these pass through temporary files."""
+US = 1_000_000
+
+
+class TraceSpan(msgspec.Struct, array_like=True, gc=False):
+    """A span of a role: microseconds since 1970 on the clock of the replay. `values` are those of the recorder."""
+
+    start: int
+    duration: int
+    role: str
+    name: str
+    track: str
+    values: dict[str, Any]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.duration
+
+    @property
+    def seconds(self) -> float:
+        return self.duration / US
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts by start; a span comes before those within it."""
+        return self.start, -self.duration
+
+
+class _Line(msgspec.Struct, array_like=True, gc=False):
+    name: str
+    track: str
+    start: int
+    duration: int
+    values: dict[str, Any]
+
+
+class _Note(msgspec.Struct):
+    role: str = ""
+    host: str = ""
+    endpoint: str = ""
+    started: int = 0
+    dropped: int = 0
+    lost: int = 0
+    clock: int | None = None
+    peer: str = ""
+    ahead: int = 0
+
+
+_LINES, _NOTES = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_Note)
+_SPANS = msgspec.json.Decoder(TraceSpan)
+
+
+@dataclass
+class _Clock:
+    """How far the clocks of replays were ahead of that of one process: for each endpoint times and microseconds."""
+
+    samples: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def ahead_of(self, endpoint: str) -> Callable[[int], int]:
+        """The correction of a time, piecewise linear, so that what was within a span stays within it."""
+        samples = sorted(self.samples.get(endpoint, ()))
+        if len({ahead for _, ahead in samples}) <= 1:
+            only = samples[0][1] if samples else 0
+            return lambda at: only
+        times, ahead = np.array(samples, dtype=np.float64).T
+        return lambda at: round(float(np.interp(at, times, ahead)))
+
+
+@dataclass
+class RoleSpans:
+    """The files of one role, the older one first, and what their notes say."""
+
+    role: str
+    paths: list[Path]
+    endpoint: str = ""
+    hosts: set[str] = field(default_factory=set)
+    dropped: int = 0
+    lost: int = 0
+    clocks: dict[int, _Clock] = field(default_factory=dict)
+    """By when the process started."""
+
+    @property
+    def kind(self) -> str:
+        """What the role is: replay, actor, scoring, learner."""
+        return self.role.partition("-")[0]
+
+    def look(self) -> None:
+        """Read the notes."""
+        clock = _Clock()
+        for line in _lines(self.paths):
+            if line[:1] == b"{" and (note := _decoded(_NOTES, line)) is not None:
+                self.lost = max(self.lost, note.lost)
+                if note.role:
+                    clock = self.clocks.setdefault(note.started, _Clock())
+                    self.endpoint = note.endpoint or self.endpoint
+                    self.hosts.add(note.host)
+                    self.dropped = max(self.dropped, note.dropped)
+                elif note.clock is not None:
+                    samples = clock.samples.setdefault(note.peer, [])
+                    if (note.clock, note.ahead) not in samples[-1:]:
+                        samples.append((note.clock, note.ahead))
+
+    def spans(self, correction: Callable[[_Clock], Callable[[int], int]]) -> Iterator[TraceSpan | None]:
+        """All spans in the order of the files; None for a line that cannot be read."""
+        correct: Callable[[int], int] = lambda at: 0  # noqa: E731
+        for line in _lines(self.paths):
+            if line[:1] != b"[":
+                note = _decoded(_NOTES, line)
+                if note is None:
+                    yield None
+                elif note.role:
+                    correct = correction(self.clocks.get(note.started, _Clock()))
+                continue
+            found = _decoded(_LINES, line)
+            if found is None:
+                yield None
+                continue
+            start, end = found.start, found.start + found.duration
+            start, end = start + correct(start), end + correct(end)
+            yield TraceSpan(start, max(0, end - start), self.role, found.name, found.track, found.values)
+
+
+class Trace:
+    """All spans of a run in the folder `run_dir`. Raises ConfigError: it has none."""
+
+    def __init__(self, run_dir: Path) -> None:
+        folder = run_dir / FOLDER
+        files = sorted(folder.glob("*.jsonl"))
+        if not files:
+            raise ConfigError(f"there are no spans in {folder}: the run has not begun, or has observe.spans=false")
+        self.run_dir = run_dir
+        self.roles = [RoleSpans(file.stem, [file.with_name(file.name + OLD), file]) for file in files]
+        for role in self.roles:
+            role.look()
+        self.unreadable = 0
+        """Lines that could not be read so far."""
+        replays = [role for role in self.roles if role.endpoint]
+        self._reference = replays[0].endpoint if replays else ""
+        self._replays = {role.role: self._ahead_of_reference(role.endpoint) for role in replays}
+
+    def spans(self, wanted: Callable[[RoleSpans], bool] = lambda role: True) -> Iterator[TraceSpan]:
+        """The spans of the wanted roles, one role after another, each in the order in which they ended."""
+        for role in filter(wanted, self.roles):
+            for span in role.spans(lambda clock, role=role: self._correction(role, clock)):  # type: ignore[misc]
+                if span is None:
+                    self.unreadable += 1
+                else:
+                    yield span
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether the clocks of all roles are known that may differ."""
+        hosts = {host for role in self.roles for host in role.hosts}
+        known = all(role.endpoint or any(each.samples for each in role.clocks.values()) for role in self.roles)
+        return len(hosts) <= 1 or known
+
+    def _correction(self, role: RoleSpans, clock: _Clock) -> Callable[[int], int]:
+        if role.role in self._replays:
+            shift = -self._replays[role.role]
+            return lambda at: shift
+        return clock.ahead_of(self._reference)
+
+    def _ahead_of_reference(self, endpoint: str) -> int:
+        """How far a shard's clock is ahead of the first one's, as the roles see it that ask both."""
+        seen = []
+        for clock in (clock for role in self.roles for clock in role.clocks.values()):
+            ours, theirs = (clock.samples.get(each) for each in (endpoint, self._reference))
+            if ours and theirs:
+                seen.append(np.median([ahead for _, ahead in ours]) - np.median([ahead for _, ahead in theirs]))
+        return round(float(np.median(seen))) if seen else 0
+
+
+def in_order(spans: Iterable[TraceSpan], at_once: int = SORTED_AT_ONCE) -> Iterator[TraceSpan]:
+    """The spans by their start, with `at_once` of them in memory at most."""
+    with ExitStack() as stack:
+        parts: list[Iterator[TraceSpan]] = []
+        few: list[TraceSpan] = []
+        for span in spans:
+            few.append(span)
+            if len(few) >= at_once:
+                parts.append(_spilled(sorted(few, key=_order), stack.enter_context(tempfile.TemporaryFile())))
+                few = []
+        yield from heapq.merge(*parts, iter(sorted(few, key=_order)), key=_order)
+
+
+def _order(span: TraceSpan) -> tuple[int, int]:
+    return span.order
+
+
+def _spilled(spans: Iterable[TraceSpan], file: IO[bytes]) -> Iterator[TraceSpan]:
+    encoder = msgspec.json.Encoder()
+    file.writelines(encoder.encode(span) + b"\n" for span in spans)
+    file.seek(0)
+    return map(_SPANS.decode, file)
+
+
+def _lines(paths: Iterable[Path]) -> Iterator[bytes]:
+    for path in paths:
+        if path.exists():
+            with path.open("rb") as file:
+                # The last line may be still being written.
+                yield from (line for line in file if line.endswith(b"\n"))
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def text_of(values: Mapping[str, Any], key: str) -> str:
+    """A value that should be text; "" where it is not there."""
+    found = values.get(key)
+    return found if isinstance(found, str) else ""
