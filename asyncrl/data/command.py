@@ -13,6 +13,7 @@ from typing import Any
 from asyncrl.data.converters import dapo, gsm8k, math_problems, programs, search, tool_calls
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import AsyncrlError, DataError
+from asyncrl.machine.long_work import long_work, print_line
 from asyncrl.types import Task
 
 SETS: Mapping[str, str] = {
@@ -44,7 +45,7 @@ def main() -> None:
     source = getattr(arguments, "data_source", "")
     try:
         rows, left_out = convert(
-            arguments.set, arguments.source, arguments.out, arguments.split, source, arguments.user
+            arguments.set, arguments.source, arguments.out, arguments.split, source, arguments.user, print_line
         )
     except (AsyncrlError, OSError) as error:
         sys.stderr.write(f"asyncrl data: {error}\n")
@@ -55,11 +56,17 @@ def main() -> None:
 
 
 def convert(
-    name: str, source: str, out: Path, split: str = "train", data_source: str = "", user: str | None = None
+    name: str,
+    source: str,
+    out: Path,
+    split: str = "train",
+    data_source: str = "",
+    user: str | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[int, int]:
     """Write the tasks of the published `source` to the Parquet file `out`; returns how many, and how many rows
-    became none. `user` is the simulated user that the tasks name, to whom they give the ground truth. Raises
-    DataError."""
+    became none. `user` is the simulated user that the tasks name, to whom they give the ground truth. `say`
+    gets lines of progress, else the log. Raises DataError."""
     named = data_source or NAMED.get(name, "")
     readers: Mapping[str, Callable[[], Iterable[Task | None]]] = {
         "gsm8k": partial(gsm8k.tasks, Path(source), split),
@@ -69,7 +76,11 @@ def convert(
         "code": partial(programs.tasks, source, named),
         "tools": partial(tool_calls.tasks, source, named),
     }
-    rows: list[Task | None] = list(readers[name]())
+    rows: list[Task | None] = []
+    with long_work(f"reading {source}", 0, "rows", say=say) as advance:
+        for row in readers[name]():
+            rows.append(row)
+            advance(1)
     found = [replace(task, extra_info=_extra(task, split, user)) for task in rows if task]
     if not found:
         raise DataError(f"{source} has no row that can be a task")

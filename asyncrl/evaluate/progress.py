@@ -11,8 +11,10 @@ from rich.markup import escape
 
 from asyncrl.errors import StoreError
 from asyncrl.evaluate.evaluator import VERSION
+from asyncrl.machine.long_work import LongWork
 from asyncrl.replay.records import EvaluationRecord
 from asyncrl.replay.stored import StoredRun
+from asyncrl.text import duration
 
 REFRESH_S, LINE_S = 1.0, 10.0
 REASON_CHARS = 200
@@ -26,6 +28,8 @@ class EvaluationProgress:
         self._console = Console(stderr=True)
         self._status = self._console.status("starting")
         self._next = 0.0
+        self._work: LongWork | None = None
+        self._before = 0
         if self._console.is_terminal:
             self._status.start()
 
@@ -39,7 +43,7 @@ class EvaluationProgress:
             return
         self._next = now + (REFRESH_S if self._console.is_terminal else LINE_S)
         try:
-            line = progress_line(self._replay)
+            line = self._line()
         except StoreError:
             line = "waiting for the replay"
         if self._console.is_terminal:
@@ -47,15 +51,25 @@ class EvaluationProgress:
         else:
             self._console.print(escape(line), soft_wrap=True, highlight=False)
 
+    def _line(self) -> str:
+        done, total, line = progress_line(self._replay)
+        if total and self._work is None:
+            self._work = LongWork("evaluating", total - done, "attempts")
+            self._before = done
+        if self._work is None:
+            return line
+        self._work.done = done - self._before
+        return line if self._work.left_s is None else f"{line}  {duration(self._work.left_s)} left"
 
-def progress_line(replay: Path) -> str:
-    """How far the evaluation in a replay folder is, and why its newest failure failed. Raises StoreError: there is no
-    store yet."""
+
+def progress_line(replay: Path) -> tuple[int, int, str]:
+    """How many attempts of the evaluation in a replay folder are done, of how many, and both for people, with the
+    reason why its newest failure failed. Raises StoreError: there is no store yet."""
     with closing(StoredRun(replay)) as stored:
         records = [record for record in stored.each(EvaluationRecord.load, VERSION) if record is not None]
         letters = stored.dead_letters()
     if not records:
-        return "waiting for the model"
+        return 0, 0, "waiting for the model"
     done, total = sum(record.done for record in records), sum(record.total for record in records)
     failed, outcome = sum(record.failed for record in records), sum(record.outcome for record in records)
     line = (
@@ -68,4 +82,4 @@ def progress_line(replay: Path) -> str:
     if letters:
         name, newest = max(letters, key=lambda each: each[1].order)
         line += f"  {len(letters)} failures, the newest of {name}: {newest.reason[:REASON_CHARS]}"
-    return line
+    return done, total, line

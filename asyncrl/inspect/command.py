@@ -18,7 +18,6 @@ from typing import Any
 import lmdb
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import MofNCompleteColumn, Progress
 from rich.text import Text
 
 from asyncrl.config.commands import command_name
@@ -37,6 +36,7 @@ from asyncrl.inspect.table import (
     step_view,
 )
 from asyncrl.inspect.watch import StallReader
+from asyncrl.machine.long_work import long_work, print_line
 from asyncrl.observe.progress import RunProgress
 from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
@@ -281,7 +281,9 @@ def export(arguments: Namespace) -> int:
     _check_states(arguments.state)
     with (
         _opened(arguments) as (run, stored),
-        _progress("exporting", sum(stored.each(Transaction.count, "trajectories"))) as progress,
+        long_work(
+            "exporting", sum(stored.each(Transaction.count, "trajectories")), "episodes", say=print_line
+        ) as progress,
     ):
         decode = decoder(run, arguments.tokenizer)
         texts = None if decode is ids_as_text else decode
@@ -294,17 +296,10 @@ def import_back(arguments: Namespace) -> int:
     """Make a store of an exported run."""
     from asyncrl.inspect.parquet import count_rows, import_run
 
-    with _progress("importing", count_rows(arguments.source)) as progress:
+    with long_work("importing", count_rows(arguments.source), "episodes", say=print_line) as progress:
         rows = import_run(arguments.source, arguments.to, progress)
     sys.stdout.write(f"imported {rows} trajectories to {arguments.to}\n")
     return 0
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
 
 
 def config_changes(arguments: Namespace) -> int:

@@ -21,6 +21,7 @@ from xxhash import xxh3_64
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.state import write_state
 from asyncrl.machine.files import partial_name, sync, when_there_is_room, write_whole
+from asyncrl.machine.long_work import tracked
 
 COMPLETE = "complete"
 """The file that marks a folder as a checkpoint."""
@@ -104,7 +105,8 @@ def find_damage(folder: Path, rank: int, ranks: int) -> str | None:
         return f"its checksums cannot be read: {error!r}"
     if len(read) != expected:
         return f"{len(read)} of {expected} files of checksums are there"
-    for name in sorted(checksums)[rank::ranks]:
+    names = sorted(checksums)[rank::ranks]
+    for name in tracked(names, f"checking {folder.name}", len(names), "files"):
         if not (folder / name).is_file():
             return f"{name} is gone"
         if _checksum(folder / name) != checksums[name]:

@@ -26,6 +26,8 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.ranks import shard_of
+from asyncrl.machine.activity import Activity
+from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat
 
 logger = logging.getLogger(__name__)
@@ -107,16 +109,18 @@ class StoredModel:
     missing: frozenset[str] = frozenset()
 
     @torch.no_grad()
-    def read(self, root: nn.Module, device: torch.device) -> None:
+    def read(self, root: nn.Module, device: torch.device, activity: Activity | None = None) -> None:
         """Give the parameters that `root` shares with the model their values: this rank's shards, on `device`. Call
-        this once `root` is sharded. Raises ConfigError: a file cannot be read, or tensors of `root` are missing."""
+        this once `root` is sharded. `activity` shows how far it is. Raises ConfigError: a file cannot be read, or
+        tensors of `root` are missing."""
         if self.weights is None:
             self._check_whole(root)
             return
         root._apply(lambda each: torch.empty_like(each, device=device) if each.is_meta else each)
         parameters = dict(self.model.named_parameters())
+        parts = self.weights.form.parts
         try:
-            for part in self.weights.form.parts:
+            for part in tracked(parts, f"loading {self.model.name_or_path}", len(parts), "parts", activity):
                 targets = {name: parameters[name] for name in part.model if name in parameters}
                 # A critic has no head of a language model.
                 if targets and not any(each.is_meta for each in targets.values()):

@@ -35,6 +35,7 @@ from asyncrl.learner.profiling import profiled
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.step_metrics import TRACK, Phases, StepMetrics, lag_counts, step_values, use_of_rank
 from asyncrl.learner.trainer import StepResult, Trainer
+from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Metrics, Value
 from asyncrl.observe.spans import NoSpans, Spans
@@ -260,7 +261,9 @@ class Learner:
     def _publish(self, version: int) -> None:
         policy, bucket_bytes = self.trainer.policy.module, self.config.weights.bucket_mb << 20
         steps = plan_gather(policy.weight_format, DTYPES[self.config.model.dtype], bucket_bytes)
-        buckets = gather(policy.model, steps, policy.weight_format, self.ranks)
+        gathered = gather(policy.model, steps, policy.weight_format, self.ranks)
+        what = f"publishing version {version}"
+        buckets = tracked(gathered, what, len(steps), "buckets", self.ranks.activity)
         canary = canary_of(policy, version, self.config, self.ranks)
         self._together(self._push, version, [step.bucket for step in steps], buckets, canary)
 

@@ -139,7 +139,8 @@ def load_sharded(
     Raises ConfigError: the weights cannot be read, or the model cannot be trained packed.
     """
     activations = shard(root, model, config, ranks, frozen)
-    stored.read(root, torch.device("cpu") if frozen is not None and frozen.on_host else ranks.device)
+    device = torch.device("cpu") if frozen is not None and frozen.on_host else ranks.device
+    stored.read(root, device, ranks.activity)
     with _advice(stored.model.name_or_path, config):
         compiled, dtype = compiles(config, ranks.device), DTYPES[config.dtype]
         attend_packed(root, stored.model, config.attention, length, ranks.device, dtype, compiled)

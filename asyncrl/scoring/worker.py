@@ -22,6 +22,7 @@ from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.metrics import Metrics
 from asyncrl.observe.spans import NoSpans, Spans
+from asyncrl.replay.backoff import one_line
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.scoring.samples import EvaluationSamples
 from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
@@ -106,8 +107,9 @@ class ScoringWorker:
 
     def report(self) -> None:
         """Log the metrics since the last report."""
-        values = self._stats.report(self._clock())
-        self._metrics.log(int(values["labelled"]), values)
+        values, unavailable = self._stats.report(self._clock()), self._outages.text
+        texts = {"unavailable": unavailable} if unavailable else {}
+        self._metrics.log(int(values["labelled"]), {**values, **texts})
 
     def _keep(self, progress: bool) -> None:
         """Renew the leases. Raises ScoringError: the scorer hangs."""
@@ -196,6 +198,7 @@ class Outages:
     def __init__(self) -> None:
         # When the outage began, its last pause, and when that pause ends.
         self._outages: dict[str, tuple[float, float, float]] = {}
+        self._reasons: dict[str, str] = {}
 
     def available(self, kinds: Iterable[str], now: float) -> list[str]:
         """The kinds that may be tried now."""
@@ -208,12 +211,19 @@ class Outages:
             return
         pause = min(2 * pause, LONGEST_PAUSE_S)
         self._outages[error.kind] = since, pause, now + pause
+        self._reasons[error.kind] = str(error)
         message = "%s has been unavailable for %.0f s: its trajectories wait, and the next try is in %.0f s (%s)"
         logger.warning(message, error.kind, now - since, pause, error)
+
+    @property
+    def text(self) -> str:
+        """What is unavailable and why; empty where nothing is."""
+        return "; ".join(f"{kind}: {one_line(reason)}" for kind, reason in self._reasons.items())
 
     def end(self, kinds: Sequence[str], now: float) -> None:
         """These kinds gave scores."""
         for kind in self._outages.keys() & set(kinds):
+            del self._reasons[kind]
             logger.warning("%s is available again after %.0f s", kind, now - self._outages.pop(kind)[0])
 
 

@@ -78,5 +78,7 @@ def test_the_table_and_the_progress_name_failures(folder: Path, stored: StoredRu
     assert ["hard", "best@k", "0.083", "0.167", "-"] in rows
     assert ["hard", "maj@k", "-", "-", "-"] in rows, "nobody votes in this store"
     stored.close()
-    assert "12/12 attempts" in progress_line(folder)
-    assert "the tool is away" in progress_line(folder)
+    done, total, line = progress_line(folder)
+    assert (done, total) == (12, 12)
+    assert "12/12 attempts" in line
+    assert "the tool is away" in line

@@ -151,11 +151,13 @@ def test_one_kind_that_is_away_leaves_the_others_and_a_pause_is_no_news():
     outages = Outages()
     outages.begin(KindUnavailableError("prm", "refused"), 0.0)
     outages.begin(KindUnavailableError("prm", "refused"), 0.5)
+    assert outages.text == "prm: refused"
     assert outages.available(["rules", "prm"], 0.9) == ["rules"]
     assert outages.available(["rules", "prm"], 1.0) == ["rules", "prm"]
     outages.end(["rules"], 1.0)
     outages.begin(KindUnavailableError("prm", "refused"), 1.0)
     assert outages.available(["prm"], 2.9) == []
     outages.end(["prm"], 3.0)
+    assert outages.text == ""
     outages.begin(KindUnavailableError("prm", "refused"), 4.0)
     assert outages.available(["prm"], 5.0) == ["prm"]

@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import DataError, RefusedError, StoppedError
 from asyncrl.machine.files import partial_name, sync
+from asyncrl.machine.long_work import tracked
 
 if TYPE_CHECKING:
     from asyncrl.data.reading import TaskFile
 
 log = logging.getLogger("asyncrl.train")
-
-LONG = 20_000
-"""From so many tasks on, the log says how long the measuring takes."""
 
 
 def check_prompts(config: TrainConfig, tasks: TaskFile, stop: threading.Event | None = None) -> None:
@@ -64,12 +62,10 @@ def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event |
             return read_lengths(path, len(tasks))
         except DataError as error:
             log.warning("prompts are measured anew: %s", error)
-    if len(tasks) >= LONG:
-        log.info("measuring %d prompts, which takes about a minute for each 100,000", len(tasks))
     chat = open_chat(config)
     functions = {name: tool.schema for name, tool in tool_classes(config.actor.tools).items()}
     lengths = np.zeros(len(tasks), np.int32)
-    for row, task in enumerate(tasks):
+    for row, task in enumerate(tracked(tasks, "measuring prompts", len(tasks), "tasks")):
         if stop is not None and stop.is_set():
             raise StoppedError("stopped while prompts were measured; nothing was started")
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncrl.observe.registry.metric import made_by
 
-gauge, counter, _ = made_by("scoring")
+gauge, counter, text = made_by("scoring")
 
 METRICS = (
     counter("labelled", "trajectories", "trajectories with final labels, since the start"),
@@ -12,6 +12,7 @@ METRICS = (
     counter("failed", "trajectories", "trajectories whose scoring failed, since the start"),
     counter("refused", "trajectories", "trajectories whose labels the replay refused, since the start"),
     counter("waited", "trajectories", "trajectories that went back because a service was unavailable, since the start"),
+    text("unavailable", "text", "each kind of scores whose service is unavailable, and why; only while there is one"),
     gauge("tokens_per_s", "tokens/s", "tokens of scored trajectories a second, since the last row"),
     gauge("idle", "share", "time since the last row without a trajectory to score"),
     gauge("reward_mean", "reward", "mean reward since the last row"),

@@ -1,0 +1,140 @@
+"""Progress of work that may take long: a bar on a terminal, a line every LINE_S seconds elsewhere, each with the time
+that is left where the amount is known. Work that is done sooner says nothing in a log."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from asyncrl.text import duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from asyncrl.machine.activity import Activity
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Advance = Callable[[float], None]
+
+LINE_S = 10.0
+
+
+class LongWork:
+    """Work at `what`, such as "loading the model", of a `total` in `unit`; 0: the total is not known. `clock` gives
+    seconds."""
+
+    def __init__(self, what: str, total: float, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what, self._total, self._unit, self._clock = what, total, unit, clock
+        self._began = clock()
+        self.done = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._clock() - self._began
+
+    @property
+    def left_s(self) -> float | None:
+        """The seconds that are left at the mean speed so far; None: it is not known."""
+        if not self.done or not self._total:
+            return None
+        return max(0.0, self._total - self.done) * self.seconds / self.done
+
+    @property
+    def text(self) -> str:
+        """Such as "loading the model: 12 of 30 GB, 20 s left"."""
+        of = f" of {_amount(self._total)}" if self._total else ""
+        left = "" if self.left_s is None else f", {duration(self.left_s)} left"
+        return f"{self._what}: {_amount(self.done)}{of} {self._unit}{left}"
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+@contextmanager
+def long_work(
+    what: str,
+    total: float,
+    unit: str,
+    activity: Activity | None = None,
+    say: Callable[[str], None] | None = None,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Advance]:
+    """Within the block, call the given function with each amount that is done.
+
+    The lines go to `say`, else to the log. A `console` that is a terminal, or else standard error, has a bar instead.
+    With the `activity` of a role the work is shown to whoever looks at the run, and there is no bar.
+    """
+    work = LongWork(what, total, unit, clock)
+    with ExitStack() as stack:
+        bar = stack.enter_context(_bar(work, total, console) if activity is None else _shown_in(activity, work))
+        show = bar or _lines(work, say or log.info)
+
+        def advance(amount: float) -> None:
+            work.done += amount
+            show()
+            if activity is not None:
+                activity.work = work.text
+
+        yield advance
+
+
+def tracked(items: Iterable[T], what: str, total: float, unit: str, activity: Activity | None = None) -> Iterator[T]:
+    """The items, while progress is shown, of which each counts 1."""
+    rest = iter(items)
+    with long_work(what, total, unit, activity) as advance, suppress(StopIteration):
+        while True:
+            # Nothing here keeps an item, which may be large, while the next is made.
+            yield next(rest)
+            advance(1)
+
+
+def print_line(line: str) -> None:
+    """Print a line of progress, for commands, which have no log."""
+    sys.stderr.write(f"{line}\n")
+
+
+@contextmanager
+def _shown_in(activity: Activity, work: LongWork) -> Iterator[None]:
+    before, activity.work = activity.work, work.text
+    try:
+        yield None
+    finally:
+        activity.work = before
+
+
+def _lines(work: LongWork, say: Callable[[str], None]) -> Callable[[], None]:
+    """A function that says how far the work is, if it is time."""
+    said_s = 0.0
+
+    def show() -> None:
+        nonlocal said_s
+        if work.seconds - said_s >= LINE_S:
+            said_s = work.seconds
+            say(work.text)
+
+    return show
+
+
+@contextmanager
+def _bar(work: LongWork, total: float, console: Console | None) -> Iterator[Callable[[], None] | None]:
+    """A function that draws how far the work is; None where there is no terminal."""
+    # Only where it is needed: processes that show nothing start faster without it.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(work.text, total=total or None)
+        yield lambda: progress.update(task, completed=work.done, description=work.text)

@@ -1,0 +1,71 @@
+"""Long work says how far it is and what is left, on a terminal, in a log and to who looks at the run."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from asyncrl.machine.activity import Activity
+from asyncrl.machine.long_work import LINE_S, LongWork, long_work, tracked
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_left_follows_from_the_mean_speed() -> None:
+    clock = Clock()
+    work = LongWork("loading the model", 30, "GB", clock)
+    assert work.text == "loading the model: 0 of 30 GB"
+    clock.now += 8
+    work.done = 12
+    assert work.text == "loading the model: 12 of 30 GB, 12 s left"
+    work.done, clock.now = 1.5, 100 + 60
+    assert work.text == "loading the model: 1.5 of 30 GB, 19 min left"
+    unknown = LongWork("converting", 0, "rows", clock)
+    unknown.done = 12_345
+    assert unknown.text == "converting: 12,345 rows"
+
+
+def test_a_log_has_a_line_now_and_then_and_none_of_short_work() -> None:
+    clock, lines = Clock(), list[str]()
+    console, activity = Console(file=StringIO()), Activity()
+    with long_work("importing", 40, "rows", activity, lines.append, console, clock) as advance:
+        assert activity.work == "importing: 0 of 40 rows"
+        for _ in range(40):
+            clock.now += LINE_S / 8
+            advance(1)
+        assert activity.work == "importing: 40 of 40 rows, 0 s left"
+    assert lines == [
+        f"importing: {done} of 40 rows, {left} s left"
+        for done, left in zip(range(8, 41, 8), (40, 30, 20, 10, 0), strict=True)
+    ]
+    assert activity.work == ""
+    with long_work("importing", 4, "rows", None, lines.append, console, clock) as advance:
+        clock.now += LINE_S - 1
+        advance(4)
+    assert len(lines) == 5
+
+
+def test_a_terminal_has_a_bar_and_no_lines() -> None:
+    shown, lines = StringIO(), list[str]()
+    with long_work(
+        "exporting", 4, "episodes", say=lines.append, console=Console(file=shown, force_terminal=True)
+    ) as one:
+        one(2)
+    assert "exporting: 2 of 4 episodes" in shown.getvalue()
+    assert lines == []
+
+
+def test_the_items_of_tracked_work_come_through_and_work_that_fails_is_over() -> None:
+    activity = Activity()
+    assert list(tracked(range(3), "reading", 3, "files", activity)) == [0, 1, 2]
+    for _ in tracked(range(3), "reading", 3, "files", activity):
+        assert activity.work.startswith("reading: ")
+        break
+    assert activity.work == ""
