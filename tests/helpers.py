@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from asyncrl.observe.metrics import Sink
 from asyncrl.observe.spans import NoSpans
 from asyncrl.types import Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn, runs_of
 
@@ -122,7 +123,7 @@ class FakeSpans(NoSpans):
         return [values for each, values, _ in self.spans if each == name]
 
 
-class FakeMetrics:
+class FakeMetrics(Sink):
     """A sink that keeps what is logged."""
 
     def __init__(self) -> None:
@@ -130,9 +131,6 @@ class FakeMetrics:
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         self.rows.append((step, dict(values)))
-
-    def close(self) -> None:
-        pass
 
     def of(self, name: str) -> dict[int, Any]:
         return {step: values[name] for step, values in self.rows if name in values}

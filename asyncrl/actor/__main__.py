@@ -60,7 +60,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     async with AsyncExitStack() as stack:
         stack.enter_context(closing(spans))
         stack.push_async_callback(engine.close)
-        sinks = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), name)))
+        sinks = stack.enter_context(closing(open_metrics(config, name)))
         metrics = WithUsage(sinks, stack.enter_context(usage_of_this_process()))
         runner = await open_runner(config, engine, stack, spans)
         receiver = Receiver(

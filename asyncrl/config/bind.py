@@ -13,6 +13,8 @@ HOSTS_FIX = f"gloo and NCCL between hosts have no keys and do not encrypt; set {
 SERVER_GROUP_FIX = f"gloo and NCCL have no keys; set weights.into_servers=disk, or {TRUSTED}"
 CHAT_API_FIX = f"agents are answered over plain HTTP; set 127.0.0.1, or {TRUSTED}"
 
+PROMETHEUS_FIX = f"metrics go over plain HTTP to everyone who asks; set 127.0.0.1, or {TRUSTED}"
+
 
 def check_bind(
     host: str, insecure: bool, secured: bool = False, key: str = "network.host", fix: str = KEYS_FIX

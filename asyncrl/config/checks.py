@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from asyncrl.config.bind import CHAT_API_FIX, is_loopback
+from asyncrl.config.bind import CHAT_API_FIX, PROMETHEUS_FIX, is_loopback
 from asyncrl.config.deployment_checks import cluster_conflicts, hosts_conflicts, network_conflicts, weights_conflicts
 from asyncrl.config.option import options
 from asyncrl.config.schema import TrainConfig
@@ -29,7 +29,7 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
 
     Each value must meet its own constraint.
     """
-    for section in (_run, _data, _actor, _engine, weights_conflicts, _replay, _learner, _scoring):
+    for section in (_run, _data, _actor, _engine, weights_conflicts, _replay, _learner, _scoring, _observe):
         yield from section(config)
     yield from cluster_conflicts(config)
     yield from network_conflicts(config)
@@ -38,6 +38,15 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
 def _run(config: TrainConfig) -> Iterator[str]:
     if Path(config.run.name).name != config.run.name or config.run.name == "..":
         yield "run.name: it is the name of a folder within run.dir; use a name without slashes, other than . and .."
+
+
+def _observe(config: TrainConfig) -> Iterator[str]:
+    observe = config.observe
+    shown = "prometheus" in observe.sinks
+    if shown and not is_loopback(observe.prometheus_host) and not config.network.insecure:
+        yield f"observe.prometheus_host: other machines can reach this address: {PROMETHEUS_FIX}"
+    if "model" in observe.upload and not config.learner.export:
+        yield "observe.upload learner.export: no model is exported; set the second to true, or leave out model"
 
 
 def _data(config: TrainConfig) -> Iterator[str]:

@@ -99,7 +99,9 @@ def _on_this_machine(config: TrainConfig) -> TrainConfig:
     cluster = replace(
         config.cluster, launcher="local", hosts=[], pools={}, roles={}, actors=None, scorers=None, colocated=False
     )
-    return replace(config, cluster=cluster, network=network, observe=replace(config.observe, wandb=False))
+    return replace(
+        config, cluster=cluster, network=network, observe=replace(config.observe, sinks=["console"], upload=[])
+    )
 
 
 def _channel(config: TrainConfig) -> str:

@@ -37,7 +37,7 @@ from asyncrl.learner.step_metrics import TRACK, Phases, StepMetrics, lag_counts,
 from asyncrl.learner.trainer import StepResult, Trainer
 from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
-from asyncrl.observe.metrics import Metrics, Value
+from asyncrl.observe.metrics import Sink, Value
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.tally import evaluation_values
 from asyncrl.types import BatchPlan
@@ -75,8 +75,8 @@ class Learner:
     checkpoints: Checkpoints
     replay: BatchSource
     publisher: Publisher | None
-    metrics: Metrics
-    evaluations: Metrics
+    metrics: Sink
+    evaluations: Sink
     stop: threading.Event
     failures: StepFailures
     turns: Turns

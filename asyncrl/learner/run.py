@@ -42,7 +42,7 @@ from asyncrl.machine.gpu_lock import LearnerLock
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.kept.writing import remove_kept
-from asyncrl.observe.metrics import Fanout, Metrics
+from asyncrl.observe.metrics import Fanout, Sink
 from asyncrl.observe.sinks import metrics_file, open_learner_metrics, remove_steps
 from asyncrl.observe.spans import NoSpans, Spans, open_spans
 from asyncrl.observe.usage import WithUsage, usage_of_this_process
@@ -85,10 +85,10 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
         spans = stack.enter_context(closing(open_spans(config.observe, locations.run_dir(config.run), role)))
         replay = stack.enter_context(closing(open_batches(config, ranks.rank, context, stop, spans)))
         publisher: Publisher | None = None
-        metrics: Metrics = Fanout([])
-        evaluations: Metrics = Fanout([])
+        metrics: Sink = Fanout([])
+        evaluations: Sink = Fanout([])
         if ranks.rank == 0:
-            metrics, evaluations = open_learner_metrics(config.observe, locations.run_dir(config.run))
+            metrics, evaluations = open_learner_metrics(config)
             stack.callback(evaluations.close)
             stack.callback(metrics.close)
             metrics = WithUsage(metrics, stack.enter_context(usage_of_this_process()))
@@ -146,8 +146,8 @@ def train(
     ranks: Ranks,
     replay: BatchSource,
     publisher: Publisher | None,
-    metrics: Metrics,
-    evaluations: Metrics,
+    metrics: Sink,
+    evaluations: Sink,
     stop: threading.Event,
     spans: Spans | None = None,
 ) -> None:
@@ -169,8 +169,8 @@ def _train(
     ranks: Ranks,
     replay: BatchSource,
     publisher: Publisher | None,
-    metrics: Metrics,
-    evaluations: Metrics,
+    metrics: Sink,
+    evaluations: Sink,
     stop: threading.Event,
     turns: Turns,
     spans: Spans,
@@ -220,11 +220,14 @@ def _train(
         )
         if ranks.rank == 0:
             _remove_repeated(folder, loop.progress)
+            metrics.resumed(loop.progress.step)
         process.freeze_heap()
         loop.train()
     if learner.export:
         turns.begin(Phases(ranks.activity.enter))
         export(policy, config.model, folder / "model", ranks, stop)
+        if "model" in config.observe.upload:
+            metrics.model(learner.total_steps, folder / "model")
     logger.info("the learner is done after %d steps", learner.total_steps)
 
 

@@ -1,11 +1,15 @@
-"""The interface through which every role reports its metrics."""
+"""The interface through which every role reports its metrics, and what its destinations, the sinks, can take."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Protocol
+
+from asyncrl.errors import InvariantError
 
 logger = logging.getLogger(__name__)
 
@@ -20,31 +24,113 @@ class Metrics(Protocol):
     def close(self) -> None: ...
 
 
-class Fanout:
-    """Passes everything on to several sinks. A sink that fails never ends the process: its values are lost, counted as
-    `metrics/lost` in the values that follow, and logged the first time."""
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many values are in each bin: `counts` [bins]. Bin i is from `edges[i]` to `edges[i + 1]`: `edges` [bins + 1]
+    rise. Raises InvariantError: they do not fit."""
 
-    def __init__(self, sinks: Sequence[Metrics]) -> None:
-        self._sinks = sinks
-        self._failed: set[int] = set()
-        self.lost = 0
+    counts: tuple[float, ...]
+    edges: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.edges) != len(self.counts) + 1 or any(a >= b for a, b in pairwise(self.edges)):
+            raise InvariantError(f"{len(self.counts)} bins need {len(self.counts) + 1} edges that rise: {self.edges}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEpisode:
+    """One episode for people: its facts by name, and its text as messages with a `role` and a `content` each."""
+
+    facts: Mapping[str, Value]
+    messages: Sequence[Mapping[str, str]]
+
+    @property
+    def text(self) -> str:
+        """All messages as one text."""
+        return "\n\n".join(f"{message['role']}: {message['content']}" for message in self.messages)
+
+
+class Sink:
+    """A destination of metrics, which implements what it can take of them: the other calls do nothing.
+
+    A call may raise what it likes, and `Fanout` counts it. `lost` counts what the sink itself had to drop.
+    """
+
+    lost = 0
+
+    def resumed(self, step: int) -> None:
+        """Expect the values of this step and later ones again: an earlier process may have logged them."""
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
-        if self.lost:
-            values = {**values, "metrics/lost": float(self.lost)}
-        for index, sink in enumerate(self._sinks):
-            self._try(index, partial(sink.log, step, values))
+        """Take named values at a step."""
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Take distributions by name."""
+
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
+        """Take a sample of the episodes that a step trained."""
+
+    def model(self, step: int, folder: Path) -> None:
+        """Take the exported model after so many steps: the files of `folder`, which stays."""
 
     def close(self) -> None:
-        for index, sink in enumerate(self._sinks):
-            self._try(index, sink.close)
+        """Take no more. A second call does nothing."""
 
-    def _try(self, index: int, action: Callable[[], None]) -> None:
+    def abandon(self) -> None:
+        """Let go of what a hanging `close` waits for. Another thread calls this, before the process ends."""
+
+
+class Fanout(Sink):
+    """Passes everything on to several sinks. A sink that fails never ends the process: what it was given is lost,
+    counted as `metrics/lost` in the values that follow, and logged the first time."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = sinks
+        self._raised = Failures()
+
+    @property
+    def lost(self) -> int:  # type: ignore[override]
+        """Calls that a sink raised or dropped."""
+        return self._raised.count + sum(sink.lost for sink in self._sinks)
+
+    def resumed(self, step: int) -> None:
+        self._each(lambda sink: sink.resumed(step))
+
+    def log(self, step: int, values: Mapping[str, Value]) -> None:
+        lost = self.lost
+        counted = {**values, "metrics/lost": float(lost)} if lost else values
+        self._each(lambda sink: sink.log(step, counted))
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        self._each(lambda sink: sink.histograms(step, histograms))
+
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
+        self._each(lambda sink: sink.episodes(step, episodes))
+
+    def model(self, step: int, folder: Path) -> None:
+        self._each(lambda sink: sink.model(step, folder))
+
+    def close(self) -> None:
+        self._each(lambda sink: sink.close())
+
+    def _each(self, action: Callable[[Sink], None]) -> None:
+        for sink in self._sinks:
+            self._raised.catch(sink, action)
+
+
+class Failures:
+    """Calls of sinks that raised: counted, and logged the first time for each sink."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._known: set[int] = set()
+
+    def catch(self, sink: Sink, action: Callable[[Sink], None]) -> None:
         try:
-            action()
+            action(sink)
         except Exception as error:  # noqa: BLE001 - a sink is a library's or a service's, which raises what it likes
-            self.lost += 1
-            if index not in self._failed:
-                self._failed.add(index)
-                name = type(self._sinks[index]).__name__
+            self.count += 1
+            if id(sink) not in self._known:
+                self._known.add(id(sink))
+                name = type(sink).__name__
                 logger.warning("metrics are lost: %s failed with %r; metrics/lost counts on", name, error)

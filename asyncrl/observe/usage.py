@@ -16,7 +16,7 @@ import psutil
 
 from asyncrl.machine.gpu_use import GpuUse, VisibleGpus
 from asyncrl.machine.process_tree import HostUse, ProcessTree
-from asyncrl.observe.metrics import Metrics, Value
+from asyncrl.observe.metrics import Fanout, Sink, Value
 
 logger = logging.getLogger(__name__)
 
@@ -101,18 +101,15 @@ def _gpu_values(uses: list[GpuUse]) -> dict[str, float]:
     return {"usage/gpu_memory_gb": uses[-1].taken / 1e9, **share}
 
 
-class WithUsage:
+class WithUsage(Fanout):
     """Adds the values of `usage` to each row for `sink`."""
 
-    def __init__(self, sink: Metrics, usage: Usage) -> None:
-        self._sink = sink
+    def __init__(self, sink: Sink, usage: Usage) -> None:
+        super().__init__([sink])
         self._usage = usage
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
-        self._sink.log(step, {**values, **self._usage.values()})
-
-    def close(self) -> None:
-        self._sink.close()
+        super().log(step, {**values, **self._usage.values()})
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from contextlib import closing
-from dataclasses import replace
 
 import zmq
 
@@ -57,10 +56,8 @@ def _serve(config: TrainConfig, stop: threading.Event, activity: Activity) -> No
         write_whole(store.path / ENDPOINT_FILE, endpoint)
         log.info("replay serves %s from %s", endpoint, store.path)
         name = process.worker_name("replay")
-        quiet = replace(config.observe, console=False)
-        run_dir = locations.run_dir(config.run)
-        sinks = open_metrics(quiet, run_dir, name)
-        spans = open_spans(config.observe, run_dir, name, endpoint)
+        sinks = open_metrics(config, name, console=False)
+        spans = open_spans(config.observe, locations.run_dir(config.run), name, endpoint)
         with closing(listener), closing(sinks), closing(spans), usage_of_this_process(gpus=False) as usage:
             run = locations.run_identity(config.run, make=True)
             service = ReplayService(

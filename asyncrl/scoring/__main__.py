@@ -46,7 +46,6 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     from transformers import AutoTokenizer
 
     from asyncrl.config.schema.scoring import GROUP_KIND, serves
-    from asyncrl.observe.metrics import Metrics
     from asyncrl.observe.sinks import open_metrics
     from asyncrl.observe.spans import open_spans
     from asyncrl.observe.usage import WithUsage, usage_of_this_process
@@ -72,9 +71,7 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     for shard, endpoint in enumerate(endpoints):
         client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys, run=run, spans=spans)))
         file = name if len(endpoints) == 1 else f"{name}-shard-{shard}"
-        metrics: Metrics = stack.enter_context(
-            closing(open_metrics(config.observe, locations.run_dir(config.run), file))
-        )
+        metrics = stack.enter_context(closing(open_metrics(config, file)))
         if shard == 0:  # The process is counted once.
             metrics = WithUsage(metrics, usage)
         samples = EvaluationSamples(scoring.eval_samples, tokenizer)

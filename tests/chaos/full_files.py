@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from asyncrl.config.schema import LearnerConfig, ModelConfig, ObserveConfig
+from asyncrl.config.schema import LearnerConfig, ModelConfig, ObserveConfig, RunConfig, TrainConfig
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.learner.checkpoint import Checkpoints, Progress
@@ -62,8 +62,12 @@ def waits(folder: Path, write: Callable[[], None], seen: Warnings) -> None:
     assert sum("the disk is full" in message for message in seen.messages) == 1
 
 
+def _quiet(runs: Path, name: str) -> TrainConfig:
+    return TrainConfig(run=RunConfig(dir=str(runs), name=name), observe=ObserveConfig(sinks=[]))
+
+
 def metrics(folder: Path, seen: Warnings) -> None:
-    sink = open_metrics(ObserveConfig(console=False), folder, "actor-0")
+    sink = open_metrics(_quiet(folder.parent, folder.name), "actor-0")
     # Long enough that the file needs another page.
     sink.log(0, {"value": [0.5] * 2000})
 
@@ -81,7 +85,7 @@ def metrics(folder: Path, seen: Warnings) -> None:
 
 
 def metrics_from_the_start(folder: Path) -> None:
-    sink = open_metrics(ObserveConfig(console=False), folder / "late", "scoring-0")
+    sink = open_metrics(_quiet(folder, "late"), "scoring-0")
     while_full(folder, lambda: sink.log(0, {"value": [0.5] * 2000}))
     sink.log(1, {})
     sink.close()

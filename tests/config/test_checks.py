@@ -129,6 +129,8 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"scoring.shaping.answer_pattern": "("}, "cannot read this regular expression"),
         ({"network.host": "0.0.0.0"}, "asyncrl keys"),
         ({"actor.chat_api_host": "0.0.0.0"}, "plain HTTP"),
+        ({"observe.prometheus_host": "0.0.0.0", "observe.sinks": ["prometheus"]}, "plain HTTP"),
+        ({"observe.upload": ["model"], "learner.export": False}, "no model is exported"),
         ({"actor.agent": "a.b", "actor.max_total_tokens": 9}, "must fit into an episode; raise"),
         ({"data.band": [0.9, 0.1]}, "the lowest and the highest"),
         ({"learner.optimizer_on_host": True, "learner.optimizer": "adamw_8bit"}, "use adamw or muon"),

@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> Path:
     words = [
         *("algorithm=dapo", "actor.temperature=0.7", "actor.tools=[]", "engine=sglang", "engine.urls=[http://a:1]"),
         *("scoring.rules={test: [{name: exact_match, weight: 0.5}]}", "data.weights={test: 2.0}", "replay.shards=2"),
-        *("network.replay_port=7000", "network.weights_port=7002", "observe.wandb=true", "learner.eval_attempts=3"),
+        *("network.replay_port=7000", "network.weights_port=7002", "observe.sinks=[wandb]", "learner.eval_attempts=3"),
         *("model.path='a folder, with a comma'", f"data.train={tmp_path}/tasks.parquet", "weights.channel=distributed"),
     ]
     folder = tmp_path / "runs" / "mine"
@@ -45,7 +45,7 @@ def test_every_role_reads_the_configuration_of_the_run_without_its_training(run:
     assert read([f"experiment='{path}'"]) == config
     assert (config.learner.steps, config.learner.eval_attempts, config.replay.shards) == (0, 8, 1)
     assert (config.data.eval, config.data.weights) == ([asked.data], {})
-    assert (config.network.replay_port, config.weights.channel, config.observe.wandb) == (0, "auto", False)
+    assert (config.network.replay_port, config.weights.channel, config.observe.sinks) == (0, "auto", ["console"])
     assert config.scoring.rules == {"test": [{"name": "exact_match", "weight": 0.5}]}
     assert (config.actor.temperature, config.model.path) == (0.7, "a folder, with a comma")
 

@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.machine.gpu_use import GpuUse
 from asyncrl.machine.process_tree import HostUse
-from asyncrl.observe.metrics import Value
+from asyncrl.observe.metrics import Sink, Value
 from asyncrl.observe.registry import describe
 from asyncrl.observe.usage import STALE_S, Usage, WithUsage, usage_of_this_process
 from tests.helpers import until
@@ -96,7 +96,7 @@ def test_samples_that_fail_or_hang_leave_rows_without_the_columns(caplog: pytest
 
 
 def test_each_row_of_a_role_gets_the_values() -> None:
-    class Rows:
+    class Rows(Sink):
         def __init__(self) -> None:
             self.rows: list[Mapping[str, Value]] = []
 

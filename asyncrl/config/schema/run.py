@@ -112,9 +112,24 @@ class DataConfig:
 class ObserveConfig:
     """Where metrics go. Each role also writes JSON lines into the run's folder."""
 
-    console: bool = option(True, "the learner logs one line a step")
-    wandb: bool = option(False, "log to Weights & Biases (needs the extra asyncrl[wandb]; offline without a key)")
-    wandb_project: str = option("asyncrl", "project at Weights & Biases")
+    sinks: list[str] = option(
+        ["console"],
+        "where metrics go beside the JSON lines; console: one log line a step; the others need extras of their names, "
+        "such as asyncrl[wandb]; wandb: offline without a key; docs/watching.md has each",
+        choices=("console", "wandb", "tensorboard", "trackio", "prometheus"),
+    )
+    project: str = option("asyncrl", "project at Weights & Biases and trackio")
+    upload: list[str] = option(
+        [],
+        "what else the sinks get that can keep it; episodes: the text of the sample that observe.keep_episodes keeps; "
+        "model: the exported model, for whose upload the end of the learner waits up to an hour",
+        choices=("episodes", "model"),
+    )
+    prometheus_host: str = option(
+        "127.0.0.1",
+        "address of this machine at which each role shows its metrics to Prometheus, on a free port, where "
+        "observe.sinks has prometheus; others than loopback need network.insecure=true",
+    )
     spans: bool = option(True, "each role records what it does when, for `asyncrl trace`")
     spans_mb: int = option(64, "most megabytes of spans that each role keeps; the oldest ones go first", "[1, inf)")
     keep_episodes: int = option(

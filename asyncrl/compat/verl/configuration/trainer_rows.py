@@ -13,7 +13,7 @@ from asyncrl.compat.verl.configuration.source import VerlConfig
 EPOCHS = "trainer.total_epochs"
 NAME = "trainer.experiment_name"
 DIR = "trainer.default_local_dir"
-LOGGERS = ("console", "wandb")
+LOGGERS = ("console", "wandb", "tensorboard", "trackio")
 
 
 def _length(source: VerlConfig) -> Iterator[Setting | str]:
@@ -49,8 +49,7 @@ def _loggers(source: VerlConfig) -> Iterator[Setting | str]:
     if not source.says("trainer.logger"):
         return
     named = [given] if isinstance(given, str) else list(given or [])
-    yield "observe.console", "console" in named
-    yield "observe.wandb", "wandb" in named
+    yield "observe.sinks", [name for name in LOGGERS if name in named]
     if others := [name for name in named if name not in LOGGERS]:
         yield (
             f"trainer.logger: {', '.join(others)} gets nothing; every role writes its metrics as JSON lines "
@@ -104,7 +103,7 @@ ROWS = (
     made(
         "trainer.nnodes", "", 1, "The file is for one host; `cluster.launcher` names several (docs/cluster.md).", _hosts
     ),
-    same("trainer.project_name", "observe.wandb_project", "verl_examples"),
+    same("trainer.project_name", "observe.project", "verl_examples"),
     made(
         NAME,
         "`run.name`, `run.dir`",
@@ -120,7 +119,7 @@ ROWS = (
     ),
     made(
         "trainer.logger",
-        "`observe.console`, `observe.wandb`",
+        "`observe.sinks`",
         ["console", "wandb"],
         "Taken if your configuration names it. Other loggers get nothing; every role writes its metrics as JSON lines.",
         _loggers,

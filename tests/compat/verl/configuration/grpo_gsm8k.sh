@@ -24,7 +24,7 @@ python3 -m verl.trainer.main_ppo "${DATA_WORDS[@]}" \
     actor_rollout_ref.rollout.n=5 \
     actor_rollout_ref.ref.fsdp_config.param_offload=True \
     algorithm.use_kl_in_reward=False \
-    trainer.logger='["console","tensorboard"]' \
+    trainer.logger='["console","tensorboard","swanlab"]' \
     trainer.experiment_name=qwen2_7b_function_rm \
     trainer.n_gpus_per_node=8 \
     trainer.save_freq=20 \

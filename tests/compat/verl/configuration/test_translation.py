@@ -59,7 +59,11 @@ def test_ppo_with_a_critic_on_gsm8k(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (config.critic.path, config.critic.lr) == ("Qwen/Qwen2.5-0.5B-Instruct", 1e-5)
     assert (config.learner.steps, config.learner.eval_every, config.learner.checkpoint_every) == (435, 10, 10)
     assert (config.learner.micro_tokens, config.learner.optimizer_on_host) == (4 * 768, True)
-    assert (config.run.name, config.observe.wandb, config.observe.wandb_project) == ("qwen-0.5b", True, "ppo_gsm8k")
+    assert (config.run.name, config.observe.sinks, config.observe.project) == (
+        "qwen-0.5b",
+        ["console", "wandb"],
+        "ppo_gsm8k",
+    )
     assert has(report, "trainer.critic_warmup=10", "the policy trains from the first step")
     assert has(report, "critic.ppo_micro_batch_size_per_gpu=4")
     assert has(report, "gpu_memory_utilization=0.4")
@@ -76,7 +80,8 @@ def test_grpo_on_gsm8k(tmp_path: Path) -> None:
     assert (config.engine.kind, config.engine.server.tp_size, config.cluster.gpus) == ("sglang", 2, 8)
     assert (config.learner.reference_on_host, config.learner.weight_decay) == (True, 0.01)
     assert config.scoring.rules == {"openai/gsm8k": "gsm8k"}
-    assert has(report, "trainer.logger: tensorboard")
+    assert config.observe.sinks == ["console", "tensorboard"]
+    assert has(report, "trainer.logger: swanlab")
 
 
 def test_dapo_with_its_buffer(tmp_path: Path) -> None:
@@ -106,7 +111,7 @@ def test_several_turns_with_tools_on_sglang(tmp_path: Path) -> None:
     config, report = loaded("multi_turn.yaml", tmp_path, [tools])
     assert (config.actor.max_turns, config.actor.max_tool_chars) == (5, 256)
     assert (config.actor.tools, config.actor.tool_call_format) == (["python"], "hermes")
-    assert (config.run.name, config.learner.group_size, config.observe.wandb) == ("qwen3b-16", 16, False)
+    assert (config.run.name, config.learner.group_size, config.observe.sinks) == ("qwen3b-16", 16, ["console"])
     assert has(report, "verl.tools.gsm8k_tool.Gsm8kTool", "docs/writing_a_tool.md")
 
 

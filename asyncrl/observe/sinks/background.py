@@ -1,0 +1,90 @@
+"""A sink in a thread of its own, so that a service which is slow or away holds up no role."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from asyncrl.observe.metrics import Failures, Histogram, LoggedEpisode, Sink, Value
+
+logger = logging.getLogger(__name__)
+
+WAITING_CALLS = 1000
+"""A role logs a row every few seconds: these last for an hour without a service."""
+WAITING_TEXT = 50
+"""Episodes wait behind no more calls than these, since their text is long."""
+CLOSE_S = 8.0
+UPLOAD_S = 3600.0
+"""The end of the learner waits for so long, if the sink has a model to upload."""
+
+_Call = Callable[[Sink], None]
+
+
+class Background(Sink):
+    """Passes calls on to `sink` in their order, from a thread. At most `limit` calls wait: further ones are dropped
+    and counted in `lost`, as are those that the sink raised. `close` waits `close_s` for all that wait, and
+    `upload_s` if a model is among them; then it has the sink abandoned, and counts what was left."""
+
+    def __init__(
+        self, sink: Sink, limit: int = WAITING_CALLS, close_s: float = CLOSE_S, upload_s: float = UPLOAD_S
+    ) -> None:
+        self._sink = sink
+        self._limit = limit
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._patience_s, self._upload_s = close_s, upload_s
+        self._raised = Failures()
+        self._dropped = 0
+        self._closed = False
+        # A daemon, since a call that hangs for ever must not keep the process.
+        self._thread = threading.Thread(target=self._work, name=f"sink-{type(sink).__name__}", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> int:  # type: ignore[override]
+        return self._dropped + self._raised.count + self._sink.lost
+
+    def resumed(self, step: int) -> None:
+        self._enqueue(lambda sink: sink.resumed(step))
+
+    def log(self, step: int, values: Mapping[str, Value]) -> None:
+        self._enqueue(lambda sink: sink.log(step, values))
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        self._enqueue(lambda sink: sink.histograms(step, histograms))
+
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
+        self._enqueue(lambda sink: sink.episodes(step, episodes), min(self._limit, WAITING_TEXT))
+
+    def model(self, step: int, folder: Path) -> None:
+        self._patience_s = self._upload_s
+        self._enqueue(lambda sink: sink.model(step, folder))
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._calls.put(None)
+        self._thread.join(self._patience_s)
+        if self._thread.is_alive():
+            # What waits, and the call that hangs.
+            left = self._calls.qsize()
+            self._dropped += left
+            name = type(self._sink).__name__
+            logger.warning("%s hangs: %d of its calls are lost after %g s", name, left, self._patience_s)
+            self._sink.abandon()
+
+    def _enqueue(self, call: _Call, limit: int | None = None) -> None:
+        if self._calls.qsize() < (limit or self._limit):
+            self._calls.put(call)
+            return
+        if not self._dropped:
+            logger.warning("metrics are lost: %s is slow; metrics/lost counts on", type(self._sink).__name__)
+        self._dropped += 1
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            self._raised.catch(self._sink, call)
+        self._raised.catch(self._sink, lambda sink: sink.close())

@@ -1,0 +1,41 @@
+"""Whose metrics a sink takes, and the package that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from asyncrl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A role of a run. `role` names the file of its metrics, such as `learner` or `actor-0`.
+
+    `config` is the run's configuration, as plain values. `identity` gives the run's id, which is empty until the
+    replay has made it, and on machines that do not see the run's folder. `project` groups runs at a service.
+    """
+
+    run_dir: Path
+    role: str
+    project: str
+    config: Mapping[str, Any]
+    identity: Callable[[], str]
+
+    @property
+    def run(self) -> str:
+        return self.run_dir.name
+
+    def lasting_name(self) -> str | None:
+        """A name that no other run has, and that this role has again after a restart. None: the id is not known."""
+        identity = self.identity()
+        return f"{identity}-{self.role}" if identity else None
+
+
+def need(package: str, sink: str) -> None:
+    """Raises ConfigError: the package of a sink is not installed."""
+    if find_spec(package) is None:
+        raise ConfigError(f"observe.sinks has {sink}, which needs an extra: pip install 'asyncrl[{sink}]'")

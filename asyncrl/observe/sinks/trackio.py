@@ -1,0 +1,73 @@
+"""trackio: curves, histograms, and episodes as traces, in a database of this machine.
+
+It keeps them in its own folder (TRACKIO_DIR), where `trackio show` reads the runs of all projects. Its own variables
+send them elsewhere: TRACKIO_SPACE_ID, TRACKIO_SERVER_URL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.observe.metrics import Histogram, LoggedEpisode, Sink, Value
+from asyncrl.observe.sinks.source import Source, need
+
+
+class Trackio(Sink):
+    """One run for each role, in a group for the run of asyncrl. A role that starts again continues its own.
+
+    Raises ConfigError: the package is not installed.
+    """
+
+    def __init__(self, source: Source) -> None:
+        need("trackio", "trackio")
+        self._source = source
+        self._opened: Any = None
+
+    def log(self, step: int, values: Mapping[str, Value]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        import trackio
+
+        made = {name: trackio.Histogram(np_histogram=(each.counts, each.edges)) for name, each in histograms.items()}
+        self._run.log({f"histogram/{name}": each for name, each in made.items()}, step=step)
+
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
+        import trackio
+
+        for number, each in enumerate(episodes):
+            trace = trackio.Trace([dict(message) for message in each.messages], metadata=dict(each.facts))
+            self._run.log({f"episodes/{number}": trace}, step=step)
+
+    def model(self, step: int, folder: Path) -> None:
+        import trackio
+
+        artifact = trackio.Artifact(f"{self._source.run}-model", type="model", metadata={"steps": step})
+        artifact.add_dir(str(folder))
+        self._run.log_artifact(artifact, aliases=[f"step-{step}"])
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.finish()
+            self._opened = None
+
+    @property
+    def _run(self) -> Any:
+        if self._opened is None:
+            import trackio
+
+            source = self._source
+            self._opened = trackio.init(
+                project=source.project,
+                name=source.lasting_name() or f"{source.run}-{source.role}",
+                group=source.run,
+                config=dict(source.config),
+                resume="allow",
+                embed=False,
+                # observe/usage.py measures these.
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        return self._opened

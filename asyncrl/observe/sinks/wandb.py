@@ -1,0 +1,97 @@
+"""Weights & Biases: the configuration, curves, histograms, tables of episodes, and the exported model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from asyncrl.observe.metrics import Histogram, LoggedEpisode, Sink, Value
+from asyncrl.observe.sinks.source import Source, need
+
+logger = logging.getLogger(__name__)
+
+CORE = "wandb-core"
+"""The process that uploads: a child of this one."""
+
+
+class Wandb(Sink):
+    """One run of the service for each role, in a group for the run of asyncrl. A role that starts again continues its
+    own. `step` is the x axis, since evaluations come late and rows of roles have no common count. Offline where no key
+    is set: `wandb sync` sends the files of runs/NAME/wandb later.
+
+    Raises ConfigError: the package is not installed.
+    """
+
+    def __init__(self, source: Source) -> None:
+        need("wandb", "wandb")
+        self._source = source
+        self._opened: Any = None
+
+    def log(self, step: int, values: Mapping[str, Value]) -> None:
+        self._run.log({"step": step, **values})
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        import wandb
+
+        made = {
+            name: wandb.Histogram(np_histogram=(list(each.counts), list(each.edges)))
+            for name, each in histograms.items()
+        }
+        self._run.log({"step": step, **{f"histogram/{name}": each for name, each in made.items()}})
+
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
+        import wandb
+
+        names = list(dict.fromkeys(name for episode in episodes for name in episode.facts))
+        rows = [[*(episode.facts.get(name) for name in names), episode.text] for episode in episodes]
+        table = wandb.Table(columns=[*names, "episode"], data=rows, allow_mixed_types=True)
+        self._run.log({"step": step, "episodes": table})
+
+    def model(self, step: int, folder: Path) -> None:
+        import wandb
+
+        run = self._run
+        artifact = wandb.Artifact(f"{self._source.run}-model", type="model", metadata={"steps": step})
+        artifact.add_dir(str(folder), policy="immutable")
+        run.log_artifact(artifact, aliases=["latest", f"step-{step}"])
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.finish()
+            self._opened = None
+
+    def abandon(self) -> None:
+        # wandb waits for this child when the process exits, however long an upload takes. Its file has everything.
+        for child in psutil.Process().children():
+            if child.name() == CORE:
+                child.kill()
+        logger.warning("`wandb sync` sends what %s/wandb has and the service lacks", self._source.run_dir)
+
+    @property
+    def _run(self) -> Any:
+        if self._opened is None:
+            import wandb
+
+            source = self._source
+            self._opened = run = wandb.init(
+                project=source.project,
+                dir=str(source.run_dir),
+                group=source.run,
+                job_type=source.role.partition("-")[0],
+                name=f"{source.run} {source.role}",
+                id=source.lasting_name(),
+                resume="allow",
+                config=dict(source.config),
+                mode="online" if os.environ.get("WANDB_API_KEY") else "offline",
+                # The role's own log has what it prints, and this thread must not replace its streams.
+                settings=wandb.Settings(console="off", silent=True),
+            )
+            run.define_metric("step")
+            run.define_metric("*", step_metric="step")
+            logger.info("Weights & Biases: %s", run.url or f"offline, in {run.dir}")
+        return self._opened

@@ -1,0 +1,153 @@
+"""Metrics reach every sink, survive a restart, and neither failures nor waits of a sink reach the role."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.config.schema import ObserveConfig, RunConfig, TrainConfig
+from asyncrl.errors import ConfigError, InvariantError
+from asyncrl.observe.metrics import Fanout, Histogram, Sink, Value
+from asyncrl.observe.sinks import JsonLines, open_metrics, read_lines
+from asyncrl.observe.sinks.background import Background
+from tests.helpers import until
+
+
+def test_lines_are_appended_over_restarts_and_half_written_ones_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "metrics" / "learner.jsonl"
+    expected = []
+    for step in range(2):
+        sink = JsonLines(file, clock=lambda: 7.0)
+        sink.log(step, {"loss": 0.5, "reason": "none"})
+        sink.close()
+        expected.append({"step": step, "time": 7.0, "loss": 0.5, "reason": "none"})
+        with file.open("a") as killed:
+            killed.write('{"step": 9, "lo')
+        assert read_lines(file) == expected
+
+
+@pytest.mark.parametrize(
+    ("sink", "package"),
+    [
+        ("wandb", "wandb"),
+        ("tensorboard", "tensorboard"),
+        ("trackio", "trackio"),
+        ("prometheus", "prometheus_client"),
+    ],
+)
+def test_a_sink_without_its_extra_is_refused_naming_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    config = TrainConfig(run=RunConfig(dir=str(tmp_path)), observe=ObserveConfig(sinks=[sink]))
+    with pytest.raises(ConfigError, match=rf"asyncrl\[{sink}\]"):
+        open_metrics(config, "learner")
+
+
+class Broken(Sink):
+    """A sink that fails for a while."""
+
+    def __init__(self) -> None:
+        self.works = False
+        self.rows: list[dict[str, Any]] = []
+
+    def log(self, step: int, values: Mapping[str, Value]) -> None:
+        if not self.works:
+            raise RuntimeError("the service is away")
+        self.rows.append({"step": step, **values})
+
+    def close(self) -> None:
+        raise OSError("nothing can be closed")
+
+
+def test_a_sink_that_fails_ends_nothing_is_counted_and_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    broken, other = Broken(), Broken()
+    other.works = True
+    sinks = Fanout([broken, other])
+    for step in range(3):
+        sinks.log(step, {"loss": 0.5})
+    broken.works = True
+    sinks.log(3, {"loss": 0.5})
+    sinks.close()
+    assert broken.rows == [{"step": 3, "loss": 0.5, "metrics/lost": 3.0}]
+    assert [row["step"] for row in other.rows] == [0, 1, 2, 3]
+    assert sinks.lost == 5
+    assert caplog.text.count("Broken failed") == 2, "once for each sink"
+
+
+class Hanging(Sink):
+    """A sink whose network hangs until it is released."""
+
+    def __init__(self) -> None:
+        self.begun, self.released, self.abandoned = threading.Event(), threading.Event(), threading.Event()
+        self.calls: list[object] = []
+
+    def log(self, step: int, values: Mapping[str, Value]) -> None:
+        self.begun.set()
+        self.released.wait()
+        self.calls.append(step)
+
+    def episodes(self, step: int, episodes: object) -> None:
+        self.calls.append(episodes)
+
+    def model(self, step: int, folder: Path) -> None:
+        self.calls.append(folder)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def abandon(self) -> None:
+        self.abandoned.set()
+
+
+def test_a_sink_that_hangs_holds_up_nobody_and_what_it_misses_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    hanging, other = Hanging(), Broken()
+    other.works = True
+    sinks = Fanout([Background(hanging, limit=2, close_s=0.01), other])
+    sinks.log(0, {})
+    hanging.begun.wait()
+    for step in range(1, 6):
+        sinks.log(step, {})
+    assert sinks.lost == 3, "one is in the sink, and two wait"
+    assert other.rows[-1] == {"step": 5, "metrics/lost": 2.0}
+    sinks.close()
+    assert hanging.abandoned.is_set()
+    assert sinks.lost == 3 + 3 + 1, "the call that hangs, those that waited, and the other sink's close"
+    assert caplog.text.count("Hanging is slow") == caplog.text.count("Hanging hangs") == 1
+    hanging.released.set()
+
+
+def test_a_slow_sink_gets_all_in_order_and_the_end_waits_for_it(tmp_path: Path) -> None:
+    slow = Hanging()
+    sink = Background(slow, close_s=0.0, upload_s=60.0)
+    sink.log(0, {})
+    sink.episodes(1, [])
+    sink.model(2, tmp_path)
+    closing = threading.Thread(target=sink.close)
+    closing.start()
+    slow.released.set()
+    closing.join()
+    sink.close()
+    assert slow.calls == [0, [], tmp_path, "close"]
+    assert sink.lost == 0
+
+
+def test_failures_in_the_background_are_counted() -> None:
+    sink = Background(Broken())
+    for step in range(2):
+        sink.log(step, {})
+    until(lambda: sink.lost == 2)
+    sink.close()
+    assert sink.lost == 3
+
+
+def test_bins_that_do_not_fit_their_counts_are_refused() -> None:
+    Histogram((1.0, 2.0), (0.0, 1.0, 2.0))
+    for edges in ((0.0, 1.0), (0.0, 2.0, 1.0)):
+        with pytest.raises(InvariantError, match="bins"):
+            Histogram((1.0, 2.0), edges)
