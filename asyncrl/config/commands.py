@@ -57,6 +57,9 @@ COMMANDS: Mapping[str, Command] = {
     "compare": Command(
         "asyncrl.report.compare_command", "say in what runs differ and what came of each: `asyncrl compare RUN RUN`"
     ),
+    "push-to-hub": Command(
+        "asyncrl.report.push_command", "upload an exported model with its card to the Hugging Face hub"
+    ),
     "keys": Command("asyncrl.network.command", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
     "data": Command(
         "asyncrl.data.command",

@@ -18,7 +18,7 @@ from asyncrl.inspect.run import require_run
 from asyncrl.machine.owner import owner_of
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.results.environment import Environment, environments_of
-from asyncrl.results.rows import WHOLE_BYTES, Row, thinned_rows
+from asyncrl.results.rows import Row, thinned_rows
 from asyncrl.results.summary import SUMMARY_FILE, RunSummary, resume_command, summarise
 
 RUNNING, UNFINISHED = "running", "unfinished"
@@ -77,7 +77,7 @@ def read_run(name: str) -> ReportedRun:
         raise ConfigError(f"{folder / CONFIG_FILE} cannot be read: {error}") from error
     steps, evaluations = (thinned_rows(metrics_file(folder, role)) for role in OF_LEARNER)
     files = sorted((folder / "metrics").glob("*.jsonl"))
-    state, summary = _summary(folder, values)
+    state, summary = _summary(folder, values, steps[-1]["step"] + 1 if steps else 0)
     return ReportedRun(
         folder=folder,
         values=values,
@@ -91,16 +91,15 @@ def read_run(name: str) -> ReportedRun:
     )
 
 
-def _summary(folder: Path, values: Mapping[str, Any]) -> tuple[str, RunSummary]:
-    """The state of a run and its summary: the one in its folder if the run has ended with it, else one of now."""
+def _summary(folder: Path, values: Mapping[str, Any], done: int) -> tuple[str, RunSummary]:
+    """The state of a run that has `done` so many steps, and its summary: the one in its folder if that has all of them,
+    else one of now. A learner that was killed with its launcher has more steps than the summary of an earlier end."""
     running = _runs(folder)
-    written, metrics = folder / SUMMARY_FILE, metrics_file(folder, "learner")
+    written = folder / SUMMARY_FILE
     if not running and written.exists():
-        # A learner that was killed with its launcher may have written later rows. Counting them all takes long.
-        is_newest = not metrics.exists() or metrics.stat().st_mtime <= written.stat().st_mtime
         try:
-            if is_newest or metrics.stat().st_size > WHOLE_BYTES:
-                found = msgspec.json.decode(written.read_bytes(), type=RunSummary)
+            found = msgspec.json.decode(written.read_bytes(), type=RunSummary)
+            if found.steps == done:
                 return found.result, found
         except msgspec.DecodeError as error:
             log.info("%s is of another version of asyncrl, and made anew: %s", written, error)

@@ -93,7 +93,7 @@ def short(value: float) -> str:
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= limit:
             return f"{value / {'G': 1e9, 'M': 1e6, 'k': 1e3}[suffix]:.3g}{suffix}"
-    return f"{value:.0f}" if size >= 1000 else f"{value:.3g}"
+    return f"{value:.0f}" if size >= 1000 else f"{value or 0.0:.3g}"
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
