@@ -81,15 +81,17 @@ class IndexReader:
             first = file.readline()
             if not first.endswith(b"\n"):
                 return False
-            if first != self._first:
+            is_new = first != self._first
+            if is_new:
                 self._forget()
                 self._begin(first)
-            file.seek(self.size)
-            added = file.read()
-        lines = added[: added.rfind(b"\n") + 1].splitlines(keepends=True)
-        for line in lines:
-            self._take(line)
-        return bool(lines)
+            before = self.size
+            file.seek(before)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._take(line)
+        return is_new or self.size > before
 
     def _forget(self) -> None:
         self.steps, self._lengths, self._first, self.size, self.dead_bytes = {}, {}, b"", 0, 0

@@ -1,0 +1,47 @@
+"""A kept episode for tables and logs of other programs: its facts as plain values, its turns as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from asyncrl.observe.kept.episode import KeptEpisode
+from asyncrl.observe.metrics import Value
+from asyncrl.text import cut
+
+MAX_CHARS = 20_000
+"""Of the text of one turn; a longer one loses its middle."""
+
+
+def facts(episode: KeptEpisode) -> dict[str, Value]:
+    """The row of an episode as numbers and texts, with its mean advantage and importance weight, and extra scores."""
+    row, mask = episode.row, episode.trajectory.loss_mask
+    return {
+        "id": row.id,
+        "group": row.group_id,
+        "task": row.task_id,
+        "truth": "" if episode.task is None else cut(episode.task.ground_truth, MAX_CHARS),
+        "flags": ", ".join(row.flags),
+        "reward": row.reward,
+        "outcome": row.outcome,
+        "advantage": float(episode.advantages[mask].mean()),
+        "importance_weight": float(episode.importance_weights[mask].mean()),
+        "tokens": row.tokens,
+        "sampled": row.sampled,
+        "turns": row.turns,
+        "branches": row.branches,
+        "tools": ", ".join(row.tools),
+        "tool_calls": row.tool_calls,
+        "finish": row.finish,
+        "lag": row.lag,
+        "version": row.version,
+        **{f"score/{name}": score for name, score in episode.labels.extra.items()},
+    }
+
+
+def messages(episode: KeptEpisode, decode: Callable[[list[int]], str]) -> list[dict[str, str]]:
+    """The turns of an episode in their order, each with its `role` and its text as `content`."""
+    trajectory = episode.trajectory
+    return [
+        {"role": turn.role.value, "content": cut(decode(trajectory.tokens[turn.start : turn.end].tolist()), MAX_CHARS)}
+        for turn in trajectory.turns
+    ]
