@@ -18,7 +18,7 @@ from asyncrl.errors import StoreError
 from asyncrl.machine.files import partial_name
 from asyncrl.observe.kept.episode import KeptStep
 from asyncrl.observe.kept.format import PATTERN, StepFile, encode_step, file_name
-from asyncrl.observe.kept.index import INDEX, IndexLine, IndexReader, encode_index, encode_line
+from asyncrl.observe.kept.index import IndexLine, IndexReader, encode_index, encode_line
 from asyncrl.observe.kept.reading import FOLDER
 from asyncrl.observe.kept.thinning import expendable
 
@@ -44,10 +44,11 @@ class KeptWriter:
         self.thinned = 0
         self._folder.mkdir(parents=True, exist_ok=True)
         self._index = _opened(self._folder)
-        known = {INDEX, *map(file_name, self._index.steps)}
-        for path in self._folder.iterdir():
-            if path.name not in known and path.is_file():
-                path.unlink()
+        known = set(map(file_name, self._index.steps))
+        for pattern in (PATTERN, partial_name(Path(PATTERN)).name):
+            for path in self._folder.glob(pattern):
+                if path.name not in known:
+                    path.unlink()
 
     @property
     def bytes(self) -> int:

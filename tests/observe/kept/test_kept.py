@@ -109,11 +109,12 @@ def test_a_kill_in_the_middle_of_a_write_leaves_nothing_broken(tmp_path: Path) -
     (folder / ".step-000000002.kept.partial").write_bytes(b"half")
     (folder / "step-000000003.kept").write_bytes((folder / "step-000000001.kept").read_bytes())
     index.write_bytes(whole + b'{"step":3,"bytes":77,"ro')
+    (folder / "notes.txt").write_text("of somebody else")
     kept = KeptEpisodes(tmp_path)
     assert {row.step for row in kept.rows()} == {0, 1}
     KeptWriter(tmp_path, ROOM).add(example_step(2))
     assert {row.step for row in kept.rows()} == {0, 1, 2}
-    assert files(tmp_path) == ["index.jsonl", *(f"step-00000000{step}.kept" for step in range(3))]
+    assert files(tmp_path) == ["index.jsonl", "notes.txt", *(f"step-00000000{step}.kept" for step in range(3))]
     assert [json.loads(line) for line in index.read_text().splitlines()][-1]["step"] == 2
 
 
