@@ -15,7 +15,7 @@ from asyncrl.observe.kept.episode import KeptEpisode
 from asyncrl.types import Role, Trajectory, common_prefix
 
 FIRST_TOKENS = 80
-LAST_TOKENS = 60
+LAST_TOKENS = 24
 BEFORE_THE_PARTING = 12
 
 

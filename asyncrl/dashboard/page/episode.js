@@ -5,8 +5,9 @@
 import * as api from "./api.js";
 import { choices, colouring } from "./colours.js";
 import { element, fill } from "./dom.js";
-import { groupSection, partings } from "./group.js";
 import { branchTree, commandList, judgement, recordTable, taskSection } from "./facts.js";
+import { FILTERS } from "./filters.js";
+import { groupSection, partings } from "./group.js";
 import { change, link, state } from "./state.js";
 import { nodesOf, number } from "./text.js";
 import { openTurn } from "./turn.js";
@@ -43,8 +44,7 @@ export function openEpisode(body, run, name) {
 }
 
 function filterOf(now) {
-  const others = ["tab", "run", "runs", "episode", "view", "colour", "turn", "offset", "x", "smooth", "from", "to", "show"];
-  return Object.fromEntries(Object.entries(now).filter(([name]) => !others.includes(name)));
+  return Object.fromEntries([...FILTERS, "sort"].map((name) => [name, now[name]]));
 }
 
 function back() {
@@ -108,7 +108,7 @@ function stepLinks({ step }) {
   const [from, to] = [Math.max(0, step - 25), step + 25];
   return [
     element("a", { href: link({ episode: null, turn: null, step: String(step), offset: null }) }, `Step ${number(step)}`),
-    element("a", { href: link({ tab: "figures", episode: null, turn: null, x: "step", from: String(from), to: String(to) }) }, "in the figures"),
+    element("a", { href: link({ tab: "figures", episode: null, turn: null, x: "step", range: `${from}..${to}` }) }, "in the figures"),
   ];
 }
 

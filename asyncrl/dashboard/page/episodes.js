@@ -8,6 +8,7 @@ import * as api from "./api.js";
 import { openDeadLetters } from "./dead.js";
 import { element, fill } from "./dom.js";
 import { openEpisode } from "./episode.js";
+import { drawFilters, FILTERS, syncFilters } from "./filters.js";
 import { change, link, state } from "./state.js";
 import { count, nodesOf, number } from "./text.js";
 
@@ -27,20 +28,6 @@ const COLUMNS = [
   ["finish", "finish", "completed, or truncated at a limit"],
   ["source", "source", "the data source of its task"],
 ];
-const RANGES = [
-  ["step", "step"],
-  ["reward", "reward"],
-  ["sampled", "sampled tokens"],
-  ["turns", "turns"],
-  ["lag", "lag"],
-];
-const CHOICES = [
-  ["source", "source"],
-  ["tool", "tool"],
-  ["finish", "finish"],
-  ["flag", "flag"],
-];
-const FILTERS = ["text", ...RANGES.map(([name]) => name), ...CHOICES.map(([name]) => name)];
 // What tells one view of the tab from another; other changes are drawn within the view.
 const VIEW = ["run", "runs", "episode", "view"];
 
@@ -166,57 +153,6 @@ function sentence({ matched, choices }) {
   const all = `${count(choices.total, "kept episode")} of steps ${number(first)} to ${number(last)}`;
   if (matched === choices.total) return all;
   return matched ? `${number(matched)} of ${all}` : `None of ${all} fits the filter`;
-}
-
-function drawFilters(form, found, now) {
-  const later = delayed((name, value) => change({ [name]: value, offset: null }, true));
-  const texts = [
-    field("id or task", element("input", { type: "search", name: "text", placeholder: "part of it", oninput: (event) => later("text", event.target.value) })),
-    ...RANGES.map(([name, label]) =>
-      field(label, element("input", { type: "text", name, class: "range", placeholder: "3..9", title: "3, 3..9, 3.. or ..9", oninput: (event) => later(name, event.target.value) })),
-    ),
-  ];
-  const selects = CHOICES.filter(([name]) => Object.keys(found[name]).length > 0 || now[name]).map(([name, label]) => {
-    const options = Object.entries(found[name]).sort(([left], [right]) => left.localeCompare(right));
-    if (now[name] && !(now[name] in found[name])) options.push([now[name], 0]);
-    return field(
-      label,
-      element(
-        "select",
-        { name, onchange: (event) => change({ [name]: event.target.value, offset: null }) },
-        element("option", { value: "" }, "any"),
-        options.map(([value, episodes]) => element("option", { value }, ...nodesOf(value || "(none)"), ` (${number(episodes)})`)),
-      ),
-    );
-  });
-  const clear = element(
-    "button",
-    { type: "button", class: "clear", onclick: () => change(Object.fromEntries([...FILTERS, "offset"].map((name) => [name, null]))) },
-    "Clear",
-  );
-  fill(form, texts, selects, clear);
-  syncFilters(form, now);
-}
-
-// Show the state in the fields, except in the one that is being written in.
-function syncFilters(form, now) {
-  for (const input of form.elements) {
-    if (input.name && input !== document.activeElement) input.value = now[input.name] ?? "";
-  }
-  const clear = form.querySelector(".clear");
-  if (clear) clear.disabled = !FILTERS.some((name) => now[name]);
-}
-
-function field(label, input) {
-  return element("label", { class: "field" }, element("span", {}, label), input);
-}
-
-function delayed(call, ms = 250) {
-  let timer = null;
-  return (...values) => {
-    clearTimeout(timer);
-    timer = setTimeout(() => call(...values), ms);
-  };
 }
 
 function tableOf(run, rows, now) {

@@ -40,7 +40,7 @@ function card(member, episode, low, high) {
     element("span", { class: "member-name" }, element("strong", {}, `member ${member.member}`), element("span", { class: member.finish === "completed" ? "" : "bad" }, ...nodesOf(member.finish))),
     rewardBar(member.reward, low, high),
     element("span", { class: "member-facts" }, facts.map(([name, value]) => element("span", {}, element("small", {}, name), " ", ...nodesOf(value)))),
-    element("span", { class: "excerpt" }, element("span", { class: "same", title: "as in this episode" }, ...nodesOf(`\u2026${member.before}`)), element("mark", {}, ...nodesOf(member.after))),
+    element("span", { class: "excerpt" }, element("span", { class: "same", title: "as in this episode" }, ...nodesOf(lastLine(member.before))), element("mark", {}, ...nodesOf(member.after))),
     element("span", { class: "excerpt last", title: "the end of its last turn" }, ...nodesOf(`\u2026${member.last}`)),
   );
 }
@@ -54,4 +54,9 @@ function rewardBar(reward, low, high) {
   filled.style.width = `${(100 * Math.abs(reward)) / (high - low)}%`;
   bar.append(filled);
   return bar;
+}
+
+// The line that a text ends in. Above it is mostly the template's.
+function lastLine(text) {
+  return text.slice(text.lastIndexOf("\n") + 1);
 }
