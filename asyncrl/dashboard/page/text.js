@@ -63,7 +63,7 @@ export function readable(text) {
 export function number(value, digits = 4) {
   if (value === null || value === undefined) return "\u2013";
   if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Number.isInteger(value)) return (value || 0).toLocaleString("en").replace("-", "\u2212");
   return Number(value.toPrecision(digits)).toString().replace(/^-/, "\u2212");
 }
 

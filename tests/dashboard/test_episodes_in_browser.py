@@ -1,0 +1,176 @@
+"""The pages of kept episodes in a real browser: filter, open, colour, group, keyboard, sizes, hostile text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboard.browser import Browser, browse, needs_chromium
+from tests.dashboard.support import dashboard
+from tests.dashboard.test_episode_routes import make_kept
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
+
+ROWS = "document.querySelectorAll('table.list tbody tr').length"
+TURNS = "document.querySelectorAll('.turn').length"
+SUMMARY = "document.querySelector('.summary')?.textContent ?? ''"
+
+
+def text_of(selector: str) -> str:
+    return f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_kept(tmp_path_factory.mktemp("runs") / "run")
+
+
+def type_into(name: str, value: str) -> str:
+    """A script that writes into a field of the filters, as a person would."""
+    field = f"document.querySelector('[name={name}]')"
+    return f"{field}.focus(), {field}.value = {json.dumps(value)}, {field}.dispatchEvent(new Event('input'))"
+
+
+def test_the_table_is_filtered_sorted_and_leads_to_an_episode(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until(f"{ROWS} === 48")
+        await page.run(type_into("reward", "0.5.."))
+        await page.until(f"{ROWS} === 24")
+        assert "reward=0.5.." in await page.run("location.hash")
+        await page.run("document.querySelector('[name=flag]').value = 'best'")
+        await page.run("document.querySelector('[name=flag]').dispatchEvent(new Event('change'))")
+        await page.until(f"{ROWS} === 4")
+        assert await page.run(SUMMARY) == "4 of 48 kept episodes of steps 0 to 3"
+        await page.run("[...document.querySelectorAll('thead a')].find((a) => a.textContent === 'lag').click()")
+        await page.until("document.querySelector('[aria-sort=descending]')?.textContent.startsWith('lag')")
+        await page.run("document.querySelector('tbody a').click()")
+        await page.until(f"{TURNS} === 6")
+        await page.until(f"({text_of('.around span')}) === '1 of 4'")
+        await page.run("history.back()")
+        await page.until(f"{ROWS} === 4")
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=episodes", visit)
+
+
+def test_a_filter_that_makes_no_sense_says_what_to_write(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until(f"({SUMMARY}).includes('write 3, 3..9, 3.. or ..9')")
+        await page.run("document.querySelector('.clear').click()")
+        await page.until(f"{ROWS} === 48")
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=episodes&lag=many", lambda page: refusing(page, visit))
+
+
+async def refusing(page: Browser, visit: Any) -> None:
+    """Visit a page whose first request is refused on purpose, which the console tells."""
+    await visit(page)
+    page.errors[:] = [error for error in page.errors if "503" not in error]
+
+
+COLOUR = "getComputedStyle(document.querySelector('.turn.assistant .token')).backgroundColor"
+
+
+def test_tokens_are_coloured_by_what_is_chosen_and_the_address_keeps_it(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until(f"{TURNS} === 4")
+        colours = []
+        for name in ("sampled", "logprob", "advantage", "weight", "version", "score", "none"):
+            await page.run(f"document.querySelector('input[value={name}]').click()")
+            await page.until(f"(new URLSearchParams(location.hash.slice(1)).get('colour') ?? 'sampled') === '{name}'")
+            colours.append(await page.run(COLOUR))
+            assert await page.run(text_of(".meaning"))
+        assert len(set(colours)) >= 6
+        assert colours[-1] == "rgba(0, 0, 0, 0)"
+        given = "getComputedStyle(document.querySelector('.turn.prompt .token')).backgroundColor"
+        assert await page.run(given) == "rgba(0, 0, 0, 0)"
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=episodes&episode=3/t000000009.0.0", visit)
+
+
+def test_a_token_tells_its_values_to_the_mouse_and_to_the_keyboard(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until(f"{TURNS} === 4")
+        move = "new MouseEvent('mouseover', {bubbles: true})"
+        await page.run(f"document.querySelectorAll('.turn.assistant .token')[2].dispatchEvent({move})")
+        await page.until(f"({text_of('.inspector')}).includes('importance weight')")
+        await page.run("document.querySelector('.turn.assistant .tokens').focus()")
+        await page.press("ArrowRight")
+        await page.press("ArrowRight")
+        await page.until(f"({text_of('.inspector .values')}).includes('log-prob')")
+        assert await page.run("document.querySelector('.token.current').dataset.place") == "1"
+        await page.press("Escape")
+        await page.until("!document.querySelector('.token.current')")
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=episodes&episode=3/t000000009.0.0", visit)
+
+
+def test_members_of_the_group_stand_side_by_side_and_are_switched(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until("document.querySelectorAll('.member').length === 4")
+        assert await page.run(text_of(".member.chosen")) != ""
+        assert "member 3 parts here" in await page.run(text_of(".conversation"))
+        await page.run("document.querySelectorAll('.member')[1].click()")
+        await page.until(f"({text_of('h2')}).includes('t000000009.1.0')")
+        assert await page.run("document.querySelectorAll('.branch').length") == 2
+        assert "begins as branch 0 for 6 tokens" in await page.run(
+            text_of(".branch-rule:not(:empty) ~ *, .conversation")
+        )
+        await page.run("document.querySelectorAll('.branch')[1].click()")
+        await page.until("document.querySelector('.token.current') !== null")
+        await page.run("document.querySelector('.step-score').click()")
+        await page.until("document.querySelector('.turn.assistant .token.current') !== null")
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=episodes&episode=3/t000000009.0.0", visit)
+
+
+def test_hostile_text_is_shown_as_text_with_marks_for_what_cannot_be_seen(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until(f"{TURNS} === 4")
+        shown = await page.run(text_of(".turn.tool .tokens"))
+        assert "<script>alert(1)</script>" in shown
+        assert "\u27e8ESC\u27e9[31mred" in shown
+        assert {"\x1b", "\x00", "\u202e", "\u202c"}.isdisjoint(shown)
+        assert await page.run("document.scripts.length") == await page.run(
+            "document.head.querySelectorAll('script').length"
+        )
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=episodes&episode=3/t000000009.3.0", visit)
+
+
+def test_dead_letters_of_a_run_without_a_store_say_why_there_are_none(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until("document.querySelector('.dead-letters .hint')?.textContent.includes('store')")
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=episodes&view=dead", lambda page: refusing(page, visit))
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_pages_fit_the_window_and_are_reached_by_the_keyboard(run: Path, width: int) -> None:
+    async def visit(page: Browser) -> None:
+        await page.resize(width)
+        await page.until(f"{ROWS} === 48")
+        assert await page.run("document.documentElement.scrollWidth") <= width
+        await page.run("document.querySelector('.filters input').focus()")
+        for _ in range(60):
+            await page.press("Tab")
+            if await page.run("document.activeElement.matches('tbody a')"):
+                break
+        await page.press("Enter")
+        await page.until(f"{TURNS} >= 4")
+        assert await page.run("document.documentElement.scrollWidth") <= width
+        await page.run("document.querySelector('.turn.assistant .token').click()")
+        await page.until("document.querySelector('.inspector .values') !== null")
+        assert await page.run("document.documentElement.scrollWidth") <= width
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=episodes", visit)
