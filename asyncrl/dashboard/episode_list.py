@@ -126,16 +126,14 @@ def choices(rows: Iterable[KeptRow]) -> dict[str, Any]:
     }
 
 
-def page(rows: Sequence[KeptRow], query: EpisodeQuery) -> dict[str, Any]:
-    """One page of the table as plain values: `matched` counts all rows that fit."""
-    found = query.select(rows)
+def page(found: Sequence[KeptRow], query: EpisodeQuery) -> dict[str, Any]:
+    """One page of the rows that `query` selects as plain values: `matched` counts all of them."""
     shown = found[query.offset : query.offset + query.limit]
     return {"matched": len(found), "offset": query.offset, "rows": [plain(structs.asdict(row)) for row in shown]}
 
 
-def neighbours(rows: Sequence[KeptRow], query: EpisodeQuery, step: int, name: str) -> dict[str, Any]:
-    """The episodes before and after one in the table, and its place there; None where it has none."""
-    found = query.select(rows)
+def neighbours(found: Sequence[KeptRow], step: int, name: str) -> dict[str, Any]:
+    """The episodes before and after one in the rows of a table, and its place there; None where it has none."""
     place = next((place for place, row in enumerate(found) if row.id == name and row.step == step), None)
     around = {"before": None, "after": None}
     if place is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class RunEpisodes:
         self._lock = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._counted: tuple[Sequence[KeptRow], dict[str, Any]] = ((), choices(()))
+        self._selected: tuple[Sequence[KeptRow], EpisodeQuery | None, list[KeptRow]] = ((), None, [])
 
     def vocabulary(self) -> Vocabulary:
         """The run's tokenizer. One that did not load is tried again, since a run exports its own at its end."""
@@ -46,6 +48,14 @@ class RunEpisodes:
             if self._counted[0] is not rows:
                 self._counted = (rows, choices(rows))
             return self._counted[1]
+
+    def select(self, query: EpisodeQuery) -> list[KeptRow]:
+        """All rows that a query selects. An open page asks the same every few seconds, so the newest answer is kept."""
+        rows, asked = self.kept.rows(), replace(query, offset=0, limit=0)
+        with self._lock:
+            if self._selected[0] is not rows or self._selected[1] != asked:
+                self._selected = (rows, asked, query.select(rows))
+            return self._selected[2]
 
 
 class EpisodeAnswers:
@@ -69,7 +79,7 @@ class EpisodeAnswers:
     def _list(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
         episodes = self._runs[run.key]
         query = EpisodeQuery.of(request.query)
-        return {**page(episodes.kept.rows(), query), "choices": episodes.choices()}
+        return {**page(episodes.select(query), query), "choices": episodes.choices()}
 
     def _episode(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
         episodes, (step, name) = self._runs[run.key], _named(request)
@@ -98,7 +108,7 @@ class EpisodeAnswers:
 
     def _neighbours(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
         step, name = _named(request)
-        return neighbours(self._runs[run.key].kept.rows(), EpisodeQuery.of(request.query), step, name)
+        return neighbours(self._runs[run.key].select(EpisodeQuery.of(request.query)), step, name)
 
     def _dead_letters(self, run: ShownRun, _: web.Request) -> dict[str, Any]:
         return self._stores.read(run.folder, dead_letters)

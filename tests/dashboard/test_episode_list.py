@@ -66,7 +66,7 @@ def test_a_query_that_makes_no_sense_is_refused_with_what_is_wrong(query: dict[s
 
 def test_a_page_is_a_part_of_the_rows_and_says_how_many_fit() -> None:
     query = EpisodeQuery.of({"offset": "3", "limit": "2", "step": "1.."})
-    found = page(ROWS, query)
+    found = page(query.select(ROWS), query)
     assert found["matched"] == 36
     assert [row["id"] for row in found["rows"]] == [row.id for row in query.select(ROWS)[3:5]]
 
@@ -86,12 +86,11 @@ def test_choices_count_episodes_by_value() -> None:
 
 
 def test_the_neighbours_of_an_episode_are_those_of_the_filtered_table() -> None:
-    query = EpisodeQuery.of({"finish": "truncated"})
-    rows = query.select(ROWS)
-    found = neighbours(ROWS, query, rows[1].step, rows[1].id)
+    rows = selected(finish="truncated")
+    found = neighbours(rows, rows[1].step, rows[1].id)
     assert (found["place"], found["matched"]) == (1, len(rows))
     assert (found["before"]["id"], found["after"]["id"]) == (rows[0].id, rows[2].id)
-    first = neighbours(ROWS, query, rows[0].step, rows[0].id)
+    first = neighbours(rows, rows[0].step, rows[0].id)
     assert first["before"] is None
-    outside = neighbours(ROWS, EpisodeQuery.of({"finish": "completed"}), rows[0].step, rows[0].id)
+    outside = neighbours(selected(finish="completed"), rows[0].step, rows[0].id)
     assert (outside["place"], outside["before"], outside["after"]) == (None, None, None)

@@ -23,7 +23,7 @@ function twoSided(middle, reach, distance = (value) => value - middle) {
   };
 }
 
-function ramp(colourOf, values, format = number) {
+function ramp(colourOf, values, format = (value) => number(value, 2)) {
   return values.map((value) => ({ colour: colourOf(value), text: format(value) }));
 }
 

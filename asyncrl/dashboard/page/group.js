@@ -29,8 +29,8 @@ export function groupSection({ members, common }, episode) {
 function card(member, episode, low, high) {
   const chosen = member.id === episode.id;
   const facts = [
-    ["reward", number(member.reward)],
-    ["advantage", `${number(member.advantage)}${member.advantages_differ ? " on average" : ""}`],
+    ["reward", number(member.reward, 3)],
+    ["advantage", `${number(member.advantage, 3)}${member.advantages_differ ? " on average" : ""}`],
     ["sampled", number(member.sampled)],
     ["turns", number(member.turns)],
   ];
