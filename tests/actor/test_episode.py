@@ -36,6 +36,7 @@ from tests.actor.fakes import (
     make_tool,
     play_with_tools,
 )
+from tests.helpers import FakeSpans
 from tests.templates.families import tokenizer as family
 
 TOKENIZERS = {template: make_tokenizer(template) for template in (CHATML, QWEN3)}
@@ -275,3 +276,16 @@ def test_a_task_under_a_grammar_that_also_has_tools_is_refused():
     form = {"response_format": '{"type": "json_object"}'}
     with pytest.raises(RefusedError, match="a turn under a grammar cannot call them"):
         run(["{}"], ticket=make_ticket(extra_info=form))
+
+
+def test_turns_and_tool_calls_are_recorded_with_their_episode():
+    spans = FakeSpans()
+    toolbox = Toolbox({"echo": make_tool()[0]}, ToolLimits(), spans)
+    engine = ScriptedEngine(TOKENIZERS[CHATML], [call("a") + call("b"), "done"])
+    asyncio.run(play_with_tools(engine, CHATS[CHATML], toolbox, spans=spans))
+    names = [name for name, _, episode in spans.spans if episode == "t1"]
+    assert names == ["wait", "generate", "tool echo", "tool echo", "tools", "generate"]
+    first, second = spans.of("generate")
+    assert first["tokens"] > second["tokens"] > 0
+    assert first["prompt_tokens"] < second["prompt_tokens"]
+    assert first["version"] < second["version"]

@@ -22,7 +22,7 @@ from asyncrl.types import Purpose, Role, Ticket, ToolCall, Trajectory, Turn
 from tests.actor.fakes import ScriptedEngine, make_tokenizer, play_with_tools
 from tests.actor.interactions.support import Recorded, on_offer
 from tests.fake_replay import FakeReplay, feed_ticket
-from tests.helpers import GENEROUS_S, FakeMetrics, async_until, make_task, make_trajectory
+from tests.helpers import GENEROUS_S, FakeMetrics, FakeSpans, async_until, make_task, make_trajectory
 
 Begin = Callable[[], None]
 Act = Callable[[Ticket, Begin], Awaitable[None]]
@@ -66,6 +66,7 @@ async def at_work(
     renew_s: float = 1000.0,
     stopped: bool = True,
     trajectory: Callable[[Ticket], Trajectory] = make_trajectory,
+    spans: FakeSpans | None = None,
 ) -> AsyncIterator[FakeMetrics]:
     """A running worker, whose episodes `act` and then have a `trajectory`. Afterwards it is `stopped`, or ends by
     itself. Raises what the worker raised."""
@@ -76,7 +77,8 @@ async def at_work(
 
     before, sink, stop = asyncio.all_tasks(), FakeMetrics(), asyncio.Event()
     metrics = RolloutMetrics(ScriptedEngine(make_tokenizer(), []), [lambda: {"tool_calls": 2}], sink, interval_s=0.005)
-    worker = asyncio.create_task(RolloutWorker(run, replay, replay, concurrency, metrics, limit_s, renew_s).run(stop))
+    rollouts = RolloutWorker(run, replay, replay, concurrency, metrics, limit_s, renew_s, spans)
+    worker = asyncio.create_task(rollouts.run(stop))
     logging = asyncio.create_task(metrics.run(lambda: 0))
     try:
         yield sink
@@ -116,6 +118,22 @@ async def test_every_ticket_becomes_one_trajectory_and_no_more_run_than_allowed(
     assert sorted(replay.stored) == [feed_ticket(number) for number in range(30)]
     assert most == 4
     assert all(len(holding) + want <= 4 + 4 + 1 for holding, want, _ in replay.requests)
+
+
+async def test_each_episode_is_recorded_from_its_ticket_until_its_outcome_was_delivered():
+    spans = FakeSpans()
+
+    async def act(ticket: Ticket, begin: Begin) -> None:
+        if ticket.id == feed_ticket(1):
+            raise ToolError("it broke")
+
+    await work(Replay(2), 2, act, spans=spans)
+    for name in ("queued", "deliver", "episode"):
+        assert {feed_ticket(number) for number in range(2)} <= {each["episode"] for each in spans.of(name)}
+    whole = {each["episode"]: each for each in spans.of("episode")}
+    assert whole[feed_ticket(0)]["finish"] == "completed"
+    assert "it broke" in whole[feed_ticket(1)]["failed"]
+    assert spans.of("wait for tickets")[0]["tickets"] == 2
 
 
 async def test_a_ticket_is_held_until_its_trajectory_is_durable():

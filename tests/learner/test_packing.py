@@ -6,7 +6,7 @@ import torch
 from asyncrl.learner.packing import build_episodes, build_local_batch
 from asyncrl.learner.step_metrics import Phases, lag_counts, lag_values, use_of_rank, use_values
 from asyncrl.types import BatchPlan, Labels, Role, Turn
-from tests.helpers import make_trajectory
+from tests.helpers import FakeSpans, make_trajectory
 
 CPU = torch.device("cpu")
 
@@ -101,12 +101,16 @@ def test_the_lag_of_a_trajectory_is_that_of_its_oldest_token():
 def test_idle_is_the_share_of_a_step_spent_waiting_for_others():
     now = [0.0]
     begun: list[str] = []
-    phases = Phases(begun.append, lambda: now[0])
+    spans = FakeSpans(lambda: now[0])
+    phases = Phases(begun.append, lambda: now[0], spans, step=3)
     for name, seconds in (("wait", 1.0), ("fetch", 0.5), ("train", 4.5)):
         with phases(name):
             now[0] += seconds
     by_phase = {"seconds/wait": 1.0, "seconds/fetch": 0.5, "seconds/train": 4.5, "seconds/step": 6.0}
     assert phases.values(tokens=60) == {**by_phase, "idle": 0.25, "tokens_per_s": 10.0}
+    phases.finish(version=2)
+    recorded = [(name, values["step"], values["seconds"]) for name, values, _ in spans.spans]
+    assert recorded == [("wait", 3, 1.0), ("fetch", 3, 0.5), ("train", 3, 4.5), ("step", 3, 6.0)]
 
 
 def test_utilisation_counts_three_forward_passes_of_all_ranks():
