@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.learner.ranks import Ranks, shard_of
+from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat, model_tensors
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
 from asyncrl.weights.manifest import DTYPES, TensorSpec, dtype_name, new_bytes
@@ -79,7 +80,9 @@ def gather_all(model: nn.Module, weights: WeightFormat, dtype: torch.dtype, rank
     """All published tensors of `model` by name, as copies on rank 0's CPU; empty on other ranks. All ranks take
     part."""
     tensors: dict[str, Tensor] = {}
-    for gathered in gather(model, plan_gather(weights, dtype), weights, ranks):
+    steps = plan_gather(weights, dtype)
+    buckets = gather(model, steps, weights, ranks)
+    for gathered in tracked(buckets, "gathering weights", len(steps), "buckets", ranks.activity):
         tensors |= on_host(gathered)
     return tensors
 

@@ -20,7 +20,9 @@ from torch.distributed.tensor import DTensor, Shard
 from asyncrl.errors import CheckpointError
 from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.ranks import Ranks, shard_of
+from asyncrl.machine.activity import Activity
 from asyncrl.machine.files import save_tensors
+from asyncrl.machine.long_work import tracked
 from asyncrl.weights.threads import begin
 
 Models = Mapping[str, Trainable[Any]]
@@ -91,8 +93,8 @@ def read_state(models: Models, folder: Path, count: int, ranks: Ranks) -> None:
     incomplete."""
     with _opened(folder, count, ranks, "; remove that folder to resume from an older checkpoint") as stored:
         for name, model in models.items():
-            _load_moments(name, model, stored)
-            stored.load_weights(name, model.module)
+            _load_moments(name, model, stored, ranks.activity)
+            stored.load_weights(name, model.module, ranks.activity)
 
 
 @torch.no_grad()
@@ -133,9 +135,11 @@ class _StoredTensors:
         prefix = f"{model}/moments/"
         return {name.split("/")[3] for name in self._files[0][1] if name.startswith(prefix)}
 
-    def load_weights(self, name: str, module: nn.Module) -> None:
-        """Load the weights of the model `name` into `module`. Raises CheckpointError: one is missing or misshapen."""
-        for weight, tensor in _weights(module):
+    def load_weights(self, name: str, module: nn.Module, activity: Activity | None = None) -> None:
+        """Load the weights of the model `name` into `module`; `activity` shows how far it is. Raises CheckpointError:
+        one is missing or misshapen."""
+        weights = list(_weights(module))
+        for weight, tensor in tracked(weights, f"reading the {name}'s weights", len(weights), "tensors", activity):
             self.load(f"{name}/{weight}", tensor)
 
     def load(self, name: str, tensor: Tensor) -> None:
@@ -195,9 +199,11 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield f"weights/{name}", tensor
 
 
-def _load_moments(name: str, model: Trainable[Any], stored: _StoredTensors) -> None:
+def _load_moments(name: str, model: Trainable[Any], stored: _StoredTensors, activity: Activity) -> None:
     model.begin_moments(stored.moved(name))
-    for parameter, moments in model.moments().items():
+    found = model.moments()
+    what = f"reading the {name}'s moments"
+    for parameter, moments in tracked(found.items(), what, len(found), "parameters", activity):
         for key, tensor in moments.items():
             stored.load(f"{name}/moments/{key}/{parameter}", tensor)
 
