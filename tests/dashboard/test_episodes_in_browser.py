@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from asyncrl.observe.kept.episode import KeptStep
+from asyncrl.observe.kept.writing import KeptWriter
+from asyncrl.types import Role
 from tests.dashboard.browser import Browser, browse, needs_chromium
-from tests.dashboard.support import dashboard
+from tests.dashboard.support import dashboard, make_run
+from tests.dashboard.test_episode_page import played
 from tests.dashboard.test_episode_routes import make_kept
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
@@ -144,6 +148,25 @@ def test_hostile_text_is_shown_as_text_with_marks_for_what_cannot_be_seen(run: P
 
     with dashboard(run) as url:
         browse(f"{url}#tab=episodes&episode=3/t000000009.3.0", visit)
+
+
+def test_a_huge_turn_is_folded_and_comes_as_it_is_asked_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    episode = played([(Role.PROMPT, "ask"), (Role.ASSISTANT, "I search."), (Role.TOOL, "x" * 300_000)])
+    KeptWriter(run, 1 << 30).add(KeptStep(episode.row.step, [episode]))
+    tokens = "document.querySelectorAll('.turn.tool .token').length"
+
+    async def visit(page: Browser) -> None:
+        await page.until(f"{TURNS} === 3")
+        assert await page.run(tokens) == 1200
+        await page.run("document.querySelector('.turn.tool .turn-foot button').click()")
+        assert "298,800 tokens not shown" in await page.run(text_of(".turn.tool .turn-foot"))
+        await page.run("document.querySelectorAll('.turn.tool .turn-foot button')[1].click()")
+        await page.until(f"{tokens} === 2400")
+        assert "token ids instead of text" in (await page.run(text_of(".problem"))).lower()
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=episodes&episode={episode.row.step}/{episode.row.id}", visit)
 
 
 def test_dead_letters_of_a_run_without_a_store_say_why_there_are_none(run: Path) -> None:
