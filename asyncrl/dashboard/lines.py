@@ -61,19 +61,11 @@ class LineFile:
 
     def sampled(self, span: LineSpan, count: int) -> list[Row]:
         """At most `count` rows at equal distances in bytes, with the first and the last one."""
-        starts = [span.start + index * span.size // max(1, count - 1) for index in range(count - 1)]
-        rows: list[Row] = []
-        behind = span.start
-        for start in starts:
-            if start < behind and start != span.start:
-                continue
-            line, behind = self._line(start, span)
-            if line and (row := _parsed(line)):
-                rows.append(row)
-        last = self._line_before(span.end, span)
-        if last and behind < span.end and (row := _parsed(last)):
-            rows.append(row)
-        return rows
+        places = [span.start + index * span.size // max(1, count - 1) for index in range(count - 1)]
+        begins = {self._begin(place, span): None for place in places}
+        if span.size:
+            begins[self._line_start(span.end - 1)] = None
+        return list(filter(None, (_parsed(self._line(begin, span)) for begin in begins)))
 
     def newest(self, count: int) -> list[Row]:
         """The last `count` rows."""
@@ -85,7 +77,7 @@ class LineFile:
     def estimated_rows(self, span: LineSpan) -> int:
         """How many rows the span has, from the mean length of a few lines."""
         places = [span.start + index * span.size // MEASURED for index in range(MEASURED)]
-        lengths = [max(1, len(self._line(place, span)[0])) for place in places]
+        lengths = [max(1, len(self._line(self._begin(place, span), span))) for place in places]
         return round(span.size * MEASURED / sum(lengths))
 
     def between(self, first: float, last: float) -> LineSpan:
@@ -100,23 +92,20 @@ class LineFile:
         low, high = self.whole.start, self.whole.end
         while high - low > NEARBY:
             middle = (low + high) // 2
-            line, _ = self._line(middle, self.whole)
-            row = _parsed(line) if line else None
+            row = _parsed(self._line(self._begin(middle, self.whole), self.whole))
             if row is None or float(row.get("time", 0.0)) >= time:
                 high = middle
             else:
                 low = middle
         return low
 
-    def _line(self, offset: int, span: LineSpan) -> tuple[bytes, int]:
-        """The first line that begins at or after `offset`, and the offset behind it; empty if there is none."""
-        start = offset if offset == span.start else self._next_start(offset - 1, span)
-        end = self._next_start(start, span)
-        return os.pread(self._descriptor, end - start, start), end
+    def _begin(self, offset: int, span: LineSpan) -> int:
+        """Where the first line begins that does so at or after `offset`; the end of the span if there is none."""
+        return offset if offset == span.start else self._next_start(offset - 1, span)
 
-    def _line_before(self, end: int, span: LineSpan) -> bytes:
-        start = self._line_start(end - 1) if end > span.start else end
-        return os.pread(self._descriptor, end - start, start)
+    def _line(self, begin: int, span: LineSpan) -> bytes:
+        """The line that begins there; empty at the end of the span."""
+        return os.pread(self._descriptor, self._next_start(begin, span) - begin, begin)
 
     def _next_start(self, offset: int, span: LineSpan) -> int:
         """The first beginning of a line after `offset`, or the end of the span."""

@@ -8,13 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import lmdb
+
 from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.dashboard.lines import Row, open_lines
 from asyncrl.dashboard.runs import METRICS
 from asyncrl.dashboard.series import LONGEST_TEXT, metrics_files
-from asyncrl.errors import ConfigError
+from asyncrl.dashboard.stores import ReplayStores
+from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.inspect.run import read_config
+from asyncrl.inspect.watch import RunWatch
 from asyncrl.machine.owner import owner_of
 from asyncrl.observe.warnings import WINDOW, learning_warnings
 from asyncrl.results.summary import SUMMARY_FILE
@@ -26,6 +30,26 @@ def run_state(folder: Path) -> dict[str, Any]:
         if owner_of(folder) is not None:
             return {"state": "running"}
     return {"state": str(_json(folder / SUMMARY_FILE).get("result", "stopped"))}
+
+
+class Overviews:
+    """What goes on in each run, with who waits for whom."""
+
+    def __init__(self, stores: ReplayStores) -> None:
+        self._stores = stores
+        self._watches: dict[Path, RunWatch] = {}
+
+    def of(self, folder: Path) -> dict[str, Any]:
+        """The overview of the run, with `waits_text`, a sentence that is empty where nobody waits, and `advice`, None
+        where there is too little to advise from."""
+        found = overview(folder)
+        watch = self._watches.setdefault(folder, RunWatch(folder))
+        try:
+            with self._stores.alone():
+                stalls = watch.look()
+        except (AsyncrlError, OSError, lmdb.Error) as error:
+            return {**found, "problems": list(dict.fromkeys([*found["problems"], str(error)]))}
+        return {**found, "waits_text": stalls.text, "advice": stalls.advice}
 
 
 def overview(folder: Path) -> dict[str, Any]:

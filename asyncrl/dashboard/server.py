@@ -25,7 +25,7 @@ from aiohttp.typedefs import Handler
 
 from asyncrl.dashboard.access import Access, guard
 from asyncrl.dashboard.episode_routes import EpisodeAnswers
-from asyncrl.dashboard.overview import overview, run_state
+from asyncrl.dashboard.overview import Overviews, run_state
 from asyncrl.dashboard.runs import ShownRun
 from asyncrl.dashboard.series import Wanted, catalogue, metrics_files, read_series
 from asyncrl.dashboard.stores import ReplayStores
@@ -43,12 +43,14 @@ Answer = Callable[[ShownRun, web.Request], Any]
 def application(runs: Mapping[str, ShownRun], access: Access) -> web.Application:
     """The server of these runs."""
     app = web.Application(middlewares=[guard(access), _with_reasons])
+    stores = ReplayStores()
+    overviews = Overviews(stores)
     # What comes behind /api/runs/RUN/, which may have {names} of its own for `request.match_info`.
     answers: Mapping[str, Answer] = {
-        "overview": lambda run, _: overview(run.folder),
+        "overview": lambda run, _: overviews.of(run.folder),
         "catalogue": lambda run, _: catalogue(run.folder),
         "series": _series,
-        **EpisodeAnswers(runs, ReplayStores()).by_address(),
+        **EpisodeAnswers(runs, stores).by_address(),
     }
     app.add_routes([web.get("/", _page_file("index.html"))])
     app.add_routes([web.get(f"/{name}", _page_file(name)) for name in _page_files()])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,10 @@ class ReplayStores:
         """What `ask` says of the stores. Raises StoreError: there are none, or they cannot be read."""
         with self._lock, closing(StoredRun(run_dir / "replay")) as stored:
             return ask(stored)
+
+    def alone(self) -> AbstractContextManager[object]:
+        """A block in which nobody else of this process opens stores, for who opens them by itself."""
+        return self._lock
 
 
 def dead_letters(stored: StoredRun) -> dict[str, Any]:

@@ -48,11 +48,12 @@ def run(config: TrainConfig) -> None:
 
 def _try_next(run_dir: Path) -> str:
     things = {
+        f"asyncrl dashboard {run_dir}": "a page with its figures and episodes",
         f"asyncrl inspect list {run_dir} --sort reward": "the episodes, the best first",
         "asyncrl demo run.name=dapo algorithm=dapo": "the same with another algorithm",
         "docs/first_run.md": "data, a tool and a reward of your own, step by step",
     }
-    return "\nThree things to try next:\n" + "".join(f"  {command:<47}{what}\n" for command, what in things.items())
+    return "\nFour things to try next:\n" + "".join(f"  {command:<47}{what}\n" for command, what in things.items())
 
 
 def preparation_threads(cpus: int) -> int:

@@ -173,6 +173,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
             return True
         locations.run_identity(config.run, make=True)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
+        log.info("to watch it in a browser: asyncrl dashboard %s", shlex.quote(str(run_dir)))
         log.info("where everything runs:\n%s", placement_table(placement, config.cluster.hosts))
         supervisor = Supervisor(
             role_commands(placement, run_dir / CONFIG_FILE),

@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_first_look_has_its_numbers_and_figures(run: Path) -> None:
     async def visit(page: Browser) -> None:
-        await page.until(f"{DRAWN} >= 5 && {INKED}")
+        await page.until(f"{DRAWN} >= 2 && {INKED}")
         text = await page.run("document.body.innerText")
         for expected in ("one", "Is it learning?", "30", "a step takes", "2 s", "50 tokens/s", "Roles"):
             assert expected in text
@@ -83,7 +83,7 @@ def test_what_is_written_meanwhile_is_drawn(run: Path) -> None:
         learner.close()
 
     with dashboard(run) as url:
-        browse(f"{url}#tab=figures", visit)
+        browse(f"{url}#tab=figures&show=reward,lag", visit)
 
 
 def test_several_runs_are_laid_over_each_other_and_chosen(run: Path, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_several_runs_are_laid_over_each_other_and_chosen(run: Path, tmp_path: P
 
 def test_any_metric_is_found_by_its_name_and_added(run: Path) -> None:
     async def visit(page: Browser) -> None:
-        await page.until(f"{DRAWN} > 5")
+        await page.until(f"{DRAWN} >= 2")
         await page.until(
             "(() => { const box = document.querySelector('#search'); box.focus(); box.value = 'depth ready';"
             " box.dispatchEvent(new Event('input'));"
@@ -120,7 +120,7 @@ def test_any_metric_is_found_by_its_name_and_added(run: Path) -> None:
 
 def test_everything_is_reached_by_the_keyboard_and_says_what_it_is(run: Path) -> None:
     async def visit(page: Browser) -> None:
-        await page.until(f"{DRAWN} > 5")
+        await page.until(f"{DRAWN} >= 2")
         seen = []
         for _ in range(24):
             await page.press("Tab")
@@ -151,7 +151,7 @@ def test_the_page_fits_wide_and_narrow_windows_light_and_dark(run: Path, width: 
             await page.prefer(scheme)
             for tab in ("overview", "figures"):
                 await page.run(f"location.hash = 'tab={tab}'")
-                await page.until(f"{DRAWN} >= 5 && {INKED}")
+                await page.until(f"{DRAWN} >= 2 && {INKED}")
                 assert await page.run("document.documentElement.scrollWidth") <= width
                 background = await page.run("getComputedStyle(document.body).backgroundColor")
                 assert (int(background[4:].split(",")[0]) > 127) is (scheme == "light")
@@ -168,7 +168,7 @@ def test_hostile_text_is_shown_as_text(run: Path, tmp_path: Path) -> None:
     add_rows(folder, "replay", [{"failing": HOSTILE + "x" * 10_000_000, "newest_failure": HOSTILE, "dead": 1}])
 
     async def visit(page: Browser) -> None:
-        await page.until(f"{DRAWN} > 3")
+        await page.until(f"{DRAWN} >= 2")
         await page.until("document.querySelector('.warning')?.textContent.includes('<script>window.hit')")
         shown = await page.run("document.querySelector('.warning').textContent")
         assert len(shown) < 5000
@@ -190,7 +190,7 @@ def test_hostile_text_is_shown_as_text(run: Path, tmp_path: Path) -> None:
 
 def test_a_page_whose_server_has_ended_says_so(run: Path) -> None:
     async def visit(page: Browser) -> None:
-        await page.until(f"{DRAWN} > 3")
+        await page.until(f"{DRAWN} >= 2")
         await page.run("(globalThis.fetch = () => Promise.reject(new TypeError('gone')), 1)")
         await page.until("document.querySelector('#status').textContent.includes('asyncrl dashboard')")
 

@@ -100,7 +100,7 @@ def test_killing_every_role_once_loses_nothing_and_accuracy_is_reached(start: St
     assert summary["held_out"]["accuracy"]["first"] < 0.6
     assert summary["held_out"]["accuracy"]["last"] >= 0.9
     assert summary["trajectories"]["trained"] == summary["steps"] * 64
-    assert "Three things to try next" in run.output
+    assert "Four things to try next" in run.output
 
 
 @pytest.mark.long

@@ -28,11 +28,13 @@ def build(folder: Path) -> Path:
 
 
 def check_contents(wheel: Path) -> None:
-    """It has the configuration files and the types marker, and its description links to no file beside it."""
+    """It has the configuration files, the dashboard's page and the types marker, and its description links to no file beside it."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
-    missing = {"asyncrl/py.typed", "asyncrl/configs/train.yaml", "asyncrl/configs/experiment/demo.yaml"} - names
+    page = {str(path.relative_to(ROOT)) for path in (ROOT / "asyncrl/dashboard/page").rglob("*") if path.is_file()}
+    configs = {"asyncrl/configs/train.yaml", "asyncrl/configs/experiment/demo.yaml"}
+    missing = {"asyncrl/py.typed", *configs, *page} - names
     assert not missing, f"the wheel has no {missing}"
     relative = re.findall(r"\]\((?!https?:|#)[^)]*\)", metadata)
     assert not relative, f"links that lead nowhere on a package index: {relative}"

@@ -34,11 +34,13 @@ export class Chart {
   #drawn = null;
   #observer;
 
-  /** `settings`: `height`, `axes` (false: none), `legend` (false: none), `onRange(first, last)`, called with nulls for all,
+  /** `settings`: `title`, `height`, `axes` (false: none), `legend` (false: none), `onRange(first, last)`, called with nulls for all,
    * and `onPlace(x)`, when the cursor stops somewhere. */
   constructor(settings = {}) {
     this.settings = { height: 190, axes: true, legend: true, ...settings };
     this.element = element("div", { class: "chart" }, this.#host, this.settings.legend ? this.#legend : null);
+    this.#host.setAttribute("aria-label", this.settings.title);
+    this.#host.style.minHeight = `${this.settings.height}px`;
     this.#observer = new ResizeObserver(() => this.#resize());
     this.#observer.observe(this.#host);
     this.#host.addEventListener("keydown", (event) => this.#key(event));

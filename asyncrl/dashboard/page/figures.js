@@ -38,7 +38,7 @@ export function open(main, page) {
     const more = now.more ? now.more.split(",").map((word) => chosenFigure(word, metrics.meanings?.[word])) : [];
     const figures = [...more, ...FIGURES].filter((figure) => !chosen || chosen.includes(figure.id));
     const runs = page.chosen();
-    const wanted = JSON.stringify([figures.map((figure) => figure.id), runs.map((run) => run.key), Object.keys(metrics).length > 0]);
+    const wanted = JSON.stringify([figures.map((figure) => figure.id), runs.map((run) => run.key), more.map((figure) => figure.about)]);
     if (wanted === layout) return;
     layout = wanted;
     for (const panel of panels) panel.close();

@@ -6,24 +6,39 @@ import { element, fill, foreign } from "./dom.js";
 import { number } from "./format.js";
 import { linesOf, smoothed } from "./lines.js";
 
+const NEAR = "400px";
+
 export class Panel {
   #chart;
   #note = element("p", { class: "note" });
   #detail = new Map();
   #detailOf = "";
+  #pending = null;
+  #near = false;
+  #observer;
 
   /** `run`: a figure that stacks its lines shows one run. `tools` stand beside the title. */
   constructor(figure, { run = null, tools = [], chart = {} } = {}) {
     Object.assign(this, { figure, run });
-    this.#chart = new Chart(chart);
+    this.#chart = new Chart({ ...chart, title: figure.title });
+    this.#observer = new IntersectionObserver((seen) => this.#seen(seen.at(-1).isIntersecting), { rootMargin: NEAR });
     const title = element("h3", {}, foreign(figure.title), figure.unit && figure.unit !== "share" ? element("small", {}, ` ${figure.unit}`) : null,
       run ? element("small", {}, " \u00b7 ", foreign(run.name)) : null);
     const head = element("div", { class: "head" }, title, element("div", { class: "tools" }, tools));
     const about = figure.about ? element("p", { class: "about" }, figure.about) : null;
     this.element = element("article", { class: "card figure", id: `figure-${figure.id}` }, head, about, this.#chart.element, this.#note);
+    this.#observer.observe(this.element);
+  }
+
+  /** Draws what is in the window or near it; the rest once it comes near. */
+  #seen(near) {
+    this.#near = near;
+    if (near && this.#pending) this.#chart.draw(this.#pending);
+    if (near) this.#pending = null;
   }
 
   close() {
+    this.#observer.disconnect();
     this.#chart.close();
   }
 
@@ -55,12 +70,13 @@ export class Panel {
     this.element.hidden = lines.length === 0;
     if (lines.length === 0) return false;
     const smooth = this.figure.stack ? 0 : view.smooth;
-    this.#chart.draw({
+    this.#pending = {
       ...this.figure,
       axis: AXES[view.axis],
       range: view.range,
       lines: lines.map((line) => (smooth && !line.marks ? { ...line, raw: line.y, y: smoothed(line.y, smooth) } : line)),
-    });
+    };
+    this.#seen(this.#near);
     this.#tell(used);
     return true;
   }

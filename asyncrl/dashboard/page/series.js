@@ -3,7 +3,7 @@
 
 import * as api from "./api.js";
 
-const POINTS = 1000;
+const POINTS = 600;
 const TOO_MANY = 4 * POINTS;
 
 /** The wanted columns of one file of one run. `step`, `time` and each of `columns` have one value a row. */

@@ -1,0 +1,117 @@
+"""What figures get of a metrics file: all rows of a short one, a sample of a long one, and only what is new."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.dashboard import series
+from asyncrl.dashboard.lines import LineFile, LineSpan, open_lines
+from asyncrl.dashboard.series import Wanted, catalogue, read_series
+from asyncrl.observe.sinks import JsonLines, metrics_file, remove_steps
+from tests.dashboard.support import make_run, values
+
+
+@contextmanager
+def written(count: int, padding: int) -> Iterator[LineFile]:
+    """A file of rows with `time` from 0, of different lengths."""
+    rows = [{"step": row, "time": float(row), "text": "x" * (padding * (row % 7))} for row in range(count)]
+    with NamedTemporaryFile("w") as file:
+        file.write("".join(f"{json.dumps(row)}\n" for row in rows))
+        file.flush()
+        with open_lines(Path(file.name)) as lines:
+            assert lines is not None
+            yield lines
+
+
+@given(st.integers(0, 60), st.integers(2, 80), st.integers(0, 3000))
+def test_a_sample_is_in_order_with_both_ends_and_no_row_twice(count: int, points: int, padding: int) -> None:
+    with written(count, padding) as lines:
+        steps = [row["step"] for row in lines.sampled(lines.whole, points)]
+        newest = [row["step"] for row in lines.newest(3)]
+        every = [row["step"] for row in lines.rows(lines.whole)]
+    assert steps == sorted(set(steps))
+    assert len(steps) <= points
+    assert steps[:1] + steps[-1:] == ([0, count - 1] if count else [])[: 2 if steps else 0]
+    assert every == list(range(count))
+    assert newest == every[-3:]
+
+
+@given(st.integers(1, 3000), st.floats(-5, 3005), st.floats(0, 500))
+def test_a_range_of_times_has_all_of_its_rows(count: int, first: float, length: float) -> None:
+    with written(count, 50) as lines:
+        span = lines.between(first, first + length)
+        found = {row["time"] for row in lines.rows(span)}
+    assert {float(row) for row in range(count) if first <= row <= first + length} <= found
+
+
+def test_a_long_file_is_sampled_and_says_of_how_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "one", 5000)
+    monkeypatch.setattr(series, "READ_WHOLE", 10_000)
+    found = read_series(run, "learner", Wanted(["reward/mean"], points=100))
+    assert not found["all"]
+    assert 50 < len(found["step"]) <= 100
+    assert (found["step"][0], found["step"][-1]) == (0, 4999)
+    assert found["rows"] == pytest.approx(5000, rel=0.05)
+    near = read_series(run, "learner", Wanted(["reward/mean"], points=100, first=3000.0, last=3010.0))
+    assert len(near["step"]) > 50
+    assert near["step"][0] <= 2000 <= 2010 <= near["step"][-1] < 4999
+
+
+def test_only_what_was_written_since_is_read_until_the_file_is_replaced(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one", 3)
+    first = read_series(run, "learner", Wanted(["reward/mean"]))
+    assert (first["step"], first["reset"]) == ([0, 1, 2], True)
+    again = read_series(run, "learner", Wanted(["reward/mean"], after=first["cursor"]))
+    assert (again["step"], again["reset"]) == ([], False)
+    sink = JsonLines(metrics_file(run, "learner"))
+    sink.log(3, {"reward/mean": 1.0})
+    sink.close()
+    more = read_series(run, "learner", Wanted(["reward/mean"], after=first["cursor"]))
+    assert (more["step"], more["columns"], more["reset"]) == ([3], {"reward/mean": [1.0]}, False)
+    remove_steps(metrics_file(run, "learner"), lambda step: step > 0)
+    resumed = read_series(run, "learner", Wanted(["reward/mean"], after=more["cursor"]))
+    assert (resumed["step"], resumed["reset"]) == ([0], True)
+
+
+def test_half_a_line_is_left_for_later_and_a_damaged_one_is_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one", 2)
+    with metrics_file(run, "learner").open("a") as file:
+        file.write('{"step": 2, \n[1]\n{"step": 3, "time": 9.0}\n{"step": 4, "ti')
+    assert read_series(run, "learner", Wanted([]))["step"] == [0, 1, 3]
+
+
+def test_what_is_no_finite_number_is_none(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one", 2, odd=float("nan"), text="some", large=float("inf"))
+    found = values([run], "/api/runs/one/series?file=learner&name=odd&name=text&name=large&name=missing")
+    assert set(map(tuple, found["columns"].values())) == {(None, None)}
+
+
+def test_a_name_with_a_star_stands_for_all_that_begin_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one", 2, **{"lag/0": 1.0, "lag/10": 2.0, "lagging": 3.0})
+    assert set(read_series(run, "learner", Wanted(["lag/*"]))["columns"]) == {"lag/0", "lag/10"}
+
+
+def test_the_catalogue_has_meanings_of_our_metrics_and_the_beginning_of_texts(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one", 2, mine=2.0, text="x" * 10_000)
+    found = catalogue(run)["learner"]
+    assert found["reward/mean"]["meaning"] == "mean reward of the trained trajectories"
+    assert found["mine"] == {"newest": 2.0}
+    assert len(found["text"]["newest"]) == series.LONGEST_TEXT
+
+
+def test_a_line_of_megabytes_is_not_in_the_way_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text(f'{{"time": 0}}\n{{"time": 1, "text": "{"x" * 5_000_000}"}}\n{{"time": 2}}\n')
+    with open_lines(path) as lines:
+        assert lines is not None
+        assert [row["time"] for row in lines.sampled(lines.whole, 10)] == [0, 2]
+        assert [row["time"] for row in lines.rows(lines.whole)] == [0, 1, 2]
+        assert list(lines.rows(LineSpan(0, 0, 0))) == []
