@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -28,7 +28,8 @@ def build(folder: Path) -> Path:
 
 
 def check_contents(wheel: Path) -> None:
-    """It has the configuration files, the dashboard's page and the types marker, and its description links to no file beside it."""
+    """It has the configuration files, the dashboard's page and the types marker. Its description links to no file
+    beside it."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
