@@ -17,7 +17,8 @@ COUNTERS = (
     *("version", "committed", "accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead", "late"),
     *("duplicates", "failures", "scoring_failures", "late_labels", "tickets_redelivered", "leases_redelivered"),
     *("groups_reissued", "plans_skipped", "tasks_passed_over", "tokens_thrown_away", "damaged", "refused"),
-    *("internal_errors", "dead_letters_dropped"),
+    *("internal_errors", "dead_letters_dropped", "tokens_accepted", "tokens_labelled", "tokens_trained"),
+    *("tokens_evicted", "tokens_filtered", "tokens_dropped"),
 )
 DEPTHS = ("pending", "tickets", "groups", "data", "waiting", "ready", "plans", "dead", "again")
 

@@ -150,6 +150,7 @@ class OpenGroups:
             return
         if end in THROWN_AWAY:
             tx.add("tokens_thrown_away", record.sampled)
+            tx.add(f"tokens_{end}", record.sampled)
         tx.add(end)
         record.state, record.reason = end, reason
         record.save(tx, name)
@@ -176,6 +177,7 @@ class OpenGroups:
         record.state = TrajectoryState.TRAINED
         record.save(tx, name)
         tx.add(TrajectoryState.TRAINED)
+        tx.add("tokens_trained", record.sampled)
         if record.last_plan < tx.counter("forgotten_steps"):
             forget(tx, name)
 

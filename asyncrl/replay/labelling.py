@@ -224,6 +224,7 @@ class Labelling:
             record.state = TrajectoryState.LABELLED
             record.save(tx, name)
             tx.add("labelled")
+            tx.add("tokens_labelled", record.sampled)
             group.labelled[record.member] = True
             group.save(tx, record.group)
             if all(group.labelled):

@@ -186,7 +186,9 @@ class TicketQueue:
         self._stages.end(tx, Stage.TICKET, name, worker=ticket.worker, outcome="stored")
         self._labelling.offer(tx, name, record, group, urgent=not group.training)
         tx.add("accepted" if group.training else "accepted_evaluations")
-        if not group.training:
+        if group.training:
+            tx.add("tokens_accepted", trajectory.sampled_tokens)
+        else:
             evaluation.count_episode(tx, group.version, trajectory)
         self._groups.end_ticket(tx, name, ticket)
         self._given.pop(name, None)

@@ -120,6 +120,8 @@ def test_a_group_beyond_the_age_bound_is_evicted_and_its_admission_given_back(co
     assert status["evicted"] == len(old) == 4
     assert status["committed"] == committed - 4
     assert status["tokens_thrown_away"] == 16
+    assert status["tokens_evicted"] == 16
+    assert status["tokens_accepted"] == status["tokens_labelled"] == 48
 
 
 def test_a_failed_episode_is_replaced_and_its_group_dropped_whole_where_it_fails_too_often(core: Core) -> None:
