@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from asyncrl.observe.metrics import Sink
+from asyncrl.observe.metrics import LoggedEpisode, Sink
 from asyncrl.observe.spans import NoSpans
 from asyncrl.types import Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn, runs_of
 
@@ -128,6 +128,10 @@ class FakeMetrics(Sink):
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, Any]]] = []
+        self.shown: list[tuple[int, list[LoggedEpisode]]] = []
+
+    def episodes(self, step: int, episodes: Sequence[LoggedEpisode]) -> None:
+        self.shown.append((step, list(episodes)))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         self.rows.append((step, dict(values)))

@@ -8,26 +8,30 @@ trained depends on any of this.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import RefusedError, StoreError, WireError
 from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.packing import LocalBatch
 from asyncrl.learner.ranks import Ranks
 from asyncrl.observe.kept.episode import ARRAYS, BEST, RANDOM, WORST, KeptEpisode, KeptStep, row_of
 from asyncrl.observe.kept.recording import KeptRecorder
+from asyncrl.observe.kept.showing import logged
 from asyncrl.observe.kept.writing import LARGEST_STEP
+from asyncrl.observe.metrics import Sink
 from asyncrl.types import BatchPlan, Labels, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -203,10 +207,24 @@ def _own_numbers(members: Sequence[int], algorithm: Algorithm, batch: LocalBatch
     return torch.stack([tokens.advantages, weights, proximal]).float().cpu()
 
 
-def open_keeper(config: TrainConfig, ranks: Ranks) -> EpisodeKeeper:
-    """The keeper of one rank."""
+def open_keeper(config: TrainConfig, ranks: Ranks, metrics: Sink) -> EpisodeKeeper:
+    """The keeper of one rank. `metrics` gets the samples, too, where observe.upload has episodes."""
     observe = config.observe
     recorder = None
     if ranks.rank == 0 and observe.keep_episodes:
-        recorder = KeptRecorder(locations.run_dir(config.run), observe.keep_episodes_mb << 20)
+        given = [_upload(config.model, metrics)] if "episodes" in observe.upload else []
+        recorder = KeptRecorder(locations.run_dir(config.run), observe.keep_episodes_mb << 20, *given)
     return EpisodeKeeper(config, ranks, recorder)
+
+
+def _upload(model: ModelConfig, metrics: Sink) -> Callable[[KeptStep], None]:
+    """Gives the text of samples to `metrics`. The tokenizer is loaded for the first one."""
+
+    @cache
+    def tokenizer() -> Any:
+        return AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer().decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    return lambda kept: metrics.episodes(kept.step, [logged(each, decode) for each in kept.episodes])

@@ -201,7 +201,7 @@ def _train(
     folder = locations.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop, learner.keep_best)
     failures = StepFailures(folder / f"learner-{ranks.rank}-failures.json")
-    with closing(checkpoints), closing(open_keeper(config, ranks)) as keeper:
+    with closing(checkpoints), closing(open_keeper(config, ranks, metrics)) as keeper:
         loop = Learner(
             config,
             history,

@@ -151,3 +151,18 @@ def test_numbers_that_cannot_be_worked_out_lose_the_sample_and_not_the_run(
     run = Run(make_config(model, tmp_path, steps=2)).train(ranks)
     assert run.metrics.of("kept/lost") == {0: 1, 1: 2}
     assert KeptEpisodes(tmp_path / "run").rows() == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("upload", [[], ["episodes"]])
+def test_sinks_get_the_text_of_the_sample_only_where_that_was_asked_for(
+    model: Path, ranks: Ranks, tmp_path: Path, upload: list[str]
+) -> None:
+    config = make_config(model, tmp_path, steps=2)
+    config.observe.upload = upload
+    run = Run(config).train(ranks)
+    assert [(step, len(shown)) for step, shown in run.metrics.shown] == ([(0, 8), (1, 8)] if upload else [])
+    for row in KeptEpisodes(tmp_path / "run").rows() if upload else ():
+        (shown,) = (each for each in run.metrics.shown[row.step][1] if each.facts["id"] == row.id)
+        assert shown.facts["reward"] == row.reward
+        assert len(shown.messages) == 4

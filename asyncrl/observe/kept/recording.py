@@ -20,12 +20,14 @@ CLOSE_S = 5.0
 
 
 class KeptRecorder:
-    """Writes samples into the run's folder `run_dir`, within `max_bytes`. Failures are counted, and logged the first
-    time. `KeptWriter` opens the folder at the first sample, and again after a failure."""
+    """Writes samples into the run's folder `run_dir`, within `max_bytes`, and then gives each to `then`, on its thread.
+    Failures are counted, and logged the first time. `KeptWriter` opens the folder at the first sample, and again after
+    a failure."""
 
-    def __init__(self, run_dir: Path, max_bytes: int) -> None:
+    def __init__(self, run_dir: Path, max_bytes: int, then: Callable[[KeptStep], None] = lambda kept: None) -> None:
         self._run_dir = run_dir
         self._max_bytes = max_bytes
+        self._then = then
         self._writer: KeptWriter | None = None
         self._queue: queue.Queue[Callable[[], KeptStep] | None] = queue.Queue(WAITING_STEPS)
         self._left_out = self._lost = self._thinned = self._episodes = 0
@@ -71,7 +73,9 @@ class KeptRecorder:
     def _run(self) -> None:
         while (make := self._queue.get()) is not None:
             try:
-                self._write(make())
+                kept = make()
+                self._write(kept)
+                self._then(kept)
             except (AsyncrlError, OSError) as error:
                 self._failed(error)
             except Exception as error:

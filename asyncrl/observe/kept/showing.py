@@ -1,18 +1,18 @@
-"""A kept episode for tables and logs of other programs: its facts as plain values, its turns as messages."""
+"""A kept episode for the sinks of metrics: its facts as plain values, its turns as messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from asyncrl.observe.kept.episode import KeptEpisode
-from asyncrl.observe.metrics import Value
+from asyncrl.observe.metrics import LoggedEpisode, Value
 from asyncrl.text import cut
 
 MAX_CHARS = 20_000
 """Of the text of one turn; a longer one loses its middle."""
 
 
-def facts(episode: KeptEpisode) -> dict[str, Value]:
+def _facts(episode: KeptEpisode) -> dict[str, Value]:
     """The row of an episode as numbers and texts, with its mean advantage and importance weight, and extra scores."""
     row, mask = episode.row, episode.trajectory.loss_mask
     return {
@@ -38,10 +38,11 @@ def facts(episode: KeptEpisode) -> dict[str, Value]:
     }
 
 
-def messages(episode: KeptEpisode, decode: Callable[[list[int]], str]) -> list[dict[str, str]]:
-    """The turns of an episode in their order, each with its `role` and its text as `content`."""
+def logged(episode: KeptEpisode, decode: Callable[[list[int]], str]) -> LoggedEpisode:
+    """The episode with a message for each turn, in their order."""
     trajectory = episode.trajectory
-    return [
+    messages = [
         {"role": turn.role.value, "content": cut(decode(trajectory.tokens[turn.start : turn.end].tolist()), MAX_CHARS)}
         for turn in trajectory.turns
     ]
+    return LoggedEpisode(_facts(episode), messages)
