@@ -84,7 +84,7 @@ async def async_until(condition: Callable[[], Any], seconds: float = GENEROUS_S)
 def has_ended(pid: int) -> bool:
     """Whether a process has ended. One whose parent has not asked for its status yet is a zombie, and has ended."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 
@@ -95,7 +95,7 @@ class FakeSpans(NoSpans):
     records = True
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock  # type: ignore[assignment]
+        self.clock = clock
         self.spans: list[tuple[str, dict[str, Any], str]] = []
         self.clocks: list[tuple[str, float]] = []
 

@@ -45,6 +45,8 @@ def _observe(config: TrainConfig) -> Iterator[str]:
     shown = "prometheus" in observe.sinks
     if shown and not is_loopback(observe.prometheus_host) and not config.network.insecure:
         yield f"observe.prometheus_host: other machines can reach this address: {PROMETHEUS_FIX}"
+    if "episodes" in observe.upload and not observe.keep_episodes:
+        yield "observe.upload observe.keep_episodes: no episodes are kept; raise the second, or leave out episodes"
     if "model" in observe.upload and not config.learner.export:
         yield "observe.upload learner.export: no model is exported; set the second to true, or leave out model"
 

@@ -33,7 +33,15 @@ from asyncrl.learner.keeping import EpisodeKeeper
 from asyncrl.learner.packing import LocalBatch
 from asyncrl.learner.profiling import profiled
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.step_metrics import TRACK, Phases, StepMetrics, lag_counts, step_values, use_of_rank
+from asyncrl.learner.step_metrics import (
+    TRACK,
+    Phases,
+    StepMetrics,
+    lag_counts,
+    step_histograms,
+    step_values,
+    use_of_rank,
+)
 from asyncrl.learner.trainer import StepResult, Trainer
 from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
@@ -344,7 +352,8 @@ class Learner:
         flops = float(self._flops(branches).sum())
         used = self.ranks.sum(use_of_rank(flops, self.ranks.device, self.ranks.rank, self.ranks.size))
         values = step_values(plan, trained.episodes, lags, trained.result, self.progress)
-        return StepMetrics(plan.step, values, phases, sum(plan.tokens), used)
+        histograms = step_histograms(trained.episodes, lags)
+        return StepMetrics(plan.step, values, phases, sum(plan.tokens), used, histograms)
 
     def _report(self) -> None:
         """Log the step that is done, once, also where another thread ends this process for the main thread."""
@@ -356,3 +365,4 @@ class Learner:
             learning_rate = self.trainer.policy.learning_rate(row.step)
             kept = self.keeper.values()
             self.metrics.log(row.step, {**row.values(self._peak), **weights, **kept, "lr": learning_rate})
+            self.metrics.histograms(row.step, row.histograms)

@@ -7,8 +7,9 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.profiler import record_function
@@ -17,11 +18,13 @@ from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.metrics import episode_metrics
 from asyncrl.learner.checkpoint import Progress
 from asyncrl.learner.trainer import StepResult
-from asyncrl.observe.metrics import Value
+from asyncrl.observe.metrics import Histogram, Value
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.observe.spans import Value as SpanValue
 from asyncrl.types import BatchPlan
 
+BINS = 32
+"""Bins of the histogram of a step."""
 WAITING = ("wait", "fetch", "release", "onload", "offload")
 """The phases in which the learner has nothing to compute."""
 TRACK = "steps"
@@ -97,7 +100,8 @@ def use_values(use: Tensor, seconds: Mapping[str, float], peak: float | None) ->
 class StepMetrics:
     """The metrics of a step that is done, but for its times, which go on.
 
-    `learned` are all others. A step that trained has so many `tokens`, and `used` is the sum of `use_of_rank`.
+    `learned` are all others, and `histograms` say more of some. A step that trained has so many `tokens`, and `used` is
+    the sum of `use_of_rank`.
     """
 
     step: int
@@ -105,6 +109,7 @@ class StepMetrics:
     phases: Phases
     tokens: int = 0
     used: Tensor | None = None
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
 
     def values(self, peak: float | None) -> dict[str, Value]:
         """All of them, now, where a rank's device does `peak` FLOP/s."""
@@ -130,6 +135,23 @@ def lag_values(counts: Tensor) -> dict[str, Value]:
         "lag/max": float(largest),
         **{f"lag/{lag}": float(count) for lag, count in enumerate(counts[: largest + 1])},
     }
+
+
+def step_histograms(episodes: Episodes, lags: Tensor) -> dict[str, Histogram]:
+    """How the trained trajectories are spread; `lags` are `lag_counts` over all ranks."""
+    counts = lags.tolist()
+    return {
+        "lag": Histogram(tuple(counts), tuple(lag - 0.5 for lag in range(len(counts) + 1))),
+        "reward": spread(episodes.reward),
+        "length": spread(episodes.lengths),
+    }
+
+
+def spread(values: Tensor) -> Histogram:
+    """How many of the finite values float[S] are in each of BINS bins of one width."""
+    found = values.double().cpu().numpy()
+    counts, edges = np.histogram(found[np.isfinite(found)], BINS)
+    return Histogram(tuple(counts.tolist()), tuple(edges.tolist()))
 
 
 def step_values(

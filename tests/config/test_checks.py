@@ -130,6 +130,7 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"network.host": "0.0.0.0"}, "asyncrl keys"),
         ({"actor.chat_api_host": "0.0.0.0"}, "plain HTTP"),
         ({"observe.prometheus_host": "0.0.0.0", "observe.sinks": ["prometheus"]}, "plain HTTP"),
+        ({"observe.upload": ["episodes"], "observe.keep_episodes": 0}, "no episodes are kept"),
         ({"observe.upload": ["model"], "learner.export": False}, "no model is exported"),
         ({"actor.agent": "a.b", "actor.max_total_tokens": 9}, "must fit into an episode; raise"),
         ({"data.band": [0.9, 0.1]}, "the lowest and the highest"),

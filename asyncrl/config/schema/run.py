@@ -121,7 +121,7 @@ class ObserveConfig:
     project: str = option("asyncrl", "project at Weights & Biases and trackio")
     upload: list[str] = option(
         [],
-        "what else the sinks get that can keep it; episodes: the text of the sample that observe.keep_episodes keeps; "
+        "what else the sinks get that can keep it; episodes: the text of the kept episodes (observe.keep_episodes); "
         "model: the exported model, for whose upload the end of the learner waits up to an hour",
         choices=("episodes", "model"),
     )

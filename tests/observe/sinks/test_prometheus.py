@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -15,6 +16,8 @@ from asyncrl.observe.sinks.prometheus import Prometheus, name_of, series_of
 from tests.observe.sinks.support import source
 
 pytest.importorskip("prometheus_client")
+
+GRAFANA = Path(__file__).parents[3] / "configs" / "grafana.json"
 
 
 def test_an_endpoint_shows_the_newest_numbers_with_their_meanings_until_the_role_ends(tmp_path: Path) -> None:
@@ -60,3 +63,26 @@ def test_no_two_metrics_of_a_role_have_one_name(writer: str) -> None:
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"observe.prometheus_host=192.0.2.1"):
         Prometheus(source(tmp_path), "192.0.2.1")
+
+
+def test_the_dashboard_for_grafana_asks_only_for_metrics_that_exist() -> None:
+    known: set[str] = set()
+    for writer, metrics in BY_WRITER.items():
+        for metric in (*metrics, *EVERY_FILE):
+            known.add(name_of(writer, metric) + "_total" * (metric.kind == "counter"))
+    page = json.loads(GRAFANA.read_text())
+    expressions = [target["expr"] for panel in page["panels"] for target in panel.get("targets", [])]
+    assert len(expressions) >= 20
+    for expression in expressions:
+        names = set(re.findall(r"\basyncrl_\w+", expression))
+        assert names, expression
+        assert names <= known, expression
+        assert '{run=~"$run"' in expression, expression
+    boxes = [panel["gridPos"] for panel in page["panels"]]
+    cells = [
+        (x, y)
+        for box in boxes
+        for x in range(box["x"], box["x"] + box["w"])
+        for y in range(box["y"], box["y"] + box["h"])
+    ]
+    assert len(set(cells)) == len(cells), "panels lie over each other"
