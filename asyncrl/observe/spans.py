@@ -28,7 +28,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from io import FileIO
 from pathlib import Path
@@ -145,17 +145,26 @@ class SpanFile:
         self.dropped = 0
         """Lines that were deleted to make room."""
 
+    @property
+    def most_at_once(self) -> int:
+        """So many bytes of lines may be appended at once."""
+        return self._most_bytes // 4
+
     def append(self, lines: bytes, begin: Callable[[], bytes]) -> None:
         """Append whole lines; where they are the first ones of the process or of a file, behind those of `begin`.
         Raises OSError, and leaves no part of the lines behind."""
-        if self._file is not None and self._file.tell() + len(lines) > self._most_bytes // 2:
+        if self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0:
+            self.close()  # Somebody deleted the file.
+        begins = self._file is None
+        file = self._file = self._file or self._open()
+        given = begin() + lines if begins else lines
+        size = file.seek(0, os.SEEK_END)
+        if size and size + len(given) > self._most_bytes // 2:
             self._rotate()
-        if self._file is None:
-            self._file = self._open()
-            lines = begin() + lines
-        size = self._file.seek(0, os.SEEK_END)
-        if self._file.write(lines) < len(lines):
-            self._file.truncate(size)
+            file = self._file = self._open()
+            given, size = begin() + lines, 0
+        if file.write(given) < len(given):
+            file.truncate(size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def close(self) -> None:
@@ -166,9 +175,8 @@ class SpanFile:
     def _open(self) -> FileIO:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = FileIO(self._path, "a+")
-        with suppress(ValueError):  # The file is new, or its beginning was damaged.
-            file.seek(0)
-            self.dropped = max(self.dropped, int(json.loads(file.read(1 << 12).split(b"\n")[0]).get("dropped", 0)))
+        file.seek(0)
+        self.dropped = max(self.dropped, _dropped_before(file.read(1 << 12).split(b"\n")[0]))
         if size := file.seek(0, os.SEEK_END):
             file.seek(size - 1)
             if file.read(1) != b"\n":  # A killed process left an unfinished line, which readers skip.
@@ -181,6 +189,16 @@ class SpanFile:
             self.dropped += sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
         self.close()
         self._path.replace(old)
+
+
+def _dropped_before(line: bytes) -> int:
+    """What the first line of a file says of dropped lines; 0 where the file is new, or its beginning damaged."""
+    try:
+        note = json.loads(line)
+    except (ValueError, RecursionError):
+        return 0
+    dropped = note.get("dropped") if isinstance(note, dict) else None
+    return dropped if isinstance(dropped, int) else 0
 
 
 class ClockEstimate:
@@ -233,6 +251,7 @@ class SpanRecorder:
         self._clocks: dict[str, ClockEstimate] = {}
         self._newest_clocks: dict[Value, dict[str, Value]] = {}
         self._told_lost = 0
+        self._failed = False
         self._encoder = msgspec.json.Encoder()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
@@ -268,23 +287,30 @@ class SpanRecorder:
     def flush(self) -> None:
         """Write what is recorded, or count it as lost. Only the thread of this recorder calls it, until `close`."""
         lines = [self._encoded(self._waiting.popleft()) for _ in range(len(self._waiting))]
-        spans = [line for line in lines if line]
+        batches = list(_batches(list(filter(None, lines)), self._file.most_at_once))
         now = self.wall(self.clock())
         clocks = [note for estimate in list(self._clocks.values()) if (note := estimate.take(now)) is not None]
         told = self.lost
         notes: list[dict[str, Value]] = [*clocks]
         if told > self._told_lost:
             notes.append({"lost": told})
-        if not spans and not notes:
-            return
-        try:
-            self._file.append(self._lines(notes) + b"".join(spans), self._begin)
+        if notes and self._append([self._lines(notes)]):
             self._told_lost = told
             self._newest_clocks.update((note["peer"], note) for note in clocks)
+        for batch in batches:
+            if not self._append(batch):
+                self.lost += len(batch)
+
+    def _append(self, lines: Sequence[bytes]) -> bool:
+        """Whether the disk took the lines."""
+        try:
+            self._file.append(b"".join(lines), self._begin)
         except OSError as error:
-            if not self.lost:
+            if not self._failed:
                 logger.warning("spans are lost, which a timeline will lack: %s", error)
-            self.lost += len(spans)
+            self._failed = True
+            return False
+        return True
 
     def _run(self) -> None:
         while not self._closing.wait(FLUSH_S):
@@ -297,18 +323,32 @@ class SpanRecorder:
         return b"".join(self._encoder.encode(note) + b"\n" for note in notes)
 
     def _encoded(self, span: _Span) -> bytes:
-        """A span's line; nothing, and counted, where a value has no encoding."""
+        """A span's line; nothing, and counted, where it has no encoding or is too long."""
         name, track, start, end, values = span
-        # Both ends are rounded alike, so that what lies within a span stays within it.
-        begun, ended = _microseconds(start + self._ahead), _microseconds(end + self._ahead)
-        line = name, track, begun, max(0, ended - begun), values
         try:
-            return self._encoder.encode(line) + b"\n"
-        except (TypeError, ValueError) as error:
+            # Both ends are rounded alike, so that what lies within a span stays within it.
+            begun, ended = _microseconds(start + self._ahead), _microseconds(end + self._ahead)
+            line = self._encoder.encode((name, track, begun, max(0, ended - begun), values)) + b"\n"
+            if len(line) > self._file.most_at_once:
+                raise ValueError(f"its line has {len(line)} bytes")
+        except (TypeError, ValueError, OverflowError) as error:
             if not self.lost:
                 logger.warning("a span %s is lost: %s", name, error)
             self.lost += 1
             return b""
+        return line
+
+
+def _batches(lines: Sequence[bytes], most_bytes: int) -> Iterator[Sequence[bytes]]:
+    """The lines in order, joined to batches of at most so many bytes."""
+    begin = size = 0
+    for at, line in enumerate(lines):
+        if size + len(line) > most_bytes and at > begin:
+            yield lines[begin:at]
+            begin, size = at, 0
+        size += len(line)
+    if begin < len(lines):
+        yield lines[begin:]
 
 
 def _microseconds(seconds: float) -> int:

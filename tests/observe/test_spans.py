@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,55 @@ def test_nothing_is_recorded_without_spans() -> None:
     spans.measured_clock("tcp://replay", 0.0, 1.0, 2.0)
     spans.close()
     assert spans.wall(3.0) == 0.0
+
+
+@pytest.mark.parametrize("spans", [20, 3000])
+def test_neither_restarts_nor_a_flood_take_more_bytes_than_the_bound(tmp_path: Path, spans: int) -> None:
+    path, most = tmp_path / "a.jsonl", 20_000
+    for _ in range(20):
+        recorder = make_recorder(path, Clock(), most)
+        for _ in range(spans):
+            recorder.add("turn", 100.0, 101.0, "x", text="y" * 100)
+        recorder.close()
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= most
+    lines = lines_of(path.with_name("a.jsonl.old")) + lines_of(path)
+    assert sum(isinstance(line, list) for line in lines) > 50
+
+
+def test_a_span_longer_than_the_file_may_be_is_counted_as_lost(tmp_path: Path) -> None:
+    recorder = make_recorder(tmp_path / "a.jsonl", Clock(), 1000)
+    recorder.add("turn", 100.0, 101.0, text="y" * 1000)
+    recorder.flush()
+    assert recorder.lost == 1
+
+
+@pytest.mark.parametrize("first", [b"[1]", b"5", b"null", b'{"dropped":null}', b'{"dropped":1e400}', b"[" * 10**5])
+def test_a_file_with_a_damaged_beginning_is_continued(tmp_path: Path, first: bytes) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(first + b"\n")
+    recorder = make_recorder(path, Clock())
+    recorder.add("turn", 100.0, 101.0)
+    recorder.close()
+    assert json.loads(path.read_bytes().splitlines()[-1])[0] == "turn"
+
+
+def test_a_deleted_file_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "spans" / "a.jsonl"
+    recorder = make_recorder(path, Clock())
+    recorder.add("before", 100.0, 101.0)
+    recorder.flush()
+    shutil.rmtree(path.parent)
+    recorder.add("after", 100.0, 101.0)
+    recorder.close()
+    about, span = lines_of(path)
+    assert (about["role"], span[0]) == ("actor-0", "after")
+
+
+@pytest.mark.parametrize("start", [float("nan"), float("inf")])
+def test_a_span_at_no_time_is_counted_as_lost(tmp_path: Path, start: float) -> None:
+    recorder = make_recorder(tmp_path / "a.jsonl", Clock())
+    recorder.add("never", start, 101.0)
+    recorder.add("turn", 100.0, 101.0)
+    recorder.close()
+    assert recorder.lost == 1
+    assert lines_of(tmp_path / "a.jsonl")[-1][0] == "turn"
