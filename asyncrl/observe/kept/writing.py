@@ -26,15 +26,16 @@ logger = logging.getLogger(__name__)
 
 LARGEST_STEP = 0.5
 """Share of the bound that one step may have."""
-LEAST_DEAD_BYTES = 1 << 20
-"""The index is written anew when more than this, and half of it, no longer counts."""
+DEAD_SHARE = 1 / 32
+"""The index is written anew when lines that no longer count have more than this share of the bound."""
 
 
 class KeptWriter:
     """Adds to the kept episodes of `run_dir`, of at most `max_bytes`, and removes what was not written to its end.
     `thinned` counts the steps given up since.
 
-    Where the index is damaged, or of another version of asyncrl, it is made anew from those files that can be read.
+    Where the index is lost, damaged, or of another version of asyncrl, it is made anew from those files that can be
+    read.
     Raises OSError.
     """
 
@@ -52,8 +53,8 @@ class KeptWriter:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the files of all steps."""
-        return sum(line.bytes for line in self._index.steps.values())
+        """Bytes of the files of all steps, and of the index."""
+        return sum(line.bytes for line in self._index.steps.values()) + self._index.size
 
     def add(self, kept: KeptStep) -> None:
         """Keep a step's sample, in place of what was kept of it before.
@@ -64,14 +65,16 @@ class KeptWriter:
         content = encode_step(kept)
         if len(content) > LARGEST_STEP * self._max_bytes:
             raise StoreError(f"{len(content)} bytes of step {kept.step} are too many for observe.keep_episodes_mb")
-        while self._index.steps and self.bytes + len(content) > self._max_bytes:
+        line = IndexLine(kept.step, len(content), [each.row for each in kept.episodes])
+        room = self._max_bytes - len(content) - len(encode_line(line))
+        while self._index.steps and self.bytes > room:
             self._give_up()
         path = self._folder / file_name(kept.step)
         partial = partial_name(path)
         try:
             partial.write_bytes(content)
             partial.replace(path)
-            self._append(IndexLine(kept.step, len(content), [each.row for each in kept.episodes]))
+            self._append(line)
         except OSError:
             for each in (partial, path):
                 with suppress(OSError):
@@ -84,7 +87,7 @@ class KeptWriter:
         self._append(IndexLine(step, 0, ()))
         (self._folder / file_name(step)).unlink(missing_ok=True)
         self.thinned += 1
-        if self._index.dead_bytes > max(LEAST_DEAD_BYTES, self._index.size / 2):
+        if self._index.dead_bytes > DEAD_SHARE * self._max_bytes:
             _rewrite(self._index)
 
     def _append(self, line: IndexLine) -> None:
@@ -102,14 +105,24 @@ class KeptWriter:
 
 def _opened(folder: Path) -> IndexReader:
     """The index of a folder, written anew."""
+    index = _read(folder)
+    _rewrite(index)
+    return index
+
+
+def _read(folder: Path) -> IndexReader:
+    """The index of a folder, made from the files of the steps where it cannot be read. Raises OSError."""
     index = IndexReader(folder)
     try:
-        index.refresh()
+        if index.refresh():
+            return index
+        reason = f"{index.path} has no line"
     except StoreError as error:
-        logger.warning("the index is made anew from the files: %s", error)
-        lines = (_line(path) for path in sorted(folder.glob(PATTERN)))
-        index.steps = {line.step: line for line in lines if line is not None}
-    _rewrite(index)
+        reason = str(error)
+    found = sorted(folder.glob(PATTERN))
+    if found:
+        logger.warning("the index is made anew from the files: %s", reason)
+        index.steps = {line.step: line for line in map(_line, found) if line is not None}
     return index
 
 
@@ -135,13 +148,12 @@ def _rewrite(index: IndexReader, counts: Callable[[int], bool] = lambda step: Tr
 def remove_kept(run_dir: Path, first: int) -> None:
     """Remove the steps from `first` on, which will be trained again. A disk without room for the new index keeps them
     until then, with a warning."""
-    index = IndexReader(run_dir / FOLDER)
     try:
-        index.refresh()
+        index = _read(run_dir / FOLDER)
         repeated = [step for step in index.steps if step >= first]
         if repeated:
             _rewrite(index, lambda step: step < first)
         for step in repeated:
             (run_dir / FOLDER / file_name(step)).unlink(missing_ok=True)
-    except (OSError, StoreError) as error:
+    except OSError as error:
         logger.warning("%s keeps episodes of steps that are trained again: %s", run_dir / FOLDER, error)

@@ -140,7 +140,7 @@ def test_a_full_folder_gives_up_steps_such_that_the_whole_run_stays_visible(tmp_
 def test_the_index_of_a_long_run_does_not_grow_with_the_steps_that_were_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncrl.observe.kept.writing.LEAST_DEAD_BYTES", 0)
+    monkeypatch.setattr("asyncrl.observe.kept.writing.DEAD_SHARE", 0)
     writer = KeptWriter(tmp_path, 60_000)
     kept = KeptEpisodes(tmp_path)
     for step in range(100):
@@ -209,3 +209,30 @@ def test_a_damaged_file_is_refused_with_its_name_or_reads_as_plain_data(tmp_path
         else:
             with pytest.raises(StoreError, match=path.name):
                 kept.step(0)
+
+
+def test_the_bound_holds_for_files_and_index_together(tmp_path: Path) -> None:
+    writer = KeptWriter(tmp_path, bound := 200_000)
+    for step in range(300):
+        writer.add(example_step(step, members=2, groups=1))
+        assert sum(file.stat().st_size for file in (tmp_path / FOLDER).iterdir()) <= bound
+
+
+def test_a_lost_index_is_made_anew_and_costs_no_episode(tmp_path: Path) -> None:
+    write_examples(tmp_path, steps=3)
+    (tmp_path / FOLDER / "index.jsonl").unlink()
+    KeptWriter(tmp_path, 1 << 30)
+    assert {row.step for row in KeptEpisodes(tmp_path).rows()} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("index", [None, b"", b"garbage\n"])
+def test_steps_that_are_trained_again_go_whatever_became_of_the_index(tmp_path: Path, index: bytes | None) -> None:
+    write_examples(tmp_path, steps=4)
+    path = tmp_path / FOLDER / "index.jsonl"
+    if index is None:
+        path.unlink()
+    else:
+        path.write_bytes(index)
+    remove_kept(tmp_path, 2)
+    KeptWriter(tmp_path, 1 << 30)
+    assert {row.step for row in KeptEpisodes(tmp_path).rows()} == {0, 1}
