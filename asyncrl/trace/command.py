@@ -17,7 +17,7 @@ from asyncrl.inspect.run import RUNS
 from asyncrl.observe.spans import FOLDER
 from asyncrl.trace.explain import explain_episode, explain_step
 from asyncrl.trace.perfetto import write_perfetto
-from asyncrl.trace.reading import US, Trace, TraceSpan, in_order
+from asyncrl.trace.reading import US, Trace, TraceSpan, in_order, number_of
 
 EXAMPLES = """examples:
   asyncrl trace runs/NAME                               all of it, into runs/NAME/trace.json.gz
@@ -119,7 +119,9 @@ def _within(trace: Trace, given: argparse.Namespace) -> Iterator[TraceSpan]:
 
 def _time_of_steps(trace: Trace, first: float, last: float) -> tuple[int, int]:
     learner = trace.spans(lambda role: role.kind == "learner")
-    steps = [span for span in learner if span.track == "steps" and first <= (span.values.get("step") or 0) <= last]
+    steps = [
+        span for span in learner if span.track == "steps" and first <= (number_of(span.values, "step") or 0) <= last
+    ]
     if not steps:
         raise RefusedError(f"there are no spans of steps {first:g} to {last:g}")
     return min(span.start for span in steps), max(span.end for span in steps)

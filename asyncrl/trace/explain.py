@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from asyncrl.errors import RefusedError
-from asyncrl.trace.reading import US, RoleSpans, Trace, TraceSpan, text_of
+from asyncrl.trace.reading import US, RoleSpans, Trace, TraceSpan, episodes_of, number_of, text_of
 
 LAST_GROUPS = 3
 """So many groups of a batch are described: those that were complete last."""
@@ -80,7 +80,7 @@ class EpisodeStory:
             share = found[phrase(span)]
             if span.name != "segment":
                 share.spans += 1
-                share.tokens += int(span.values.get("tokens", 0)) if span.name == "generate" else 0
+                share.tokens += (number_of(span.values, "tokens") or 0) if span.name == "generate" else 0
         ordered = sorted(found.items(), key=lambda each: -each[1].seconds)
         return {name: share for name, share in ordered if share.seconds >= 0.0005}
 
@@ -116,17 +116,17 @@ def explain_step(trace: Trace, step: int) -> list[str]:
         return [*lines, "The replay has no spans of the groups in its batch."]
     plan = max(group.end for group in groups)
     groups.sort(key=lambda group: -group.start)
-    members = sum(len(group.values.get("episodes", ())) for group in groups)
+    members = sum(len(episodes_of(group)) for group in groups)
     lines.append(
         f"Its batch has {_count(len(groups), 'group')} with {_count(members, 'episode')}. The last group was complete "
         f"{_seconds((plan - groups[0].start) / US)} before the plan was made, the first "
         f"{_seconds((plan - groups[-1].start) / US)}."
     )
     last = groups[:LAST_GROUPS]
-    stories = episode_stories(trace, {name for group in last for name in group.values.get("episodes", ())})
+    stories = episode_stories(trace, {name for group in last for name in episodes_of(group)})
     lines.append("The groups that were complete last:")
     for group in last:
-        lines += _group_lines(group, [stories[name] for name in group.values.get("episodes", ()) if name in stories])
+        lines += _group_lines(group, [stories[name] for name in episodes_of(group) if name in stories])
     return lines
 
 

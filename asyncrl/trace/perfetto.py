@@ -17,7 +17,7 @@ import xxhash
 
 from asyncrl.machine.files import partial_name
 from asyncrl.trace.lanes import Lanes, Slots
-from asyncrl.trace.reading import TraceSpan
+from asyncrl.trace.reading import TraceSpan, episodes_of
 
 KINDS = ("learner", "replay", "scoring", "actor")
 """The order of the roles in the picture."""
@@ -29,10 +29,20 @@ EPISODES_FROM = 1000
 
 def write_perfetto(path: Path, spans: Iterable[TraceSpan], about: Mapping[str, Any]) -> int:
     """Write the spans, which come in the order of their starts, and return their number. `about` is for the reader of
-    the file, which takes its name when it is whole. Raises OSError."""
+    the file, which takes its name when it is whole and has spans. Raises OSError."""
     partial = partial_name(path)
+    try:
+        count = _write(partial, spans, about)
+        if count:
+            partial.replace(path)
+        return count
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write(path: Path, spans: Iterable[TraceSpan], about: Mapping[str, Any]) -> int:
     count = 0
-    with gzip.open(partial, "wt", encoding="utf-8", compresslevel=5) as file:
+    with gzip.open(path, "wt", encoding="utf-8", compresslevel=5) as file:
         file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(dict(about)) + ',"traceEvents":[\n')
         separator = ""
         for event in events(spans):
@@ -40,7 +50,6 @@ def write_perfetto(path: Path, spans: Iterable[TraceSpan], about: Mapping[str, A
             separator = ",\n"
             count += event["ph"] in "Xi"
         file.write("\n]}\n")
-    partial.replace(path)
     return count
 
 
@@ -91,7 +100,7 @@ class _Drawing:
             case "label", str(episode), _:
                 yield _arrow("t", "episode", episode, at)
             case "ready", _, str(group) if isinstance(step := values.get("step"), int):
-                for episode in values.get("episodes") or ():
+                for episode in episodes_of(span):
                     yield _arrow("f", "episode", episode, at)
                 # A group may be trained in several steps.
                 yield _arrow("s", "batch", f"{group} {step}", at)

@@ -236,3 +236,15 @@ def text_of(values: Mapping[str, Any], key: str) -> str:
     """A value that should be text; "" where it is not there."""
     found = values.get(key)
     return found if isinstance(found, str) else ""
+
+
+def number_of(values: Mapping[str, Any], key: str) -> int | None:
+    """A value that should be a whole number; None where it is not there."""
+    found = values.get(key)
+    return found if isinstance(found, int) else None
+
+
+def episodes_of(group: TraceSpan) -> list[str]:
+    """The names of the episodes in the span of a group."""
+    found = group.values.get("episodes")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -154,3 +154,32 @@ def test_a_collector_gets_each_episode_and_each_step_as_a_trace(
     ready = next(span for span in spans if span.name == "ready")
     assert ready.links[0].trace_id == step.trace_id
     assert ready.links[0].span_id == step.span_id
+
+
+@pytest.mark.parametrize("role", ["learner", "replay", "actor-0"])
+@pytest.mark.parametrize("given", [[], ["--steps", "1:5"], ["--explain-step", "3"], ["--explain-episode", "g.0.0"]])
+def test_values_of_another_kind_than_expected_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, given: list[str]
+) -> None:
+    path = tmp_path / "spans" / f"{role}.jsonl"
+    path.parent.mkdir()
+    lines = [
+        *(["wait", "steps", 1, 9, {"step": step}] for step in (3, "x", [1], None)),
+        *(["ready", "groups", 1, 5, {"step": 3, "group": 7, "episodes": names}] for names in (5, [5, None], None)),
+        *(["generate", "", 1, 2, {"episode": "g.0.0", "tokens": tokens}] for tokens in ("x", None, [])),
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(sys, "argv", ["asyncrl trace", str(tmp_path), *given])
+    with suppress(SystemExit):
+        main()
+
+
+def test_an_empty_window_leaves_the_timeline_that_is_there(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["asyncrl trace", str(run_dir)])
+    main()
+    before = (run_dir / "trace.json.gz").read_bytes()
+    monkeypatch.setattr(sys, "argv", ["asyncrl trace", str(run_dir), "--seconds", "80000:90000"])
+    with pytest.raises(SystemExit):
+        main()
+    assert (run_dir / "trace.json.gz").read_bytes() == before
+    assert not list(run_dir.glob(".*"))
