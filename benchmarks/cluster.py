@@ -40,7 +40,8 @@ from asyncrl.config.schema import ReplayConfig
 from asyncrl.demo.command import CACHE, SEED, prepared_overrides
 from asyncrl.demo.prepare import prepare
 from asyncrl.errors import StoppedError
-from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.replay.protocol import OK, TICKETS, GetTickets, PutTrajectory, ReplayRequest, decode_reply, encode_request
 from asyncrl.types import Labels, Ticket

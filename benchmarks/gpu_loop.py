@@ -35,7 +35,8 @@ from asyncrl.data.writing import write_tasks
 from asyncrl.errors import AsyncrlError
 from asyncrl.launch.placement.dealing import memory_shares
 from asyncrl.machine.child import last_lines
-from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import metrics_file
 from benchmarks.fleets import launched, server_version
 from benchmarks.loop_bare import bare_rate
 from benchmarks.loop_figures import FIRST, figures

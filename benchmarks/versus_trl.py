@@ -28,7 +28,8 @@ import psutil
 
 from asyncrl.demo.command import CACHE, SEED, prepared_overrides
 from asyncrl.demo.prepare import Prepared, prepare
-from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import metrics_file
 from benchmarks.record import write_result
 
 RUNS = Path("runs/versus_trl")

@@ -24,7 +24,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.ids import is_evaluation
 from asyncrl.inspect.run import read_config
-from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.stored import StoredRun
 
 Row: TypeAlias = Mapping[str, Any]

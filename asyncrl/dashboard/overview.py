@@ -12,14 +12,14 @@ import lmdb
 
 from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE
 from asyncrl.config.schema import TrainConfig
-from asyncrl.dashboard.lines import Row, open_lines
-from asyncrl.dashboard.runs import METRICS
 from asyncrl.dashboard.series import LONGEST_TEXT, metrics_files
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.inspect.run import read_config
 from asyncrl.inspect.watch import RunWatch
 from asyncrl.machine.owner import owner_of
+from asyncrl.observe.lines import newest_rows
+from asyncrl.observe.sinks import metrics_file
 from asyncrl.observe.warnings import WINDOW, learning_warnings
 from asyncrl.results.summary import SUMMARY_FILE
 
@@ -62,9 +62,8 @@ def overview(folder: Path) -> dict[str, Any]:
         config = read_config(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else None
     except ConfigError as error:
         problems.append(str(error))
-    replays = [
-        row for name in metrics_files(folder) if name.startswith("replay") for row in newest_rows(folder, name, 1)
-    ]
+    names = [name for name in metrics_files(folder) if name.startswith("replay")]
+    replays = [row for name in names for row in newest_rows(metrics_file(folder, name), 1)]
     failing = [str(row["failing"])[:LONGEST_TEXT] for row in replays if row.get("failing")]
     return {
         **run_state(folder),
@@ -94,14 +93,8 @@ def _choices(config: TrainConfig) -> dict[str, Any]:
 def _warnings(folder: Path) -> list[str]:
     # An earlier asyncrl wrote fewer metrics.
     with suppress(KeyError):
-        return list(learning_warnings(newest_rows(folder, "learner", WINDOW), str(folder)).values())
+        return list(learning_warnings(newest_rows(metrics_file(folder, "learner"), WINDOW), str(folder)).values())
     return []
-
-
-def newest_rows(folder: Path, file: str, count: int) -> list[Row]:
-    """The last rows of a role's metrics."""
-    with open_lines(folder / METRICS / f"{file}.jsonl") as lines:
-        return [] if lines is None else lines.newest(count)
 
 
 def _json(path: Path) -> Mapping[str, Any]:

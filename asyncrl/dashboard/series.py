@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncrl.dashboard.lines import LineFile, LineSpan, Row, open_lines
 from asyncrl.dashboard.runs import METRICS
+from asyncrl.observe.lines import LineFile, LineSpan, Row, open_lines
 from asyncrl.observe.registry import describe
 
 READ_WHOLE = 2 << 20
@@ -58,13 +58,13 @@ def read_series(folder: Path, file: str, wanted: Wanted) -> dict[str, Any]:
 
 
 def _span(lines: LineFile, wanted: Wanted) -> tuple[LineSpan, bool]:
-    whole = lines.whole
     if wanted.first is not None and wanted.last is not None:
         return lines.between(wanted.first, wanted.last), False
     file, _, end = wanted.after.partition(":")
-    if file == str(whole.file) and end.isdecimal() and int(end) <= whole.end:
-        return LineSpan(whole.file, int(end), whole.end), False
-    return whole, True
+    if file.isdecimal() and end.isdecimal():
+        span = lines.since(int(file), int(end))
+        return span, span.start < int(end)
+    return lines.whole, True
 
 
 def _matching(rows: Sequence[Row], names: Sequence[str]) -> list[str]:

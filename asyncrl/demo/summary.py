@@ -6,8 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.observe.lines import read_lines
 from asyncrl.observe.shares import rows_of
-from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.stored import StoredRun
 
 
@@ -26,7 +27,7 @@ def draw(run_dir: Path, picture: Path) -> None:
     from matplotlib import pyplot as plt
 
     steps, evaluations = (read_lines(metrics_file(run_dir, name)) for name in ("learner", "evaluation"))
-    actors = rows_of(run_dir, "actor-*")
+    actors = [list(rows) for rows in rows_of(run_dir, "actor-*")]
     start = min(lines[0]["time"] for lines in [steps, *actors] if lines)
     steps = [line for line in steps if "reward/mean" in line]
     minutes = [(line["time"] - start) / 60 for line in steps]

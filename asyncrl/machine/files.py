@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -33,13 +33,13 @@ def partial_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file, and its folder where there is none. A reader sees the old text or the new one, also after a kill or
-    a power loss. Raises OSError."""
+def write_whole(path: Path, content: str | Iterable[bytes]) -> None:
+    """Write a file of a text, or of pieces one behind the other, and its folder where there is none. A reader sees the
+    old content or the new one, also after a kill or a power loss. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_name(path)
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with partial.open("wb") as file:
+        file.writelines([content.encode()] if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import deque
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from asyncrl.observe.lines import open_lines
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.observe.warnings import WINDOW
 
@@ -26,16 +25,13 @@ class Tail:
         self.recent: deque[dict[str, Any]] = deque(maxlen=WINDOW)
 
     def read(self) -> dict[str, Any]:
-        if self._path.exists():
-            with self._path.open("rb") as file:
-                file_id = os.fstat(file.fileno()).st_ino
-                self._position = file.seek(self._position if file_id == self._file_id else 0)
-                self._file_id = file_id
-                lines = file.read().split(b"\n")
-                self._position = file.tell() - len(lines[-1])
-            for line in lines[:-1]:
-                self.recent.append(json.loads(line))
-                self.values.update(self.recent[-1])
+        with open_lines(self._path) as file:
+            if file is not None:
+                span = file.since(self._file_id, self._position)
+                for row in file.rows(span):
+                    self.recent.append(row)
+                    self.values.update(row)
+                self._file_id, self._position = span.file, span.end
         return self.values
 
     def skip(self) -> None:

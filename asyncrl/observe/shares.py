@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.observe.lines import Row, each_row, newest_rows
+from asyncrl.observe.sinks import metrics_file
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -18,23 +18,23 @@ CAUSES = ("labels", "episodes", "store")
 MOST_STEPS, FEWEST_STEPS = 20, 5
 MOST_ROWS = 500
 """So many of a role's newest rows are read at most; it writes one every five seconds."""
-FIRST_BLOCK = 1 << 16
 
 
-def rows_of(run_dir: Path, roles: str) -> list[list[dict[str, Any]]]:
-    """The metrics of all roles whose names fit a pattern."""
-    return [read_lines(path) for path in sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))]
+def rows_of(run_dir: Path, roles: str) -> list[Iterator[Row]]:
+    """The metrics of each role whose name fits a pattern."""
+    return [each_row(path) for path in sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))]
 
 
-def totals(rows: Rows, names: Sequence[str]) -> dict[str, float]:
+def totals(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
     """A role's counters over all of its starts: they begin at 0 each time. A row may lack some of them."""
-    found = dict.fromkeys(names, 0.0)
-    for row, following in zip(rows, [*rows[1:], None], strict=True):
+    ended, newest = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    for row in rows:
         for name in names:
             value = row.get(name, 0.0)
-            if following is None or following.get(name, 0.0) < value:
-                found[name] += value
-    return found
+            if value < newest[name]:
+                ended[name] += newest[name]
+            newest[name] = value
+    return {name: ended[name] + newest[name] for name in names}
 
 
 def growth(rows: Rows, names: Sequence[str]) -> dict[str, float]:
@@ -114,19 +114,3 @@ def idle_shares(run_dir: Path) -> IdleShares | None:
 def _mean_idle(roles: Sequence[Rows]) -> float | None:
     means = [fmean(shares) for rows in roles if (shares := [row["idle"] for row in rows if "idle" in row])]
     return fmean(means) if means else None
-
-
-def newest_rows(path: Path, count: int) -> list[dict[str, Any]]:
-    """The newest rows of a file of metrics, at most `count`, in their order. It reads the end of the file only; a line
-    that is still being written is left out."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        end, block = file.seek(0, 2), FIRST_BLOCK
-        while True:
-            start = file.seek(max(0, end - block))
-            lines = file.read(end - start).split(b"\n")[:-1]
-            whole = lines if start == 0 else lines[1:]
-            if start == 0 or len(whole) >= count:
-                return [json.loads(line) for line in whole[-count:]]
-            block *= 4

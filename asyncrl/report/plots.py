@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from asyncrl.observe.lines import Row
 from asyncrl.report.run import ReportedRun
 from asyncrl.report.svg import Plot, Series
-from asyncrl.results.rows import Row
 
 STEP = "learner step"
 MOST_ROLES = 4

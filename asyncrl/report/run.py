@@ -16,9 +16,9 @@ from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import require_run
 from asyncrl.machine.owner import owner_of
+from asyncrl.observe.lines import Row, sampled_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.results.environment import Environment, environments_of
-from asyncrl.results.rows import Row, thinned_rows
 from asyncrl.results.summary import SUMMARY_FILE, RunSummary, resume_command, summarise
 
 RUNNING, UNFINISHED = "running", "unfinished"
@@ -75,7 +75,7 @@ def read_run(name: str) -> ReportedRun:
         values = by_key(nested)
     except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise ConfigError(f"{folder / CONFIG_FILE} cannot be read: {error}") from error
-    steps, evaluations = (thinned_rows(metrics_file(folder, role)) for role in OF_LEARNER)
+    steps, evaluations = (sampled_rows(metrics_file(folder, role)) for role in OF_LEARNER)
     files = sorted((folder / "metrics").glob("*.jsonl"))
     state, summary = _summary(folder, values, steps[-1]["step"] + 1 if steps else 0)
     return ReportedRun(
@@ -84,7 +84,7 @@ def read_run(name: str) -> ReportedRun:
         written=written,
         steps=[row for row in steps if "reward/mean" in row],
         evaluations=sorted(evaluations, key=lambda row: row["step"]),
-        roles={path.stem: thinned_rows(path) for path in files if path.stem not in OF_LEARNER},
+        roles={path.stem: sampled_rows(path) for path in files if path.stem not in OF_LEARNER},
         environments=environments_of(folder),
         state=state,
         summary=summary,

@@ -22,10 +22,10 @@ from asyncrl.config.changes import by_key
 from asyncrl.config.locations import CARD_FILES, CONFIG_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.machine.files import write_whole
+from asyncrl.observe.lines import Row, sampled_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.results.environment import Environment, environments_of
 from asyncrl.results.picture import draw_training
-from asyncrl.results.rows import Row, thinned_rows
 
 CARD, PICTURE = CARD_FILES
 HERE = "."
@@ -86,7 +86,7 @@ def named(text: str, name: str) -> str:
 
 def trained_model(run_dir: Path, steps: int | None = None) -> TrainedModel:
     """What a run tells of its model after so many `steps`; None: at its end."""
-    rows, evaluations = (thinned_rows(metrics_file(run_dir, name)) for name in ("learner", "evaluation"))
+    rows, evaluations = (sampled_rows(metrics_file(run_dir, name)) for name in ("learner", "evaluation"))
     if steps is not None:
         rows = [row for row in rows if row["step"] < steps]
         evaluations = [row for row in evaluations if row["step"] <= steps]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.results.rows import Row
+from asyncrl.observe.lines import Row
 
 
 def draw_training(steps: Sequence[Row], evaluations: Sequence[Row], picture: Path) -> None:

@@ -9,27 +9,27 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+
+import msgspec
 
 from asyncrl.config.locations import steps_in_newest_checkpoint
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
-from asyncrl.observe.shares import learner_idle, rows_of, step_seconds, totals, waited_for
-from asyncrl.observe.sinks import metrics_file, read_lines
-from asyncrl.observe.warnings import failure_warning, learning_warnings
+from asyncrl.observe.lines import decoded, each_line, parsed, read_lines
+from asyncrl.observe.shares import rows_of, totals, waited_for
+from asyncrl.observe.sinks import metrics_file
+from asyncrl.observe.warnings import WINDOW, failure_warning, learning_warnings
 from asyncrl.replay.planning import recorded_plan
 from asyncrl.replay.records import ENDS, TrajectoryState
 from asyncrl.replay.stored import StoredRun
 from asyncrl.replay.transaction import Transaction
-
-Lines = list[dict[str, Any]]
 
 log = logging.getLogger(__name__)
 
@@ -89,13 +89,66 @@ class RunSummary:
     next: list[str]
 
 
+class _Step(msgspec.Struct):
+    """What a summary needs of a row of the learner. One without a reward trained nothing."""
+
+    step: int
+    reward: float | None = msgspec.field(default=None, name="reward/mean")
+    outcome: float = msgspec.field(default=0.0, name="outcome/mean")
+    lag: int | float = msgspec.field(default=0, name="lag/max")
+    seconds: float = msgspec.field(default=0.0, name="seconds/step")
+    idle: float = 0.0
+
+
+_STEP = msgspec.json.Decoder(_Step)
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The steps of a run, of which there may be millions: sums, and the first and the last few."""
+
+    done: int = 0
+    trained: int = 0
+    seconds: float = 0.0
+    idle_seconds: float = 0.0
+    max_lag: float = 0
+    first: list[_Step] = field(default_factory=list)
+    last: deque[_Step] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
+    newest_lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    def add(self, line: bytes) -> None:
+        """Count a line of the learner's metrics."""
+        if (row := decoded(_STEP, line)) is None:
+            return
+        self.done = row.step + 1
+        if row.reward is None:
+            return
+        self.trained += 1
+        self.seconds += row.seconds
+        self.idle_seconds += row.idle * row.seconds
+        self.max_lag = max(self.max_lag, row.lag)
+        if len(self.first) < MOST_STEPS:
+            self.first.append(row)
+        self.last.append(row)
+        self.newest_lines.append(line)
+
+    def change(self, name: str, averaged: int) -> Change | None:
+        """The means of a value over the first and over the last steps."""
+        if not self.trained:
+            return None
+        first, last = ([getattr(row, name) for row in rows] for rows in (self.first, self.last))
+        return Change(fmean(first[:averaged]), fmean(last[-averaged:]))
+
+
 def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resume: str) -> RunSummary:
     """The summary of the run in a folder. `resume` is the command that goes on with it."""
-    rows = read_lines(metrics_file(run_dir, "learner"))
-    steps = [row for row in rows if "reward/mean" in row]
-    averaged = max(1, min(MOST_STEPS, len(steps) // 4))
-    warnings = list(learning_warnings(steps, str(run_dir)).values())
-    if not steps:
+    steps = _Steps()
+    for line in each_line(metrics_file(run_dir, "learner")):
+        steps.add(line)
+    averaged = max(1, min(MOST_STEPS, steps.trained // 4))
+    newest_steps = [row for line in steps.newest_lines if (row := parsed(line)) is not None]
+    warnings = list(learning_warnings(newest_steps, str(run_dir)).values())
+    if not steps.trained:
         warnings.append(f"no step was trained: see {run_dir / 'logs'} and `asyncrl inspect dead-letters {run_dir}`")
     trajectories: dict[str, int] = {}
     failures: dict[str, int] = {}
@@ -117,18 +170,18 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
         run=str(run_dir),
         result=result,
         reason=reason,
-        steps=rows[-1]["step"] + 1 if rows else 0,
+        steps=steps.done,
         steps_kept=steps_in_newest_checkpoint(run_dir),
         planned_steps=planned_steps,
         averaged=averaged,
-        reward=_change(steps, "reward/mean", averaged),
-        outcome=_change(steps, "outcome/mean", averaged),
+        reward=steps.change("reward", averaged),
+        outcome=steps.change("outcome", averaged),
         held_out=_held_out(run_dir),
         trajectories=trajectories,
         failures=failures,
         reasons=reasons,
         warnings=warnings,
-        speed=_speed(run_dir, steps) if steps else {},
+        speed=_speed(run_dir, steps) if steps.trained else {},
         files=_files(run_dir, result == "done"),
         next=_next(run_dir, result == "done", bool(reasons), resume),
     )
@@ -155,11 +208,6 @@ def _first_line(reason: str) -> str:
     return reason.partition("\n")[0][:LONGEST_REASON]
 
 
-def _change(rows: Lines, name: str, averaged: int) -> Change | None:
-    values = [row[name] for row in rows]
-    return Change(fmean(values[:averaged]), fmean(values[-averaged:])) if values else None
-
-
 def _held_out(run_dir: Path) -> dict[str, Change]:
     rows = sorted(read_lines(metrics_file(run_dir, "evaluation")), key=lambda row: row["step"])
     names = ["outcome", "accuracy", "reward"] if rows else []
@@ -168,17 +216,18 @@ def _held_out(run_dir: Path) -> dict[str, Change]:
     return {name: Change(rows[0][f"eval/{name}"], rows[-1][f"eval/{name}"]) for name in names}
 
 
-def _speed(run_dir: Path, steps: Lines) -> dict[str, float]:
-    actors = [totals(rows, _ENGINE) for rows in rows_of(run_dir, "actor-*") if rows]
+def _speed(run_dir: Path, steps: _Steps) -> dict[str, float]:
+    actors = [totals(rows, _ENGINE) for rows in rows_of(run_dir, "actor-*")]
     waited = [totals(rows, [_WAITED])[_WAITED] for rows in rows_of(run_dir, "replay*")]
+    actors = [actor for actor in actors if any(actor.values())]
     actor_seconds = max(1e-9, sum(actor["seconds"] for actor in actors))
     return {
         "seconds": round(max((actor["seconds"] for actor in actors), default=0.0), 1),
         "tokens_per_s": round(sum(actor["tokens"] for actor in actors) / actor_seconds * len(actors), 1),
-        "max_lag": max(row["lag/max"] for row in steps),
-        "learner_idle": round(learner_idle(steps), 4),
+        "max_lag": steps.max_lag,
+        "learner_idle": round(steps.idle_seconds / max(1e-9, steps.seconds), 4),
         "rollout_idle": round(sum(actor["idle_seconds"] for actor in actors) / actor_seconds, 4),
-        "waited_for_labels": round(max(waited, default=0.0) / step_seconds(steps), 4),
+        "waited_for_labels": round(max(waited, default=0.0) / max(1e-9, steps.seconds), 4),
     }
 
 

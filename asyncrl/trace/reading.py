@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.errors import ConfigError
+from asyncrl.observe.lines import decoded, each_line
 from asyncrl.observe.spans import FOLDER, OLD
 
 SORTED_AT_ONCE = 200_000
@@ -110,8 +112,8 @@ class RoleSpans:
     def look(self) -> None:
         """Read the notes."""
         clock = _Clock()
-        for line in _lines(self.paths):
-            if line[:1] == b"{" and (note := _decoded(_NOTES, line)) is not None:
+        for line in chain.from_iterable(map(each_line, self.paths)):
+            if line[:1] == b"{" and (note := decoded(_NOTES, line)) is not None:
                 self.lost = max(self.lost, note.lost)
                 if note.role:
                     clock = self.clocks.setdefault(note.started, _Clock())
@@ -126,15 +128,15 @@ class RoleSpans:
     def spans(self, correction: Callable[[_Clock], Callable[[int], int]]) -> Iterator[TraceSpan | None]:
         """All spans in the order of the files; None for a line that cannot be read."""
         correct: Callable[[int], int] = lambda at: 0  # noqa: E731
-        for line in _lines(self.paths):
+        for line in chain.from_iterable(map(each_line, self.paths)):
             if line[:1] != b"[":
-                note = _decoded(_NOTES, line)
+                note = decoded(_NOTES, line)
                 if note is None:
                     yield None
                 elif note.role:
                     correct = correction(self.clocks.get(note.started, _Clock()))
                 continue
-            found = _decoded(_LINES, line)
+            found = decoded(_LINES, line)
             if found is None:
                 yield None
                 continue
@@ -215,21 +217,6 @@ def _spilled(spans: Iterable[TraceSpan], file: IO[bytes]) -> Iterator[TraceSpan]
     file.writelines(encoder.encode(span) + b"\n" for span in spans)
     file.seek(0)
     return map(_SPANS.decode, file)
-
-
-def _lines(paths: Iterable[Path]) -> Iterator[bytes]:
-    for path in paths:
-        if path.exists():
-            with path.open("rb") as file:
-                # The last line may be still being written.
-                yield from (line for line in file if line.endswith(b"\n"))
-
-
-def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
-    try:
-        return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
 
 
 def text_of(values: Mapping[str, Any], key: str) -> str:

@@ -23,7 +23,8 @@ from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.machine.files import LossyText
-from asyncrl.observe.sinks import open_metrics, read_lines
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import open_metrics
 from asyncrl.weights.folders import FolderWriter
 from tests.chaos.full_disk import fill
 from tests.helpers import OWN_RUN, until

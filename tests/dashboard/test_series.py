@@ -2,54 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asyncrl.dashboard import series
-from asyncrl.dashboard.lines import LineFile, LineSpan, open_lines
 from asyncrl.dashboard.series import Wanted, catalogue, read_series
 from asyncrl.observe.sinks import JsonLines, metrics_file, remove_steps
 from tests.dashboard.support import make_run, values
-
-
-@contextmanager
-def written(count: int, padding: int) -> Iterator[LineFile]:
-    """A file of rows with `time` from 0, of different lengths."""
-    rows = [{"step": row, "time": float(row), "text": "x" * (padding * (row % 7))} for row in range(count)]
-    with NamedTemporaryFile("w") as file:
-        file.write("".join(f"{json.dumps(row)}\n" for row in rows))
-        file.flush()
-        with open_lines(Path(file.name)) as lines:
-            assert lines is not None
-            yield lines
-
-
-@given(st.integers(0, 60), st.integers(2, 80), st.integers(0, 3000))
-def test_a_sample_is_in_order_with_both_ends_and_no_row_twice(count: int, points: int, padding: int) -> None:
-    with written(count, padding) as lines:
-        steps = [row["step"] for row in lines.sampled(lines.whole, points)]
-        newest = [row["step"] for row in lines.newest(3)]
-        every = [row["step"] for row in lines.rows(lines.whole)]
-    assert steps == sorted(set(steps))
-    assert len(steps) <= points
-    assert steps[:1] + steps[-1:] == ([0, count - 1] if count else [])[: 2 if steps else 0]
-    assert every == list(range(count))
-    assert newest == every[-3:]
-
-
-@given(st.integers(1, 3000), st.floats(-5, 3005), st.floats(0, 500))
-def test_a_range_of_times_has_all_of_its_rows(count: int, first: float, length: float) -> None:
-    with written(count, 50) as lines:
-        span = lines.between(first, first + length)
-        found = {row["time"] for row in lines.rows(span)}
-    assert {float(row) for row in range(count) if first <= row <= first + length} <= found
 
 
 def test_a_long_file_is_sampled_and_says_of_how_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,13 +65,3 @@ def test_the_catalogue_has_meanings_of_our_metrics_and_the_beginning_of_texts(tm
     assert found["reward/mean"]["meaning"] == "mean reward of the trained trajectories"
     assert found["mine"] == {"newest": 2.0}
     assert len(found["text"]["newest"]) == series.LONGEST_TEXT
-
-
-def test_a_line_of_megabytes_is_not_in_the_way_of_others(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    path.write_text(f'{{"time": 0}}\n{{"time": 1, "text": "{"x" * 5_000_000}"}}\n{{"time": 2}}\n')
-    with open_lines(path) as lines:
-        assert lines is not None
-        assert [row["time"] for row in lines.sampled(lines.whole, 10)] == [0, 2]
-        assert [row["time"] for row in lines.rows(lines.whole)] == [0, 1, 2]
-        assert list(lines.rows(LineSpan(0, 0, 0))) == []

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.world import World

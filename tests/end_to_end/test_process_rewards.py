@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 
 from asyncrl.compat.verl import from_trajectories, load_reward_manager
 from asyncrl.compat.verl.configuration.command import translated
-from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Task, Trajectory
 from tests.end_to_end.support import Run

@@ -11,7 +11,8 @@ import pytest
 
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ScoringError
-from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import metrics_file
 from asyncrl.results.summary import SUMMARY_FILE
 from asyncrl.types import Task, Trajectory
 from tests.chaos.world import BATCH, World

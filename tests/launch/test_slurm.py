@@ -39,7 +39,8 @@ from asyncrl.launch.slurm.job import of_task, requeue_this_job
 from asyncrl.launch.slurm.launcher import SlurmLauncher
 from asyncrl.launch.slurm.step import NodeReport, count_gpus
 from asyncrl.machine.child import kill_group, start_guarded
-from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import metrics_file
 from tests.chaos.world import World
 from tests.helpers import GENEROUS_S, until
 from tests.launch.stub_slurm import ADDRESS, write_programs

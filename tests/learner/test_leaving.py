@@ -17,7 +17,7 @@ from asyncrl.config.load import EXIT_STOPPED
 from asyncrl.errors import StoppedError
 from asyncrl.learner.launcher import Timeouts, run_ranks
 from asyncrl.learner.leaving import Leaving
-from asyncrl.observe.sinks import read_lines
+from asyncrl.observe.lines import read_lines
 from tests.helpers import until
 from tests.learner.support import assert_weights_equal
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.observe.sinks import JsonLines, metrics_file, read_lines, remove_steps
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import JsonLines, metrics_file, remove_steps
 from asyncrl.observe.terminal import LINE_S, TerminalTable
 
 

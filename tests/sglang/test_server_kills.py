@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Trajectory
 from benchmarks.loop_workload import AGENT, RULE, Workload

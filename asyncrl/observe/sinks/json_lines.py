@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from asyncrl.machine.files import write_whole
+from asyncrl.observe.lines import LONGEST_LINE, decoded, each_line
 from asyncrl.observe.metrics import Sink, Value
 
 logger = logging.getLogger(__name__)
-
-LONGEST_LINE = 16 << 20
 
 
 def metrics_file(run_dir: Path, name: str) -> Path:
@@ -60,21 +60,24 @@ def _open_to_append(path: Path) -> FileIO:
     return file
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """What a JsonLines sink wrote; a last line that is still being written is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+class _Step(msgspec.Struct):
+    step: int
+
+
+_STEP = msgspec.json.Decoder(_Step)
 
 
 def remove_steps(path: Path, removed: Callable[[int], bool]) -> None:
     """Remove the lines of the steps that will be logged again, before the sink of `path` is used. Readers of the file
     see the old one or the new one. A disk without room for it keeps the lines, with a warning."""
-    lines = read_lines(path)
-    kept = [line for line in lines if not removed(line["step"])]
-    if len(kept) < len(lines):
-        try:
-            write_whole(path, "".join(f"{json.dumps(line)}\n" for line in kept))
-        except OSError as error:
-            logger.warning("%s keeps lines of steps that are trained again: %s", path, error)
+
+    def stays(line: bytes) -> bool:
+        row = decoded(_STEP, line)
+        return row is None or not removed(row.step)
+
+    if all(map(stays, each_line(path))):
+        return
+    try:
+        write_whole(path, (line + b"\n" for line in each_line(path) if stays(line)))
+    except OSError as error:
+        logger.warning("%s keeps lines of steps that are trained again: %s", path, error)

@@ -12,8 +12,9 @@ import pytest
 
 from asyncrl.config.schema import ObserveConfig, RunConfig, TrainConfig
 from asyncrl.errors import ConfigError, InvariantError
+from asyncrl.observe.lines import read_lines
 from asyncrl.observe.metrics import Fanout, Histogram, Sink, Value
-from asyncrl.observe.sinks import JsonLines, open_metrics, read_lines
+from asyncrl.observe.sinks import JsonLines, open_metrics
 from asyncrl.observe.sinks.background import Background
 from tests.helpers import until
 

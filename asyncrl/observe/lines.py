@@ -1,8 +1,8 @@
-"""A file of JSON lines of any length, read at a few places: the cost is that of the rows that are shown, not of the
-rows that there are.
+"""Files of JSON lines of any length that may grow meanwhile: a row is a line with a JSON object.
 
-A row is found by seeking to an offset and reading on to the end of the line there. The rows are in the order of their
-times, so that a time is found by bisection.
+A last line that is still being written, and lines that are no rows, are left out. Parts of a file are read at a few
+places: the cost is that of the rows that are wanted, not of the rows that there are. Rows are in the order of their
+`time`, so that a time is found by bisection.
 """
 
 from __future__ import annotations
@@ -13,16 +13,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+Row = dict[str, Any]
 
 CHUNK = 1 << 14
-LONGEST_LINE = 1 << 24
+BLOCK = 1 << 20
+LONGEST_LINE = 16 << 20
 """A longer line is not searched for its end: what follows it is left out."""
 MEASURED = 64
 """The length of a line is the mean of so many."""
 NEARBY = 1 << 16
 """A bisection ends where so few bytes are left that they are better read."""
-Row = dict[str, Any]
+MOST_SAMPLED = 2000
+WHOLE_BYTES = 16 << 20
+"""A file of at most so many bytes is read whole to be sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ class LineSpan:
 
 
 class LineFile:
-    """An open file of JSON lines that may grow meanwhile."""
+    """An open file of lines. `whole` are those that it had when it was opened."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -48,16 +56,29 @@ class LineFile:
         # The last line may be half written.
         self.whole = LineSpan(status.st_ino, 0, self._line_start(status.st_size))
 
-    def rows(self, span: LineSpan) -> Iterator[Row]:
-        """Every row of the span. Lines that are no JSON object are left out."""
-        rest, offset = b"", span.start
+    def since(self, file: int, offset: int) -> LineSpan:
+        """What came after `offset` of a file; the whole if it was another file, or a longer one."""
+        same = file == self.whole.file and offset <= self.whole.end
+        return LineSpan(self.whole.file, offset if same else 0, self.whole.end)
+
+    def lines(self, span: LineSpan) -> Iterator[bytes]:
+        """Every line of the span, without its end."""
+        pieces, offset = [b""], span.start
         while offset < span.end:
-            data = os.pread(self._descriptor, min(1 << 20, span.end - offset), offset)
+            data = os.pread(self._descriptor, min(BLOCK, span.end - offset), offset)
             if not data:
                 return
             offset += len(data)
-            *lines, rest = (rest + data).split(b"\n")
-            yield from filter(None, map(_parsed, lines))
+            first, *others = data.split(b"\n")
+            pieces.append(first)
+            if others:
+                yield b"".join(pieces)
+                yield from others[:-1]
+                pieces = others[-1:]
+
+    def rows(self, span: LineSpan) -> Iterator[Row]:
+        """Every row of the span."""
+        return filter(None, map(parsed, self.lines(span)))
 
     def sampled(self, span: LineSpan, count: int) -> list[Row]:
         """At most `count` rows at equal distances in bytes, with the first and the last one."""
@@ -65,10 +86,10 @@ class LineFile:
         begins = {self._begin(place, span): None for place in places}
         if span.size:
             begins[self._line_start(span.end - 1)] = None
-        return list(filter(None, (_parsed(self._line(begin, span)) for begin in begins)))
+        return list(filter(None, (parsed(self._line(begin, span)) for begin in begins)))
 
     def newest(self, count: int) -> list[Row]:
-        """The last `count` rows."""
+        """The rows among the last `count` lines."""
         start = self.whole.end
         for _ in range(count):
             start = self._line_start(start - 1) if start > 0 else 0
@@ -92,7 +113,7 @@ class LineFile:
         low, high = self.whole.start, self.whole.end
         while high - low > NEARBY:
             middle = (low + high) // 2
-            row = _parsed(self._line(self._begin(middle, self.whole), self.whole))
+            row = parsed(self._line(self._begin(middle, self.whole), self.whole))
             if row is None or float(row.get("time", 0.0)) >= time:
                 high = middle
             else:
@@ -145,9 +166,59 @@ def open_lines(path: Path) -> Iterator[LineFile | None]:
         os.close(descriptor)
 
 
-def _parsed(line: bytes) -> Row | None:
+def each_line(path: Path) -> Iterator[bytes]:
+    """Every line of a file, without its end; none where there is no file."""
+    with open_lines(path) as file:
+        if file is not None:
+            yield from file.lines(file.whole)
+
+
+def each_row(path: Path) -> Iterator[Row]:
+    """Every row of a file, one at a time in memory."""
+    return filter(None, map(parsed, each_line(path)))
+
+
+def read_lines(path: Path) -> list[Row]:
+    """All rows of a file."""
+    return list(each_row(path))
+
+
+def newest_rows(path: Path, count: int) -> list[Row]:
+    """The rows among the last `count` lines of a file."""
+    with open_lines(path) as file:
+        return [] if file is None else file.newest(count)
+
+
+def sampled_rows(path: Path, most: int = MOST_SAMPLED) -> list[Row]:
+    """At most `most` rows of a file in their order, evenly spread, with the first and the last of them."""
+    with open_lines(path) as file:
+        if file is None:
+            return []
+        if file.whole.size > WHOLE_BYTES:
+            return file.sampled(file.whole, most)
+        rows = list(file.rows(file.whole))
+    count = len(rows)
+    return rows if count <= most else [rows[number * (count - 1) // (most - 1)] for number in range(most)]
+
+
+def parsed(line: bytes) -> Row | None:
+    """The row of a line; None if it is none."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
+
+
+def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
+    """The fields of a line that the decoder's type names, many times faster than the whole row; None where they are
+    missing or of another type."""
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    try:
+        # The standard library writes and reads numbers that are not finite, which JSON lacks.
+        return msgspec.convert(parsed(line), decoder.type)
+    except msgspec.ValidationError:
+        return None
