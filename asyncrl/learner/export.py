@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
@@ -28,7 +29,9 @@ def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop
 
     def write() -> None:
         if ranks.rank == 0:
-            when_there_is_room(lambda: _write(policy, tensors, config, folder), stop, str(folder))
+            when_there_is_room(
+                lambda: write_model(policy.model, tensors, folder_writer(config), folder), stop, str(folder)
+            )
 
     ranks.together(write)
 
@@ -41,17 +44,21 @@ def export_checkpoint(config: ModelConfig, checkpoint: Path, folder: Path) -> No
     policy = Policy(read_model(config.path, config), temperature=1.0)
     read_policy(checkpoint, policy)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _write(policy, gather_all(policy.model, policy.weight_format, DTYPES[config.dtype], Ranks.alone()), config, folder)
+    tensors = gather_all(policy.model, policy.weight_format, DTYPES[config.dtype], Ranks.alone())
+    write_model(policy.model, tensors, folder_writer(config), folder)
 
 
-def _write(policy: Policy, tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:
+def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callable[[Path], None], folder: Path) -> None:
+    """Write a Hugging Face `model` into `folder`, in place of what is there; it appears whole, or not at all.
+    `tensors` are its weights in the format of files, `write_beside` writes the configuration and the tokenizer. A model
+    card that is there stays. Raises OSError."""
     partial = folder.with_name(f".tmp-{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
     with as_os_errors(partial):
         # The tensors have the format of files already. Transformers empties the dict, and this may be tried again.
-        policy.model.save_pretrained(partial, state_dict=dict(tensors), save_original_format=False)
+        model.save_pretrained(partial, state_dict=dict(tensors), save_original_format=False)
         # Its config names the dtype in which the learner keeps its weights.
-        folder_writer(config)(partial)
+        write_beside(partial)
     # A card may have been written by hand.
     for card in filter(Path.exists, (folder / name for name in CARD_FILES)):
         shutil.copy2(card, partial)
