@@ -53,6 +53,7 @@ COMMANDS: Mapping[str, Command] = {
     "doctor": Command("asyncrl.doctor.command", "check this host, and say what is wrong and how to mend it"),
     "plan": Command("asyncrl.capacity.command", "forecast speed, idle shares and cost of a run on other GPUs"),
     "export": Command("asyncrl.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
+    "merge": Command("asyncrl.merge.command", "make a Hugging Face folder of shards of asyncrl, verl or Megatron"),
     "report": Command("asyncrl.report.command", "write a run as one HTML page: `asyncrl report RUN`"),
     "compare": Command(
         "asyncrl.report.compare_command", "say in what runs differ and what came of each: `asyncrl compare RUN RUN`"

@@ -59,11 +59,16 @@ def export_run(name: str, steps: int | str | None = None, to: Path | None = None
     config = config_of(run)
     checkpoint = checkpoint_of(run, config, steps)
     folder = to or run / "exports" / checkpoint.folder.name
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists already: remove it, or name another folder by --to")
+    require_new(folder)
     write_policy(config.model, checkpoint, folder)
     write_card(run, folder, checkpoint.steps)
     return folder
+
+
+def require_new(folder: Path) -> None:
+    """Raises ConfigError: something is at `folder` already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists already: remove it, or name another folder by --to")
 
 
 def write_policy(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:

@@ -1,0 +1,145 @@
+"""Megatron's distributed checkpoints in the format `torch_dist`: a folder of chunks of whole tensors.
+
+The file `.metadata` names for each tensor its whole shape and its chunks; each chunk stands somewhere in a `.distcp`
+file, with its offset in the whole tensor. So tensor, pipeline, expert and expert-tensor parallel ranks, however many
+wrote, are merged by the offsets. Chunks are read with `weights_only`. `.metadata` is a plain pickle, which torch cannot
+read so: it is unpickled by a reader that knows the classes of such a file, and no other.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import metadata as described
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.serialization import _get_layout
+
+from asyncrl.errors import CheckpointError
+
+BACKEND = "torch_dist"
+_DESCRIPTION = "metadata.json"
+_METADATA = ".metadata"
+
+
+def distributed_folder(folder: Path) -> Path | None:
+    """The folder within a checkpoint of verl, or of Megatron, that has the chunks of the model. None: there is none.
+    Raises CheckpointError: it has a format that is not read."""
+    found = (folder / place for place in ("", "dist_ckpt", "model/dist_ckpt"))
+    place = next((each for each in found if (each / _DESCRIPTION).is_file()), None)
+    if place is None:
+        return None
+    try:
+        description = json.loads((place / _DESCRIPTION).read_text())
+        backend = description["sharded_backend"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(f"{place / _DESCRIPTION} cannot be read: {error!r}") from error
+    if backend != BACKEND:
+        raise CheckpointError(f"{place} has the format {backend!r}, of which only {BACKEND} is merged")
+    return place
+
+
+class DistributedTensors:
+    """The tensors in a `torch_dist` folder. Raises CheckpointError: its `.metadata` cannot be read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        path = folder / _METADATA
+        try:
+            with path.open("rb") as file:
+                metadata = _MetadataUnpickler(file).load()
+            self._described: Mapping[str, Any] = metadata.state_dict_metadata
+            self._stored: Mapping[Any, Any] = metadata.storage_data
+        except CheckpointError:
+            raise
+        except Exception as error:
+            # What a damaged pickle raises is not known.
+            raise CheckpointError(f"{path} cannot be read: {error!r}") from error
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The whole shape of each tensor by name."""
+        kind = described.TensorStorageMetadata
+        return {name: tuple(each.size) for name, each in self._described.items() if isinstance(each, kind)}
+
+    def read(self, name: str) -> Tensor:
+        """A tensor whole. Raises CheckpointError: chunks of it are missing or damaged."""
+        description = self._described[name]
+        whole = torch.empty(description.size, dtype=description.properties.dtype)
+        covered = 0
+        for chunk in description.chunks:
+            part = self._chunk(name, chunk)
+            if part.shape != torch.Size(chunk.sizes):
+                raise CheckpointError(f"a chunk of {name} has the shape {list(part.shape)}, not {list(chunk.sizes)}")
+            place = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
+            whole[place] = part
+            covered += part.numel()
+        if covered != math.prod(description.size):
+            raise CheckpointError(f"the chunks of {name} have {covered} of its {whole.numel()} elements")
+        return whole
+
+    def _chunk(self, name: str, chunk: Any) -> Tensor:
+        try:
+            stored = self._stored[described.MetadataIndex(name, chunk.offsets)]
+        except KeyError:
+            raise CheckpointError(f"{self._folder / _METADATA} does not say where a chunk of {name} is") from None
+        if Path(stored.relative_path).name != stored.relative_path:
+            raise CheckpointError(f"a chunk of {name} is in {stored.relative_path!r}, outside of {self._folder}")
+        if getattr(stored, "transform_descriptors", None):
+            raise CheckpointError(f"{name} is stored as {list(stored.transform_descriptors)}, which is not read")
+        path = self._folder / stored.relative_path
+        try:
+            with path.open("rb") as file:
+                file.seek(stored.offset)
+                content = io.BytesIO(file.read(stored.length))
+            part = torch.load(content, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"{name} cannot be read from {path}: {error}") from error
+        if not isinstance(part, Tensor):
+            raise CheckpointError(f"{path} has a {type(part).__name__} in the place of {name}")
+        return part
+
+
+class _FlattenedTensor:
+    """In the place of Megatron's note on a tensor of an optimizer."""
+
+
+_CLASSES: Mapping[tuple[str, str], Any] = {
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): _get_layout,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
+    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"): _FlattenedTensor,
+    ("collections", "OrderedDict"): dict,
+    ("pathlib", "PosixPath"): PurePosixPath,
+    ("pathlib._local", "PosixPath"): PurePosixPath,
+    **{
+        ("torch.distributed.checkpoint.metadata", each.__name__): each
+        for each in (
+            described.Metadata,
+            described.MetadataIndex,
+            described.TensorStorageMetadata,
+            described.BytesStorageMetadata,
+            described.ChunkStorageMetadata,
+            described.TensorProperties,
+            described.StorageMeta,
+            described._MEM_FORMAT_ENCODING,
+        )
+    },
+}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Makes the objects that a `.metadata` consists of, and calls nothing else that a pickle names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _CLASSES:
+            return _CLASSES[module, name]
+        if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
+            return dtype
+        raise CheckpointError(f"{_METADATA} names {module}.{name}, which no such file needs: it is not unpickled")

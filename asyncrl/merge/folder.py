@@ -1,0 +1,166 @@
+"""Merged tensors as a Hugging Face folder, checked against the model that the configuration describes.
+
+Names may be those of the model in memory, or those in files (see modelling/weight_format.py): an older transformers,
+with which the checkpoint was written, has the experts of a layer one by one in both. The folder has those in files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForTokenClassification,
+)
+
+from asyncrl.errors import CheckpointError, ConfigError
+from asyncrl.learner.export import write_model
+from asyncrl.modelling.weight_format import WeightFormat, model_tensors
+
+_VALUE_HEADS = ("score.weight", "classifier.weight")
+_NOT_BESIDE = (".safetensors", ".bin", ".pt", ".index.json")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """The folder with the configuration and the tokenizer of the result. `tied`: the output layer is the embedding,
+    whatever the configuration says. `dtype`: that of the result's parameters; None keeps those of the checkpoint."""
+
+    folder: Path
+    tied: bool = False
+    dtype: torch.dtype | None = None
+
+    def config(self) -> Any:
+        """The configuration. Raises ConfigError: there is none that transformers can read."""
+        if not (self.folder / "config.json").is_file():
+            raise ConfigError(f"{self.folder} has no config.json: name a folder with --config that has one")
+        try:
+            config = AutoConfig.from_pretrained(self.folder)
+        except (OSError, ValueError, LookupError, ImportError) as error:
+            raise ConfigError(f"the configuration in {self.folder} cannot be read: {error}") from error
+        if self.tied:
+            config.tie_word_embeddings = True
+        return config
+
+
+@torch.no_grad()
+def empty_model(config: Any, value_head: bool) -> Any:
+    """The model that a configuration describes, without memory. `value_head`: it gives a value a token instead of
+    logits. Raises ConfigError: transformers has no such model."""
+    architecture = (config.architectures or [""])[0]
+    if value_head or architecture.endswith("ForTokenClassification"):
+        config.num_labels = 1 if value_head else config.num_labels
+        kind: Any = AutoModelForTokenClassification
+    elif architecture.endswith("ForConditionalGeneration"):
+        kind = AutoModelForImageTextToText
+    else:
+        kind = AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            return kind.from_config(config, dtype=torch.float32)
+    except (ValueError, LookupError, ImportError) as error:
+        raise ConfigError(f"transformers has no model for this configuration: {error}") from error
+
+
+def has_value_head(names: set[str]) -> bool:
+    """Whether tensors of these names are a critic's."""
+    return "lm_head.weight" not in names and any(head in names for head in _VALUE_HEADS)
+
+
+def expected_shapes(model: Any, stored: set[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's tensors, by their names in memory and in files. `stored` names those that there are."""
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters(remove_duplicate=False)}
+    for part in _format(model, stored).parts:
+        shapes |= {**part.published, **part.model}
+    return shapes
+
+
+def write_folder(model: Any, tensors: Mapping[str, Tensor], settings: OutputSettings, folder: Path) -> None:
+    """Write `folder`, which appears whole or not at all. `model` needs no memory.
+
+    Raises CheckpointError: tensors are missing, misshapen or unknown, or tied ones differ; OSError.
+    """
+    adapters = sorted(name for name in tensors if "lora_" in name)
+    if adapters:
+        raise CheckpointError(f"the checkpoint has LoRA adapters, such as {adapters[0]}, which are not merged")
+    tensors = _without_tied(model, tensors, settings.tied)
+    published = _published(model, tensors)
+    floating = {name for name, each in model.named_parameters() if each.is_floating_point()}
+    buffers = model_tensors(model).keys() - floating
+    if settings.dtype is not None:
+        published = {name: each if name in buffers else each.to(settings.dtype) for name, each in published.items()}
+    dtypes = {each.dtype for name, each in published.items() if name not in buffers}
+    write_beside = _files_beside(model.config, reduce(torch.promote_types, dtypes), settings.folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write_model(model, published, write_beside, folder)
+
+
+def _without_tied(model: Any, tensors: Mapping[str, Tensor], drop: bool) -> dict[str, Tensor]:
+    """The tensors without second names of tied ones. `drop`: without asking whether their values are the same."""
+    every = dict(model.named_parameters(remove_duplicate=False))
+    first = {id(each): name for name, each in model.named_parameters()}
+    kept = dict(tensors)
+    for name, parameter in every.items():
+        main = first[id(parameter)]
+        if name == main or name not in kept:
+            continue
+        if main in kept and not drop and not torch.equal(kept[name], kept[main]):
+            raise CheckpointError(
+                f"the checkpoint has other values for {name} than for {main}, which the configuration ties: set "
+                "tie_word_embeddings to false in its config.json, or drop the former by --tie-word-embedding"
+            )
+        kept.setdefault(main, kept[name])
+        del kept[name]
+    return kept
+
+
+def _format(model: Any, stored: set[str]) -> WeightFormat:
+    in_memory = model_tensors(model).keys() <= stored
+    return WeightFormat(model) if in_memory else WeightFormat(model, stored)
+
+
+def _published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    form = _format(model, set(tensors))
+    published: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for part in form.parts:
+        in_memory = part.model.keys() <= tensors.keys()
+        shapes = part.model if in_memory else part.published
+        for name, shape in shapes.items():
+            if name not in tensors:
+                raise CheckpointError(f"the checkpoint lacks {name}, which the model of its configuration has")
+            if tuple(tensors[name].shape) != shape:
+                raise CheckpointError(f"{name} has the shape {list(tensors[name].shape)}; {list(shape)} is needed")
+        given = {name: tensors[name] for name in shapes}
+        published |= form.publish(part, given) if in_memory else given
+        used |= given.keys()
+    unknown = sorted(tensors.keys() - used)
+    if unknown:
+        raise CheckpointError(
+            f"the checkpoint has {len(unknown)} tensors that the model of its configuration lacks, such as {unknown[0]}"
+        )
+    return {name: each.contiguous() for name, each in published.items()}
+
+
+def _files_beside(config: Any, dtype: torch.dtype, source: Path) -> Callable[[Path], None]:
+    """A function that writes what belongs beside the weights: the configuration, and copies of the tokenizer's and
+    all other files of `source`."""
+
+    def write(folder: Path) -> None:
+        for path in source.iterdir():
+            if path.is_file() and path.name != "config.json" and not path.name.endswith(_NOT_BESIDE):
+                shutil.copyfile(path, folder / path.name)
+        # To save the model has set the dtype of its empty tensors.
+        config.dtype = dtype
+        config.save_pretrained(folder)
+
+    return write

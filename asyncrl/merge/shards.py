@@ -1,0 +1,152 @@
+"""The model shards that verl's FSDP workers write: one file `model_world_size_N_rank_K.pt` a rank.
+
+A file is a pickled state dict. Its values are DTensors, which know the device mesh and their placements on it, or plain
+tensors. A plain one has three forms, which the shape that the model expects tells apart: a copy of the whole on every
+rank, rows of it, or a part of its flattened elements. Files are read with `weights_only`, mapped into memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from asyncrl.errors import CheckpointError
+
+_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+_MESH_LOGGER = logging.getLogger("torch.distributed.device_mesh")
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """The files of all ranks, in their order; none where `folder` is no such checkpoint. Raises CheckpointError: ranks
+    are missing, or two numbers of ranks wrote."""
+    found = {path: match for path in folder.glob("model_world_size_*.pt") if (match := _FILE.fullmatch(path.name))}
+    sizes = sorted({int(match[1]) for match in found.values()})
+    if len(sizes) > 1:
+        raise CheckpointError(f"{folder} has shards of {sizes} ranks: move all but one of these sets away")
+    by_rank = {int(match[2]): path for path, match in found.items()}
+    missing = [rank for rank in range(sizes[0] if sizes else 0) if rank not in by_rank]
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks the shards of ranks {missing} of {sizes[0]}: each host wrote those of its own ranks, "
+            "copy them all into one folder"
+        )
+    return [by_rank[rank] for rank in range(sizes[0] if sizes else 0)]
+
+
+class FsdpShards:
+    """The state dict of a model, one of `files` a rank. Raises CheckpointError: a file cannot be read."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._states = [_read(file) for file in files]
+        differing = {name for state in self._states for name in state.keys() ^ self._states[0].keys()}
+        if differing:
+            raise CheckpointError(f"not every shard has the tensor {min(differing)}")
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all tensors."""
+        return set(self._states[0])
+
+    @torch.no_grad()
+    def merge(self, expected: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+        """All tensors whole. `expected` has the shapes of the model's tensors by name. Raises CheckpointError: the
+        shards of a tensor do not fit together."""
+        return {name: self._merge(name, expected.get(name)) for name in self._states[0]}
+
+    def _merge(self, name: str, expected: Sequence[int] | None) -> Tensor:
+        shards = [state[name] for state in self._states]
+        if distributed := [each for each in shards if isinstance(each, DTensor)]:
+            if len(distributed) < len(shards):
+                raise CheckpointError(f"{name} is a DTensor on some ranks only")
+            return _from_mesh(name, distributed)
+        return _from_plain(name, shards, shards[0].shape if expected is None else torch.Size(expected))
+
+
+def _read(file: Path) -> Mapping[str, Tensor]:
+    try:
+        with _quiet_about_process_groups():
+            state: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{file} has more than tensors and DTensors, and nothing else is unpickled (such as a ShardedTensor of "
+            f"FSDP without a device mesh): {error}"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    if not isinstance(state, Mapping) or not all(isinstance(each, Tensor) for each in state.values()):
+        raise CheckpointError(f"{file} is no state dict of tensors")
+    return state
+
+
+@contextmanager
+def _quiet_about_process_groups() -> Iterator[None]:
+    """torch warns for each mesh that it unpickles that the process groups of the writer do not exist here."""
+    level = _MESH_LOGGER.level
+    _MESH_LOGGER.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        _MESH_LOGGER.setLevel(level)
+
+
+def _from_mesh(name: str, shards: Sequence[DTensor]) -> Tensor:
+    """A whole tensor from the DTensors of all ranks."""
+    first = shards[0]
+    for placement in first.placements:
+        if type(placement) not in (Shard, Replicate):
+            raise CheckpointError(f"{name} has the placement {placement}: only Shard and Replicate are merged")
+    sharded = [each.dim for each in first.placements if isinstance(each, Shard)]
+    if len(sharded) != len(set(sharded)):
+        raise CheckpointError(
+            f"{name} has the placements {first.placements}: two dimensions of the mesh shard one of the tensor, "
+            "which is not merged (FSDP with tensor parallelism)"
+        )
+    if any(each.placements != first.placements or each.shape != first.shape for each in shards):
+        raise CheckpointError(f"{name} has other placements on one rank than on another")
+    ranks = first.device_mesh.mesh
+    if sorted(ranks.flatten().tolist()) != list(range(len(shards))):
+        raise CheckpointError(f"the mesh of {name} has the ranks {ranks.tolist()}, and there are {len(shards)} files")
+    whole = _along_mesh(name, ranks, first.placements, [each.to_local() for each in shards])
+    if whole.shape != first.shape:
+        raise CheckpointError(f"the shards of {name} make {list(whole.shape)}; {list(first.shape)} is needed")
+    return whole
+
+
+def _along_mesh(name: str, ranks: Tensor, placements: Sequence[Any], local: Sequence[Tensor]) -> Tensor:
+    """What the ranks of a part of the mesh have together: `placements` belong to its dimensions, outermost first."""
+    if not placements:
+        return local[int(ranks)]
+    parts = [_along_mesh(name, each, placements[1:], local) for each in ranks]
+    if isinstance(placements[0], Shard):
+        return torch.cat(parts, placements[0].dim)
+    return _copies(name, parts)
+
+
+def _copies(name: str, parts: Sequence[Tensor]) -> Tensor:
+    if not all(torch.equal(part, parts[0]) for part in parts[1:]):
+        raise CheckpointError(f"ranks have different values for {name}, of which each has a copy")
+    return parts[0]
+
+
+def _from_plain(name: str, shards: Sequence[Tensor], expected: torch.Size) -> Tensor:
+    """A whole tensor from plain ones."""
+    if all(each.shape == expected for each in shards):
+        return _copies(name, shards)
+    # A rank may have nothing of a tensor.
+    rows = [each for each in shards if each.numel()]
+    if all(each.shape[1:] == expected[1:] for each in rows) and sum(map(len, rows)) == expected[0]:
+        return torch.cat(rows)
+    if all(each.dim() == 1 for each in rows) and sum(map(len, rows)) == math.prod(expected):
+        return torch.cat(rows).view(expected)
+    shapes = [list(each.shape) for each in shards]
+    raise CheckpointError(f"{name} has the shapes {shapes} on the ranks, which do not make {list(expected)}")

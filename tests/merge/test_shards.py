@@ -1,0 +1,155 @@
+"""verl's FSDP shards become the model that its ranks had."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from asyncrl.errors import CheckpointError, ConfigError
+from asyncrl.merge.command import merge
+from tests.families import family_model
+from tests.merge.support import fsdp_states, load, logits, save_states, save_template
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama tied", "qwen3_moe"])
+@pytest.mark.parametrize("mesh", [(3,), (2, 2)])
+def test_the_dtensors_of_all_ranks_become_the_model_that_they_had(
+    family: str, mesh: tuple[int, ...], tmp_path: Path
+) -> None:
+    model = family_model(family, 1)
+    expected = logits(model)
+    source = save_states(fsdp_states(lambda: family_model(family, 1), mesh), tmp_path / "actor")
+    save_template(model, source / "huggingface")
+    merge(source, tmp_path / "merged")
+    assert torch.equal(logits(load(tmp_path / "merged")), expected)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert tokenizer("1+2").input_ids
+
+
+def _copies(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor, tensor]
+
+
+def _rows(tensor: torch.Tensor) -> list[torch.Tensor]:
+    half = (len(tensor) + 1) // 2
+    return [tensor[:half], tensor[half:]]
+
+
+def _flat(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor.flatten()[:7], tensor.flatten()[7:]]
+
+
+def _all_on_one(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.empty(0), tensor.flatten()]
+
+
+def _save_plain(model: Any, folder: Path, split: Any) -> Path:
+    parts = {name: split(each) for name, each in model.state_dict().items()}
+    source = save_states([{name: each[rank].clone() for name, each in parts.items()} for rank in (0, 1)], folder)
+    save_template(model, source / "huggingface")
+    return source
+
+
+@pytest.mark.parametrize("split", [_copies, _rows, _flat, _all_on_one])
+def test_plain_tensors_are_merged_whether_ranks_have_copies_rows_or_elements(split: Any, tmp_path: Path) -> None:
+    model = family_model("qwen2", 1)
+    merge(_save_plain(model, tmp_path / "actor", split), tmp_path / "merged")
+    assert torch.equal(logits(load(tmp_path / "merged")), logits(model))
+
+
+def test_experts_may_have_the_names_of_an_older_transformers(tmp_path: Path) -> None:
+    model = family_model("qwen3_moe", 1)
+    state = {name: each for name, each in model.state_dict().items() if ".experts." not in name}
+    for name, stacked in model.state_dict().items():
+        if name.endswith("experts.gate_up_proj"):
+            for expert, (gate, up) in enumerate(each.chunk(2) for each in stacked):
+                place = f"{name.removesuffix('gate_up_proj')}{expert}"
+                state |= {f"{place}.gate_proj.weight": gate.clone(), f"{place}.up_proj.weight": up.clone()}
+        elif name.endswith("experts.down_proj"):
+            state |= {
+                f"{name.removesuffix('down_proj')}{expert}.down_proj.weight": each.clone()
+                for expert, each in enumerate(stacked)
+            }
+    source = save_states([state], tmp_path / "actor")
+    save_template(model, source / "huggingface")
+    merge(source, tmp_path / "merged")
+    assert torch.equal(logits(load(tmp_path / "merged")), logits(model))
+
+
+def test_a_critic_keeps_its_value_head(tmp_path: Path) -> None:
+    config = family_model("qwen3", 1).config
+    config.num_labels = 1
+    critic = AutoModelForTokenClassification.from_config(config, dtype=torch.float32).eval()
+    source = _save_plain(critic, tmp_path / "critic", _rows)
+    merge(source, tmp_path / "merged")
+    merged = load(tmp_path / "merged", AutoModelForTokenClassification)
+    assert merged.config.num_labels == 1
+    assert torch.equal(logits(merged), logits(critic))
+
+
+def test_weights_are_rounded_only_when_a_dtype_is_asked_for(tmp_path: Path) -> None:
+    model = family_model("qwen3", 1)
+    model.config.dtype = "bfloat16"
+    source = _save_plain(model, tmp_path / "actor", _copies)
+    merge(source, tmp_path / "kept")
+    merge(source, tmp_path / "rounded", dtype="bfloat16")
+    assert load(tmp_path / "kept").dtype == torch.float32
+    assert load(tmp_path / "rounded").dtype == torch.bfloat16
+
+
+def test_tied_tensors_that_differ_need_a_decision(tmp_path: Path) -> None:
+    model = family_model("qwen3 tied", 1)
+    state = dict(model.state_dict())
+    state["lm_head.weight"] = state["lm_head.weight"] + 1
+    source = save_states([state], tmp_path / "actor")
+    save_template(model, source / "huggingface")
+    with pytest.raises(CheckpointError, match=r"other values for lm_head.weight.*--tie-word-embedding"):
+        merge(source, tmp_path / "merged")
+    merge(source, tmp_path / "merged", tied=True)
+    assert torch.equal(logits(load(tmp_path / "merged")), logits(model))
+
+
+class _Runs:
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self._path,)
+
+
+def test_shards_that_name_other_classes_are_refused_and_call_nothing(tmp_path: Path) -> None:
+    source = save_states([{"a": _Runs(str(tmp_path / "called"))}], tmp_path / "actor")
+    save_template(family_model("qwen3", 1), source / "huggingface")
+    with pytest.raises(CheckpointError, match="nothing else is unpickled"):
+        merge(source, tmp_path / "merged")
+    assert [path for path in tmp_path.iterdir() if path != source] == []
+
+
+def test_what_does_not_fit_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
+    model = family_model("qwen3", 1)
+    source = _save_plain(model, tmp_path / "actor", _rows)
+    whole = dict(model.state_dict())
+    refused: list[tuple[list[dict[str, Any]], str]] = [
+        ([{**whole, "other": torch.ones(2)}], "1 tensors that the model of its configuration lacks, such as other"),
+        ([{name: each for name, each in whole.items() if name != "model.norm.weight"}], "lacks model.norm.weight"),
+        ([{**whole, "model.norm.weight": torch.ones(3)}], "which do not make"),
+        ([whole, {**whole, "model.norm.weight": torch.rand(64)}], "different values for model.norm.weight"),
+        ([{**whole, "base_model.q_proj.lora_A.default.weight": torch.ones(2)}], "LoRA adapters"),
+    ]
+    for number, (states, match) in enumerate(refused):
+        folder = save_states(states, tmp_path / str(number))
+        with pytest.raises(CheckpointError, match=match):
+            merge(folder, tmp_path / "merged", config=source / "huggingface")
+    assert not (tmp_path / "merged").exists()
+    with pytest.raises(ConfigError, match="--config"):
+        merge(tmp_path / "0", tmp_path / "merged")
+    (source / "model_world_size_2_rank_0.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks the shards of ranks \[0\] of 2"):
+        merge(source, tmp_path / "merged")
