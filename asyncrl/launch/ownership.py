@@ -32,6 +32,8 @@ LEFT_S = 10.0
 """Longer than an owner takes to write its name, and to end when the run is done."""
 TRIES = 10
 """To lock the file of an owner that removes it just then."""
+LOOKING_S = 0.02
+"""Longer than it takes to look whether a folder has an owner."""
 SILENT_S = 90.0
 """A network disk may show a new file as late as this."""
 
@@ -77,7 +79,7 @@ def _locked(run_dir: Path) -> TextIO:
         run_dir.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError), ExitStack() as stack:
             lock = stack.enter_context(path.open("a+"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock)
             if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
                 lock.truncate(0)
                 # Unbuffered: where there is no room, closing the file must not fail as well.
@@ -86,6 +88,20 @@ def _locked(run_dir: Path) -> TextIO:
                 stack.pop_all()
                 return lock
     raise FileNotFoundError(errno.ENOENT, "it is removed again and again", str(path))
+
+
+def _lock(file: TextIO) -> None:
+    """Lock the file. Who looks whether it has an owner holds it for a moment. Raises BlockingIOError: another process
+    has it for longer."""
+    for left in reversed(range(TRIES)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(LOOKING_S)
+        else:
+            return
 
 
 class StopRequests:

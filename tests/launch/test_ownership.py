@@ -206,3 +206,11 @@ def test_a_folder_that_cannot_be_written_or_locked_is_named_with_the_reason(
     monkeypatch.setattr(fcntl, "flock", refuses)
     with pytest.raises(ConfigError, match="No locks available"):
         exclusively(tmp_path / "run").__enter__()
+
+
+def test_who_looks_for_the_owner_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+    with (tmp_path / OWNER_FILE).open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.03, looking.close).start()
+        with exclusively(tmp_path):
+            assert owner_of(tmp_path) is not None
