@@ -24,6 +24,7 @@ SETS = {"tool": "tools", "flag": "flags"}
 SORTABLE = (*NUMBERS, *TEXTS, "id", "group_id", "task_id")
 NEWEST_FIRST = "-step"
 LARGEST_PAGE = 500
+MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,14 @@ def _range(name: str, text: str) -> tuple[float, float]:
 
 
 def _count(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise RefusedError(f"{name}={text} must be a number, 0 or more")
+    if not is_count(text):
+        raise RefusedError(f"{name}={text:.40} must be a number, 0 or more")
     return int(text)
+
+
+def is_count(text: str) -> bool:
+    """Whether an address may have the text for a number: 0 or more, of no more digits than anything has."""
+    return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def choices(rows: Iterable[KeptRow]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from asyncrl.dashboard.episode_list import EpisodeQuery, choices, neighbours, page
+from asyncrl.dashboard.episode_list import EpisodeQuery, choices, is_count, neighbours, page
 from asyncrl.dashboard.episode_page import describe_episode, more_tokens
 from asyncrl.dashboard.group_page import describe_group
 from asyncrl.dashboard.runs import ShownRun
@@ -119,7 +119,7 @@ def _named(request: web.Request) -> tuple[int, str]:
 
 
 def _number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
+    if not is_count(text):
         raise RefusedError(f"{name} must be a number, not {text!r:.40}")
     return int(text)
 

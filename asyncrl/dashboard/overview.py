@@ -12,16 +12,18 @@ import lmdb
 
 from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE
 from asyncrl.config.schema import TrainConfig
+from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.series import LONGEST_TEXT, metrics_files
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.inspect.run import read_config
 from asyncrl.inspect.watch import RunWatch
 from asyncrl.machine.owner import owner_of
-from asyncrl.observe.lines import newest_rows
+from asyncrl.observe.lines import finite, newest_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.observe.warnings import WINDOW, learning_warnings
 from asyncrl.results.summary import SUMMARY_FILE
+from asyncrl.text import reason_of
 
 
 def run_state(folder: Path) -> dict[str, Any]:
@@ -49,6 +51,10 @@ class Overviews:
                 stalls = watch.look()
         except (AsyncrlError, OSError, lmdb.Error) as error:
             return {**found, "problems": list(dict.fromkeys([*found["problems"], str(error)]))}
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # A damaged row of metrics may have texts in place of numbers.
+            problem = f"who waits for whom is not known: {reason_of(error)}"
+            return {**found, "problems": [*found["problems"], problem]}
         return {**found, "waits_text": stalls.text, "advice": stalls.advice}
 
 
@@ -71,8 +77,8 @@ def overview(folder: Path) -> dict[str, Any]:
         "configuration": _choices(config) if config else {},
         "steps": config.learner.total_steps if config else None,
         "max_lag": config.replay.max_lag if config else None,
-        "dead": sum(row.get("dead", 0) for row in replays),
-        "roles": _json(folder / PROCESSES_FILE),
+        "dead": sum(finite(row.get("dead")) or 0 for row in replays),
+        "roles": _roles(folder),
         "warnings": [*_warnings(folder), *failing],
         "problems": problems,
     }
@@ -90,15 +96,19 @@ def _choices(config: TrainConfig) -> dict[str, Any]:
     }
 
 
+def _roles(folder: Path) -> dict[str, Any]:
+    return {name: plain(role) for name, role in _json(folder / PROCESSES_FILE).items() if isinstance(role, dict)}
+
+
 def _warnings(folder: Path) -> list[str]:
-    # An earlier asyncrl wrote fewer metrics.
-    with suppress(KeyError):
+    # An earlier asyncrl wrote fewer metrics, and a damaged row may have texts in place of numbers.
+    with suppress(ArithmeticError, LookupError, TypeError, ValueError):
         return list(learning_warnings(newest_rows(metrics_file(folder, "learner"), WINDOW), str(folder)).values())
     return []
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text())
         return found if isinstance(found, dict) else {}
     return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.dashboard.runs import METRICS
-from asyncrl.observe.lines import LineFile, LineSpan, Row, open_lines
+from asyncrl.observe.lines import LineFile, LineSpan, Row, finite, open_lines
 from asyncrl.observe.registry import describe
 
 READ_WHOLE = 2 << 20
@@ -48,8 +47,8 @@ def read_series(folder: Path, file: str, wanted: Wanted) -> dict[str, Any]:
         shown_all = span.size <= READ_WHOLE
         rows = list(lines.rows(span)) if shown_all else lines.sampled(span, wanted.points)
         return {
-            **{axis: [_number(row.get(axis)) for row in rows] for axis in AXES},
-            "columns": {name: [_number(row.get(name)) for row in rows] for name in _matching(rows, wanted.names)},
+            **{axis: [finite(row.get(axis)) for row in rows] for axis in AXES},
+            "columns": {name: [finite(row.get(name)) for row in rows] for name in _matching(rows, wanted.names)},
             "rows": len(rows) if shown_all else lines.estimated_rows(span),
             "all": shown_all,
             "reset": reset,
@@ -72,10 +71,6 @@ def _matching(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
     begins = tuple(name[:-1] for name in names if name.endswith("*"))
     found = dict.fromkeys(name for row in rows for name in row if begins and name.startswith(begins))
     return list(dict.fromkeys([*exact, *found]))
-
-
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def metrics_files(folder: Path) -> dict[str, str]:
@@ -112,4 +107,4 @@ def _newest(folder: Path, file: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> float | str | None:
-    return value[:LONGEST_TEXT] if isinstance(value, str) else _number(value)
+    return value[:LONGEST_TEXT] if isinstance(value, str) else finite(value)

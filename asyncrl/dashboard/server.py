@@ -30,6 +30,7 @@ from asyncrl.dashboard.runs import ShownRun
 from asyncrl.dashboard.series import Wanted, catalogue, metrics_files, read_series
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError
+from asyncrl.text import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -120,10 +121,14 @@ def as_json(value: Any) -> web.Response:
 
 @web.middleware
 async def _with_reasons(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A run's folder that cannot be read is told on the page, and harms no other answer."""
+    """A run's folder that cannot be read, or has what nobody expects, is told on the page, and harms no other
+    answer."""
     try:
         return await handler(request)
     except (AsyncrlError, OSError) as error:
         return web.json_response({"error": str(error)}, status=503)
     except web.HTTPException as error:
         return web.json_response({"error": error.text}, status=error.status)
+    except Exception as error:
+        log.exception("%s has no answer", request.path)
+        return web.json_response({"error": f"this cannot be shown: {reason_of(error)}"}, status=500)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from asyncrl.config.changes import KEYS, of_this_version
 from asyncrl.config.locations import CONFIG_FILE
@@ -94,7 +95,8 @@ def require_run(name: str) -> Path:
 
 
 def read_config(path: Path) -> TrainConfig:
-    """The configuration in a run's folder. Raises ConfigError: another version of asyncrl wrote it."""
+    """The configuration in a run's folder. Raises ConfigError: another version of asyncrl wrote it, or it is
+    damaged."""
     try:
         written = OmegaConf.load(path)
         for key in KEYS:
@@ -104,6 +106,8 @@ def read_config(path: Path) -> TrainConfig:
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{path} is of another version of asyncrl ({reason}): inspect it with that one") from error
+    except (YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
     assert isinstance(config, TrainConfig)
     return config
 

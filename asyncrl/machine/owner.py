@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import json
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 OWNER_FILE = "supervised"
 
@@ -23,12 +25,12 @@ class Owner:
 def owner_of(run_dir: Path) -> Owner | None:
     """The process that runs the folder; None if there is none. One of another host counts until it has ended well.
 
-    Raises OSError: its name cannot be read, as in the folder of another user.
+    Raises OSError: its name cannot be read, as in the folder of another user, or is damaged.
     """
     try:
         with (run_dir / OWNER_FILE).open() as lock:
             written = lock.read()
-            owner = Owner(**json.loads(written)) if written else None
+            owner = _named(written, run_dir / OWNER_FILE) if written else None
             if owner is not None and owner.host == socket.gethostname():
                 with suppress(BlockingIOError):
                     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -36,3 +38,10 @@ def owner_of(run_dir: Path) -> Owner | None:
             return owner
     except FileNotFoundError:
         return None
+
+
+def _named(written: str, path: Path) -> Owner:
+    try:
+        return msgspec.json.decode(written, type=Owner)
+    except msgspec.DecodeError as error:
+        raise OSError(errno.EIO, f"it names no process ({error})", str(path)) from error

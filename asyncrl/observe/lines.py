@@ -8,6 +8,7 @@ places: the cost is that of the rows that are wanted, not of the rows that there
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,7 +115,7 @@ class LineFile:
         while high - low > NEARBY:
             middle = (low + high) // 2
             row = parsed(self._line(self._begin(middle, self.whole), self.whole))
-            if row is None or float(row.get("time", 0.0)) >= time:
+            if row is None or (finite(row.get("time")) or 0.0) >= time:
                 high = middle
             else:
                 low = middle
@@ -199,6 +200,14 @@ def sampled_rows(path: Path, most: int = MOST_SAMPLED) -> list[Row]:
         rows = list(file.rows(file.whole))
     count = len(rows)
     return rows if count <= most else [rows[number * (count - 1) // (most - 1)] for number in range(most)]
+
+
+def finite(value: Any) -> float | None:
+    """A value of a row that is a number; None for any other, and for one beyond the range of floats."""
+    try:
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def parsed(line: bytes) -> Row | None:

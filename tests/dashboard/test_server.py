@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from asyncrl.dashboard import server
 from asyncrl.dashboard.access import is_local
 from asyncrl.dashboard.runs import shown_runs
 from asyncrl.errors import ConfigError
 from tests.dashboard.support import TOKEN, answer, make_run, values
+from tests.inspect.support import write_config
 
 
 @pytest.mark.parametrize("path", ["/", "/main.js", "/api/runs", "/api/runs/one/overview", "/nothing"])
@@ -90,3 +93,62 @@ def test_a_run_without_a_configuration_is_shown_as_far_as_it_can_be(tmp_path: Pa
     assert found["configuration"] == {}
     assert found["steps"] is None
     assert found["state"] == "stopped"
+
+
+ODD = {
+    "not finite": "NaN",
+    "too large": "1" + "0" * 400,
+    "text": '"<b>"',
+    "list": "[1]",
+    "object": '{"a":1}',
+    "nothing": "null",
+    "truth": "true",
+}
+NAMES = ("step", "time", "dead", "failing", "idle", "reward/mean", "reward/min", "reward/max", "grad_norm")
+MORE_NAMES = ("updates_skipped", "seconds/step", "groups/zero_variance", "learner_waited_for_labels_s")
+ASKED = ("overview", "catalogue", "series?file=learner&name=*", "series?file=learner&name=*&from=0&to=2000")
+
+
+@pytest.mark.parametrize("rows", [10, 2000])
+@pytest.mark.parametrize("value", ODD.values(), ids=ODD)
+def test_metrics_with_any_values_are_shown_as_far_as_they_are_numbers(tmp_path: Path, value: str, rows: int) -> None:
+    run = make_run(tmp_path / "one")
+    write_config(run)
+    row = "{" + ",".join(f'"{name}":{value}' for name in (*NAMES, *MORE_NAMES)) + "}\n"
+    for role in ("learner", "replay", "actor-0", "scoring-0"):
+        (run / "metrics" / f"{role}.jsonl").write_text(row * rows)
+    for asked in ASKED:
+        assert answer([run], f"/api/runs/one/{asked}")[0] == 200
+
+
+@pytest.mark.parametrize("file", ["processes.json", "summary.json", "config.yaml", "supervised"])
+@pytest.mark.parametrize("content", ["[" * 10**5, '{"a": NaN}', '{"a": ', "[1]", '"x"', "a: [", '{"learner": 5}'])
+def test_a_damaged_file_of_a_run_leaves_its_page(tmp_path: Path, file: str, content: str) -> None:
+    run = make_run(tmp_path / "one")
+    (run / file).write_text(content)
+    assert values([run], "/api/runs")
+    assert values([run], "/api/runs/one/overview")["state"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [f"episodes?limit={'9' * 5000}", f"episodes?offset={'9' * 5000}", f"episodes/{'9' * 5000}/x", "episodes/1/..%2fx"],
+)
+def test_an_address_that_names_nothing_is_refused_with_a_reason(tmp_path: Path, path: str) -> None:
+    status, headers, body = answer([make_run(tmp_path / "one")], f"/api/runs/one/{path}")
+    assert status == 503
+    assert json.loads(body)["error"]
+    assert "Content-Security-Policy" in headers
+
+
+def test_a_fault_of_the_server_is_told_and_closed_to_other_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> None:
+        raise ZeroDivisionError("nobody expects it")
+
+    monkeypatch.setattr(server, "catalogue", fail)
+    status, headers, body = answer([make_run(tmp_path / "one")], "/api/runs/one/catalogue")
+    assert status == 500
+    assert "nobody expects it" in json.loads(body)["error"]
+    assert "Content-Security-Policy" in headers
