@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import metadata as described
+from torch.distributed.checkpoint import planner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.serialization import _get_layout
 
@@ -110,6 +111,8 @@ class _FlattenedTensor:
     """In the place of Megatron's note on a tensor of an optimizer."""
 
 
+_PLANS = (planner.SavePlan, planner.WriteItem, planner.WriteItemType, planner.TensorWriteData)
+"""What Megatron keeps of how it saved, to save faster the next time."""
 _CLASSES: Mapping[tuple[str, str], Any] = {
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _get_layout,
@@ -118,6 +121,7 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): dict,
     ("pathlib", "PosixPath"): PurePosixPath,
     ("pathlib._local", "PosixPath"): PurePosixPath,
+    **{("torch.distributed.checkpoint.planner", each.__name__): each for each in _PLANS},
     **{
         ("torch.distributed.checkpoint.metadata", each.__name__): each
         for each in (

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import metadata as described
 from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -201,9 +202,11 @@ class _ChunkWriter:
         self._folder = folder
         self._described: dict[str, Any] = {}
         self._stored: dict[Any, Any] = {}
+        self._plan = SavePlan([])
 
     def add(self, key: str, whole: Tensor, cuts: tuple[int, ...]) -> None:
         chunks = []
+        properties = described.TensorProperties.create_from_tensor(whole)
         for rank, (offsets, piece) in enumerate(_pieces(whole.contiguous(), cuts)):
             name = f"__{rank % 4}_0.distcp"
             with (self._folder / name).open("ab") as file:
@@ -212,8 +215,10 @@ class _ChunkWriter:
                 length = file.tell() - start
             index = described.MetadataIndex(key, offsets, rank)
             self._stored[index] = _StorageInfo(name, start, length)
-            chunks.append(described.ChunkStorageMetadata(torch.Size(offsets), piece.shape))
-        properties = described.TensorProperties.create_from_tensor(whole)
+            chunk = described.ChunkStorageMetadata(torch.Size(offsets), piece.shape)
+            data = TensorWriteData(chunk, properties, whole.shape)
+            self._plan.items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+            chunks.append(chunk)
         self._described[key] = described.TensorStorageMetadata(properties, whole.shape, chunks)
 
     def finish(self) -> None:
@@ -221,6 +226,7 @@ class _ChunkWriter:
         self._described[extra] = described.BytesStorageMetadata()
         metadata = described.Metadata(self._described, {}, self._stored, described.StorageMeta(self._folder), "1.0.0")
         metadata.mcore_data = {}  # type: ignore[attr-defined]
+        metadata.all_local_plans = [self._plan]  # type: ignore[attr-defined]
         (self._folder / ".metadata").write_bytes(pickle.dumps(metadata))
         backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch"}
         (self._folder / "metadata.json").write_text(json.dumps(backend))
