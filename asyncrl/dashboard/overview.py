@@ -10,13 +10,13 @@ from typing import Any
 
 import lmdb
 
-from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE
+from asyncrl.config.locations import PROCESSES_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.series import LONGEST_TEXT, metrics_files
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, ConfigError
-from asyncrl.inspect.run import read_config
+from asyncrl.inspect.run import ConfigFile
 from asyncrl.inspect.watch import RunWatch
 from asyncrl.machine.owner import owner_of
 from asyncrl.observe.lines import finite, newest_rows
@@ -44,8 +44,8 @@ class Overviews:
     def of(self, folder: Path) -> dict[str, Any]:
         """The overview of the run, with `waits_text`, a sentence that is empty where nobody waits, and `advice`, None
         where there is too little to advise from."""
-        found = overview(folder)
         watch = self._watches.setdefault(folder, RunWatch(folder))
+        found = overview(folder, watch.config)
         try:
             with self._stores.alone():
                 stalls = watch.look()
@@ -58,14 +58,14 @@ class Overviews:
         return {**found, "waits_text": stalls.text, "advice": stalls.advice}
 
 
-def overview(folder: Path) -> dict[str, Any]:
+def overview(folder: Path, configuration: ConfigFile) -> dict[str, Any]:
     """Keys: `state`; `folder`; `configuration`, the main choices by key; `steps` and `max_lag`, those of the
     configuration, or None; `roles`, by name their host, pid (0: none now) and restarts; `dead`, how many episodes could
     not be scored or were left out; `warnings`, sentences; `problems`, what could not be read."""
     problems: list[str] = []
     config = None
     try:
-        config = read_config(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else None
+        config = configuration.read()
     except ConfigError as error:
         problems.append(str(error))
     names = [name for name in metrics_files(folder) if name.startswith("replay")]

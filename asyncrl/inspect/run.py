@@ -44,9 +44,17 @@ class InspectedRun:
     keys: str | None = None
 
 
-def find(run: str | None, store: str | None, endpoints: Sequence[str] = (), keys: str | None = None) -> InspectedRun:
+def find(
+    run: str | None,
+    store: str | None,
+    endpoints: Sequence[str] = (),
+    keys: str | None = None,
+    config: TrainConfig | None = None,
+) -> InspectedRun:
     """The run that a command line names, by its folder or by its store. `endpoints` and `keys` replace those of the
-    configuration. Raises ConfigError: neither is named; StoreError: it does not exist.
+    configuration, and `config` is that one where it has been read already.
+
+    Raises ConfigError: neither is named; StoreError: it does not exist.
     """
     if run is None and store is None:
         raise ConfigError(f"name the run, such as runs/NAME, or its store by --store{_known_runs()}")
@@ -61,7 +69,8 @@ def find(run: str | None, store: str | None, endpoints: Sequence[str] = (), keys
             )
         raise StoreError(f"there is no store {folder}: name a run, such as runs/NAME{_known_runs()}")
     path = folder.parent / CONFIG_FILE
-    config = read_config(path) if folder.name == "replay" and path.is_file() else None
+    if config is None and folder.name == "replay" and path.is_file():
+        config = read_config(path)
     if config is not None:
         keys = keys or config.network.keys
     return InspectedRun(folder, config, endpoints or _endpoints(folder), keys)
@@ -110,6 +119,24 @@ def read_config(path: Path) -> TrainConfig:
         raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
     assert isinstance(config, TrainConfig)
     return config
+
+
+class ConfigFile:
+    """The configuration file of a run, for who looks again and again: it is parsed anew only where it has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._parsed: tuple[tuple[int, int, int], TrainConfig] | None = None
+
+    def read(self) -> TrainConfig | None:
+        """None: there is no file. Raises ConfigError as `read_config` does; OSError."""
+        if not self._path.is_file():
+            return None
+        status = self._path.stat()
+        state = status.st_ino, status.st_size, status.st_mtime_ns
+        if self._parsed is None or self._parsed[0] != state:
+            self._parsed = state, read_config(self._path)
+        return self._parsed[1]
 
 
 class LiveReplay:

@@ -18,7 +18,7 @@ from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoreError
 from asyncrl.inspect.advice import advise
-from asyncrl.inspect.run import LiveReplay, find, read_config
+from asyncrl.inspect.run import ConfigFile, LiveReplay, find
 from asyncrl.inspect.situation import RolesReader, Situation, situation
 from asyncrl.inspect.stalls import Wait, chain, sentence
 from asyncrl.inspect.status import StatusSample, processes_of, sample
@@ -74,6 +74,7 @@ class RunWatch:
     def __init__(self, run_dir: Path, give_up_s: float = GIVE_UP_S) -> None:
         self._run_dir, self._give_up_s = run_dir, give_up_s
         self._reader = StallReader(run_dir)
+        self.config = ConfigFile(run_dir / CONFIG_FILE)
         self._lock = threading.Lock()
 
     def look(self) -> Stalls:
@@ -83,10 +84,9 @@ class RunWatch:
             return self._look()
 
     def _look(self) -> Stalls:
-        path = self._run_dir / CONFIG_FILE
-        config = read_config(path) if path.is_file() else None
+        config = self.config.read()
         try:
-            run = find(str(self._run_dir), None)
+            run = find(str(self._run_dir), None, config=config)
             stored = StoredRun(run.folder)
         except StoreError:
             return self._reader.read(None, config)

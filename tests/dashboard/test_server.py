@@ -11,6 +11,7 @@ from asyncrl.dashboard import server
 from asyncrl.dashboard.access import is_local
 from asyncrl.dashboard.runs import shown_runs
 from asyncrl.errors import ConfigError
+from asyncrl.inspect.run import ConfigFile
 from tests.dashboard.support import TOKEN, answer, make_run, values
 from tests.inspect.support import write_config
 
@@ -152,3 +153,17 @@ def test_a_fault_of_the_server_is_told_and_closed_to_other_sites(
     assert status == 500
     assert "nobody expects it" in json.loads(body)["error"]
     assert "Content-Security-Policy" in headers
+
+
+def test_a_configuration_is_parsed_again_only_where_it_has_changed(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    file = ConfigFile(tmp_path / "config.yaml")
+    first = file.read()
+    assert first is not None
+    assert file.read() is first
+    write_config(tmp_path, keys="elsewhere")
+    changed = file.read()
+    assert changed is not None
+    assert changed.network.keys == "elsewhere"
+    (tmp_path / "config.yaml").unlink()
+    assert file.read() is None
