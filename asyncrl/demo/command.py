@@ -41,19 +41,21 @@ def run(config: TrainConfig) -> None:
     if not train(config):
         sys.exit(130)
     draw(run_dir, run_dir / "curve.png")
-    sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n{_try_next(run_dir)}")
+    sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n{try_next(run_dir)}")
     summary = json.loads((run_dir / SUMMARY_FILE).read_text())
     sys.stdout.write(json.dumps(summary | audit(config, run_dir)) + "\n")
 
 
-def _try_next(run_dir: Path) -> str:
+def try_next(run_dir: Path) -> str:
+    """Commands for after the demo, each with what it does, in two columns."""
     things = {
         f"asyncrl dashboard {run_dir}": "a page with its figures and episodes",
         f"asyncrl inspect list {run_dir} --sort reward": "the episodes, the best first",
         "asyncrl demo run.name=dapo algorithm=dapo": "the same with another algorithm",
         "docs/first_run.md": "data, a tool and a reward of your own, step by step",
     }
-    return "\nFour things to try next:\n" + "".join(f"  {command:<47}{what}\n" for command, what in things.items())
+    width = max(map(len, things)) + 2
+    return "\nFour things to try next:\n" + "".join(f"  {command:<{width}}{what}\n" for command, what in things.items())
 
 
 def preparation_threads(cpus: int) -> int:
