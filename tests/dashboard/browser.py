@@ -93,6 +93,12 @@ class Browser:
         await self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **shared)
         await self.call("Input.dispatchKeyEvent", type="keyUp", **shared)
 
+    async def click(self, x: float, y: float) -> None:
+        """Move the mouse there, and click."""
+        await self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        for kind in ("mousePressed", "mouseReleased"):
+            await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
     async def resize(self, width: int, height: int = 900, mobile: bool = False) -> None:
         """The size of the window, in CSS pixels."""
         await self.call(

@@ -101,6 +101,25 @@ def test_several_runs_are_laid_over_each_other_and_chosen(run: Path, tmp_path: P
         browse(f"{url}#tab=figures", visit)
 
 
+def test_a_click_in_a_figure_leads_to_the_episodes_of_that_step(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "two", 10, **FULL)
+    place = "document.querySelector('#figure-reward a.episodes:not([hidden])')"
+    middle = """(() => { const { left, top, width, height } = document.querySelector('.u-over').getBoundingClientRect();
+      return [left + width * 10.2 / 29, top + height / 2] })()"""
+
+    async def visit(page: Browser) -> None:
+        await page.until(f"{DRAWN} === 1 && {INKED}")
+        assert await page.run(place) is None
+        await page.click(*await page.run(middle))
+        assert await page.until(f"{place}?.textContent") == "episodes of step 10 of one"
+        await page.run(f"{place}.click()")
+        await page.until("location.hash.includes('tab=episodes')")
+        assert "step=10..10" in await page.run("location.hash")
+
+    with dashboard(run, other) as url:
+        browse(f"{url}#tab=figures&show=reward", visit)
+
+
 def test_any_metric_is_found_by_its_name_and_added(run: Path) -> None:
     async def visit(page: Browser) -> None:
         await page.until(f"{DRAWN} >= 2")

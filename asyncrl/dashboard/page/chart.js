@@ -1,6 +1,6 @@
 // One figure's plot: lines, bands and stacks by uPlot, with a legend that tells the values under the cursor.
 //
-// The mouse drags a range, and a double click shows all again. With the keyboard: arrows move the cursor, + zooms in
+// The mouse drags a range, a click chooses a place, and a double click shows all again. With the keyboard: arrows move the cursor, + zooms in
 // around it, Escape shows all.
 
 import { element, fill, foreign } from "./dom.js";
@@ -9,6 +9,8 @@ import { value as formatted } from "./format.js";
 const { uPlot } = globalThis;
 const FAINT = 0.28;
 const DASHES = [[], [6, 4], [2, 3], [9, 3, 2, 3]];
+// The same in the legend, in the words of CSS, which has none for the last.
+const STROKES = ["solid", "dashed", "dotted", "double"];
 
 /** A colour of the style sheet as the canvas needs it, in the scheme that holds now. */
 export function resolved(colour, alpha = 1) {
@@ -35,7 +37,7 @@ export class Chart {
   #observer;
 
   /** `settings`: `title`, `height`, `axes` (false: none), `legend` (false: none), `onRange(first, last)`, called with nulls for all,
-   * and `onPlace(x)`, when the cursor stops somewhere. */
+   * and `onPlace(x)`, when somebody clicks at a place, or the keys move the cursor there. */
   constructor(settings = {}) {
     this.settings = { height: 190, axes: true, legend: true, ...settings };
     this.element = element("div", { class: "chart" }, this.#host, this.settings.legend ? this.#legend : null);
@@ -44,6 +46,7 @@ export class Chart {
     this.#observer = new ResizeObserver(() => this.#resize());
     this.#observer.observe(this.#host);
     this.#host.addEventListener("keydown", (event) => this.#key(event));
+    this.#host.addEventListener("click", () => this.#clicked());
     this.#host.addEventListener("dblclick", () => this.settings.onRange?.(null, null));
     this.#host.addEventListener("blur", () => this.#plot?.setCursor({ left: -10, top: -10 }));
   }
@@ -131,13 +134,20 @@ export class Chart {
     const { left, width } = plot.select;
     if (width > 4) this.settings.onRange?.(plot.posToVal(left, "x"), plot.posToVal(left + width, "x"));
     if (width > 0) plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
-    else if (plot.cursor.idx !== null && plot.cursor.idx !== undefined) this.settings.onPlace?.(plot.data[0][plot.cursor.idx]);
+  }
+
+  /** A click without a drag: uPlot keeps the one at a drag's end to itself. */
+  #clicked() {
+    const at = this.#plot?.cursor.idx ?? null;
+    if (at !== null) this.settings.onPlace?.(this.#plot.data[0][at]);
   }
 
   #showLegend(figure) {
+    const dashed = figure.lines.some((line) => line.dash);
     const items = figure.lines.map((line) => {
-      const mark = element("span", { class: "mark", "aria-hidden": "true" });
-      mark.style.background = line.colour;
+      const mark = element("span", { class: dashed ? "mark stroke" : "mark", "aria-hidden": "true" });
+      if (dashed) mark.style.borderTop = `3px ${STROKES[line.dash ?? 0]} ${line.colour}`;
+      else mark.style.background = line.colour;
       return element("span", { class: "item" }, mark, foreign(line.label), element("b", {}, ""));
     });
     fill(this.#legend, element("span", { class: "place" }), items);

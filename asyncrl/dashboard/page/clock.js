@@ -6,13 +6,15 @@
 import { duration, number } from "./format.js";
 
 const ROUND_S = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000, 864000, 8640000];
+// What is counted has no halves.
+const WHOLE = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((each) => each * 10 ** power)).flat();
 
 /** The axes by their names: what people read, and the distances of marks where others than 1, 2 and 5 are round. */
 export const AXES = {
-  step: { title: "learner step", format: number },
+  step: { title: "learner step", format: number, steps: WHOLE },
   time: { title: "time since the start", format: duration, steps: ROUND_S },
-  samples: { title: "trained trajectories", format: number },
-  tokens: { title: "trained tokens", format: number },
+  samples: { title: "trained trajectories", format: number, steps: WHOLE },
+  tokens: { title: "trained tokens", format: number, steps: WHOLE },
 };
 
 /** The names of the learner's file that a clock needs. */

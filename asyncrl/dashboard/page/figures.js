@@ -66,7 +66,7 @@ export function open(main, page) {
       const step = page.data.clock(of).stepAt(viewOf(state()).axis, x);
       if (!Number.isFinite(step)) return;
       place.hidden = false;
-      place.textContent = `episodes of step ${step}`;
+      fill(place, `episodes of step ${step}`, page.chosen().length > 1 ? [" of ", foreign(of.name)] : null);
       place.href = link({ tab: "episodes", run: of.key, step: `${step}..${step}` });
     };
     const chart = { onRange: setRange, onPlace, height: chosen?.length === 1 ? 420 : 190 };

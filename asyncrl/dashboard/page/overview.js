@@ -7,6 +7,7 @@ import { viewOf } from "./figures.js";
 import { duration, number, value } from "./format.js";
 import { Panel } from "./panel.js";
 import { link, state } from "./state.js";
+import { count } from "./text.js";
 
 const REFRESH_MS = 4000;
 const PARTS = [
@@ -173,7 +174,7 @@ function rolesOf(told) {
     const { host, pid, restarts } = told.roles[name];
     const doing = told.state !== "running" ? "ended" : pid ? `process ${pid}` : "not running";
     return element("tr", { class: told.state === "running" && !pid ? "missing" : null }, element("th", { scope: "row" }, foreign(name)),
-      element("td", {}, foreign(host)), element("td", {}, doing), element("td", {}, restarts ? `${restarts} restarts` : "no restart"));
+      element("td", {}, foreign(host)), element("td", {}, doing), element("td", {}, restarts ? count(restarts, "restart") : "no restart"));
   };
   return element("table", {}, element("tbody", {}, names.map(row)));
 }
