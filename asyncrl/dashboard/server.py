@@ -29,7 +29,7 @@ from asyncrl.dashboard.overview import Overviews, run_state
 from asyncrl.dashboard.runs import ShownRun
 from asyncrl.dashboard.series import Wanted, catalogue, metrics_files, read_series
 from asyncrl.dashboard.stores import ReplayStores
-from asyncrl.errors import AsyncrlError
+from asyncrl.errors import AsyncrlError, RefusedError
 from asyncrl.text import reason_of
 
 log = logging.getLogger(__name__)
@@ -121,10 +121,12 @@ def as_json(value: Any) -> web.Response:
 
 @web.middleware
 async def _with_reasons(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A run's folder that cannot be read, or has what nobody expects, is told on the page, and harms no other
+    """A query that makes no sense, and a run's folder that cannot be read or has what nobody expects, harm no other
     answer."""
     try:
         return await handler(request)
+    except RefusedError as error:
+        return web.json_response({"error": str(error)}, status=400)
     except (AsyncrlError, OSError) as error:
         return web.json_response({"error": str(error)}, status=503)
     except web.HTTPException as error:

@@ -1,4 +1,4 @@
-// Text of episodes, shown as text: characters that cannot be seen, or that change how others are shown, become marks that
+// Text of a run, shown as text: characters that cannot be seen, or that change how others are shown, become marks that
 // can be read.
 
 const UNSEEN =
