@@ -31,9 +31,9 @@ COMMANDS: Mapping[str, Command] = {
         "asyncrl.launch.local", "run everything, here or on a cluster: replay, actors, scorers, learner", True
     ),
     "demo": Command("asyncrl.demo.command", "train a tiny calculator policy from nothing, and show the result", True),
-    "replay": Command("asyncrl.replay.__main__", "serve the replay of a run", True),
-    "stop": Command("asyncrl.launch.stop", "stop a run that another terminal or machine runs: `asyncrl stop RUN`"),
     "resume": Command("asyncrl.launch.resume", "go on with a run as its folder says: `asyncrl resume RUN [KEY=VALUE]`"),
+    "stop": Command("asyncrl.launch.stop", "stop a run that another terminal or machine runs: `asyncrl stop RUN`"),
+    "scale": Command("asyncrl.launch.scaling", "more or fewer actors and scorers of a run that goes on: `actors=8`"),
     "status": Command("asyncrl.inspect.command", "watch a run: `asyncrl status RUN`"),
     "dashboard": Command("asyncrl.dashboard.command", "a page with figures and episodes: `asyncrl dashboard RUN...`"),
     "inspect": Command(
@@ -42,37 +42,37 @@ COMMANDS: Mapping[str, Command] = {
         False,
         (*LOOKS, "requeue", "discard", "skip-plan"),
     ),
-    "actor": Command("asyncrl.actor.__main__", "run episodes", True),
-    "scoring": Command("asyncrl.scoring.__main__", "verify and score trajectories", True),
-    "learner": Command("asyncrl.learner.__main__", "train the policy and publish its weights", True),
     "trace": Command(
         "asyncrl.trace.command", "the timeline of a run for Perfetto, or why a step or an episode took long"
     ),
-    "scale": Command("asyncrl.launch.scaling", "more or fewer actors and scorers of a run that goes on: `actors=8`"),
-    "evaluate": Command("asyncrl.evaluate.command", "measure pass@k of a run or a model on tasks, without training"),
-    "doctor": Command("asyncrl.doctor.command", "check this host, and say what is wrong and how to mend it"),
-    "plan": Command("asyncrl.capacity.command", "forecast speed, idle shares and cost of a run on other GPUs"),
-    "export": Command("asyncrl.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
-    "merge": Command("asyncrl.merge.command", "make a Hugging Face folder of shards of asyncrl, verl or Megatron"),
     "report": Command("asyncrl.report.command", "write a run as one HTML page: `asyncrl report RUN`"),
     "compare": Command(
         "asyncrl.report.compare_command", "say in what runs differ and what came of each: `asyncrl compare RUN RUN`"
     ),
+    "evaluate": Command("asyncrl.evaluate.command", "measure pass@k of a run or a model on tasks, without training"),
+    "export": Command("asyncrl.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
+    "merge": Command("asyncrl.merge.command", "make a Hugging Face folder of shards of asyncrl, verl or Megatron"),
     "push-to-hub": Command(
         "asyncrl.report.push_command", "upload an exported model with its card to the Hugging Face hub"
     ),
-    "keys": Command("asyncrl.network.command", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
     "data": Command(
         "asyncrl.data.command",
         "make task files of published data sets: `asyncrl data --help`",
         False,
         ("gsm8k", "math", "dapo", "search", "code", "tools"),
     ),
-    "from-verl": Command("asyncrl.compat.verl.configuration.command", "translate a configuration of verl"),
+    "plan": Command("asyncrl.capacity.command", "forecast speed, idle shares and cost of a run on other GPUs"),
+    "doctor": Command("asyncrl.doctor.command", "check this host, and say what is wrong and how to mend it"),
+    "keys": Command("asyncrl.network.command", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
     "algorithms": Command("asyncrl.algorithms.docs", "list every advantage, loss, correction, KL and aggregation"),
+    "from-verl": Command("asyncrl.compat.verl.configuration.command", "translate a configuration of verl"),
     "completion": Command(
         "asyncrl.config.completion", "print the completion script of a shell", False, ("bash", "zsh")
     ),
+    "replay": Command("asyncrl.replay.__main__", "serve the replay of a run", True),
+    "actor": Command("asyncrl.actor.__main__", "run episodes", True),
+    "scoring": Command("asyncrl.scoring.__main__", "verify and score trajectories", True),
+    "learner": Command("asyncrl.learner.__main__", "train the policy and publish its weights", True),
 }
 
 OPTIONS_HELP = """options:
