@@ -15,6 +15,7 @@ from asyncrl.learner.packed_check import hidden_states
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import load_sharded, open_decoder
 from asyncrl.learner.ranks import Ranks
+from asyncrl.modelling.freezing import freeze
 
 
 class Critic(nn.Module):
@@ -40,9 +41,10 @@ class Critic(nn.Module):
 def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: int) -> Critic:
     """The critic that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
 
-    Raises ConfigError: see `open_decoder` and `load_sharded`.
+    Raises ConfigError: see `open_decoder`, `freeze` and `load_sharded`.
     """
     stored = open_decoder(config.path or model.path, model, ranks, length)
+    freeze(stored.model, config.freeze, "critic.freeze", may_be_all=True)
     critic = Critic(stored.model.get_decoder())
     critic.activations = load_sharded(critic, critic.decoder, stored, model, ranks, length)
     return critic

@@ -80,9 +80,9 @@ def _not_allocated_yet(trainer: Trainer) -> int:
         parameters = list(model.module.parameters())
         missing += model.moment_bytes()
         if model is not trainer.policy:
-            missing += sum(4 * local_size(parameter) for parameter in parameters)
+            missing += sum(4 * local_size(parameter) for parameter in parameters if parameter.requires_grad)
         if model.exchanges_once:
-            missing += sum(8 * parameter.numel() for parameter in parameters)
+            missing += sum((8 if each.requires_grad else 4) * each.numel() for each in parameters)
         else:
             missing += model.gathered_bytes()
     return missing

@@ -188,7 +188,7 @@ def check_optimizer(name: str) -> None:
 def _optimizers(module: nn.Module, name: str) -> Iterator[torch.optim.Optimizer]:
     """The optimizer `name` for the matrices that it is made for, and AdamW for all other parameters."""
     check_optimizer(name)
-    rest = dict(module.named_parameters())
+    rest = {name: each for name, each in module.named_parameters() if each.requires_grad}
     takes = {"adamw": lambda *_: False, "adamw_8bit": has_weight_decay, "muon": _is_inner_matrix}[name]
     if matrices := [rest.pop(each) for each in list(rest) if takes(each, rest[each])]:
         yield _matrix_optimizer(name, [{"params": matrices, "decays": True}])

@@ -21,6 +21,7 @@ from asyncrl.learner.packed_check import attend_packed, hidden_states, logit_cap
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.attention import check_positions
+from asyncrl.modelling.freezing import freeze
 from asyncrl.modelling.logprobs import collision_probabilities, token_logprobs
 from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.modelling.weight_format import WeightFormat
@@ -88,12 +89,16 @@ class Policy(nn.Module):
         return packed.spread(logprobs), None if entropy is None else packed.spread(entropy)
 
 
-def load_policy(config: ModelConfig, temperature: float, ranks: Ranks, length: int) -> Policy:
-    """The policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
+def load_policy(
+    config: ModelConfig, temperature: float, ranks: Ranks, length: int, freeze_key: str = "model.freeze"
+) -> Policy:
+    """The policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks. `freeze_key` is
+    the option that `config.freeze` comes from.
 
-    Raises ConfigError: see `open_decoder` and `load_sharded`.
+    Raises ConfigError: see `open_decoder`, `freeze` and `load_sharded`.
     """
     stored = open_decoder(config.path, config, ranks, length)
+    freeze(stored.model, config.freeze, freeze_key)
     policy = Policy(stored.model, temperature, compiles(config, ranks.device))
     policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length)
     return policy
@@ -184,7 +189,9 @@ def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks, frozen
     precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
     share = 1.0 if config.activations is None else config.activations
     activations = Activations(share, attention_width(model.config))
-    _convert(root, torch.float32 if frozen is None else DTYPES[config.dtype], trained=frozen is None)
+    _convert(root, torch.float32 if frozen is None else DTYPES[config.dtype])
+    if frozen is not None:
+        root.requires_grad_(False)
     offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if frozen and frozen.on_host else OffloadPolicy()
     options: dict[str, Any] = {"mesh": ranks.mesh, "mp_policy": precision, "offload_policy": offload}
     names = set(model._no_split_modules or ())
@@ -215,9 +222,8 @@ def _allow_graphs() -> None:
     shapes.use_duck_shape = False
 
 
-def _convert(root: nn.Module, dtype: torch.dtype, trained: bool) -> None:
+def _convert(root: nn.Module, dtype: torch.dtype) -> None:
     """Give the weights this dtype. Buffers, such as the frequencies of rotary embeddings, are float32."""
     root.float()
     for parameter in root.parameters():
         parameter.data = parameter.data.to(dtype)
-        parameter.requires_grad_(trained)

@@ -105,10 +105,10 @@ def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:
     """The implicit process model, if the learner trains one. It starts as the policy does unless it has a path."""
     if not config.implicit.train:
         return None
-    model = replace(config.model, path=config.implicit.path or config.model.path)
-    return Trainable(
-        load_policy(model, config.actor.temperature, ranks, config.actor.max_tokens), config.implicit.lr, config.learner
-    )
+    own = config.implicit
+    model = replace(config.model, path=own.path or config.model.path, freeze=own.freeze)
+    policy = load_policy(model, config.actor.temperature, ranks, config.actor.max_tokens, "implicit.freeze")
+    return Trainable(policy, own.lr, config.learner)
 
 
 def open_publisher(

@@ -100,8 +100,9 @@ class _HeadLogprobs(torch.autograd.Function):
         temperature, with_entropy, rows, compiled, cap = ctx.settings
         differentiate = _compiled(_gradient) if compiled else _gradient
         of_hidden = torch.empty_like(hidden)
-        of_weight = torch.zeros_like(weight, dtype=logprobs.dtype)
-        of_bias = None if bias is None else torch.zeros_like(bias, dtype=logprobs.dtype)
+        # A frozen head has no gradient.
+        of_weight = torch.zeros_like(weight, dtype=logprobs.dtype) if ctx.needs_input_grad[1] else None
+        of_bias = torch.zeros_like(bias, dtype=logprobs.dtype) if ctx.needs_input_grad[2] else None
         for chunk in _chunks(len(hidden), rows):
             logits = F.linear(hidden[chunk], weight, bias)
             differentiate(
@@ -117,11 +118,13 @@ class _HeadLogprobs(torch.autograd.Function):
                 cap,
             )
             torch.mm(logits, weight, out=of_hidden[chunk])
-            _add_product(of_weight, logits, hidden[chunk])
+            if of_weight is not None:
+                _add_product(of_weight, logits, hidden[chunk])
             if of_bias is not None:
                 of_bias += logits.sum(0, dtype=of_bias.dtype)
+        of_weight = None if of_weight is None else of_weight.to(weight.dtype)
         of_bias = None if of_bias is None else of_bias.to(weight.dtype)
-        return of_hidden, of_weight.to(weight.dtype), of_bias, None, None, None, None, None, None
+        return of_hidden, of_weight, of_bias, None, None, None, None, None, None
 
 
 def _chunks(count: int, rows: int) -> Iterator[slice]:

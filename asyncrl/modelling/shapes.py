@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import get_safetensors_metadata, snapshot_download
@@ -35,12 +36,7 @@ def model_shapes(model: ModelConfig) -> ModelShapes:
     Raises ConfigError: it is no causal language model of transformers, or what would be pushed is not in its weight
     files, so that a server that loads them would not know it.
     """
-    try:
-        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
+    empty = empty_model(model)
     stored = stored_shapes(model.path)
     pushed = WeightFormat(empty, stored).shapes
     if wrong := [name for name, shape in pushed.items() if stored.get(name) != shape]:
@@ -51,7 +47,17 @@ def model_shapes(model: ModelConfig) -> ModelShapes:
             f"{stored.get(first, 'none of that name')}. Load it with transformers, save it with save_pretrained, and "
             "name that folder"
         )
-    return ModelShapes(pushed, int(config.get_text_config().vocab_size))
+    return ModelShapes(pushed, int(empty.config.get_text_config().vocab_size))
+
+
+def empty_model(model: ModelConfig) -> Any:
+    """The causal language model that `model` names, without weights. Raises ConfigError: transformers has none."""
+    try:
+        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
 
 
 def stored_shapes(path: str) -> dict[str, tuple[int, ...]]:

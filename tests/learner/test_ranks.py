@@ -58,7 +58,7 @@ def one(model: Path, mixture: Path, ranks: Ranks, one_folder: Path) -> dict[str,
     return train_all(model, mixture, one_folder, ranks)
 
 
-@pytest.mark.parametrize("batch", ["even", "odd", "lonely", "alike", "critic", "mixture"])
+@pytest.mark.parametrize("batch", ["even", "odd", "lonely", "alike", "critic", "mixture", "frozen", "frozen mixture"])
 def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple[dict[str, Any], Path]):
     assert two[0]["size"] == 2
     (expected, expected_metrics), (weights, metrics) = one[batch], two[0]["results"][batch]

@@ -49,13 +49,20 @@ CHANGE = ConfigChange(1, "learner.lr", 2e-3, 1e-3, 0)
 
 
 def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
-    """Runs whose shards are even, uneven, and empty on one of two ranks; one that trains a critic too, and one of a
-    mixture of experts."""
+    """Runs whose shards are even, uneven, and empty on one of two ranks; one that trains a critic too, one of a mixture
+    of experts, and two of which parts are frozen."""
     runs = {name: make_config(model, folder / name, **values) for name, values in BATCHES.items()}
     return runs | {
         "critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"], micro_tokens=32)),
         "mixture": make_config(experts, folder / "mixture", **BATCHES["odd"]),
+        "frozen": with_frozen(make_config(model, folder / "frozen", **BATCHES["even"]), "embeddings", "*.layers.0.*"),
+        "frozen mixture": with_frozen(make_config(experts, folder / "few", **BATCHES["odd"]), "moe_experts"),
     }
+
+
+def with_frozen(config: TrainConfig, *wanted: str) -> TrainConfig:
+    config.model.freeze = list(wanted)
+    return config
 
 
 def train_all(

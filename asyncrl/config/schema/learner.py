@@ -164,6 +164,11 @@ class CriticConfig:
         "Hugging Face folder or hub name of its backbone; null: model.path",
         fixed="the critic in the checkpoints began with it",
     )
+    freeze: list[str] = option(
+        [],
+        "parameters of its backbone that are not trained, as in model.freeze; its head always is",
+        fixed="the checkpoints hold moments of what it leaves to train",
+    )
     lr: float = option(1e-5, "its learning rate, which learner.schedule scales", "(0, inf)")
 
 
@@ -180,6 +185,11 @@ class ImplicitConfig:
         None,
         "Hugging Face folder or hub name of its first weights; null: model.path",
         fixed="the model in the checkpoints began with it",
+    )
+    freeze: list[str] = option(
+        [],
+        "parameters of it that are not trained, as in model.freeze",
+        fixed="the checkpoints hold moments of what it leaves to train",
     )
     lr: float = option(1e-6, "its learning rate, which learner.schedule scales", "(0, inf)")
 

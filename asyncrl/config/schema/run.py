@@ -51,6 +51,12 @@ class ModelConfig:
         "[0, 1]",
     )
     compile: bool | None = option(None, "compile the learner's layers, which takes a minute at first; null: on GPUs")
+    freeze: list[str] = option(
+        [],
+        "parameters of the policy that are not trained: verl_moe, moe_experts, moe_router, moe_all, vision, "
+        "embeddings, a pattern of names such as model.layers.0.*, or a list of these (docs/models.md)",
+        fixed="the checkpoints hold moments of what it leaves to train",
+    )
     trust_remote_code: bool = option(False, "run code that comes with the model")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,21 @@ def check_length(config: TrainConfig) -> None:
         check_positions(model, max(lengths.values()))
     except ConfigError as error:
         raise ConfigError(f"model.path={config.model.path}: {error}; lower actor.max_tokens") from error
+
+
+def check_freezing(config: TrainConfig) -> None:
+    """Raises ConfigError: a model has nothing of what an option freezes, or nothing would be left to train."""
+    from asyncrl.modelling.freezing import frozen_names
+    from asyncrl.modelling.shapes import empty_model
+
+    model, critic, implicit = config.model, config.critic, config.implicit
+    frozen = [("model.freeze", model.path, model.freeze), ("critic.freeze", critic.path, critic.freeze)]
+    if implicit.train:
+        frozen.append(("implicit.freeze", implicit.path, implicit.freeze))
+    for key, path, wanted in frozen:
+        if wanted:
+            empty = empty_model(replace(model, path=path or model.path))
+            frozen_names(empty, wanted, key, may_be_all=key == "critic.freeze")
 
 
 def _used(config: TrainConfig) -> Iterator[tuple[str, str]]:

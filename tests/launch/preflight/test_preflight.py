@@ -96,6 +96,15 @@ def test_models_that_are_missing_or_too_short_are_named_with_their_keys(tmp_path
     ]
 
 
+def test_a_model_without_what_an_option_freezes_does_not_start(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.model.freeze = ["embeddings", "moe_router"]
+    [reason] = refusals(config)
+    assert reason.startswith("model.freeze=moe_router: this rule freezes nothing in a ")
+    config.model.freeze, config.critic.freeze = ["embeddings"], ["*"]
+    preflight(config)
+
+
 def test_a_ground_truth_that_a_built_in_rule_cannot_use_is_refused(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [], truth="seven")
     with pytest.raises(DataError, match=r"tasks\.parquet: row 0 has a ground truth that the rule exact_number cannot"):

@@ -1,0 +1,150 @@
+"""Which parameters of a model are frozen: by rules that know how models are built, and by patterns of names.
+
+A frozen parameter gets no gradient and has no moments in the optimizer. The names are those of the Hugging Face model
+in memory (`named_parameters`), where transformers stacks the experts of a layer. Tied parameters are one: a rule that
+takes one of their names freezes both.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from asyncrl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+TOWERS = frozenset({"visual", "vision_tower", "vision_model", "vision_encoder", "image_encoder"})
+"""What families call the module that encodes images."""
+
+_VERL_PARTS = (".router.", ".experts.", "experts.", "shared_expert", "moe")
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenPart:
+    """`count` elements in `tensors` parameters of the modules called `module`, in whose name `*` is any layer."""
+
+    module: str
+    tensors: int
+    count: int
+
+
+def freeze(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool = False) -> list[FrozenPart]:
+    """Freeze what `wanted`, the value of the option `key`, names in a Hugging Face `model` that is not sharded yet.
+    Logs and returns what that was; empty where nothing is wanted.
+
+    Raises ConfigError: see `frozen_names`.
+    """
+    if not wanted:
+        return []
+    own, names = dict(model.named_parameters()), frozen_names(model, wanted, key, may_be_all)
+    for name in names:
+        own[name].requires_grad_(False)
+    parts = _by_module({name: own[name] for name in names})
+    count, total = sum(each.count for each in parts), sum(each.numel() for each in own.values())
+    lines = "".join(f"\n  {each.module}: {each.count:,} in {each.tensors} tensors" for each in parts)
+    logger.info("%s=%s freezes %s of %s parameters:%s", key, list(wanted), f"{count:,}", f"{total:,}", lines)
+    return parts
+
+
+def frozen_names(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool = False) -> list[str]:
+    """The parameters that `wanted` freezes, tied ones once under their first name, in the order of the model.
+
+    Raises ConfigError: one of `wanted` freezes nothing, or together they freeze everything and not `may_be_all`.
+    """
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    own = {name: first[id(each)] for name, each in model.named_parameters(remove_duplicate=False)}
+    frozen: set[str] = set()
+    for each in wanted:
+        found = {own[name] for name in _names(model, each, own)}
+        if not found:
+            raise ConfigError(f"{key}={each}: {_nothing(model, each)}")
+        frozen |= found
+    if len(frozen) == len(first) and not may_be_all:
+        raise ConfigError(f"{key}={list(wanted)}: this freezes all parameters of the model, and leaves none to train")
+    return [name for name in first.values() if name in frozen]
+
+
+def _names(model: nn.Module, each: str, own: Mapping[str, str]) -> Iterator[str]:
+    rule = RULES.get(each)
+    return rule(model) if rule is not None else (name for name in own if fnmatchcase(name, each))
+
+
+def _nothing(model: nn.Module, each: str) -> str:
+    kind = "rule" if each in RULES else "pattern"
+    near = [] if each in RULES else get_close_matches(each, RULES, n=1)
+    if near:
+        return f"no parameter has this name; is the rule {near[0]} meant?"
+    modules = ", ".join(part.module for part in _by_module(dict(model.named_parameters()))[:12])
+    return f"this {kind} freezes nothing in a {type(model).__name__}, which has parameters in {modules}"
+
+
+def _verl_moe(model: nn.Module) -> Iterator[str]:
+    """As `moe_freeze_all` of verl's fork, word for word: it passes over the experts' `gate_proj`, where they are not
+    stacked, and routers that are called `gate`."""
+    for name, _ in _all(model):
+        taken = any(part in name for part in _VERL_PARTS) or name.endswith(".router.weight")
+        if taken and "gate_proj" not in name:
+            yield name
+
+
+def _moe_all(model: nn.Module) -> Iterator[str]:
+    """The parameters of all modules that have `experts`."""
+    blocks = [name for name, module in model.named_modules() if isinstance(getattr(module, "experts", None), nn.Module)]
+    for name, _ in _all(model):
+        if any(name.startswith(f"{block}.") for block in blocks):
+            yield name
+
+
+def _moe_experts(model: nn.Module) -> Iterator[str]:
+    return (name for name in _moe_all(model) if _is_expert(name))
+
+
+def _moe_router(model: nn.Module) -> Iterator[str]:
+    """All that a module with experts has beside them: what chooses experts, and what weighs a shared one."""
+    return (name for name in _moe_all(model) if not _is_expert(name))
+
+
+def _is_expert(name: str) -> bool:
+    return not {"experts", "shared_expert", "shared_experts", "shared_mlp"}.isdisjoint(name.split("."))
+
+
+def _vision(model: nn.Module) -> Iterator[str]:
+    return (name for name, _ in _all(model) if not TOWERS.isdisjoint(name.split(".")))
+
+
+def _embeddings(model: Any) -> Iterator[str]:
+    """The input embeddings, and with them a head that is tied to them."""
+    own = {id(each) for each in model.get_input_embeddings().parameters()}
+    return (name for name, each in _all(model) if id(each) in own)
+
+
+def _all(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return model.named_parameters(remove_duplicate=False)
+
+
+RULES: Mapping[str, Callable[[Any], Iterator[str]]] = {
+    "verl_moe": _verl_moe,
+    "moe_experts": _moe_experts,
+    "moe_router": _moe_router,
+    "moe_all": _moe_all,
+    "vision": _vision,
+    "embeddings": _embeddings,
+}
+"""Each gives names of parameters to freeze."""
+
+
+def _by_module(parameters: Mapping[str, nn.Parameter]) -> list[FrozenPart]:
+    """The parameters by their modules; those of all layers are one part."""
+    sizes: dict[str, list[int]] = defaultdict(list)
+    for name, parameter in parameters.items():
+        sizes[re.sub(r"\.\d+(?=\.|$)", ".*", name.rpartition(".")[0])].append(parameter.numel())
+    return [FrozenPart(module, len(each), sum(each)) for module, each in sizes.items()]
