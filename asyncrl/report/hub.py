@@ -73,10 +73,16 @@ def model_folder(name: str, checkpoint: int | None) -> Path:
 
 def files_of(folder: Path, repo: str, report: Path | None = None) -> list[HubFile]:
     """The files of a model folder for the repository. Hidden files are left out. A card that asyncrl wrote names the
-    repository."""
+    repository.
+
+    Raises ConfigError: one is a link to a file outside of the folder, which may be anything, such as a key.
+    """
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     relative = {path.relative_to(folder).as_posix(): path for path in paths}
     files = [HubFile(name, path) for name, path in relative.items() if not name.startswith(".") and "/." not in name]
+    for each in files:
+        if not (target := each.path.resolve()).is_relative_to(folder.resolve()):
+            raise ConfigError(f"{each.path} is a link to {target}, outside of the folder: copy the file, or remove it")
     files = [_card(each, repo) if each.name == CARD else each for each in files]
     return files if report is None else [*files, HubFile(REPORT_FILE, report)]
 

@@ -52,6 +52,13 @@ def pushed(run: Path, private: bool = False) -> tuple[str, list[float]]:
     return push(files_of(run / "model", REPO), REPO, private, "Upload", waits.append), waits
 
 
+def test_a_link_to_a_file_outside_of_the_folder_is_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    (run / "model" / "notes.txt").symlink_to(tmp_path / "key")
+    with pytest.raises(ConfigError, match="outside of the folder"):
+        files_of(run / "model", REPO)
+
+
 def test_the_model_and_its_card_are_one_commit(hub: FakeHub, run: Path) -> None:
     url, _ = pushed(run)
     assert url.startswith(f"{hub.url}/{REPO}/commit/")
