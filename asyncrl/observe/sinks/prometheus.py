@@ -83,7 +83,9 @@ class Prometheus(Sink):
             if series.name not in families:
                 made = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
                 families[series.name] = made(series.name, series.help, labels=list(series.labels))
-            families[series.name].add_metric(list(series.labels.values()), value)
+            # One name that is no valid Unicode would fail every scrape.
+            labels = [text.encode(errors="backslashreplace").decode() for text in series.labels.values()]
+            families[series.name].add_metric(labels, value)
         yield from families.values()
 
 

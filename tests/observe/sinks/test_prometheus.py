@@ -46,6 +46,17 @@ def test_an_endpoint_shows_the_newest_numbers_with_their_meanings_until_the_role
         urlopen(url, timeout=60)
 
 
+def test_a_name_that_is_no_valid_unicode_does_not_fail_the_scrape(tmp_path: Path) -> None:
+    sink = Prometheus(source(tmp_path, "actor-0"), "127.0.0.1")
+    sink.log(1, {"\ud800": 1.0, "idle": 0.5})
+    [found] = json.loads((tmp_path / "prometheus" / "actor-0.json").read_text())
+    with urlopen(f"http://{found['targets'][0]}/metrics", timeout=60) as reply:
+        text = reply.read().decode()
+    assert "asyncrl_actor_idle 0.5" in text
+    assert 'name="' + r"\\ud800" + '"' in text
+    sink.close()
+
+
 def test_one_of_a_family_has_a_label_and_an_unknown_metric_its_name() -> None:
     assert series_of("learner", "lag/3").labels == {"lag": "3"}
     assert series_of("learner", "lag/3").name == "asyncrl_learner_lag_by_lag"
