@@ -17,6 +17,7 @@ from asyncrl.dashboard.series import LONGEST_TEXT, metrics_files
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.inspect.run import ConfigFile
+from asyncrl.inspect.stalls import Wait
 from asyncrl.inspect.watch import RunWatch
 from asyncrl.machine.owner import owner_of
 from asyncrl.observe.lines import finite, newest_rows
@@ -43,7 +44,8 @@ class Overviews:
 
     def of(self, folder: Path) -> dict[str, Any]:
         """The overview of the run, with `waits_text`, a sentence that is empty where nobody waits, and `advice`, None
-        where there is too little to advise from."""
+        where there is too little to advise from. A role that is silent or down is a warning, and its `fault` says so.
+        """
         watch = self._watches.setdefault(folder, RunWatch(folder))
         found = overview(folder, watch.config)
         try:
@@ -55,7 +57,7 @@ class Overviews:
             # A damaged row of metrics may have texts in place of numbers.
             problem = f"who waits for whom is not known: {reason_of(error)}"
             return {**found, "problems": [*found["problems"], problem]}
-        return {**found, "waits_text": stalls.text, "advice": stalls.advice}
+        return {**_with_faults(found, stalls.faults), "waits_text": stalls.text, "advice": stalls.advice}
 
 
 def overview(folder: Path, configuration: ConfigFile) -> dict[str, Any]:
@@ -82,6 +84,13 @@ def overview(folder: Path, configuration: ConfigFile) -> dict[str, Any]:
         "warnings": [*_warnings(folder), *failing],
         "problems": problems,
     }
+
+
+def _with_faults(found: Mapping[str, Any], faults: Mapping[str, Wait]) -> dict[str, Any]:
+    told = {
+        name: {**role, "fault": faults[name].does if name in faults else None} for name, role in found["roles"].items()
+    }
+    return {**found, "roles": told, "warnings": [*map(str, faults.values()), *found["warnings"]]}
 
 
 def _choices(config: TrainConfig) -> dict[str, Any]:

@@ -21,20 +21,32 @@ MOST_IDLE = 0.9
 @dataclass(frozen=True, slots=True)
 class Wait:
     """A link of a chain: `who` does `what`, such as "learner" and "waits for a batch", for `seconds` where that is
-    known. `who` is empty where `what` has its own subject."""
+    known. `who` is empty where `what` has its own subject. `fault`: `who` is silent, down or failing, which no setting
+    of the run mends."""
 
     who: str
     what: str
     seconds: float | None = None
+    fault: bool = False
+
+    @property
+    def does(self) -> str:
+        """What `who` does, and for how long."""
+        return self.what if self.seconds is None else f"{self.what} for {duration(self.seconds)}"
 
     def __str__(self) -> str:
-        since = "" if self.seconds is None else f" for {duration(self.seconds)}"
-        return f"{self.who} {self.what}{since}".lstrip()
+        return f"{self.who} {self.does}".lstrip()
 
 
 def sentence(waits: Sequence[Wait]) -> str:
     """A chain for people; empty where nobody waits."""
     return ": ".join(map(str, waits))
+
+
+def faults(now: Situation) -> dict[str, Wait]:
+    """The roles that are silent or do not run, whether or not anybody waits for them."""
+    found = {name: _not_working(role, now) for name, role in now.roles.items()}
+    return {name: wait for name, wait in found.items() if wait is not None and wait.fault}
 
 
 def chain(now: Situation) -> list[Wait]:
@@ -79,7 +91,7 @@ def _missing(shard: ShardNow, now: Situation) -> list[Wait]:
     if stopped := _stopped(shard, now):
         return [stopped]
     if shard.failing:
-        return [Wait(shard.name, f"issues few tickets: {shard.failing}")]
+        return [_failing(shard)]
     if shard.scoring >= lacks:
         return [Wait("", f"{lacks} of {shard.wanted} groups{of_shard} wait for labels"), *_scorers(shard, now)]
     if shard.playing:
@@ -110,7 +122,11 @@ def _stopped(shard: ShardNow, now: Situation) -> Wait | None:
     role = now.roles.get(shard.name)
     if role is not None and (stopped := _not_working(role, now)):
         return stopped
-    return None if shard.answers else Wait(shard.name, "does not answer")
+    return None if shard.answers else Wait(shard.name, "does not answer", fault=True)
+
+
+def _failing(shard: ShardNow) -> Wait:
+    return Wait(shard.name, f"issues few tickets: {shard.failing}", fault=True)
 
 
 def _no_tickets(shard: ShardNow, now: Situation) -> Wait:
@@ -127,7 +143,7 @@ def _no_tickets(shard: ShardNow, now: Situation) -> Wait:
             f"{now.version} (replay.max_lag={now.max_lag})",
         )
     if now.roles and not now.of("actor"):
-        return Wait("", "no actor runs")
+        return Wait("", "no actor runs", fault=True)
     return _worst(now.of("actor"), now) or Wait("", "no actor asks for tickets")
 
 
@@ -135,15 +151,16 @@ def _actors(shard: ShardNow, now: Situation, version: int) -> list[Wait]:
     """Why a shard's episodes take long: their tickets need `version`."""
     actors = now.of("actor")
     if shard.failing:
-        return [Wait(shard.name, f"issues few tickets: {shard.failing}")]
+        return [_failing(shard)]
     holders = [role for role in actors if role.name in shard.actors]
     # An actor that does not work holds up others only if it has tickets, or if nobody else takes them.
     stopped = _worst(holders, now) or (None if holders else _worst(actors, now)) or _silent(shard, shard.actors, now)
     if stopped:
         return [stopped]
     if not shard.actors:
-        who = "no actor runs" if now.roles and not actors else "no actor takes them"
-        return [Wait("", f"{shard.pending} tickets wait for an actor, and {who}")]
+        none_runs = bool(now.roles) and not actors
+        who = "no actor runs" if none_runs else "no actor takes them"
+        return [Wait("", f"{shard.pending} tickets wait for an actor, and {who}", fault=none_runs)]
     for found in (
         _those(holders, lambda role: _without_servers(role)),
         _those(holders, lambda role: _behind(role, version)),
@@ -160,8 +177,8 @@ def _without_servers(role: RoleNow) -> Wait | None:
     if ready is None or ready > 0:
         return None
     if not servers:
-        return Wait(role.name, "has found no server")
-    return Wait(role.name, f"has no server that takes requests: 0 of {servers:.0f} are ready")
+        return Wait(role.name, "has found no server", fault=True)
+    return Wait(role.name, f"has no server that takes requests: 0 of {servers:.0f} are ready", fault=True)
 
 
 def _behind(role: RoleNow, version: int) -> Wait | None:
@@ -191,7 +208,7 @@ def _scorers(shard: ShardNow, now: Situation) -> list[Wait]:
     if stopped:
         return [stopped]
     if now.roles and not scorers:
-        return [Wait("", "no scorer runs")]
+        return [Wait("", "no scorer runs", fault=True)]
     if unavailable := _those(scorers, _unavailable):
         return [unavailable]
     if not shard.scorers:
@@ -203,7 +220,7 @@ def _scorers(shard: ShardNow, now: Situation) -> list[Wait]:
 
 def _unavailable(role: RoleNow) -> Wait | None:
     text = role.row.get("unavailable")
-    return Wait(role.name, f"cannot reach what it needs: {text}") if text else None
+    return Wait(role.name, f"cannot reach what it needs: {text}", fault=True) if text else None
 
 
 def _idle_actors(now: Situation, phase: str, seconds: float | None) -> list[Wait]:
@@ -244,11 +261,11 @@ def _not_working(role: RoleNow, now: Situation) -> Wait | None:
     """Why a role does nothing for the others; None: it works."""
     again = f" (restart {role.restarts})" if role.restarts else ""
     if not role.placed:
-        return Wait(role.name, "waits for room on a host")
+        return Wait(role.name, "waits for room on a host", fault=True)
     if not role.runs:
-        return Wait(role.name, f"does not run{again}, see logs/{role.name}.log")
+        return Wait(role.name, f"does not run{again}, see logs/{role.name}.log", fault=True)
     if role.silent_s is not None and role.silent_s > SILENT_S and role.does is not None:
-        return Wait(role.name, "has been silent", role.silent_s)
+        return Wait(role.name, "has been silent", role.silent_s, fault=True)
     if role.does is not None and role.does.work:
         return Wait(role.name, f"is {role.does.work}")
     if role.does is None or role.does.phase == "start":
@@ -267,7 +284,7 @@ def _silent(shard: ShardNow, holders: Mapping[str, int], now: Situation) -> Wait
         return None
     worst = max(silent, key=silent.__getitem__)
     more = f" (and {len(silent) - 1} more)" if len(silent) > 1 else ""
-    return Wait(f"{worst}{more}", "has been silent", silent[worst])
+    return Wait(f"{worst}{more}", "has been silent", silent[worst], fault=True)
 
 
 def _names(holders: Mapping[str, int]) -> str:

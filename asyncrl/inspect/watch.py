@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from asyncrl.errors import StoreError
 from asyncrl.inspect.advice import advise
 from asyncrl.inspect.run import ConfigFile, LiveReplay, find
 from asyncrl.inspect.situation import RolesReader, Situation, situation
-from asyncrl.inspect.stalls import Wait, chain, sentence
+from asyncrl.inspect.stalls import Wait, chain, faults, sentence
 from asyncrl.inspect.status import StatusSample, processes_of, sample
 from asyncrl.machine.owner import owner_of
 from asyncrl.observe.shares import idle_shares
@@ -31,10 +31,12 @@ GIVE_UP_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """The chain of `waits`, and `advice`; None where too few steps are done to advise anything."""
+    """The chain of `waits`, and `advice`; None where too few steps are done to advise anything, and while a fault holds
+    the run up. `faults` are the roles that are silent or down, by name."""
 
     waits: Sequence[Wait] = ()
     advice: Sequence[str] | None = None
+    faults: Mapping[str, Wait] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -42,7 +44,7 @@ class Stalls:
         return sentence(self.waits)
 
     def values(self) -> dict[str, Any]:
-        """As plain values: `waits` with who, what and seconds of each link, `waits_text`, and `advice`."""
+        """As plain values: `waits` with who, what, seconds and fault of each link, `waits_text`, and `advice`."""
         return {"waits": [asdict(wait) for wait in self.waits], "waits_text": self.text, "advice": self.advice}
 
 
@@ -65,7 +67,10 @@ class StallReader:
             return Stalls(advice=advice)
         roles = self._roles.read(processes_of(self._run_dir), config.replay.shards) if supervised else {}
         seen_now = Situation([], roles) if now is None else situation(now, config, roles)
-        return Stalls(chain(seen_now), advice)
+        waits = chain(seen_now)
+        # The idle shares are those of the fault.
+        held_up = any(wait.fault for wait in waits)
+        return Stalls(waits, None if held_up else advice, faults(seen_now))
 
 
 class RunWatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from asyncrl.dashboard.access import is_local
 from asyncrl.dashboard.runs import shown_runs
 from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import ConfigFile
+from asyncrl.machine.doing import Doing
 from tests.dashboard.support import TOKEN, answer, make_run, values
 from tests.inspect.support import write_config
 
@@ -94,6 +96,23 @@ def test_a_run_without_a_configuration_is_shown_as_far_as_it_can_be(tmp_path: Pa
     assert found["configuration"] == {}
     assert found["steps"] is None
     assert found["state"] == "stopped"
+
+
+def test_a_silent_role_is_a_warning_and_stands_among_the_roles(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one")
+    write_config(run)
+    names = ("learner", "scoring-0")
+    (run / "processes.json").write_text(json.dumps({name: {"host": "here", "pid": 7, "restarts": 0} for name in names}))
+    (run / "supervised").write_text('{"host": "another", "pid": 7}')
+    (run / "alive").mkdir()
+    for name in names:
+        (run / "alive" / name).touch()
+        Doing("work", 0.0).write(run / "alive" / name)
+    os.utime(run / "alive" / "scoring-0", (1000.0, 1000.0))
+    found = values([run], "/api/runs/one/overview")
+    assert found["roles"]["learner"]["fault"] is None
+    assert found["roles"]["scoring-0"]["fault"].startswith("has been silent for ")
+    assert [each.split(" for ")[0] for each in found["warnings"]] == ["scoring-0 has been silent"]
 
 
 ODD = {

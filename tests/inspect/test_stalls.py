@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrl.inspect.situation import RoleNow, ShardNow, Situation
-from asyncrl.inspect.stalls import chain, sentence
+from asyncrl.inspect.stalls import chain, faults, sentence
 from asyncrl.machine.doing import Doing
 
 WORKS: Mapping[str, RoleNow] = {
@@ -177,3 +177,27 @@ def test_the_chain_ends_at_the_cause(now: Situation, says: str) -> None:
 
 def test_no_chain_has_more_than_three_links() -> None:
     assert max(len(chain(now)) for now, _ in CASES) == 3
+
+
+@pytest.mark.parametrize(
+    ("now", "held_up"),
+    [
+        (situation(shards=[SCORES]), False),
+        (situation(role("scoring-0", silent_s=40.0), shards=[SCORES]), True),
+        (situation(role("scoring-0", runs=False), shards=[SCORES]), True),
+        (situation(role("learner", silent_s=40.0)), True),
+        (situation(shards=[ShardNow("replay", 8, answers=False)]), True),
+        (situation(shards=[ShardNow("replay", 8, failing="the disk is full")]), True),
+    ],
+)
+def test_a_wait_says_whether_a_fault_is_its_cause(now: Situation, held_up: bool) -> None:
+    assert any(wait.fault for wait in chain(now)) is held_up
+
+
+def test_a_silent_role_is_a_fault_although_nobody_waits_for_it() -> None:
+    now = situation(LEARNS, role("scoring-1", silent_s=40.0), role("actor-1", runs=False))
+    assert {name: str(wait) for name, wait in faults(now).items()} == {
+        "scoring-1": "scoring-1 has been silent for 40 s",
+        "actor-1": "actor-1 does not run, see logs/actor-1.log",
+    }
+    assert faults(situation()) == {}

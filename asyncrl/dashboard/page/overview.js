@@ -171,10 +171,10 @@ function rolesOf(told) {
   const names = Object.keys(told.roles);
   if (names.length === 0) return element("p", { class: "fine" }, told.state === "running" ? "Started by hand: no supervisor tells of them." : "None runs.");
   const row = (name) => {
-    const { host, pid, restarts } = told.roles[name];
-    const doing = told.state !== "running" ? "ended" : pid ? `process ${pid}` : "not running";
-    return element("tr", { class: told.state === "running" && !pid ? "missing" : null }, element("th", { scope: "row" }, foreign(name)),
-      element("td", {}, foreign(host)), element("td", {}, doing), element("td", {}, restarts ? count(restarts, "restart") : "no restart"));
+    const { host, pid, restarts, fault } = told.roles[name];
+    const doing = told.state !== "running" ? "ended" : fault ?? (pid ? `process ${pid}` : "not running");
+    return element("tr", { class: told.state === "running" && (fault || !pid) ? "missing" : null }, element("th", { scope: "row" }, foreign(name)),
+      element("td", {}, foreign(host)), element("td", {}, foreign(doing)), element("td", {}, restarts ? count(restarts, "restart") : "no restart"));
   };
   return element("table", {}, element("tbody", {}, names.map(row)));
 }
