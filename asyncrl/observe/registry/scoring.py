@@ -7,7 +7,7 @@ from asyncrl.observe.registry.metric import made_by
 gauge, counter, text = made_by("scoring")
 
 METRICS = (
-    counter("labelled", "trajectories", "trajectories with final labels, since the start"),
+    counter("labelled", "trajectories", "trajectories, also of evaluations, with final labels, since the start"),
     counter("handed_on", "trajectories", "trajectories with labels for a next kind, since the start"),
     counter("failed", "trajectories", "trajectories whose scoring failed, since the start"),
     counter("refused", "trajectories", "trajectories whose labels the replay refused, since the start"),
