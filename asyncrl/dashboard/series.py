@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ CATALOGUE_ROWS = 48
 """The names of a file are those of so many of its rows: some, such as lag/7, are in few."""
 LONGEST_TEXT = 2000
 AXES = ("step", "time")
+CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,18})")
+"""A file's number on its disk, and how far it was read; neither has more digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,10 @@ def read_series(folder: Path, file: str, wanted: Wanted) -> dict[str, Any]:
 def _span(lines: LineFile, wanted: Wanted) -> tuple[LineSpan, bool]:
     if wanted.first is not None and wanted.last is not None:
         return lines.between(wanted.first, wanted.last), False
-    file, _, end = wanted.after.partition(":")
-    if file.isdecimal() and end.isdecimal():
-        span = lines.since(int(file), int(end))
-        return span, span.start < int(end)
+    if cursor := CURSOR.fullmatch(wanted.after):
+        file, end = map(int, cursor.groups())
+        span = lines.since(file, end)
+        return span, span.start < end
     return lines.whole, True
 
 

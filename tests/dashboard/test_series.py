@@ -41,6 +41,12 @@ def test_only_what_was_written_since_is_read_until_the_file_is_replaced(tmp_path
     assert (resumed["step"], resumed["reset"]) == ([0], True)
 
 
+@pytest.mark.parametrize("after", ["0:" + "9" * 5000, "9" * 5000 + ":0", "0:" + "9" * 18, "0:\u0664", "x"])
+def test_a_cursor_that_is_none_gives_the_whole(tmp_path: Path, after: str) -> None:
+    found = values([make_run(tmp_path / "one", 3)], f"/api/runs/one/series?file=learner&after={after}")
+    assert (found["step"], found["reset"]) == ([0, 1, 2], True)
+
+
 def test_half_a_line_is_left_for_later_and_a_damaged_one_is_left_out(tmp_path: Path) -> None:
     run = make_run(tmp_path / "one", 2)
     with metrics_file(run, "learner").open("a") as file:

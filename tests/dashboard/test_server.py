@@ -156,7 +156,7 @@ def test_a_damaged_file_of_a_run_leaves_its_page(tmp_path: Path, file: str, cont
 )
 def test_an_address_that_names_nothing_is_refused_with_a_reason(tmp_path: Path, path: str) -> None:
     status, headers, body = answer([make_run(tmp_path / "one")], f"/api/runs/one/{path}")
-    assert status == 503
+    assert status == 400
     assert json.loads(body)["error"]
     assert "Content-Security-Policy" in headers
 
