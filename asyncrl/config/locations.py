@@ -20,6 +20,8 @@ IDENTITY_FILE = "identity"
 """The file in a run's folder that holds its id."""
 PROCESSES_FILE = "processes.json"
 """The file in a run's folder in which the supervisor tells where each role runs."""
+SUMMARY_FILE = "summary.json"
+"""The file in a run's folder that tells programs what came of it."""
 CHECKPOINTS = "checkpoints"
 """The folder in a run's folder with its checkpoints."""
 CARD_FILES = ("README.md", "curves.png")

@@ -10,7 +10,7 @@ from typing import Any
 
 import lmdb
 
-from asyncrl.config.locations import PROCESSES_FILE
+from asyncrl.config.locations import PROCESSES_FILE, SUMMARY_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.series import LONGEST_TEXT, metrics_files
@@ -23,7 +23,6 @@ from asyncrl.machine.owner import owner_of
 from asyncrl.observe.lines import finite, newest_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.observe.warnings import WINDOW, learning_warnings
-from asyncrl.results.summary import SUMMARY_FILE
 from asyncrl.text import reason_of
 
 

@@ -11,13 +11,13 @@ from rich.console import Console
 
 from asyncrl.config import locations
 from asyncrl.config.load import role_main
+from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.demo.prepare import Prepared, prepare
 from asyncrl.demo.summary import audit, draw
 from asyncrl.launch.local import train
 from asyncrl.launch.plan import run_or_plan, without_option
 from asyncrl.machine import process
-from asyncrl.results.summary import SUMMARY_FILE
 
 CACHE = Path(".cache/demo")
 SEED = 0

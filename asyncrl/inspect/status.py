@@ -6,15 +6,18 @@ The cost grows with the trajectories in progress and the dead letters, not with 
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.locations import PROCESSES_FILE
+from asyncrl.config.locations import PROCESSES_FILE, SUMMARY_FILE
 from asyncrl.ids import opening_order
 from asyncrl.inspect.run import LiveReplay
+from asyncrl.machine.owner import owner_of
 from asyncrl.observe.progress import RunProgress
 from asyncrl.replay.counters import counters
 from asyncrl.replay.planning import recorded_plan
@@ -155,12 +158,12 @@ def describe(
 ) -> dict[str, Any]:
     """The sample `now` as plain values; rates are per second since `before`. `steps` are those of the configuration.
 
-    Keys: progress (`RunProgress.values`, without those of actors unless it runs; and `steps`), store, running (at
-    least one shard), problem (why not all do), version, steps (plans so far), totals, rates (None without
-    `before`), states, dead_letters, evicted, filtered, depths, admission and failed_handshakes (None unless it
-    runs), lags, leases, oldest_ticket, disk, readers (processes that have read one snapshot for too long), failing
-    (why tickets are few), processes (of each role, while the run runs: host, pid and restarts; a pid of 0 waits for
-    its start).
+    Keys: progress (`RunProgress.values`, without those of actors unless it runs; and `steps`), store, running (at least
+    one shard), problem (why not all do, or how the run ended), version, steps (plans so far), totals, rates (None
+    without `before`), states, dead_letters, evicted, filtered, depths, admission and failed_handshakes (None unless it
+    runs), lags, leases, oldest_ticket, disk, readers (processes that have read one snapshot for too long), failing (why
+    tickets are few), processes (of each role, while the run runs: host, pid and restarts; a pid of 0 waits for its
+    start).
     """
     store, live = now.store, now.live
     ticket, actor = store.oldest_ticket or (None, "")
@@ -173,7 +176,7 @@ def describe(
         "progress": {**progress.values(processes), "steps": steps},
         "store": str(folder),
         "running": bool(live),
-        "problem": now.problem or None,
+        "problem": (now.problem if live else _ended(folder.parent) or now.problem) or None,
         "version": store.counters["version"],
         "steps": store.steps,
         "totals": {name: store.counters[name] for name in FLOW},
@@ -194,6 +197,21 @@ def describe(
         "failing": [each["failing"] for each in live if each["failing"]],
         "processes": processes,
     }
+
+
+def _ended(run_dir: Path) -> str:
+    """How the run ended and what to do next, as its summary tells; empty while somebody runs it, and without one."""
+    with suppress(OSError, ValueError, RecursionError, AttributeError):
+        if owner_of(run_dir) is None:
+            result = json.loads((run_dir / SUMMARY_FILE).read_text()).get("result")
+            run = shlex.quote(str(run_dir))
+            report = f"asyncrl report {run} shows what came of it"
+            if result == "done":
+                return f"the run is done: {report}"
+            if result in ("stopped", "failed"):
+                ended = "has stopped" if result == "stopped" else "failed"
+                return f"the run {ended}: asyncrl resume {run} goes on with it, and {report}"
+    return ""
 
 
 def processes_of(run_dir: Path) -> Mapping[str, Any]:

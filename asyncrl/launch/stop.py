@@ -13,10 +13,10 @@ import sys
 from contextlib import suppress
 
 from asyncrl.config.commands import command_name
+from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.errors import AsyncrlError
 from asyncrl.inspect.run import require_run
 from asyncrl.launch.ownership import stop
-from asyncrl.results.summary import SUMMARY_FILE
 
 
 def main() -> None:

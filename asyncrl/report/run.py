@@ -12,14 +12,14 @@ import msgspec
 import yaml
 
 from asyncrl.config.changes import by_key
-from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.locations import CONFIG_FILE, SUMMARY_FILE
 from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import require_run
 from asyncrl.machine.owner import owner_of
 from asyncrl.observe.lines import Row, sampled_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.results.environment import Environment, environments_of
-from asyncrl.results.summary import SUMMARY_FILE, RunSummary, resume_command, summarise
+from asyncrl.results.summary import RunSummary, resume_command, summarise
 
 RUNNING, UNFINISHED = "running", "unfinished"
 OF_LEARNER = ("learner", "evaluation")

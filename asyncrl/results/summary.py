@@ -19,7 +19,7 @@ from statistics import fmean
 
 import msgspec
 
-from asyncrl.config.locations import steps_in_newest_checkpoint
+from asyncrl.config.locations import SUMMARY_FILE, steps_in_newest_checkpoint
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
 from asyncrl.observe.lines import decoded, each_line, parsed, read_lines
@@ -33,7 +33,6 @@ from asyncrl.replay.transaction import Transaction
 
 log = logging.getLogger(__name__)
 
-SUMMARY_FILE = "summary.json"
 MOST_REASONS = 5
 MOST_STEPS = 10
 """The most steps over which the first and the last reward are averaged."""

@@ -14,10 +14,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.data.command import convert
 from asyncrl.demo.step_scorer import JUDGEMENTS_FILE
 from asyncrl.demo.summary import audit
-from asyncrl.results.summary import SUMMARY_FILE
 from asyncrl.types import Task, Trajectory
 from tests.chaos.world import World
 from tests.end_to_end.support import ROOT, Run, read_config

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ScoringError
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.results.summary import SUMMARY_FILE
 from asyncrl.types import Task, Trajectory
 from tests.chaos.world import BATCH, World
 from tests.end_to_end.support import ROOT, Run

@@ -55,6 +55,24 @@ def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
         assert "no replay serves" in status["problem"]
 
 
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        ("done", "the run is done: asyncrl report runs/mine shows what came of it"),
+        (
+            "stopped",
+            "the run has stopped: asyncrl resume runs/mine goes on with it, and asyncrl report runs/mine",
+        ),
+        ("failed", "the run failed: asyncrl resume runs/mine goes on"),
+        (None, "no replay serves"),
+    ],
+)
+def test_the_status_of_a_run_that_has_ended_says_how_and_what_to_do(call: Call, result: str | None, says: str) -> None:
+    write_config(Path("runs/mine"), replay_port=6)
+    Path("runs/mine/summary.json").write_text(json.dumps({"result": result}))
+    assert json.loads(call("status", "--json", "mine")[1])["problem"].startswith(says)
+
+
 def test_a_configuration_of_the_version_whose_data_was_one_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{model: {path: m}, data: {train: train.parquet, eval: null}}")
     assert read_config(tmp_path / "config.yaml").data.train == ["train.parquet"]

@@ -19,10 +19,10 @@ from typing import Self
 from uuid import uuid4
 
 from asyncrl.config.load import EXIT_FAILURE, EXIT_USAGE
+from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.slurm.commands import ask_slurm
 from asyncrl.machine.files import write_whole
-from asyncrl.results.summary import SUMMARY_FILE
 
 OPTION, DRY_RUN = "--chained=", "--dry-run"
 KEY_VALUE = re.compile(r"[+~]{0,2}[a-z][\w./@]*=")
