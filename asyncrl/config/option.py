@@ -116,6 +116,14 @@ def as_yaml(value: Any) -> str:
     return str(value)
 
 
+def part_text(choice: Any) -> str:
+    """A part of the algorithm as a mapping, or a list of parts, for people: its name and its parameters."""
+    if isinstance(choice, list):
+        return ", ".join(map(part_text, choice)) or "none"
+    params = ", ".join(f"{name}={as_yaml(value)}" for name, value in choice.get("params", {}).items())
+    return f"{choice['name']} ({params})" if params else str(choice["name"])
+
+
 def _is_number(value: Any, wanted: type) -> bool:
     types_taken = (int, float) if wanted is float else (int,)
     return isinstance(value, types_taken) and not isinstance(value, bool) and value == value

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
 from asyncrl.config.locations import PROCESSES_FILE, SUMMARY_FILE
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.option import as_yaml, part_text
+from asyncrl.config.schema import AlgorithmConfig, TrainConfig
 from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.series import LONGEST_TEXT, metrics_files
 from asyncrl.dashboard.stores import ReplayStores
@@ -95,12 +97,21 @@ def _with_faults(found: Mapping[str, Any], faults: Mapping[str, Wait]) -> dict[s
 def _choices(config: TrainConfig) -> dict[str, Any]:
     return {
         "model.path": config.model.path,
-        "algorithm.advantage": config.algorithm.advantage.name,
-        "algorithm.loss": config.algorithm.loss.name,
+        **_algorithm(config.algorithm),
         "learner.lr": config.learner.lr,
         "learner.group_size": config.learner.group_size,
         "replay.max_lag": config.replay.max_lag,
         "engine.kind": config.engine.kind,
+    }
+
+
+def _algorithm(chosen: AlgorithmConfig) -> dict[str, str]:
+    """The advantage, the loss, and whatever else is not as by default: a preset is known by its parts alone."""
+    usual = asdict(AlgorithmConfig())
+    return {
+        f"algorithm.{name}": part_text(value) if isinstance(value, list | dict) else as_yaml(value)
+        for name, value in asdict(chosen).items()
+        if name in ("advantage", "loss") or value != usual[name]
     }
 
 

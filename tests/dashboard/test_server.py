@@ -115,6 +115,25 @@ def test_a_silent_role_is_a_warning_and_stands_among_the_roles(tmp_path: Path) -
     assert [each.split(" for ")[0] for each in found["warnings"]] == ["scoring-0 has been silent"]
 
 
+def test_the_configuration_shows_each_part_of_the_algorithm_that_is_not_as_by_default(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one")
+    write_config(run)
+    shown = values([run], "/api/runs/one/overview")["configuration"]
+    usual = {name: text for name, text in shown.items() if name.startswith("algorithm.")}
+    assert usual == {"algorithm.advantage": "grpo", "algorithm.loss": "ppo"}
+    parts = {
+        "loss": {"name": "ppo", "params": {"clip_low": 0.2, "clip_high": 0.28}},
+        "correction": [{"name": "mask", "params": {"level": "token"}}, {"name": "zero_variance"}],
+        "entropy_weight": 0.01,
+    }
+    config = {"model": {"path": "m"}, "data": {"train": ["tasks.parquet"]}, "algorithm": parts}
+    (run / "config.yaml").write_text(json.dumps(config))
+    shown = values([run], "/api/runs/one/overview")["configuration"]
+    assert shown["algorithm.loss"] == "ppo (clip_low=0.2, clip_high=0.28)"
+    assert shown["algorithm.correction"] == "mask (level=token), zero_variance"
+    assert shown["algorithm.entropy_weight"] == "0.01"
+
+
 ODD = {
     "not finite": "NaN",
     "too large": "1" + "0" * 400,
