@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -37,18 +38,19 @@ def run_state(folder: Path) -> dict[str, Any]:
 
 
 class Overviews:
-    """What goes on in each run, with who waits for whom."""
+    """What goes on in each run, with who waits for whom. `clock` gives seconds since 1970."""
 
-    def __init__(self, stores: ReplayStores) -> None:
-        self._stores = stores
+    def __init__(self, stores: ReplayStores, clock: Callable[[], float] = time.time) -> None:
+        self._stores, self._clock = stores, clock
         self._watches: dict[Path, RunWatch] = {}
 
     def of(self, folder: Path) -> dict[str, Any]:
         """The overview of the run, with `waits_text`, a sentence that is empty where nobody waits, and `advice`, None
         where there is too little to advise from. A role that is silent or down is a warning, and its `fault` says so.
+        `now` is the time of this look.
         """
         watch = self._watches.setdefault(folder, RunWatch(folder))
-        found = overview(folder, watch.config)
+        found = {**overview(folder, watch.config), "now": self._clock()}
         try:
             with self._stores.alone():
                 stalls = watch.look()

@@ -52,6 +52,22 @@ def test_the_first_look_has_its_numbers_and_figures(run: Path) -> None:
         browse(url, visit)
 
 
+def test_a_run_that_goes_on_comes_first_and_its_time_goes_on_without_new_rows(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "two", 10, **FULL)
+    (other / "supervised").write_text('{"host": "another", "pid": 7}')
+
+    async def visit(page: Browser) -> None:
+        elapsed = (
+            "[...document.querySelectorAll('.facts div')].find((one) => one.innerText.startsWith('elapsed'))?.innerText"
+        )
+        await page.until("document.querySelector('.overview h2')?.textContent === 'two'")
+        first = await page.until(f"({elapsed})?.includes(' d ') && ({elapsed})")
+        assert "9 s" not in first
+
+    with dashboard(run, other) as url:
+        browse(url, visit)
+
+
 def test_a_link_opens_the_same_figures_axis_range_and_smoothing(run: Path) -> None:
     async def visit(page: Browser) -> None:
         await page.until(f"{DRAWN} === 2 && {INKED}")

@@ -32,7 +32,7 @@ export function open(main, page) {
 
   return {
     update(now) {
-      const runs = page.chosen();
+      const runs = [...page.chosen()].sort((one, other) => (other.state === "running") - (one.state === "running"));
       if (runs.map((run) => run.key).join() !== [...cards.keys()].join()) {
         for (const card of cards.values()) card.close();
         cards = new Map(runs.map((run) => [run.key, new Card(run, page)]));
@@ -116,12 +116,14 @@ class Card {
     const seconds = this.#column("learner", "seconds/step").slice(-20);
     const each = seconds.reduce((sum, one) => sum + one, 0) / seconds.length;
     const left = told.state === "running" && told.steps && seconds.length ? each * (told.steps - done) : null;
-    const since = learner?.time.length ? learner.time[learner.time.length - 1] - this.page.data.clock(this.run).start : null;
+    const newest = learner?.time.at(-1) ?? null;
+    const until = told.state === "running" ? Math.max(told.now, newest) : newest;
+    const since = newest === null ? null : until - this.page.data.clock(this.run).start;
     const speed = this.#column("learner", "tokens_per_s");
     fill(this.facts, [
       ["state", told.state],
       ["step", told.steps ? `${number(done)} of ${number(told.steps)}` : number(done)],
-      ["time", duration(since)],
+      ["elapsed", duration(since)],
       left === null ? null : ["left, about", duration(left)],
       ["a step takes", duration(each)],
       ["trained", `${number(speed.at(-1))} tokens/s`],
