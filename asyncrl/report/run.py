@@ -13,6 +13,7 @@ import yaml
 
 from asyncrl.config.changes import by_key
 from asyncrl.config.locations import CONFIG_FILE, SUMMARY_FILE
+from asyncrl.config.secrets import masked
 from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import require_run
 from asyncrl.machine.owner import owner_of
@@ -32,9 +33,10 @@ log = logging.getLogger(__name__)
 class ReportedRun:
     """A run as its folder tells it.
 
-    `values` is the configuration by key, with defaults for keys that the run's version did not have; `written` is the
-    text of its file. `steps` and `evaluations` are rows of the learner, thinned out; `roles` has those of the other
-    processes by name. `state` is that of the summary, or says that the run runs, or that it ended without one.
+    `values` is the configuration by key, with defaults for keys that the run's version did not have; `written` is that
+    of its file as text. Secrets are masked in both. `steps` and `evaluations` are rows of the learner, thinned out;
+    `roles` has those of the other processes by name. `state` is that of the summary, or says that the run runs, or that
+    it ended without one.
     """
 
     folder: Path
@@ -72,7 +74,8 @@ def read_run(name: str) -> ReportedRun:
     try:
         written = (folder / CONFIG_FILE).read_text()
         nested = yaml.safe_load(written)
-        values = by_key(nested)
+        values = masked(by_key(nested))
+        written = yaml.safe_dump(masked(nested), sort_keys=False, allow_unicode=True)
     except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise ConfigError(f"{folder / CONFIG_FILE} cannot be read: {error}") from error
     steps, evaluations = (sampled_rows(metrics_file(folder, role)) for role in OF_LEARNER)

@@ -21,6 +21,7 @@ import asyncrl
 from asyncrl.config.changes import by_key
 from asyncrl.config.locations import CARD_FILES, CONFIG_FILE
 from asyncrl.config.option import as_yaml
+from asyncrl.config.secrets import masked
 from asyncrl.machine.files import write_whole
 from asyncrl.observe.lines import Row, sampled_rows
 from asyncrl.observe.sinks import metrics_file
@@ -91,7 +92,7 @@ def trained_model(run_dir: Path, steps: int | None = None) -> TrainedModel:
         rows = [row for row in rows if row["step"] < steps]
         evaluations = [row for row in evaluations if row["step"] <= steps]
     try:
-        values = by_key(yaml.safe_load((run_dir / CONFIG_FILE).read_text()))
+        values = masked(by_key(yaml.safe_load((run_dir / CONFIG_FILE).read_text())))
     except yaml.YAMLError as error:
         raise ValueError(f"{run_dir / CONFIG_FILE} cannot be read: {error}") from error
     return TrainedModel(

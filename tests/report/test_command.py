@@ -20,6 +20,8 @@ from asyncrl.machine.owner import OWNER_FILE
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.report import episodes
 from asyncrl.report.command import main, write_report
+from asyncrl.report.compare_command import main as compare_main
+from asyncrl.results.card import card, trained_model
 from asyncrl.results.environment import record_environment
 from asyncrl.results.summary import report
 from tests.observe.kept.examples import from_utf8, write_examples
@@ -146,3 +148,25 @@ def test_what_is_no_run_is_refused(
     (tmp_path / CONFIG_FILE).write_text("[: nonsense")
     with pytest.raises(ConfigError, match="cannot be read"):
         write_report(str(tmp_path))
+
+
+def test_neither_report_nor_comparison_nor_card_tells_a_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [
+        {
+            "engine.server.environment": {"HF_TOKEN": f"s3cr3t-{number}"},
+            "engine.server.arguments": ["--api-key", f"s3cr3t-{number}"],
+            "data.train": [f"https://user:s3cr3t-{number}@host/tasks.jsonl"],
+            "model.path": f"https://user:s3cr3t-{number}@host/model",
+        }
+        for number in range(2)
+    ]
+    runs = [write_run(tmp_path / f"run-{number}", [0.1, 0.9], each) for number, each in enumerate(values)]
+    pages = [write_report(str(run)).read_text() for run in runs]
+    assert "HF_TOKEN" in pages[0]
+    out = tmp_path / "comparison.html"
+    monkeypatch.setattr(sys, "argv", ["compare", *map(str, runs), "--html", str(out)])
+    compare_main()
+    pages += [out.read_text(), capsys.readouterr().out, card(trained_model(runs[0]))]
+    assert not any("s3cr3t" in page for page in pages)

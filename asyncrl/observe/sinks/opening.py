@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.secrets import masked
 from asyncrl.observe.metrics import Fanout, Sink
 from asyncrl.observe.sinks.background import Background
 from asyncrl.observe.sinks.console import Console
@@ -28,9 +29,7 @@ def open_metrics(config: TrainConfig, role: str, console: bool = True) -> Sink:
     Raises ConfigError: a package that a sink needs is not installed, or observe.prometheus_host is of another machine.
     """
     source = _source(config, role)
-    return Fanout(
-        [JsonLines(metrics_file(source.run_dir, role)), *_own(config, source), *_shared(config, source, console)]
-    )
+    return Fanout([*_own(config, source), *_shared(config, source, console)])
 
 
 def open_learner_metrics(config: TrainConfig) -> tuple[Sink, Sink]:
@@ -49,7 +48,7 @@ def _source(config: TrainConfig, role: str) -> Source:
         locations.run_dir(config.run),
         role,
         config.observe.project,
-        asdict(config),
+        masked(asdict(config)),
         lambda: locations.run_identity(config.run).id,
     )
 

@@ -15,8 +15,8 @@ from asyncrl.errors import ConfigError
 class Source:
     """A role of a run. `role` names the file of its metrics, such as `learner` or `actor-0`.
 
-    `config` is the run's configuration, as plain values. `identity` gives the run's id, which is empty until the
-    replay has made it, and on machines that do not see the run's folder. `project` groups runs at a service.
+    `config` is the run's configuration, as plain values without secrets. `identity` gives the run's id, which is empty
+    until the replay has made it, and on machines that do not see the run's folder. `project` groups runs at a service.
     """
 
     run_dir: Path

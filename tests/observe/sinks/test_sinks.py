@@ -16,6 +16,8 @@ from asyncrl.observe.lines import read_lines
 from asyncrl.observe.metrics import Fanout, Histogram, Sink, Value
 from asyncrl.observe.sinks import JsonLines, open_metrics
 from asyncrl.observe.sinks.background import Background
+from asyncrl.observe.sinks.opening import SERVICES
+from asyncrl.observe.sinks.source import Source
 from tests.helpers import until
 
 
@@ -30,6 +32,31 @@ def test_lines_are_appended_over_restarts_and_half_written_ones_are_left_out(tmp
         with file.open("a") as killed:
             killed.write('{"step": 9, "lo')
         assert read_lines(file) == expected
+
+
+@pytest.mark.parametrize("role", ["actor-0", "replay", "scorer-0"])
+def test_a_role_writes_each_row_once(tmp_path: Path, role: str) -> None:
+    sink = open_metrics(TrainConfig(run=RunConfig(dir=str(tmp_path), name="run")), role)
+    sink.log(0, {"seconds": 1.0})
+    sink.close()
+    assert len(read_lines(tmp_path / "run" / "metrics" / f"{role}.jsonl")) == 1
+
+
+def test_services_are_not_told_the_secrets_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Source] = []
+
+    def open_service(source: Source) -> Sink:
+        told.append(source)
+        return Sink()
+
+    monkeypatch.setitem(SERVICES, "wandb", open_service)
+    config = TrainConfig(run=RunConfig(dir=str(tmp_path), name="run"), observe=ObserveConfig(sinks=["wandb"]))
+    config.engine.server.environment = {"OPENAI_API_KEY": "s3cr3t"}
+    open_metrics(config, "actor-0").close()
+    assert "s3cr3t" not in repr(told[0].config)
+    assert "OPENAI_API_KEY" in repr(told[0].config)
 
 
 @pytest.mark.parametrize(
