@@ -6,7 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from asyncrl.errors import AsyncrlError, ConfigError, UnavailableError
@@ -14,7 +15,7 @@ from asyncrl.evaluate.export import export_run
 from asyncrl.inspect.run import find_run, require_run
 from asyncrl.launch.preflight.hub import unreachable
 from asyncrl.report.command import REPORT_FILE, write_report
-from asyncrl.results.card import CARD, named
+from asyncrl.results.card import CARD, PICTURE, named
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,23 @@ T = TypeVar("T")
 PATIENCE_S = 10.0
 TRIES = 3
 PAUSE_S = 5.0
+OF_A_MODEL = (
+    *(
+        "config.json",
+        "generation_config.json",
+        "adapter_config.json",
+        "*processor_config.json",
+        "*.safetensors.index.json",
+    ),
+    *("*tokenizer*.json", "tokenizer.model", "*.tiktoken", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.json", "*.jinja"),
+    *("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin", "pytorch_model.bin.index.json"),
+    *("configuration_*.py", "modeling_*.py", "tokenization_*.py", "processing_*.py", "__init__.py"),
+    *(CARD, PICTURE, "LICENSE*", "NOTICE*"),
+)
+"""Names of files that a model is made of. What else lies in its folder, such as keys, logs or the state of an
+optimizer, stays here."""
+FOLDERS = (".", "additional_chat_templates")
 RETRIED = (408, 429, 500, 502, 503, 504)
 NO_TOKEN = (
     "there is no token of the hub: make one that may write at https://huggingface.co/settings/tokens, then run "
@@ -72,8 +90,8 @@ def model_folder(name: str, checkpoint: int | None) -> Path:
 
 
 def files_of(folder: Path, repo: str, report: Path | None = None) -> list[HubFile]:
-    """The files of a model folder for the repository. Hidden files are left out. A card that asyncrl wrote names the
-    repository.
+    """The files of a model folder for the repository: those of OF_A_MODEL. Others are left out, and named in the log
+    unless they are hidden. A card that asyncrl wrote names the repository.
 
     Raises ConfigError: one is a link to a file outside of the folder, which may be anything, such as a key.
     """
@@ -83,8 +101,16 @@ def files_of(folder: Path, repo: str, report: Path | None = None) -> list[HubFil
     for each in files:
         if not (target := each.path.resolve()).is_relative_to(folder.resolve()):
             raise ConfigError(f"{each.path} is a link to {target}, outside of the folder: copy the file, or remove it")
+    if strays := [each.name for each in files if not _is_of_a_model(each.name)]:
+        log.warning("left out, as no files of a model: %s", ", ".join(map(ascii, strays)))
+    files = [each for each in files if _is_of_a_model(each.name)]
     files = [_card(each, repo) if each.name == CARD else each for each in files]
     return files if report is None else [*files, HubFile(REPORT_FILE, report)]
+
+
+def _is_of_a_model(name: str) -> bool:
+    path = PurePosixPath(name)
+    return str(path.parent) in FOLDERS and any(fnmatchcase(path.name, pattern) for pattern in OF_A_MODEL)
 
 
 def report_of(name: str) -> Path:

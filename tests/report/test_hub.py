@@ -59,6 +59,24 @@ def test_a_link_to_a_file_outside_of_the_folder_is_refused(run: Path, tmp_path: 
         files_of(run / "model", REPO)
 
 
+def test_files_that_are_not_of_a_model_are_left_out_and_named(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    strays = [
+        "optimizer.pt",
+        "optimizer.safetensors",
+        "key.pem",
+        "train.log",
+        "secrets.json",
+        "state/model.safetensors",
+    ]
+    (run / "model" / "state").mkdir()
+    for name in strays:
+        (run / "model" / name).write_text("secret")
+    (run / "model" / "tokenizer_config.json").write_text("{}")
+    names = {each.name for each in files_of(run / "model", REPO)}
+    assert names == {"config.json", "tokenizer_config.json", "model.safetensors", PICTURE, CARD}
+    assert all(repr(name) in caplog.text for name in strays)
+
+
 def test_the_model_and_its_card_are_one_commit(hub: FakeHub, run: Path) -> None:
     url, _ = pushed(run)
     assert url.startswith(f"{hub.url}/{REPO}/commit/")
