@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from asyncrl.errors import InvariantError
 
@@ -73,6 +73,9 @@ class Sink:
     def model(self, step: int, folder: Path) -> None:
         """Take the exported model after so many steps: the files of `folder`, which stays."""
 
+    def end(self) -> None:
+        """Begin to close, without a wait: `close` follows."""
+
     def close(self) -> None:
         """Take no more. A second call does nothing."""
 
@@ -82,23 +85,31 @@ class Sink:
 
 class Fanout(Sink):
     """Passes everything on to several sinks. A sink that fails never ends the process: what it was given is lost,
-    counted as `metrics/lost` in the values that follow, and logged the first time."""
+    counted as `metrics/lost` in the values that follow, and logged the first time. So is a value that is neither text
+    nor a number that fits a float; the others of its row stay."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = sinks
         self._raised = Failures()
+        self._refused = 0
 
     @property
     def lost(self) -> int:  # type: ignore[override]
-        """Calls that a sink raised or dropped."""
-        return self._raised.count + sum(sink.lost for sink in self._sinks)
+        """Calls that a sink raised or dropped, and values that no sink can take."""
+        return self._refused + self._raised.count + sum(sink.lost for sink in self._sinks)
 
     def resumed(self, step: int) -> None:
         self._each(lambda sink: sink.resumed(step))
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
+        plain = _plain(values)
+        if refused := values.keys() - plain.keys():
+            if not self._refused:
+                logger.warning("metrics are lost: %s are no numbers that fit; metrics/lost counts on", sorted(refused))
+            self._refused += len(refused)
         lost = self.lost
-        counted = {**values, "metrics/lost": float(lost)} if lost else values
+        # A fanout around this one has counted more.
+        counted = {"metrics/lost": float(lost), **plain} if lost else plain
         self._each(lambda sink: sink.log(step, counted))
 
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
@@ -110,12 +121,32 @@ class Fanout(Sink):
     def model(self, step: int, folder: Path) -> None:
         self._each(lambda sink: sink.model(step, folder))
 
+    def end(self) -> None:
+        self._each(lambda sink: sink.end())
+
     def close(self) -> None:
+        # Those that hang do so together: a role that is stopped has not the time for one after the other.
+        self.end()
         self._each(lambda sink: sink.close())
 
     def _each(self, action: Callable[[Sink], None]) -> None:
         for sink in self._sinks:
             self._raised.catch(sink, action)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Value]:
+    """The values that every sink can take: text, and what fits a float, such as a scalar of numpy."""
+    found: dict[str, Value] = {}
+    for name, value in values.items():
+        if isinstance(value, str):
+            found[name] = value
+            continue
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            continue
+        found[name] = value if isinstance(value, int | float) else number
+    return found
 
 
 class Failures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class Background(Sink):
         self._patience_s, self._upload_s = close_s, upload_s
         self._raised = Failures()
         self._dropped = 0
+        self._ends_at: float | None = None
         self._closed = False
         # A daemon, since a call that hangs for ever must not keep the process.
         self._thread = threading.Thread(target=self._work, name=f"sink-{type(sink).__name__}", daemon=True)
@@ -62,12 +64,17 @@ class Background(Sink):
         self._patience_s = self._upload_s
         self._enqueue(lambda sink: sink.model(step, folder))
 
+    def end(self) -> None:
+        if self._ends_at is None:
+            self._ends_at = time.monotonic() + self._patience_s
+            self._calls.put(None)
+
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._calls.put(None)
-        self._thread.join(self._patience_s)
+        self.end()
+        self._thread.join(max(0.0, (self._ends_at or 0.0) - time.monotonic()))
         if self._thread.is_alive():
             # What waits, and the call that hangs.
             left = self._calls.qsize()
@@ -86,5 +93,17 @@ class Background(Sink):
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            self._raised.catch(self._sink, call)
-        self._raised.catch(self._sink, lambda sink: sink.close())
+            self._raised.catch(self._sink, _staying(call))
+        self._raised.catch(self._sink, _staying(lambda sink: sink.close()))
+
+
+def _staying(call: _Call) -> _Call:
+    """The call, of which an attempt to end the process is an error like others: it would end the thread alone."""
+
+    def made(sink: Sink) -> None:
+        try:
+            call(sink)
+        except SystemExit as error:
+            raise RuntimeError(f"it tried to end the process: {error}") from error
+
+    return made

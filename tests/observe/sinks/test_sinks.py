@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl.config.schema import ObserveConfig, RunConfig, TrainConfig
@@ -179,3 +180,47 @@ def test_bins_that_do_not_fit_their_counts_are_refused() -> None:
     for edges in ((0.0, 1.0), (0.0, 2.0, 1.0)):
         with pytest.raises(InvariantError, match="bins"):
             Histogram((1.0, 2.0), edges)
+
+
+def test_a_value_that_no_sink_can_take_loses_no_other_of_its_row_and_is_counted(tmp_path: Path) -> None:
+    sink = Fanout([JsonLines(tmp_path / "a.jsonl", lambda: 7.0)])
+    hostile: dict[str, Any] = {
+        "huge": 10**400,
+        "none": None,
+        "scalar": np.float32(2.5),
+        "whole": np.int64(3),
+        "loss": 1.0,
+    }
+    sink.log(0, hostile)
+    row = {"step": 0, "time": 7.0, "scalar": 2.5, "whole": 3.0, "loss": 1.0, "metrics/lost": 2.0}
+    assert read_lines(tmp_path / "a.jsonl") == [row]
+
+
+def test_a_service_that_tries_to_end_the_process_loses_that_call_alone() -> None:
+    made: list[int] = []
+
+    class Exits(Sink):
+        def log(self, step: int, values: Mapping[str, Value]) -> None:
+            if step == 0:
+                sys.exit(3)
+            made.append(step)
+
+    sink = Background(Exits())
+    for step in range(3):
+        sink.log(step, {})
+    sink.close()
+    assert (made, sink.lost) == ([1, 2], 1)
+
+
+def test_services_that_hang_are_waited_for_together() -> None:
+    ended: list[str] = []
+
+    class Ends(Sink):
+        def end(self) -> None:
+            ended.append("end")
+
+        def close(self) -> None:
+            ended.append("close")
+
+    Fanout([Ends(), Ends()]).close()
+    assert ended == ["end", "end", "close", "close"]
