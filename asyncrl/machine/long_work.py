@@ -26,11 +26,12 @@ LINE_S = 10.0
 
 
 class LongWork:
-    """Work at `what`, such as "loading the model", of a `total` in `unit`; 0: the total is not known. `clock` gives
-    seconds."""
+    """Work at `what`, such as "loading the model", of a `total` in `unit`; 0, or what is no
+    amount: the total is not known. `clock` gives seconds."""
 
     def __init__(self, what: str, total: float, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what, self._total, self._unit, self._clock = what, total, unit, clock
+        self._what, self._unit, self._clock = what, unit, clock
+        self.total = total if 0 < total < float("inf") else 0.0
         self._began = clock()
         self.done = 0.0
 
@@ -41,14 +42,14 @@ class LongWork:
     @property
     def left_s(self) -> float | None:
         """The seconds that are left at the mean speed so far; None: it is not known."""
-        if not self.done or not self._total:
+        if not self.done or not self.total:
             return None
-        return max(0.0, self._total - self.done) * self.seconds / self.done
+        return max(0.0, self.total - self.done) * self.seconds / self.done
 
     @property
     def text(self) -> str:
         """Such as "loading the model: 12 of 30 GB, 20 s left"."""
-        of = f" of {_amount(self._total)}" if self._total else ""
+        of = f" of {_amount(self.total)}" if self.total else ""
         left = "" if self.left_s is None else f", {duration(self.left_s)} left"
         return f"{self._what}: {_amount(self.done)}{of} {self._unit}{left}"
 
@@ -74,7 +75,7 @@ def long_work(
     """
     work = LongWork(what, total, unit, clock)
     with ExitStack() as stack:
-        bar = stack.enter_context(_bar(work, total, console) if activity is None else _shown_in(activity, work))
+        bar = stack.enter_context(_bar(work, console) if activity is None else _shown_in(activity, work))
         show = bar or _lines(work, say or log.info)
 
         def advance(amount: float) -> None:
@@ -124,7 +125,7 @@ def _lines(work: LongWork, say: Callable[[str], None]) -> Callable[[], None]:
 
 
 @contextmanager
-def _bar(work: LongWork, total: float, console: Console | None) -> Iterator[Callable[[], None] | None]:
+def _bar(work: LongWork, console: Console | None) -> Iterator[Callable[[], None] | None]:
     """A function that draws how far the work is; None where there is no terminal."""
     # Only where it is needed: processes that show nothing start faster without it.
     from rich.console import Console
@@ -134,7 +135,7 @@ def _bar(work: LongWork, total: float, console: Console | None) -> Iterator[Call
     if not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(work.text, total=total or None)
+        task = progress.add_task(work.text, total=work.total or None)
         yield lambda: progress.update(task, completed=work.done, description=work.text)

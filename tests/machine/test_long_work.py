@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from asyncrl.machine.activity import Activity
@@ -69,3 +70,12 @@ def test_the_items_of_tracked_work_come_through_and_work_that_fails_is_over() ->
         assert activity.work.startswith("reading: ")
         break
     assert activity.work == ""
+
+
+@pytest.mark.parametrize("total", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("what", ["loading [/models/a]", "[bold]", "\x1b[2J\udc80"])
+def test_neither_a_wrong_total_nor_a_strange_name_ends_the_work(what: str, total: float) -> None:
+    console = Console(file=StringIO(), force_terminal=True, width=20)
+    with long_work(what, total, "GB", console=console) as advance:
+        advance(1)
+    assert LongWork(what, total, "GB").left_s is None
