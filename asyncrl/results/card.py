@@ -117,7 +117,8 @@ def card(model: TrainedModel) -> str:
         *_training(model),
         *_limits(model),
     ]
-    return _sealed("\n".join(parts))
+    # A configuration may hold what no file of UTF-8 can.
+    return _sealed("\n".join(parts).encode(errors="backslashreplace").decode())
 
 
 def _front(model: TrainedModel) -> dict[str, Any]:
@@ -133,7 +134,9 @@ def _front(model: TrainedModel) -> dict[str, Any]:
 
 def _introduction(model: TrainedModel) -> Iterator[str]:
     base = model.values["model.path"]
-    origin = f"[{base}](https://huggingface.co/{base})" if _is_on_hub(base) else f"a local model, `{_last(base)}`"
+    origin = (
+        f"[{base}](https://huggingface.co/{base})" if _is_on_hub(base) else f"a local model, `{_plain(_last(base))}`"
+    )
     data = ", ".join(f"`{_plain(_last(each))}`" for each in _listed(model.values["data.train"]))
     yield (
         f"A policy that [asyncrl](https://github.com/asyncrl/asyncrl) {_version(model)} trained by reinforcement "

@@ -92,3 +92,13 @@ def test_what_it_says_about_loading_works(tmp_path: Path, monkeypatch: pytest.Mo
     (run / "model" / "block.py").write_text("\n".join(blocks))
     monkeypatch.chdir(run / "model")
     assert runpy.run_path("block.py")["output"].shape[0] == 1
+
+
+@pytest.mark.parametrize("base", ["a/b\nlicense: mit", "x/`](javascript:1)", "a/b\ud800", "yes", "<script>/x"])
+def test_a_hostile_name_of_the_base_model_is_text_and_names_no_model_of_the_hub(tmp_path: Path, base: str) -> None:
+    run = write_run(tmp_path / "run", [0.1], {"model.path": base})
+    write_card(run, tmp_path)
+    text = (tmp_path / CARD).read_text()
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert not front.keys() & {"base_model", "license"}
+    assert "``" not in text.replace("```", "")
