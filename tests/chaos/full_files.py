@@ -70,11 +70,11 @@ def _quiet(runs: Path, name: str) -> TrainConfig:
 def metrics(folder: Path, seen: Warnings) -> None:
     sink = open_metrics(_quiet(folder.parent, folder.name), "actor-0")
     # Long enough that the file needs another page.
-    sink.log(0, {"value": [0.5] * 2000})
+    sink.log(0, {"text": "x" * 10_000})
 
     def lose() -> None:
         for step in range(1, 4):
-            sink.log(step, {"value": [0.5] * 2000})
+            sink.log(step, {"text": "x" * 10_000})
 
     while_full(folder, lose)
     sink.log(4, {})
@@ -87,7 +87,7 @@ def metrics(folder: Path, seen: Warnings) -> None:
 
 def metrics_from_the_start(folder: Path) -> None:
     sink = open_metrics(_quiet(folder, "late"), "scoring-0")
-    while_full(folder, lambda: sink.log(0, {"value": [0.5] * 2000}))
+    while_full(folder, lambda: sink.log(0, {"text": "x" * 10_000}))
     sink.log(1, {})
     sink.close()
     [line] = read_lines(folder / "late" / "metrics" / "scoring-0.jsonl")

@@ -54,7 +54,7 @@ class ModelConfig:
     freeze: list[str] = option(
         [],
         "parameters of the policy that are not trained: verl_moe, moe_experts, moe_router, moe_all, vision, "
-        "embeddings, a pattern of names such as model.layers.0.*, or a list of these (docs/models.md)",
+        "embeddings, a pattern of names such as *.layers.0.*, or a list of these (docs/models.md)",
         fixed="the checkpoints hold moments of what it leaves to train",
     )
     trust_remote_code: bool = option(False, "run code that comes with the model")
