@@ -35,7 +35,7 @@ FLOORS = (
     ("network", "data", "modelling", "algorithms"),
     ("observe.lines", "observe.metrics", "observe.registry", "observe.spans"),
     ("observe.sinks", "observe.usage", "observe.kept", "observe.warnings"),
-    ("observe.progress", "observe.shares"),
+    ("observe.progress", "observe.shares", "observe.reports"),
     ("weights", "replay"),
     ("inspect", "actor", "scoring", "learner"),
     ("observe",),

@@ -21,7 +21,11 @@ from asyncrl.machine.activity import BEAT_S, Activity, heartbeat
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 
 if TYPE_CHECKING:
+    from asyncrl.actor.episode import EpisodeRunner
+    from asyncrl.actor.rollout_metrics import RolloutMetrics
     from asyncrl.actor.worker import RolloutWorker
+    from asyncrl.network.keys import ClientKeys
+    from asyncrl.observe.reports import Reports
 
 log = logging.getLogger(__name__)
 
@@ -40,57 +44,26 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     from asyncrl.actor.engine.opening import open_engine
     from asyncrl.actor.rollout_metrics import RolloutMetrics
     from asyncrl.actor.runner import open_runner
-    from asyncrl.actor.worker import RolloutWorker, first_to_end
+    from asyncrl.actor.worker import first_to_end
     from asyncrl.network.keys import client_keys
-    from asyncrl.observe.sinks import open_metrics
-    from asyncrl.observe.spans import open_spans
-    from asyncrl.observe.usage import WithUsage, usage_of_this_process
+    from asyncrl.observe.reports import open_reports
     from asyncrl.weights.channels.opening import open_channels
     from asyncrl.weights.receiver import Receiver
 
-    actor, network = config.actor, config.network
     # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(actor.concurrency))
-    name, life = process.worker_name("actor"), process.incarnation()
-    spans = open_spans(config.observe, locations.run_dir(config.run), name)
-    opened = open_engine(config, spans)
-    engine = opened.engine
-    keys = client_keys(network)
-    endpoints, run = locations.replay_endpoints(network, config.replay.shards), locations.run_identity(config.run)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.actor.concurrency))
+    keys = client_keys(config.network)
     async with AsyncExitStack() as stack:
-        stack.enter_context(closing(spans))
+        reports = stack.enter_context(open_reports(config, process.worker_name("actor")))
+        opened = open_engine(config, reports.spans)
+        engine = opened.engine
         stack.push_async_callback(engine.close)
-        sinks = stack.enter_context(closing(open_metrics(config, name)))
-        metrics = WithUsage(sinks, stack.enter_context(usage_of_this_process()))
-        runner = await open_runner(config, engine, stack, spans)
-        receiver = Receiver(
-            open_channels(config, keys),
-            opened.expected,
-            canary_tolerance=config.weights.canary_tolerance,
-            spans=spans,
-        )
+        metrics = reports.metrics()
+        runner = await open_runner(config, engine, stack, reports.spans)
+        channels, tolerance = open_channels(config, keys), config.weights.canary_tolerance
+        receiver = Receiver(channels, opened.expected, canary_tolerance=tolerance, spans=reports.spans)
         measured = RolloutMetrics(engine, [runner.player.counters, receiver.counters], metrics)
-
-        def connect(endpoint: str) -> ReplayClient:
-            client = ReplayClient(endpoint, name, life, stop, keys=keys, run=run, spans=spans)
-            return stack.enter_context(closing(client))
-
-        # A shard that cannot be reached blocks its own share of the episodes only.
-        share = max(1, actor.concurrency // len(endpoints))
-        renew_s = config.replay.lease_s / RENEWALS_PER_LEASE
-        workers = [
-            RolloutWorker(
-                runner.run,
-                connect(each),
-                connect(each),
-                share,
-                measured,
-                actor.episode_timeout_s,
-                renew_s,
-                spans,
-            )
-            for each in endpoints
-        ]
+        workers = _workers(config, runner, measured, reports, keys, stop, stack)
         process.freeze_heap()
         await first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),
@@ -100,6 +73,41 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
             _drain(workers, _as_asyncio(drain), stop, config.cluster.drain_s),
             *(keep() for keep in opened.keepers),
         )
+
+
+def _workers(
+    config: TrainConfig,
+    runner: EpisodeRunner,
+    measured: RolloutMetrics,
+    reports: Reports,
+    keys: ClientKeys | None,
+    stop: threading.Event,
+    stack: AsyncExitStack,
+) -> list[RolloutWorker]:
+    """One for each shard of the replay: one that cannot be reached blocks its own share of the episodes only."""
+    from asyncrl.actor.worker import RolloutWorker
+
+    actor, life, run = config.actor, process.incarnation(), locations.run_identity(config.run)
+    endpoints = locations.replay_endpoints(config.network, config.replay.shards)
+    share, renew_s = max(1, actor.concurrency // len(endpoints)), config.replay.lease_s / RENEWALS_PER_LEASE
+
+    def connect(endpoint: str) -> ReplayClient:
+        client = ReplayClient(endpoint, reports.name, life, stop, keys=keys, run=run, spans=reports.spans)
+        return stack.enter_context(closing(client))
+
+    return [
+        RolloutWorker(
+            runner.run,
+            connect(each),
+            connect(each),
+            share,
+            measured,
+            actor.episode_timeout_s,
+            renew_s,
+            reports.spans,
+        )
+        for each in endpoints
+    ]
 
 
 async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: threading.Event, limit_s: float) -> None:

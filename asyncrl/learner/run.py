@@ -43,9 +43,9 @@ from asyncrl.modelling.shapes import model_shapes
 from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.kept.writing import remove_kept
 from asyncrl.observe.metrics import Fanout, Sink
-from asyncrl.observe.sinks import metrics_file, open_learner_metrics, remove_steps
-from asyncrl.observe.spans import NoSpans, Spans, open_spans
-from asyncrl.observe.usage import WithUsage, usage_of_this_process
+from asyncrl.observe.reports import open_reports
+from asyncrl.observe.sinks import metrics_file, remove_steps
+from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.channels.opening import choose_channel, weights_dir
 from asyncrl.weights.folders import FolderWriter
@@ -81,17 +81,14 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
         keys = client_keys(config.network)
         ranks = stack.enter_context(joined(learner.replicas, learner.rank_timeout_s, keys, activity, leaving))
         context = stack.enter_context(zmq.Context())
-        role = process.worker_name(f"learner-{ranks.rank}")
-        spans = stack.enter_context(closing(open_spans(config.observe, locations.run_dir(config.run), role)))
+        reports = stack.enter_context(open_reports(config, process.worker_name(f"learner-{ranks.rank}")))
+        spans = reports.spans
         replay = stack.enter_context(closing(open_batches(config, ranks.rank, context, stop, spans)))
         publisher: Publisher | None = None
         metrics: Sink = Fanout([])
         evaluations: Sink = Fanout([])
         if ranks.rank == 0:
-            metrics, evaluations = open_learner_metrics(config)
-            stack.callback(evaluations.close)
-            stack.callback(metrics.close)
-            metrics = WithUsage(metrics, stack.enter_context(usage_of_this_process()))
+            metrics, evaluations = reports.learner_metrics()
             if not recorded:
                 publisher = stack.enter_context(closing(open_publisher(config, ranks, context, spans)))
         stack.callback(activity.enter, END)

@@ -21,9 +21,7 @@ from asyncrl.machine.activity import Activity, heartbeat
 from asyncrl.machine.files import write_whole
 from asyncrl.network.keys import server_keys
 from asyncrl.network.listener import Listener
-from asyncrl.observe.sinks import open_metrics
-from asyncrl.observe.spans import open_spans
-from asyncrl.observe.usage import WithUsage, usage_of_this_process
+from asyncrl.observe.reports import open_reports
 from asyncrl.replay.from_config import open_store, replay_settings
 from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService
@@ -56,9 +54,8 @@ def _serve(config: TrainConfig, stop: threading.Event, activity: Activity) -> No
         write_whole(store.path / ENDPOINT_FILE, endpoint)
         log.info("replay serves %s from %s", endpoint, store.path)
         name = process.worker_name("replay")
-        sinks = open_metrics(config, name, console=False)
-        spans = open_spans(config.observe, locations.run_dir(config.run), name, endpoint)
-        with closing(listener), closing(sinks), closing(spans), usage_of_this_process(gpus=False) as usage:
+        with closing(listener), open_reports(config, name, endpoint) as reports:
+            metrics, spans = reports.metrics(console=False, gpus=False), reports.spans
             run = locations.run_identity(config.run, make=True)
             service = ReplayService(
                 replay_settings(config),
@@ -69,7 +66,6 @@ def _serve(config: TrainConfig, stop: threading.Event, activity: Activity) -> No
                 ends=not process.is_supervised(),
                 spans=spans,
             )
-            metrics = WithUsage(sinks, usage)
             ReplayServer(listener.socket, store, service, metrics=metrics, activity=activity, spans=spans).run(stop)
             if not stop.is_set():
                 log.info("the run is done: the replay ends")

@@ -46,9 +46,7 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     from transformers import AutoTokenizer
 
     from asyncrl.config.schema.scoring import GROUP_KIND, serves
-    from asyncrl.observe.sinks import open_metrics
-    from asyncrl.observe.spans import open_spans
-    from asyncrl.observe.usage import WithUsage, usage_of_this_process
+    from asyncrl.observe.reports import open_reports
     from asyncrl.scoring.managers import Managers
     from asyncrl.scoring.models.registry import load_outcome_model, load_prm
     from asyncrl.scoring.samples import EvaluationSamples
@@ -65,15 +63,12 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     managers = stack.enter_context(closing(Managers(scoring, config.model))) if GROUP_KIND in kinds else None
     scorer = Scorer(scoring, tokenizer, verifier, prm, outcome, managers)
     workers, keys, run = [], client_keys(config.network), locations.run_identity(config.run)
-    spans = stack.enter_context(closing(open_spans(config.observe, locations.run_dir(config.run), name)))
+    reports = stack.enter_context(open_reports(config, name))
+    spans = reports.spans
     endpoints = locations.replay_endpoints(config.network, config.replay.shards)
-    usage = stack.enter_context(usage_of_this_process())
     for shard, endpoint in enumerate(endpoints):
         client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys, run=run, spans=spans)))
-        file = name if len(endpoints) == 1 else f"{name}-shard-{shard}"
-        metrics = stack.enter_context(closing(open_metrics(config, file)))
-        if shard == 0:  # The process is counted once.
-            metrics = WithUsage(metrics, usage)
+        metrics = reports.metrics(name if len(endpoints) == 1 else f"{name}-shard-{shard}")
         samples = EvaluationSamples(scoring.eval_samples, tokenizer)
         worker = ScoringWorker(client, scorer, scoring, metrics, config.replay.lease_s, samples=samples, spans=spans)
         workers.append(worker)
