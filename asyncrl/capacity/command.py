@@ -25,8 +25,8 @@ from asyncrl.capacity.measured import describe
 from asyncrl.capacity.simulation import Forecast, simulate
 from asyncrl.capacity.splits import splits, with_learner
 from asyncrl.config.commands import command_name
-from asyncrl.config.load import EXIT_FAILURE, EXIT_USAGE
-from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.config.exits import failures_end_the_command, usage_or_failure
+from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import find_run
 
 STEPS = 20
@@ -55,15 +55,12 @@ HEADERS = (
 def main() -> None:
     """The entry of the command line. Arguments that cannot be used end it with status 2, another failure with 1."""
     given = _parser().parse_args()
-    try:
+    with failures_end_the_command(usage_or_failure, "asyncrl plan"):
         run = _description(given.source)
         if given.save is not None:
             write_description(run, given.save)
         run = replace(run, sizes=_changed(run.sizes, given))
         forecasts = list(_forecasts(run, list(_planned(run, given)), given.steps))
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write("".join(f"asyncrl plan: {line}\n" for line in str(error).splitlines()))
-        sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE)
     if given.json:
         sys.stdout.write(json.dumps([as_json(each, given.price) for each in forecasts]) + "\n")
     else:

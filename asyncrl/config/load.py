@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 
 from asyncrl.config.commands import command_name, show_role_help
 from asyncrl.config.compose import composed, read
+from asyncrl.config.exits import EXIT_HOPELESS, EXIT_STOPPED, usage_or_failure
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import (
     AsyncrlError,
     ConfigError,
-    DataError,
     RunOverError,
     StoppedError,
     TooManyFailuresError,
@@ -25,12 +25,6 @@ from asyncrl.errors import (
 from asyncrl.machine.files import LossyText
 from asyncrl.text import cut
 
-EXIT_USAGE = 2
-EXIT_FAILURE = 1
-EXIT_HOPELESS = 3
-"""The status of a learner that ends because too much fails in its run."""
-EXIT_STOPPED = 130
-"""The status of a role that was asked to stop before it was done."""
 MESSAGE = "asyncrl: "
 """What each line of the message begins with that says why a role ends."""
 HTTP_CLIENTS = ("httpx", "httpcore", "openai", "aiohttp.access", "urllib3")
@@ -86,16 +80,7 @@ def role_main(
         sys.exit(EXIT_STOPPED)
     except AsyncrlError as error:
         sys.stderr.write("".join(f"{MESSAGE}{cut(line, MAX_LINE_CHARS)}\n" for line in str(error).splitlines()))
-        sys.exit(_status(error))
-
-
-def _status(error: AsyncrlError) -> int:
-    match error:
-        case ConfigError() | DataError():
-            return EXIT_USAGE
-        case TooManyFailuresError():
-            return EXIT_HOPELESS
-    return EXIT_FAILURE
+        sys.exit(EXIT_HOPELESS if isinstance(error, TooManyFailuresError) else usage_or_failure(error))
 
 
 def log_to_stderr() -> None:

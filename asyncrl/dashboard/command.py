@@ -19,22 +19,19 @@ from collections.abc import Callable, Mapping
 from aiohttp import web
 
 from asyncrl.config.commands import command_name
+from asyncrl.config.exits import failures_end_the_command
 from asyncrl.dashboard.access import Access
 from asyncrl.dashboard.runs import ShownRun, shown_runs
 from asyncrl.dashboard.server import application
-from asyncrl.errors import AsyncrlError
 from asyncrl.machine.ports import LOOPBACK
 
 
 def main() -> None:
     """The entry of the command line. Ends with a message and status 1 where there is nothing to show."""
     given = _parser().parse_args()
-    try:
+    with failures_end_the_command():
         runs = shown_runs(given.runs)
         asyncio.run(serve(runs, given.port, lambda url: _tell(url, runs, given.open)))
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write(f"{command_name()}: {error}\n")
-        sys.exit(1)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
 from asyncrl.data.converters import dapo, gsm8k, math_problems, programs, search, tool_calls
 from asyncrl.data.writing import write_tasks
-from asyncrl.errors import AsyncrlError, DataError
+from asyncrl.errors import DataError
 from asyncrl.machine.long_work import long_work, print_line
 from asyncrl.types import Task
 
@@ -43,13 +44,10 @@ def main() -> None:
             one.add_argument("--data-source", default=NAMED[name], help=f"data source of the tasks ({NAMED[name]})")
     arguments = parser.parse_args()
     source = getattr(arguments, "data_source", "")
-    try:
+    with failures_end_the_command(EXIT_USAGE, "asyncrl data"):
         rows, left_out = convert(
             arguments.set, arguments.source, arguments.out, arguments.split, source, arguments.user, print_line
         )
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write(f"asyncrl data: {error}\n")
-        sys.exit(2)
     reason = {"dapo": "are repeated", "code": "have no tests"}.get(arguments.set)
     rest = f"; {left_out} rows left out, which {reason}" if left_out else ""
     sys.stdout.write(f"wrote {rows} tasks to {arguments.out}{rest}\n")

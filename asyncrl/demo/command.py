@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from asyncrl.config import locations
+from asyncrl.config.exits import EXIT_STOPPED, failures_end_the_command
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.config.schema import TrainConfig
@@ -39,7 +40,7 @@ def run(config: TrainConfig) -> None:
     """Train and report: the picture and the summary for people, the last line for programs."""
     run_dir = locations.run_dir(config.run)
     if not train(config):
-        sys.exit(130)
+        sys.exit(EXIT_STOPPED)
     draw(run_dir, run_dir / "curve.png")
     sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n{try_next(run_dir)}")
     summary = json.loads((run_dir / SUMMARY_FILE).read_text())
@@ -74,6 +75,7 @@ def main() -> None:
         role_main(lambda _: None, checked)
         console = Console(stderr=True)
         process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
-        prepared = prepare(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
+        with failures_end_the_command():
+            prepared = prepare(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
         sys.argv[1:] = [*prepared_overrides(prepared), *sys.argv[1:]]
     role_main(run)

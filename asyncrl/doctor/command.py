@@ -22,14 +22,13 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.load import EXIT_FAILURE, EXIT_USAGE
+from asyncrl.config.exits import EXIT_FAILURE, EXIT_USAGE, failures_end_the_command
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import NetworkConfig
 from asyncrl.doctor.checks import Diagnosis, Severity, examine
 from asyncrl.doctor.facts import AddressFact, HostFacts
 from asyncrl.doctor.gathering import gather
 from asyncrl.doctor.sharing import address_facts, connection_error, key_facts
-from asyncrl.errors import AsyncrlError
 from asyncrl.inspect.run import RUNS, read_config, require_run
 from asyncrl.machine.owner import owner_of
 
@@ -39,11 +38,8 @@ STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "b
 def main() -> None:
     """The entry of the command line."""
     given = _parser().parse_args()
-    try:
+    with failures_end_the_command(EXIT_USAGE):
         facts = _facts(given)
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write(f"{command_name()}: {error}\n")
-        sys.exit(EXIT_USAGE)
     found = examine(facts)
     if given.json:
         sys.stdout.write(json.dumps({"host": facts.host, "diagnoses": [asdict(each) for each in found]}) + "\n")

@@ -30,12 +30,13 @@ from rich.console import Console
 
 from asyncrl.config import locations
 from asyncrl.config.commands import command_name
-from asyncrl.config.load import EXIT_FAILURE, EXIT_STOPPED, EXIT_USAGE, log_to_stderr
+from asyncrl.config.exits import EXIT_FAILURE, EXIT_STOPPED, failures_end_the_command, usage_or_failure
+from asyncrl.config.load import log_to_stderr
 from asyncrl.config.refusals import may_exist
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.cluster import ROLES
 from asyncrl.data.opening import open_tasks
-from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
+from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.evaluate.configure import EvaluationRequest, require_same, without_training
 from asyncrl.evaluate.export import write_policy
 from asyncrl.evaluate.progress import EvaluationProgress
@@ -69,14 +70,12 @@ def main() -> None:
     failure with 1, a signal with 130."""
     given = _parser().parse_intermixed_args()
     log_to_stderr()
-    try:
-        folder, result = evaluate(_request(given), given.step, given.threshold)
-    except StoppedError as error:
-        log.info("%s", error)
-        sys.exit(EXIT_STOPPED)
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write("".join(f"asyncrl: {line}\n" for line in str(error).splitlines()))
-        sys.exit(EXIT_USAGE if isinstance(error, (ConfigError, DataError)) else EXIT_FAILURE)
+    with failures_end_the_command(usage_or_failure, "asyncrl"):
+        try:
+            folder, result = evaluate(_request(given), given.step, given.threshold)
+        except StoppedError as error:
+            log.info("%s", error)
+            sys.exit(EXIT_STOPPED)
     if given.json:
         sys.stdout.write((folder / RESULT_FILE).read_text())
     else:

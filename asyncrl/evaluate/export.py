@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 
 from asyncrl.config.commands import command_name
+from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.schema import ModelConfig
-from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.errors import ConfigError
 from asyncrl.evaluate.runs import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
 from asyncrl.inspect.run import require_run
 from asyncrl.results.card import write_card
@@ -34,13 +35,8 @@ def main() -> None:
     )
     parser.add_argument("--to", type=Path, metavar="DIR", help="write this folder (RUN/exports/step-K)")
     given = parser.parse_args()
-    try:
+    with failures_end_the_command():
         sys.stdout.write(f"{export_run(given.run, given.step, given.to)}\n")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write(f"{command_name()}: {error}\n")
-        sys.exit(1)
 
 
 def _step(given: str) -> int | str:

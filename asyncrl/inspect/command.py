@@ -21,7 +21,8 @@ from rich.live import Live
 from rich.text import Text
 
 from asyncrl.config.commands import command_name
-from asyncrl.errors import AsyncrlError, ConfigError, RefusedError
+from asyncrl.config.exits import failures_end_the_command
+from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.inspect import changes, episode
 from asyncrl.inspect.episodes import SORT_KEYS, answer, list_episodes, required_plan, step_row
 from asyncrl.inspect.kept import KeptOfRun, filled
@@ -62,13 +63,8 @@ LEAST_WIDTH = 120
 def main() -> None:
     """Do what the command line says, then end the process: with a message and status 1 where it cannot be done."""
     parsed = parser().parse_args()
-    try:
+    with failures_end_the_command(name=f"{command_name()} {parsed.command}", also=(lmdb.Error,)):
         sys.exit(parsed.act(parsed))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (AsyncrlError, OSError, lmdb.Error) as error:
-        sys.stderr.write(f"{command_name()} {parsed.command}: {error}\n")
-        sys.exit(1)
 
 
 def _shared_options() -> tuple[ArgumentParser, ArgumentParser, ArgumentParser, ArgumentParser]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import sys
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.load import EXIT_USAGE
+from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
 from asyncrl.config.locations import CONFIG_FILE
-from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import require_run
 from asyncrl.launch import local
 from asyncrl.launch.addresses import words_left_open
@@ -34,9 +33,6 @@ def main() -> None:
     if not name or name in ("-h", "--help"):
         sys.stdout.write(f"usage: {command_name()} RUN [KEY=VALUE ...]\n\n{__doc__}")
         sys.exit(0 if name else EXIT_USAGE)
-    try:
+    with failures_end_the_command(EXIT_USAGE):
         sys.argv[1:] = [*words_of(name), *words]
-    except ConfigError as error:
-        sys.stderr.write(f"{command_name()}: {error}\n")
-        sys.exit(EXIT_USAGE)
     local.main()

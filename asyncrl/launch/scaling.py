@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NoReturn
 from uuid import uuid4
 
+from asyncrl.config.exits import failures_end_the_command, usage_or_failure
 from asyncrl.config.schema.cluster import MOST
-from asyncrl.errors import AsyncrlError, ConfigError, UnavailableError
+from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.inspect.run import require_run
 from asyncrl.launch.ownership import NotRunningError
 from asyncrl.machine.files import write_whole
@@ -118,7 +119,7 @@ def main() -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
     parser.add_argument("counts", nargs="+", metavar="NAME=N", help="actors=N or scorers=N")
     parser.add_argument("--wait", type=float, default=30.0, metavar="S", help="seconds to wait for the answer (30)")
-    try:
+    with failures_end_the_command(usage_or_failure, "asyncrl scale"):
         given = parser.parse_args()
         run_dir, counts = require_run(given.run), parse_counts(given.counts)
         if owner_of(run_dir) is None:
@@ -126,7 +127,4 @@ def main() -> None:
                 f"no `asyncrl train` runs {run_dir}; `asyncrl resume {shlex.quote(str(run_dir))}` goes on with it"
             )
         ask(run_dir, counts, given.wait)
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write("".join(f"asyncrl scale: {line}\n" for line in str(error).splitlines()))
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
     sys.stdout.write(f"scaled to {in_words(counts)}\n")

@@ -13,8 +13,8 @@ import sys
 from contextlib import suppress
 
 from asyncrl.config.commands import command_name
+from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.locations import SUMMARY_FILE
-from asyncrl.errors import AsyncrlError
 from asyncrl.inspect.run import require_run
 from asyncrl.launch.ownership import stop
 
@@ -26,14 +26,9 @@ def main() -> None:
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
     given = parser.parse_args()
-    try:
+    with failures_end_the_command():
         run_dir = require_run(given.run)
         stop(run_dir, lambda text: sys.stderr.write(f"{text}\n"))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write(f"{command_name()}: {error}\n")
-        sys.exit(1)
     done, resume = "", f"asyncrl resume {shlex.quote(str(run_dir))}"
     with suppress(OSError, ValueError, KeyError):
         summary = json.loads((run_dir / SUMMARY_FILE).read_text())

@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.config.load import EXIT_HOPELESS, EXIT_USAGE, MESSAGE
+from asyncrl.config.exits import EXIT_HOPELESS, EXIT_USAGE
+from asyncrl.config.load import MESSAGE
 from asyncrl.config.locations import ALIVE_FOLDER
 from asyncrl.errors import AsyncrlError
 from asyncrl.launch.ownership import StopRequests

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import msgspec
 
-from asyncrl.config.load import EXIT_HOPELESS, EXIT_STOPPED, EXIT_USAGE
+from asyncrl.config.exits import EXIT_HOPELESS, EXIT_STOPPED, EXIT_USAGE
 from asyncrl.errors import AsyncrlError, ConfigError, StoppedError, TooManyFailuresError
 from asyncrl.learner.activity import RankState, find_stuck, state_of
 from asyncrl.machine.activity import Activity

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from asyncrl.config.load import EXIT_FAILURE, EXIT_STOPPED
+from asyncrl.config.exits import EXIT_FAILURE, EXIT_STOPPED
 from asyncrl.errors import StoppedError
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from asyncrl.config.load import EXIT_STOPPED
+from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.errors import StoppedError
 from asyncrl.learner.activity import END
 from asyncrl.learner.host_store import HostStore

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 
 from asyncrl.config.commands import command_name
+from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.locations import CONFIG_FILE
-from asyncrl.errors import AsyncrlError, CheckpointError, ConfigError
+from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.evaluate.export import export_run, require_new
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -41,14 +42,9 @@ def main() -> None:
         help="the output layer is the embedding; drop the one that the checkpoint has",
     )
     given = parser.parse_args()
-    try:
+    with failures_end_the_command():
         merge(given.source, given.to, given.config, given.dtype, given.tie_word_embedding)
         sys.stdout.write(f"{given.to}\n")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write(f"{command_name()}: {error}\n")
-        sys.exit(1)
 
 
 def merge(source: Path, to: Path, config: Path | None = None, dtype: str | None = None, tied: bool = False) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from asyncrl.errors import AsyncrlError
+from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
 from asyncrl.network.keys import add_client, make_keys
 
 MADE = """made the keys of a server, and of the clients on its own machine, in {folder}
@@ -27,14 +27,11 @@ def main() -> None:
     parser.add_argument("--client", metavar="NAME", help="make keys for one more machine that runs clients only")
     arguments = parser.parse_args()
     folder: Path = arguments.out
-    try:
+    with failures_end_the_command(EXIT_USAGE, "asyncrl keys"):
         if arguments.client is None:
             make_keys(folder)
             message = MADE.format(folder=folder)
         else:
             theirs = add_client(folder, arguments.client)
             message = ADDED.format(folder=folder, name=arguments.client, theirs=theirs)
-    except AsyncrlError as error:
-        sys.stderr.write(f"asyncrl keys: {error}\n")
-        sys.exit(2)
     sys.stdout.write(message)

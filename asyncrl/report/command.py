@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from asyncrl.config.commands import command_name
-from asyncrl.errors import AsyncrlError
+from asyncrl.config.exits import failures_end_the_command
 from asyncrl.machine.files import write_whole
 from asyncrl.report.page import run_page
 from asyncrl.report.run import read_run
@@ -29,13 +29,8 @@ def main() -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"write this file (RUN/{REPORT_FILE})")
     given = parser.parse_args()
-    try:
+    with failures_end_the_command():
         sys.stdout.write(f"{write_report(given.run, given.out)}\n")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write(f"{command_name()}: {error}\n")
-        sys.exit(1)
 
 
 def write_report(name: str, out: Path | None = None) -> Path:

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.commands import command_name
+from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.option import as_yaml
-from asyncrl.errors import AsyncrlError
 from asyncrl.machine.files import write_whole
 from asyncrl.report.comparison import AXES, MEASURES, STEPS, Axis, Comparison, Measure, axis_points, compare, spread
 from asyncrl.report.episodes import visible
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots, too")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
-    try:
+    with failures_end_the_command():
         comparison = compare([read_run(name) for name in given.runs])
         if given.html is not None:
             write_whole(given.html, comparison_page(comparison))
@@ -50,11 +50,6 @@ def main() -> None:
             sys.stdout.write(f"{json.dumps(as_plain(comparison), indent=2)}\n")
         else:
             Console().print(as_tables(comparison), soft_wrap=True, highlight=False)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write(f"{command_name()}: {error}\n")
-        sys.exit(1)
 
 
 def as_plain(comparison: Comparison) -> dict[str, Any]:

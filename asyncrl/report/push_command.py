@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.config.commands import command_name
-from asyncrl.errors import AsyncrlError
+from asyncrl.config.exits import failures_end_the_command
 from asyncrl.report.hub import HubFile, files_of, model_folder, push, report_of
 from asyncrl.report.svg import short
 
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="show what would be uploaded, and upload nothing")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    try:
+    with failures_end_the_command():
         folder = model_folder(given.model, given.checkpoint)
         files = files_of(folder, given.repo, report_of(given.model) if given.report else None)
         if given.dry_run:
@@ -42,11 +42,6 @@ def main() -> None:
         else:
             message = f"Upload {Path(folder).resolve().name} of asyncrl"
             sys.stdout.write(f"{push(files, given.repo, given.private, message)}\n")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write(f"{command_name()}: {error}\n")
-        sys.exit(1)
 
 
 def listed(folder: Path, repo: str, files: Sequence[HubFile]) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from asyncrl.config.commands import command_name
-from asyncrl.errors import AsyncrlError, ConfigError, RefusedError
+from asyncrl.config.exits import failures_end_the_command
+from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.inspect.run import RUNS
 from asyncrl.observe.spans import FOLDER
 from asyncrl.trace.explain import explain_episode, explain_step
@@ -31,13 +32,8 @@ EXAMPLES = """examples:
 def main() -> None:
     """The entry of the command line. Ends with a message and status 1 where there is nothing to show."""
     given = parser().parse_args()
-    try:
+    with failures_end_the_command():
         _run(given)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write(f"{command_name()}: {error}\n")
-        sys.exit(1)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from asyncrl.config.load import EXIT_STOPPED, log_to_stderr
+from asyncrl.config.exits import EXIT_STOPPED
+from asyncrl.config.load import log_to_stderr
 from asyncrl.errors import StoppedError
 from asyncrl.learner.leaving import Leaving
 from asyncrl.learner.loop import Learner

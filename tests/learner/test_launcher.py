@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.load import EXIT_STOPPED
+from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError, StoppedError, TooManyFailuresError
 from asyncrl.learner.launcher import RanksError, Timeouts, run_ranks

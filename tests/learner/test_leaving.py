@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.config.load import EXIT_STOPPED
+from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.errors import StoppedError
 from asyncrl.learner.launcher import Timeouts, run_ranks
 from asyncrl.learner.leaving import Leaving

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config import locations
-from asyncrl.config.load import EXIT_FAILURE, EXIT_STOPPED
+from asyncrl.config.exits import EXIT_FAILURE, EXIT_STOPPED
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.placement.placement import PlacedRole, Placement

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
-from asyncrl.config.load import EXIT_FAILURE, EXIT_USAGE
+from asyncrl.config.exits import failures_end_the_command, usage_or_failure
 from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.slurm.commands import ask_slurm
@@ -112,11 +112,8 @@ def submit(words: Sequence[str], show_only: bool = False) -> None:
 
 def main() -> None:
     """The entry of the command line: the script, N, and the rest."""
-    try:
+    with failures_end_the_command(usage_or_failure, "asyncrl"):
         submit(sys.argv[1:], DRY_RUN in sys.argv)
-    except (ConfigError, UnavailableError) as error:
-        sys.stderr.write(f"asyncrl: {error}\n")
-        sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from types import FrameType
 
 import asyncrl
 from asyncrl.config import locations
-from asyncrl.config.load import EXIT_USAGE, role_main
+from asyncrl.config.exits import EXIT_USAGE
+from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import UnavailableError

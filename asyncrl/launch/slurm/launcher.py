@@ -19,7 +19,7 @@ from pathlib import Path
 
 import asyncrl
 from asyncrl.config import locations
-from asyncrl.config.load import EXIT_STOPPED
+from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.placement.placement import PlacedRole, Placement, check_unmoved

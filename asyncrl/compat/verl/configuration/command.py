@@ -25,7 +25,8 @@ from asyncrl.compat.verl.configuration.source import read_verl
 from asyncrl.compat.verl.configuration.translation import experiment, translate
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import read
-from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.config.exits import failures_end_the_command
+from asyncrl.errors import ConfigError
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def main() -> None:
     given = parser.parse_intermixed_args()
     if not given.words:
         parser.error("name a configuration of verl, or some of its keys")
-    try:
+    with failures_end_the_command():
         file = Path(given.words[0]) if "=" not in given.words[0] and given.words[0][:1] != "~" else None
         text, report = translated(file, given.words[1:] if file else given.words, given.out)
         if given.out is None:
@@ -48,9 +49,6 @@ def main() -> None:
         else:
             given.out.write_text(text)
             sys.stdout.write("".join(f"{line}\n" for line in report))
-    except (AsyncrlError, OSError) as error:
-        sys.stderr.write(f"{command_name()}: {error}\n")
-        sys.exit(1)
 
 
 def translated(file: Path | None, words: list[str], out: Path | None) -> tuple[str, list[str]]:
