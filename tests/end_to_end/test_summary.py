@@ -19,7 +19,7 @@ from tests.chaos.world import BATCH, World
 from tests.end_to_end.support import ROOT, Run
 from tests.helpers import make_task
 from tests.network.support import made
-from tests.observe.unknown import unknown
+from tests.observe.registry.unknown import unknown
 
 pytestmark = pytest.mark.slow
 

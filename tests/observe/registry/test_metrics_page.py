@@ -14,10 +14,10 @@ from asyncrl.actor.toolbox import ToolCounts
 from asyncrl.observe.registry import BY_WRITER, describe
 from asyncrl.observe.registry.page import SECTIONS, page
 from asyncrl.replay.counters import COUNTERS, DEPTHS
-from tests.observe.unknown import unknown
-from tests.observe.written import logged, names_of, phases
+from tests.observe.registry.unknown import unknown
+from tests.observe.registry.written import logged, names_of, phases
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 PLACES = {
     ("learner", ""): (

@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.observe.registry import BY_WRITER, EVERY_FILE, describe
 from asyncrl.observe.registry.metric import Metric
-from tests.observe.unknown import unknown
+from tests.observe.registry.unknown import unknown
 
 
 def test_names_with_a_variable_part_fit_and_others_do_not() -> None:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import asyncrl
-from tests.observe.unknown import ANY
+from tests.observe.registry.unknown import ANY
 
 PACKAGE = Path(asyncrl.__file__).parent
 
