@@ -1,13 +1,14 @@
 """How fast does the learner train, and how far is that from what the GPU can do?
 
-Qwen3 shapes with random weights, batches of given lengths, one update a step. The policy sampled all tokens of a
-sequence but the first. Times are medians of `--runs` steps after two others; the device is idle before and after each
-phase. Peak memory is the allocator's. With `--ranks 2` a step has twice the sequences; rates and MFU are those of one
-rank.
+Qwen3 shapes with random weights, mixtures of experts among them, batches of given lengths, one update a step. The
+policy sampled all tokens of a sequence but the first. Times are medians of `--runs` steps after two others; the device
+is idle before and after each phase. Peak memory is the allocator's. With `--ranks 2` a step has twice the sequences;
+rates and MFU are those of one rank.
 
-MFU counts three forward passes: 2 FLOPs a token for each weight of the layers' matrices and of the head, and causal
-attention, of which one half is masked. It is divided by the rate of a large bf16 product that is measured in the same
-run. Recomputation and the proximal pass do not count as useful.
+MFU counts three forward passes: 2 FLOPs a token for each weight of the layers' matrices and of the head (of a layer's
+experts, for those that work on the token), and causal attention, of which one half is masked. Where depth is cut, the
+head has a larger share of these than in the whole model. It is divided by the rate of a large bf16 product that is
+measured in the same run. Recomputation and the proximal pass do not count as useful.
 
 `--ablate` measures each case again with one switch at a time as in `ABLATIONS`; `--set` changes options for all.
 

@@ -1,4 +1,4 @@
-"""Qwen3 models with random weights, for benchmarks that need a size and no sense.
+"""Qwen3 and Qwen3-MoE models with random weights, for benchmarks that need a size and no sense.
 
 `python -m benchmarks.shapes 0.6B FOLDER` writes one as a Hugging Face folder without a tokenizer, which a server takes
 with --skip-tokenizer-init. It names no end mark, so nothing that it samples ends early. `--tokenizer` writes one too,
@@ -17,7 +17,8 @@ import torch
 
 
 class Shape(NamedTuple):
-    """Sizes of a model; its heads are 64 wide up to 12 of them, else 128."""
+    """Sizes of a model; its heads are 64 wide up to 12 of them, else 128. With `experts` it is a mixture of so many in
+    each layer, which are `intermediate` wide; `active` of them work on a token."""
 
     hidden: int
     intermediate: int
@@ -25,6 +26,8 @@ class Shape(NamedTuple):
     vocabulary: int
     heads: int
     kv_heads: int
+    experts: int = 0
+    active: int = 0
 
 
 SHAPES = {
@@ -34,25 +37,31 @@ SHAPES = {
     "120M": Shape(768, 3072, 10, 32768, 12, 4),
     "0.6B": Shape(1024, 3072, 28, 151936, 16, 8),
     "4B": Shape(2560, 9728, 36, 151936, 32, 8),
+    "tiny-moe": Shape(128, 64, 4, 4096, 4, 2, 16, 4),
+    # The widths of Qwen3-30B-A3B. It has 48 layers; with 8 a step of AdamW fits a GPU of 141 GB.
+    "30B-A3B-8-layers": Shape(2048, 768, 8, 151936, 32, 4, 128, 8),
 }
 
 
 def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
-    """A Qwen3 of that shape with transformers' own initialisation; on the meta device, without contents."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
+    """A model of that shape with transformers' own initialisation; on the meta device, without contents. A mixture of
+    experts has a head of its own, as Qwen's have."""
+    from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
     torch.manual_seed(0)
     sizes = SHAPES[shape]
-    config = Qwen3Config(
-        hidden_size=sizes.hidden,
-        intermediate_size=sizes.intermediate,
-        num_hidden_layers=sizes.layers,
-        vocab_size=sizes.vocabulary,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        head_dim=128 if sizes.heads > 12 else 64,
-        tie_word_embeddings=True,
-    )
+    common = {
+        "hidden_size": sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "vocab_size": sizes.vocabulary,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": 128 if sizes.heads > 12 else 64,
+    }
+    config: Any = Qwen3Config(**common, intermediate_size=sizes.intermediate, tie_word_embeddings=True)
+    if sizes.experts:
+        routed = {"num_experts": sizes.experts, "num_experts_per_tok": sizes.active, "norm_topk_prob": True}
+        config = Qwen3MoeConfig(**common, **routed, moe_intermediate_size=sizes.intermediate)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, MixtralConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    GptOssConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    Qwen3MoeConfig,
+)
 
 VOCABULARY = 64
 _SIZES: dict[str, Any] = {
@@ -28,6 +36,7 @@ _BIASED: dict[str, Any] = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 8,
@@ -44,6 +53,13 @@ MIXTURES: dict[str, Any] = {
     "glm4_moe": lambda **more: Glm4MoeConfig(**{**_SIZES, **_GROUPED, **_BIASED, **more}),
     "deepseek_v3": lambda **more: DeepseekV3Config(**{**_SIZES, **_LATENT, **_BIASED, **more}),
 }
+FAMILIES: dict[str, Any] = MIXTURES | {
+    "olmoe": lambda **more: OlmoeConfig(**{**_SIZES, "num_experts": 4, **more}),
+    "gpt_oss": lambda **more: GptOssConfig(
+        **{**_SIZES, **_GROUPED, "num_local_experts": 4, "sliding_window": 8, "rope_parameters": _PLAIN_ROPE, **more}
+    ),
+}
+"""Also those that only tests of the learner's experts and routers take."""
 BIASED = ("glm4_moe", "deepseek_v3")
 """Those whose routers have a persistent buffer, `e_score_correction_bias`."""
 
@@ -51,7 +67,7 @@ BIASED = ("glm4_moe", "deepseek_v3")
 def mixture(family: str, seed: int = 0, **more: Any) -> Any:
     """A model of 2 layers and 4 experts. Its routers' buffers, if it has any, are not zero."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(MIXTURES[family](**more), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(FAMILIES[family](**more), dtype=torch.float32).eval()
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.randn(buffer.shape))
