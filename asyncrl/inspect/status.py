@@ -38,9 +38,10 @@ RECENT_PLANS = 10
 TOO_OLD = "too old"
 """The only reason for which a trajectory is evicted: it exceeds `replay.max_lag`."""
 FLOW = (
-    *("accepted", "labelled", "trained", "evicted", "filtered", "dropped"),
+    *("accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"),
     *("failures", "scoring_failures", "refused", "tokens_thrown_away"),
 )
+TOKENS = ("accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead")
 DEPTHS = ("pending", "tickets", "groups", "ready", "again")
 
 
@@ -159,11 +160,11 @@ def describe(
     """The sample `now` as plain values; rates are per second since `before`. `steps` are those of the configuration.
 
     Keys: progress (`RunProgress.values`, without those of actors unless it runs; and `steps`), store, running (at least
-    one shard), problem (why not all do, or how the run ended), version, steps (plans so far), totals, rates (None
-    without `before`), states, dead_letters, evicted, filtered, depths, admission and failed_handshakes (None unless it
-    runs), lags, leases, oldest_ticket, disk, readers (processes that have read one snapshot for too long), failing (why
-    tickets are few), processes (of each role, while the run runs: host, pid and restarts; a pid of 0 waits for its
-    start).
+    one shard), problem (why not all do, or how the run ended), version, steps (plans so far), totals, tokens (sampled
+    ones, by what became of their trajectories), rates (None without `before`), states, dead_letters, evicted, filtered,
+    depths, admission and failed_handshakes (None unless it runs), lags, leases, oldest_ticket, disk, readers (processes
+    that have read one snapshot for too long), failing (why tickets are few), processes (of each role, while the run
+    runs: host, pid and restarts; a pid of 0 waits for its start).
     """
     store, live = now.store, now.live
     ticket, actor = store.oldest_ticket or (None, "")
@@ -180,6 +181,7 @@ def describe(
         "version": store.counters["version"],
         "steps": store.steps,
         "totals": {name: store.counters[name] for name in FLOW},
+        "tokens": {name: store.counters[f"tokens_{name}"] for name in TOKENS},
         "rates": None if before is None else _rates(before, now),
         **{name: dict(store.counts[name]) for name in ("states", "dead_letters", "evicted", "filtered")},
         "depths": {name: store.counters[f"depth_{name}"] for name in DEPTHS},

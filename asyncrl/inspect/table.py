@@ -122,7 +122,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     by_lag = {name: {lag: counts.get(lag, 0) for lag in lags} for name, counts in status["lags"].items()}
     leases = status["leases"][:WORKERS_SHOWN]
     blocks = [
-        _table("trajectories", {"total": status["totals"], "a second": rates}),
+        _table("trajectories", {"total": status["totals"], "a second": rates, "tokens": status["tokens"]}),
         _table("by state", {"": status["states"]}),
         _table("queues", {"": queues}),
         *(_table(title, {"": status[name]}) for name, title in REASONS.items() if any(status[name].values())),

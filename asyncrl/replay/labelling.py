@@ -28,6 +28,8 @@ from asyncrl.replay.records import (
     ReadyGroup,
     TrajectoryRecord,
     TrajectoryState,
+    count_dead,
+    count_revived,
     shorten,
 )
 from asyncrl.replay.settings import ReplaySettings
@@ -289,7 +291,7 @@ class Labelling:
             record.state, record.reason = TrajectoryState.DEAD, shorten(f"scoring: {reason}")
             record.save(tx, name)
             if group.training:
-                tx.add(TrajectoryState.DEAD)
+                count_dead(tx, record)
             self._groups.fail_member(tx, record.group, record.member, f"scoring: {reason}", scoring=True)
 
     def requeue(self, tx: Transaction, ticket: str) -> str:
@@ -325,7 +327,7 @@ class Labelling:
         record = TrajectoryRecord.of(tx, ticket)
         record.attempts, record.leased, record.reason = 0, 0, ""
         if group.training:
-            tx.add(TrajectoryState.DEAD, -1)
+            count_revived(tx, record)
         self.offer(tx, ticket, record, group, urgent=True)
         return True
 

@@ -19,6 +19,7 @@ from asyncrl.replay.records import (
     ReadyGroup,
     TrajectoryRecord,
     TrajectoryState,
+    count_dead,
     forget,
     shorten,
 )
@@ -231,7 +232,7 @@ class Planning:
         record.plans -= 1
         if not record.plans:
             record.state, record.reason = TrajectoryState.DEAD, shorten(reason)
-            tx.add(TrajectoryState.DEAD)
+            count_dead(tx, record)
             group = GroupRecord.load(tx, record.group)
             attempt = attempt_of(name)
             dead = DeadLetter(reason, record.group, record.member, attempt, group.row if group else -1, False)

@@ -181,6 +181,19 @@ class DeadLetter(Record):
     size: int = 0
 
 
+def count_dead(tx: Transaction, record: TrajectoryRecord) -> None:
+    """Count a trajectory for training among the dead ones, with its tokens."""
+    tx.add(TrajectoryState.DEAD)
+    tx.add("tokens_dead", record.sampled)
+
+
+def count_revived(tx: Transaction, record: TrajectoryRecord) -> None:
+    """Take a trajectory out of what `count_dead` counted."""
+    tx.add(TrajectoryState.DEAD, -1)
+    # An older store may have dead trajectories whose tokens were not counted.
+    tx.add("tokens_dead", -min(record.sampled, tx.counter("tokens_dead")))
+
+
 def forget(tx: Transaction, trajectory: str) -> None:
     """Drop the large parts of a trajectory; its record stays."""
     tx.delete("data", trajectory)

@@ -12,6 +12,7 @@ import zmq
 
 from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import UnavailableError
+from asyncrl.ids import is_evaluation
 from asyncrl.network.listener import Listener
 from asyncrl.network.sockets import connect
 from asyncrl.replay import protocol
@@ -19,7 +20,7 @@ from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient, read_leases
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.protocol import Call, ReplayRequest, Reply
-from asyncrl.replay.records import DeadLetter
+from asyncrl.replay.records import DeadLetter, TrajectoryRecord
 from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
@@ -229,6 +230,12 @@ class Core:
     def audit(self) -> dict[str, Any]:
         audit: dict[str, Any] = self.ask(protocol.GetAudit())
         return audit
+
+    def sampled_tokens(self, state: str) -> int:
+        """The sampled tokens of all trajectories for training in a state."""
+        with self.store.transaction(write=False) as tx:
+            records = [record for _, record in TrajectoryRecord.all(tx) if not is_evaluation(record.group)]
+        return sum(record.sampled for record in records if record.state == state)
 
     def run_episodes(self, want: int, version: int = 0) -> list[str]:
         """Take tickets, run them, label them; returns the trajectories' ids."""

@@ -78,7 +78,9 @@ def dead_letter(core: Core) -> str:
     for _ in range(2):
         core.lease(serves=["rules"])
         core.scoring_failed(name)
-    assert core.status()["dead"] == 1
+    status = core.status()
+    assert (status["dead"], status["tokens_dead"]) == (1, core.sampled_tokens("dead"))
+    assert status["tokens_dead"] > 0
     return name
 
 
@@ -87,7 +89,7 @@ def test_a_requeued_dead_letter_whose_group_still_waits_is_scored_again_itself(c
     assert core.requeue(name) == "scoring"
     assert [each.id for each in core.lease(serves=["rules"])] == [name]
     status = core.status()
-    assert (status["dead"], status["depth_dead"]) == (0, 0)
+    assert (status["dead"], status["tokens_dead"], status["depth_dead"]) == (0, 0, 0)
     assert core.audit()["lost"] == 0
 
 

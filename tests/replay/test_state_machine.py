@@ -151,6 +151,7 @@ class ReplayMachine(RuleBasedStateMachine):
         assert sum(audit["states"].values()) == status["accepted"] == sum(self.stored.values())
         for end in ("trained", "evicted", "filtered", "dropped", "dead"):
             assert audit["states"].get(end, 0) == status[end]
+            assert self.core.sampled_tokens(end) == status[f"tokens_{end}"]
 
     @invariant()
     def admission_holds_and_no_trained_token_is_too_old(self) -> None:

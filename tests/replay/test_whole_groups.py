@@ -305,6 +305,7 @@ class GroupMachine(RuleBasedStateMachine):
         assert sum(audit["states"].values()) == status["accepted"]
         for end in ("trained", "evicted", "filtered", "dropped", "dead"):
             assert audit["states"].get(end, 0) == status[end]
+            assert self.core.sampled_tokens(end) == status[f"tokens_{end}"]
 
     def teardown(self) -> None:
         if hasattr(self, "core"):

@@ -38,6 +38,7 @@ _FLOW = (
     counter("tokens_evicted", "tokens", "sampled tokens of the evicted trajectories"),
     counter("tokens_filtered", "tokens", "sampled tokens of the filtered trajectories"),
     counter("tokens_dropped", "tokens", "sampled tokens of the dropped trajectories"),
+    gauge("tokens_dead", "tokens", "sampled tokens of the dead trajectories"),
     counter("tokens_thrown_away", "tokens", "tokens sampled for trajectories that were thrown away"),
     counter("damaged", "trajectories", "trajectories whose stored data could not be read"),
     counter("refused", "requests", "requests that were malformed or not allowed"),
