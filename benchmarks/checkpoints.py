@@ -53,7 +53,7 @@ def memory_gb(name: str) -> float:
 
 def load(folder: Path, whole: bool, ranks: Ranks) -> Policy:
     config = ModelConfig(str(folder))
-    stored = StoredModel(read_model(str(folder), config)) if whole else open_model(str(folder), config)
+    stored = StoredModel(read_model(config)) if whole else open_model(config)
     policy = Policy(stored.model, 1.0)
     shard(policy, policy.model, config, ranks)
     stored.read(policy, ranks.device)

@@ -16,6 +16,7 @@ from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import load_sharded, open_decoder
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.freezing import freeze
+from asyncrl.modelling.opening import beside
 
 
 class Critic(nn.Module):
@@ -43,7 +44,8 @@ def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: 
 
     Raises ConfigError: see `open_decoder`, `freeze` and `load_sharded`.
     """
-    stored = open_decoder(config.path or model.path, model, ranks, length)
+    model = beside(model, config.path)
+    stored = open_decoder(model, ranks, length)
     freeze(stored.model, config.freeze, "critic.freeze", may_be_all=True)
     critic = Critic(stored.model.get_decoder())
     critic.activations = load_sharded(critic, critic.decoder, stored, model, ranks, length)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from asyncrl.config.locations import CARD_FILES
 from asyncrl.config.schema import ModelConfig
@@ -19,6 +19,7 @@ from asyncrl.learner.loading import read_model
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.machine.files import as_os_errors, sync, when_there_is_room
+from asyncrl.modelling.opening import open_config
 from asyncrl.weights.manifest import DTYPES
 
 
@@ -41,7 +42,7 @@ def export_checkpoint(config: ModelConfig, checkpoint: Path, folder: Path) -> No
 
     Raises ConfigError: model.path cannot be loaded; CheckpointError: the checkpoint cannot be read; OSError.
     """
-    policy = Policy(read_model(config.path, config), temperature=1.0)
+    policy = Policy(read_model(config), temperature=1.0)
     read_policy(checkpoint, policy)
     folder.parent.mkdir(parents=True, exist_ok=True)
     tensors = gather_all(policy.model, policy.weight_format, DTYPES[config.dtype], Ranks.alone())
@@ -71,7 +72,7 @@ def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callabl
 
 def folder_writer(config: ModelConfig) -> Callable[[Path], None]:
     """A function that writes the files beside the weights into a Hugging Face folder. They name the compute dtype."""
-    model = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    model = open_config(config)
     model.dtype = config.dtype
     tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
@@ -28,6 +28,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.learner.ranks import shard_of
 from asyncrl.machine.activity import Activity
 from asyncrl.machine.long_work import tracked
+from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat
 
 logger = logging.getLogger(__name__)
@@ -39,34 +40,39 @@ class _LoadWholeError(Exception):
     """Why a model cannot be read shard by shard."""
 
 
-def open_model(path: str, config: ModelConfig) -> StoredModel:
-    """The causal language model at `path`, whose weights are read once it is sharded. Raises ConfigError: it cannot be
-    loaded."""
+def open_model(config: ModelConfig) -> StoredModel:
+    """The causal language model that `config` names, whose weights are read once it is sharded. Raises ConfigError: it
+    cannot be loaded."""
+    path = config.path
     try:
-        return _open_shards(path, config.trust_remote_code)
+        return _open_shards(config)
     except _LoadWholeError as reason:
         logger.warning("each rank loads the whole of %s, which takes more memory: %s", path, reason)
-        model, missing = _read_whole(path, config)
+        model, missing = _read_whole(config)
         return StoredModel(model, missing=missing)
     except (OSError, ValueError, LookupError, ImportError, SafetensorError) as error:
         raise ConfigError(f"{path!r} cannot be loaded: {error!r}") from error
 
 
-def read_model(path: str, config: ModelConfig) -> Any:
-    """The causal language model at `path` on the CPU, in float32; what its files lack is random. Raises ConfigError: it
-    cannot be loaded."""
-    return _read_whole(path, config)[0]
+def read_model(config: ModelConfig) -> Any:
+    """The causal language model that `config` names, on the CPU, in float32; what its files lack is random. Raises
+    ConfigError: it cannot be loaded."""
+    return _read_whole(config)[0]
 
 
-def _read_whole(path: str, config: ModelConfig) -> tuple[Any, frozenset[str]]:
+def _read_whole(config: ModelConfig) -> tuple[Any, frozenset[str]]:
     """As `read_model`, and the names of what is random."""
     try:
         # With the dtype that its configuration names, float32 files might be rounded.
         read: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, trust_remote_code=config.trust_remote_code, output_loading_info=True
+            config.path,
+            config=open_config(config),
+            dtype=torch.float32,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
         )
     except (OSError, ValueError, LookupError, ImportError, RuntimeError) as error:
-        raise ConfigError(f"{path!r} cannot be loaded: {error!r}") from error
+        raise ConfigError(f"{config.path!r} cannot be loaded: {error!r}") from error
     model, info = read
     return model.eval(), frozenset(info["missing_keys"])
 
@@ -168,9 +174,11 @@ def _own_rows(tensor: Tensor) -> range | None:
     return None
 
 
-def _open_shards(path: str, trust_remote_code: bool) -> StoredModel:
-    """Raises _LoadWholeError; OSError, ValueError, ImportError, SafetensorError: the model cannot be loaded at all."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+def _open_shards(named: ModelConfig) -> StoredModel:
+    """Raises _LoadWholeError; ConfigError, OSError, ValueError, ImportError, SafetensorError: the model cannot be
+    loaded at all."""
+    path, trust_remote_code = named.path, named.trust_remote_code
+    config = open_config(named)
     if getattr(config, "quantization_config", None):
         raise _LoadWholeError("its weights are quantised")
     files, shapes = _stored(path)

@@ -97,7 +97,7 @@ def load_policy(
 
     Raises ConfigError: see `open_decoder`, `freeze` and `load_sharded`.
     """
-    stored = open_decoder(config.path, config, ranks, length)
+    stored = open_decoder(config, ranks, length)
     freeze(stored.model, config.freeze, freeze_key)
     policy = Policy(stored.model, temperature, compiles(config, ranks.device))
     policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length)
@@ -110,21 +110,21 @@ def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length
 
     Raises ConfigError: see `open_decoder` and `load_sharded`.
     """
-    stored = open_decoder(config.path, config, ranks, length)
+    stored = open_decoder(config, ranks, length)
     policy = Policy(stored.model, temperature, compiles(config, ranks.device))
     policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length, Frozen(on_host))
     return policy
 
 
-def open_decoder(path: str, config: ModelConfig, ranks: Ranks, length: int) -> StoredModel:
-    """The causal language model at `path`, for sequences of at most `length` tokens.
+def open_decoder(config: ModelConfig, ranks: Ranks, length: int) -> StoredModel:
+    """The causal language model that `config` names, for sequences of at most `length` tokens.
 
     Raises ConfigError: it cannot be loaded, or encodes positions otherwise for shorter sequences.
     """
     if config.attention not in ("auto", "sdpa") and ranks.device.type == "cpu":
         raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use auto")
-    stored = open_model(path, config)
-    with _advice(path, config):
+    stored = open_model(config)
+    with _advice(config.path, config):
         check_positions(stored.model.config, length)
     return stored
 

@@ -39,6 +39,7 @@ from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity
 from asyncrl.machine.gpu_lock import LearnerLock
+from asyncrl.modelling.opening import beside
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.kept.writing import remove_kept
@@ -103,7 +104,7 @@ def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:
     if not config.implicit.train:
         return None
     own = config.implicit
-    model = replace(config.model, path=own.path or config.model.path, freeze=own.freeze)
+    model = beside(config.model, own.path, own.freeze)
     policy = load_policy(model, config.actor.temperature, ranks, config.actor.max_tokens, "implicit.freeze")
     return Trainable(policy, own.lr, config.learner)
 

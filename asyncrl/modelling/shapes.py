@@ -12,10 +12,11 @@ import torch
 from huggingface_hub import get_safetensors_metadata, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, NotASafetensorsRepoError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
+from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.weight_format import WeightFormat
 
 FILES = ("model.safetensors", "pytorch_model.bin")
@@ -53,7 +54,7 @@ def model_shapes(model: ModelConfig) -> ModelShapes:
 def empty_model(model: ModelConfig) -> Any:
     """The causal language model that `model` names, without weights. Raises ConfigError: transformers has none."""
     try:
-        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        config = open_config(model)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, ImportError) as error:

@@ -103,7 +103,7 @@ def test_an_embedded_engine_serves_the_pushed_weights_log_prob_for_log_prob(fold
     tensors = gather_all(policy.model, policy.weight_format, torch.float32, ranks)
 
     async def scenario():
-        engine = EmbeddedEngine.load(str(folder), EngineConfig(slots=2, max_length=64), initial_version=0)
+        engine = EmbeddedEngine.load(ModelConfig(str(folder)), EngineConfig(slots=2, max_length=64), initial_version=0)
         assert engine.expected == policy.weight_format.shapes
         old = await engine.generate(PROMPT, Sampling(1.0, 20), (), "old")
         await engine.update_weights(1, tensors)

@@ -127,7 +127,7 @@ def check_memory(folder: Path, ranks: Ranks) -> None:
     Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
     config = ModelConfig(str(folder))
-    stored = open_model(config.path, config)
+    stored = open_model(config)
     policy = Policy(stored.model, 1.0)
     shard(policy, policy.model, config, ranks)
     stored.read(policy, ranks.device)

@@ -56,3 +56,27 @@ def test_a_launched_server_that_is_killed_starts_again_and_its_turns_go_on(confi
             await fleet.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 600))
+
+
+def test_a_launched_server_computes_with_the_overrides_of_the_configuration(config: TrainConfig) -> None:
+    changed = {"rope_parameters": {"rope_theta": 50.0}}
+    config.model.override_config = dict(changed)
+
+    async def scenario() -> None:
+        opened = open_engine(config)
+        keepers = [asyncio.ensure_future(keep()) for keep in opened.keepers]
+        try:
+            await opened.engine.update_weights(1, parameters(policy(1)))
+            start = prompts(1)[0]
+            got = await opened.engine.generate(start, Sampling(1.0, 60), (), "session")
+            expected = policy(1, rope_parameters={"rope_theta": 50.0, "rope_type": "default"})
+            assert_exact({1: expected}, start, got, 1.0)
+            with pytest.raises(AssertionError):
+                assert_exact({1: policy(1)}, start, got, 1.0)
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            await opened.engine.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 600))

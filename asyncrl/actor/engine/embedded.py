@@ -35,9 +35,10 @@ from asyncrl.actor.engine.cache import Layout, SlotCache, use_slot_attention
 from asyncrl.actor.engine.own_weights import OwnWeights
 from asyncrl.actor.engine.sampling import request_key, sample, uniforms
 from asyncrl.actor.engine.scheduler import Request, Scheduler, Slot, SlotChunk
-from asyncrl.config.schema import EngineConfig
+from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.modelling.devices import described
+from asyncrl.modelling.opening import open_config
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.types import NO_VERSION, Sampling
 from asyncrl.weights.canary import CanaryCheck, CanaryError, CanaryJudge
@@ -96,22 +97,23 @@ class EmbeddedEngine:
     @classmethod
     def load(
         cls,
-        path: str,
+        model: ModelConfig,
         config: EngineConfig,
         *,
-        dtype: str = "float32",
         device: str | None = None,
-        trust_remote_code: bool = False,
         **options: Any,
     ) -> Self:
-        """An engine over the Hugging Face model at `path`, on the GPU if there is one; `options` as above."""
+        """An engine over the Hugging Face model that `model` names, on the GPU if there is one; `options` as above.
+        Raises ConfigError: also where its configuration cannot be used."""
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            model.path,
+            config=open_config(model),
+            dtype=getattr(torch, model.dtype),
+            trust_remote_code=model.trust_remote_code,
         )
-        model = model.to(device)
         logger.info("the engine computes on %s", described(device))
-        return cls(model, config, **options)
+        return cls(loaded.to(device), config, **options)
 
     @property
     def version(self) -> int:

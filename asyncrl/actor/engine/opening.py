@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from transformers import AutoConfig
-
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.fleet.colocation import ServerTurns
@@ -30,6 +28,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.machine import process
 from asyncrl.machine.gpu_lock import ServersLock
 from asyncrl.machine.ports import free_ports
+from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.weights.channels.opening import choose_channel, weights_dir
@@ -65,9 +64,7 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
 
 def _open_embedded(config: TrainConfig) -> OpenedEngine:
     model = config.model
-    engine = EmbeddedEngine.load(
-        model.path, config.engine, dtype=model.dtype, trust_remote_code=model.trust_remote_code, seed=config.run.seed
-    )
+    engine = EmbeddedEngine.load(model, config.engine, seed=config.run.seed)
     return OpenedEngine(engine, engine.expected, engine.respond)
 
 
@@ -118,8 +115,8 @@ def _discovery(config: TrainConfig) -> Discovery:
 
 def _folders(config: TrainConfig) -> Folders:
     """Beside the learner's folders, where there are any: links reach no other file system."""
-    model, name, run = config.model, process.worker_name("actor"), locations.run_identity(config.run)
-    policy = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    name, run = process.worker_name("actor"), locations.run_identity(config.run)
+    policy = open_config(config.model)
     learners = weights_dir(config) / "held" if choose_channel(config, CPU)[0] == "disk" else None
     parent = (learners or locations.run_dir(config.run) / "weights").absolute()
     try:

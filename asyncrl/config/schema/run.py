@@ -57,6 +57,12 @@ class ModelConfig:
         "embeddings, a pattern of names such as *.layers.0.*, or a list of these (docs/models.md)",
         fixed="the checkpoints hold moments of what it leaves to train",
     )
+    override_config: dict[str, Any] = option(
+        {},
+        "fields of its Hugging Face configuration that have other values than in its files, nested by dots, such as "
+        "model.override_config.rope_parameters.rope_theta=1000000; those that change the shapes of weights are refused",
+        fixed="recorded steps and stored log-probs were computed with them",
+    )
     trust_remote_code: bool = option(False, "run code that comes with the model")
 
 

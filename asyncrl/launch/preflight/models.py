@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,10 @@ def policy_size(config: TrainConfig) -> int:
 
 def check_length(config: TrainConfig) -> None:
     """Raises ConfigError: the policy has too few positions for the episodes."""
-    from transformers import AutoConfig
-
     from asyncrl.modelling.attention import check_positions
+    from asyncrl.modelling.opening import open_config
 
-    model = AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    model = open_config(config.model)
     lengths = {"actor.max_tokens": config.actor.max_tokens}
     if config.engine.kind == "embedded":
         lengths["engine.max_length"] = config.engine.max_length
@@ -54,6 +52,7 @@ def check_length(config: TrainConfig) -> None:
 def check_freezing(config: TrainConfig) -> None:
     """Raises ConfigError: a model has nothing of what an option freezes, or nothing would be left to train."""
     from asyncrl.modelling.freezing import frozen_names
+    from asyncrl.modelling.opening import beside
     from asyncrl.modelling.shapes import empty_model
 
     model, critic, implicit = config.model, config.critic, config.implicit
@@ -62,7 +61,7 @@ def check_freezing(config: TrainConfig) -> None:
         frozen.append(("implicit.freeze", implicit.path, implicit.freeze))
     for key, path, wanted in frozen:
         if wanted:
-            empty = empty_model(replace(model, path=path or model.path))
+            empty = empty_model(beside(model, path))
             frozen_names(empty, wanted, key, may_be_all=key == "critic.freeze")
 
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, MambaConfig, RwkvConfig
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.embedded import EmbeddedEngine
-from asyncrl.config.schema import EngineConfig
+from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.errors import ConfigError, EngineError, WeightsError
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import read_folder, write_folder
@@ -362,6 +362,6 @@ def test_a_model_whose_attention_does_not_fit_is_refused(model: Any, message: st
 async def test_a_model_is_loaded_from_its_folder(tmp_path: Path) -> None:
     tiny_model(seed=2).save_pretrained(tmp_path)
     config = EngineConfig(slots=2, max_length=64)
-    engine = EmbeddedEngine.load(str(tmp_path), config, device="cpu", initial_version=3)
+    engine = EmbeddedEngine.load(ModelConfig(str(tmp_path)), config, device="cpu", initial_version=3)
     assert_exact({3: tiny_model(seed=2)}, START, await sample(engine, 9), 1.0)
     await engine.close()

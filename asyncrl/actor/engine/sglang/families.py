@@ -13,10 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from transformers import AutoConfig
-
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.modelling.opening import open_config
 
 PROVEN: frozenset[str] = frozenset(
     {
@@ -58,10 +57,7 @@ def check_family(config: TrainConfig) -> None:
     engine, model = config.engine, config.model
     if engine.kind != "sglang" or engine.unproven_family:
         return
-    try:
-        policy = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
+    policy = open_config(model)
     if policy.model_type not in PROVEN:
         reason = UNPROVEN.get(policy.model_type, "no test has tried it")
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shlex
@@ -20,12 +21,14 @@ from asyncrl.actor.engine.fleet.colocation import ServerTurns
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.child import group_has_ended, kill_group, kill_group_soon, last_lines, start_guarded
+from asyncrl.modelling.opening import server_overrides
 
 if TYPE_CHECKING:
     from asyncrl.config.schema import ServerConfig, TrainConfig
 
 logger = logging.getLogger(__name__)
 
+OVERRIDES_FLAG = "--json-model-override-args"
 POLL_S = 0.25
 STOP_S = 1.0
 """A server that has not ended by itself so long after a SIGTERM is killed."""
@@ -50,6 +53,8 @@ def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
         command += ["--mem-fraction-static", str(server.memory)]
     if model.trust_remote_code:
         command += ["--trust-remote-code"]
+    if overrides := server_overrides(model):
+        command += [OVERRIDES_FLAG, json.dumps(overrides)]
     if config.cluster.colocated and "--device=cpu" not in server.arguments:
         command += ["--enable-memory-saver"]
     return [*command, *server.arguments]

@@ -12,6 +12,7 @@ old one sampled them. A pause `retract` takes them first.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,12 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
+from asyncrl.actor.engine.fleet.overrides import check_overrides
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
-from asyncrl.actor.engine.sglang.launch import server_count
+from asyncrl.actor.engine.sglang.launch import OVERRIDES_FLAG, server_count
 from asyncrl.actor.engine.sglang.requests import generate_body, logprob_body, read_logprobs, read_segment
 from asyncrl.actor.engine.sglang.transports.base import CONTROL_S, ServerEnd, Transport
 from asyncrl.actor.engine.sglang.ways import ServerFacts, WaySettings, choose, facts_of
+from asyncrl.modelling.opening import server_overrides
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import QUANTIZED, UNKNOWN
 from asyncrl.weights.threads import in_own_thread
@@ -47,8 +50,9 @@ FLUSH_RETRY_S = 0.01
 class SglangServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`.
 
-    The server must take `context` tokens. A check may take `silence_s`, a call of an update `load_s`. `settings` say
-    how weights get into it, the actor's own servers run on `taken_gpus`, and `look` finds out which ways are possible.
+    The server must take `context` tokens, and have changed its model's configuration by `overrides`. A check may take
+    `silence_s`, a call of an update `load_s`. `settings` say how weights get into it, the actor's own servers run on
+    `taken_gpus`, and `look` finds out which ways are possible.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class SglangServer:
         taken_gpus: Sequence[int] = (),
         silence_s: float = 60.0,
         load_s: float = 300.0,
+        overrides: Mapping[str, Any] | None = None,
         look: Callable[[str, int, Mapping[str, Any], Sequence[int]], ServerFacts] = facts_of,
     ) -> None:
         self.url = url
@@ -70,6 +75,7 @@ class SglangServer:
         self._settings = settings or WaySettings()
         self._taken_gpus = taken_gpus
         self._look = look
+        self._overrides = overrides or {}
         self._transports: dict[str, Transport] = {}
         self._left_out = ""
         self._label: str | None = None
@@ -89,6 +95,7 @@ class SglangServer:
             taken_gpus=range(server_count(launched) * launched.tp_size) if config.engine.launches else (),
             silence_s=config.engine.silence_s,
             load_s=weights.load_s,
+            overrides=server_overrides(config.model),
         )
 
     @property
@@ -101,7 +108,7 @@ class SglangServer:
         return next(iter(self._transports), "")
 
     async def join(self) -> None:
-        """As in the protocol; also refuses a server whose context is too short."""
+        """As in the protocol; also refuses a server whose context is too short, or whose configuration differs."""
         info = await self._get("server_info")
         self._end.spans = _version(info) >= SPANS_SINCE
         self._overlaps = not info.get("disable_overlap_schedule", True)
@@ -113,6 +120,8 @@ class SglangServer:
                 f"{self.url} takes {longest} tokens, actor.max_tokens is {self._context}; "
                 "start the server with a longer --context-length"
             )
+        given = json.loads(info.get("json_model_override_args") or "{}")
+        check_overrides(self.url, self._overrides, given, OVERRIDES_FLAG)
         self._label = None
         await self.leave()
         await self._choose_ways(info)

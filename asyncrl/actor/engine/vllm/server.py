@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from transformers import AutoConfig
 
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
+from asyncrl.actor.engine.fleet.overrides import check_overrides
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.vllm.requests import (
@@ -26,6 +26,7 @@ from asyncrl.actor.engine.vllm.requests import (
     read_logprobs,
     read_segment,
 )
+from asyncrl.modelling.opening import open_config, server_overrides
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import QUANTIZED, UNKNOWN
 
@@ -37,7 +38,8 @@ _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MU
 
 
 class VllmServer:
-    """An `InferenceServer` (see the fleet's protocol) at `url`, which must take `context` tokens.
+    """An `InferenceServer` (see the fleet's protocol) at `url`, which must take `context` tokens, and
+    have changed its model's configuration by `overrides`.
 
     `tied` is whether the policy's output layer is its embedding. A check may take `silence_s`, an update `load_s`.
     """
@@ -48,6 +50,7 @@ class VllmServer:
         *,
         context: int,
         tied: bool,
+        overrides: Mapping[str, Any] | None = None,
         silence_s: float = 60.0,
         load_s: float = 300.0,
         http: Http | None = None,
@@ -59,6 +62,7 @@ class VllmServer:
         self._http = http or Http(url)
         self._context = context
         self._tied = tied
+        self._overrides = overrides or {}
         self._silence_s = silence_s
         self._load_s = load_s
         self._model = ""
@@ -70,11 +74,12 @@ class VllmServer:
     def of(cls, config: TrainConfig, url: str) -> VllmServer:
         """As configured."""
         engine, model = config.engine, config.model
-        policy = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        policy = open_config(model)
         return cls(
             url,
             context=config.actor.max_tokens,
             tied=policy.get_text_config().tie_word_embeddings,
+            overrides=server_overrides(model),
             silence_s=engine.silence_s,
             load_s=config.weights.load_s,
         )
@@ -89,6 +94,8 @@ class VllmServer:
             self.precision = _precision(settings)
             if wrong := self._wrong(longest, mode, device):
                 raise ServerFaultError(f"{self.url} {wrong}")
+            given = settings["model_config"].get("hf_overrides") or {}
+            check_overrides(self.url, self._overrides, given if isinstance(given, dict) else {}, "--hf-overrides")
             self._started = await self._start_time()
             await self.abort()
         except (ServerRefusedError, KeyError, TypeError, ValueError) as error:

@@ -55,9 +55,9 @@ def _attention(source: VerlConfig) -> Iterator[Setting | str]:
         yield "model.attention", ATTENTION[implementation]
     elif implementation:
         yield f"{MODEL}.override_config.attn_implementation={implementation}: model.attention stays auto"
-    for name, value in changes.items():
-        if value not in (None, {}):
-            yield f"{MODEL}.override_config.{name}={value}: the model's own config.json counts; change it there"
+    given = {name.removeprefix("model_config."): value for name, value in changes.items() if value not in (None, {})}
+    if given:
+        yield "model.override_config", given
 
 
 def _micro_tokens(source: VerlConfig) -> Iterator[Setting | str]:
@@ -148,8 +148,8 @@ ROWS = (
     ),
     Row(
         (f"{MODEL}.override_config.*",),
-        "`model.attention`",
-        "`attn_implementation` is taken over. Change anything else in the model's config.json.",
+        "`model.override_config`, `model.attention`",
+        "`attn_implementation` becomes `model.attention`.",
         _attention,
     ),
     none(

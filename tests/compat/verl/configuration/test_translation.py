@@ -96,7 +96,7 @@ def test_dapo_with_its_buffer(tmp_path: Path) -> None:
     assert has(report, "trainer.nnodes=16")
     assert has(report, "ulysses_sequence_parallel_size=8")
     assert has(report, "val_kwargs.top_p=0.7")
-    assert has(report, "override_config.attention_dropout")
+    assert config.model.override_config["attention_dropout"] == 0.0
 
 
 def test_the_buffer_counts_for_the_filter_too_where_the_metric_is_the_reward(tmp_path: Path) -> None:

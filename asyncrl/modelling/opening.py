@@ -1,0 +1,48 @@
+"""What the configuration's `model` section names, opened: its Hugging Face configuration.
+
+Every role opens it here, so that all have the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from transformers import AutoConfig
+
+from asyncrl.config.schema import ModelConfig
+from asyncrl.errors import ConfigError
+from asyncrl.modelling.overrides import engine_overrides, override
+
+
+def open_config(model: ModelConfig) -> Any:
+    """The Hugging Face configuration of `model`, with `model.override_config`.
+
+    Raises ConfigError: it cannot be read, or see `override`.
+    """
+    config = stored_config(model)
+    if not model.override_config:
+        return config
+    return override(config, model.override_config, model.trust_remote_code)
+
+
+def stored_config(model: ModelConfig) -> Any:
+    """The Hugging Face configuration in the model's files. Raises ConfigError: it cannot be read."""
+    try:
+        return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
+
+
+def server_overrides(model: ModelConfig) -> dict[str, Any]:
+    """What servers must change in the configuration of `model`, perhaps nothing. Raises ConfigError: as `override`."""
+    return engine_overrides(stored_config(model), model.override_config) if model.override_config else {}
+
+
+def beside(model: ModelConfig, path: str | None, freeze: list[str] | None = None) -> ModelConfig:
+    """The settings of a model that is trained beside the policy, and starts at `path`; null: as the policy does. Only
+    the policy's own files get its overrides."""
+    freeze = [] if freeze is None else freeze
+    if path is None:
+        return replace(model, freeze=freeze)
+    return replace(model, path=path, freeze=freeze, override_config={})

@@ -1,0 +1,140 @@
+"""`model.override_config`: fields of a Hugging Face configuration that a run sets otherwise than the model's files do.
+
+Every role that opens the model applies them in the same way, servers get them as `engine_overrides`, and the exported
+config.json has them. They may change how the weights are used, and never which weights there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.modeling_rope_utils import RopeParameters
+
+from asyncrl.config.keys import did_you_mean
+from asyncrl.config.option import as_yaml
+from asyncrl.errors import ConfigError
+from asyncrl.modelling.weight_format import Shapes, model_tensors
+
+KEY = "model.override_config"
+ROPE = "rope_parameters"
+_FORBIDDEN = {
+    **dict.fromkeys(("dtype", "torch_dtype"), "set model.dtype"),
+    **dict.fromkeys(("model_type", "architectures", "auto_map"), "they say which code runs the model; keep them"),
+    **dict.fromkeys(("transformers_version", "_name_or_path"), "transformers writes them itself"),
+}
+
+
+def override(config: Any, given: Mapping[str, Any], trust_remote_code: bool = False) -> Any:
+    """A copy of the Hugging Face `config` in which the `given` fields have other values. Names of nested fields are
+    mappings within mappings, or joined by dots.
+
+    Raises ConfigError: the configuration has no such field, transformers refuses the value, or the weights would have
+    other names or shapes.
+    """
+    changes = engine_overrides(config, given)
+    text = f"{KEY}={as_yaml(dict(given))}"
+    try:
+        changed = type(config).from_dict(_merged(config.to_dict(), changes))
+    # Configurations raise whatever their checks raise.
+    except Exception as error:
+        raise ConfigError(f"{text}: transformers refuses it: {error}") from error
+    changed.name_or_path, changed._commit_hash = config.name_or_path, getattr(config, "_commit_hash", None)
+    _check_same_weights(config, changed, text, trust_remote_code)
+    return changed
+
+
+def engine_overrides(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The `given` overrides as servers take them: fields by their names in config.json, and whole mappings, such as all
+    rope_parameters. Raises ConfigError: `config` has no such field."""
+    found: dict[str, Any] = {}
+    _collect(config, _nested(given), found, "")
+    return found
+
+
+def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in given.items():
+        first, _, rest = str(name).partition(".")
+        inner = _nested({rest: value}) if rest else _nested(value) if isinstance(value, Mapping) else value
+        nested[first] = _merged(nested.get(first, {}), inner) if isinstance(inner, Mapping) else inner
+    return nested
+
+
+def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with the `changes`; mappings in both are merged."""
+    merged = dict(values)
+    for name, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = _merged(merged[name], value) if both else value
+    return merged
+
+
+def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefix: str) -> None:
+    values = config.to_dict()
+    for name, value in given.items():
+        own = config.attribute_map.get(name, name)
+        if own in _FORBIDDEN:
+            raise ConfigError(f"{KEY}.{prefix}{name}: {_FORBIDDEN[own]}")
+        if own not in values:
+            # `rope_theta` and others are found by their last name.
+            near = did_you_mean(name, [*_dotted(config), *config.attribute_map])
+            raise ConfigError(f"{KEY}.{prefix}{name}: a {config.model_type} configuration has no such field{near}")
+        inner = getattr(config, own)
+        if isinstance(inner, PreTrainedConfig):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{KEY}.{prefix}{name}={value}: it has fields; name one of them behind a dot")
+            _collect(inner, value, found.setdefault(own, {}), f"{prefix}{name}.")
+        elif isinstance(value, Mapping) and isinstance(values[own], Mapping):
+            _check_entries(values[own], value, f"{prefix}{name}.", own == ROPE)
+            found[own] = _merged(values[own], value)
+        else:
+            found[own] = value
+
+
+def _check_entries(values: Mapping[str, Any], given: Mapping[str, Any], prefix: str, rope: bool) -> None:
+    """Raises ConfigError: a mapping has no such entry. Rotary embeddings of another type may have more entries."""
+    known = [*values, *(RopeParameters.__annotations__ if rope else ())]
+    for name, value in given.items():
+        if known and name not in known:
+            raise ConfigError(f"{KEY}.{prefix}{name}: there is no such entry{did_you_mean(name, known)}")
+        if isinstance(value, Mapping) and isinstance(values.get(name), Mapping):
+            _check_entries(values[name], value, f"{prefix}{name}.", rope)
+
+
+def _dotted(config: Any, prefix: str = "") -> Iterator[str]:
+    """The names of all fields, nested ones with dots."""
+    for name, value in config.to_dict().items():
+        inner = getattr(config, name, None)
+        if isinstance(inner, PreTrainedConfig):
+            yield from _dotted(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+            yield from (f"{prefix}{name}.{entry}" for entry in value) if isinstance(value, dict) else ()
+
+
+def _check_same_weights(config: Any, changed: Any, text: str, trust_remote_code: bool) -> None:
+    before, after = _shapes(config, text, trust_remote_code), _shapes(changed, text, trust_remote_code)
+    if wrong := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
+        first = wrong[0]
+        raise ConfigError(
+            f"{text}: {len(wrong)} tensors of the model would not be those of its weight files; the first is {first}: "
+            f"{_shape(after, first)} instead of {_shape(before, first)}. Leave out fields that change which weights "
+            "there are"
+        )
+
+
+def _shape(shapes: Shapes, name: str) -> str:
+    return str(list(shapes[name])) if name in shapes else "none"
+
+
+def _shapes(config: Any, text: str, trust_remote_code: bool) -> dict[str, tuple[int, ...]]:
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    # A model raises whatever its modules raise, such as a KeyError for an activation function that does not exist.
+    except Exception as error:
+        raise ConfigError(f"{text}: transformers cannot make a model of it: {error!r}") from error
+    return {name: tuple(each.shape) for name, each in model_tensors(model).items()}
