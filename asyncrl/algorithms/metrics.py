@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Centres, Episodes, Tokens
+from asyncrl.algorithms.ratio_bins import CORRECTED, RAW, bin_counts, shares
 from asyncrl.algorithms.view import View, clamp_log
 
 AGREEMENT = 1e-4
@@ -42,6 +43,7 @@ def age_sums(view: View, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
         "age/perplexity_ratio": torch.where(present, (-mean).exp(), 0.0).sum(),
         "age/behaviour_perplexity": torch.where(present, (-behaviour).exp(), 0.0).sum(),
         "age/proximal_perplexity": torch.where(present, (-behaviour - mean).exp(), 0.0).sum(),
+        RAW: bin_counts(log_w),
         "age/sequence_squared": torch.where(present, (2 * clamp_log(logs)).exp(), 0.0).sum(),
     }
     if tokens.lag is not None:
@@ -57,7 +59,9 @@ def update_sums(
     """Proximal policy against the one being trained, over the kept tokens: log_ratio float[M], clamped."""
     log_ratio = log_ratio.detach()
     count = log_ratio.new_full((), log_ratio.numel(), dtype=torch.float64)
+    binned = {} if weights is None else {CORRECTED: bin_counts(weights.detach().log())}
     return {
+        **binned,
         "kept": count,
         "update/log": _sum(log_ratio),
         "update/excess": _sum(log_ratio.expm1()),
@@ -98,6 +102,7 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
         result |= _ages(get, tokens)
     if "token_lag" in sums:
         result |= _lags(sums["token_lag"].tolist())
+    result |= shares(sums)
     if get.get("kept"):
         result |= _updates(get, kept, tokens)
     for name in ("clip", "loss"):

@@ -352,7 +352,7 @@ class Learner:
         flops = float(self._flops(branches).sum())
         used = self.ranks.sum(use_of_rank(flops, self.ranks.device, self.ranks.rank, self.ranks.size))
         values = step_values(plan, trained.episodes, lags, trained.result, self.progress)
-        histograms = step_histograms(trained.episodes, lags)
+        histograms = step_histograms(trained.episodes, lags, trained.result)
         return StepMetrics(plan.step, values, phases, sum(plan.tokens), used, histograms)
 
     def _report(self) -> None:

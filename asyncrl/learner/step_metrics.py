@@ -16,6 +16,7 @@ from torch.profiler import record_function
 
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.metrics import episode_metrics
+from asyncrl.algorithms.ratio_bins import CORRECTED, RAW, bin_edges
 from asyncrl.learner.checkpoint import Progress
 from asyncrl.learner.trainer import StepResult
 from asyncrl.observe.metrics import Histogram, Value
@@ -137,14 +138,19 @@ def lag_values(counts: Tensor) -> dict[str, Value]:
     }
 
 
-def step_histograms(episodes: Episodes, lags: Tensor) -> dict[str, Histogram]:
-    """How the trained trajectories are spread; `lags` are `lag_counts` over all ranks."""
-    counts = lags.tolist()
-    return {
+def step_histograms(episodes: Episodes, lags: Tensor, result: StepResult) -> dict[str, Histogram]:
+    """How the trained trajectories and tokens are spread; `lags` are `lag_counts` over all ranks."""
+    counts, edges = lags.tolist(), bin_edges()
+    found = {
         "lag": Histogram(tuple(counts), tuple(lag - 0.5 for lag in range(len(counts) + 1))),
         "reward": spread(episodes.reward),
         "length": spread(episodes.lengths),
     }
+    if RAW in result.ratios:
+        found["log_ratio"] = Histogram(tuple(result.ratios[RAW]), edges)
+    if CORRECTED in result.ratios:
+        found["weight"] = Histogram(tuple(result.ratios[CORRECTED]), tuple(map(math.exp, edges)))
+    return found
 
 
 def spread(values: Tensor) -> Histogram:

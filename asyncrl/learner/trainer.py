@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.ratio_bins import CORRECTED, RAW
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.critic import Critic, critic_summary
 from asyncrl.learner.optimizer import Trainable
@@ -49,6 +50,8 @@ class StepResult:
     too_large: int = 0
     """Updates of any model left out because the gradient was too large."""
     summary: dict[str, float] = field(default_factory=dict)
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    """How many tokens are in each bin of the raw and of the corrected importance weights, by the names of these."""
 
     @property
     def skipped(self) -> int:
@@ -164,6 +167,7 @@ class Trainer:
             result.summary |= {names[name]: each.norm for name, each in updates.items() if name in names}
         total = self.ranks.merge(sums)
         result.loss = float(total.pop(LOSS)) / len(minibatches)
+        result.ratios = {name: total[name].tolist() for name in (RAW, CORRECTED) if name in total}
         result.summary |= self.algorithm.summary(total, episodes) | critic_summary(total)
         return result
 

@@ -69,6 +69,9 @@ def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple
     assert metrics["loss"] == pytest.approx(expected_metrics["loss"], abs=1e-6)
     assert metrics["grad_norm"] == pytest.approx(expected_metrics["grad_norm"], rel=1e-4)
     assert metrics["lag/mean"] == expected_metrics["lag/mean"]
+    assert metrics["bins"] == pytest.approx(expected_metrics["bins"], abs=1e-9)
+    raw = sum(share for (_, name), share in metrics["bins"].items() if name.startswith("ratio_bin/"))
+    assert raw == pytest.approx(len(metrics["loss"]))
 
 
 def test_copies_of_the_model_train_as_one_rank_does(

@@ -78,7 +78,11 @@ def train_all(
         if ranks.size > 1 and name == "even":
             config.learner.optimizer_on_host, config.learner.reshard = True, 0.5
         run = Run(config, changes=[CHANGE], alike=name == "alike").train(ranks)
-        results[name] = (run.weights, {each: run.metrics.of(each) for each in ("loss", "grad_norm", "lag/mean")})
+        metrics = {each: run.metrics.of(each) for each in ("loss", "grad_norm", "lag/mean")}
+        metrics["bins"] = {
+            (step, name): value for step, row in run.metrics.rows for name, value in row.items() if "_bin/" in name
+        }
+        results[name] = (run.weights, metrics)
     return results
 
 

@@ -9,6 +9,21 @@ const [learner, measured, actor, scorer, replay] = [of(LEARNER), of("evaluation"
 const rate = { rate: true };
 const digits = { only: /^\d+$/ };
 
+const RATIO_BINS = 8;
+
+/** The bounds of a bin of ratios: 8 is around 1, 9 to 16 are above, 7 to 0 the inverse. */
+function ratioBin(name) {
+  const far = Number(name) - RATIO_BINS;
+  const [low, high] = [0, 1].map((more) => 2 ** (2 ** (Math.abs(far) - 7 + more)));
+  if (far === 0) return `${shown(1 / high)} to ${shown(high)}`;
+  if (Math.abs(far) === RATIO_BINS) return far > 0 ? `${shown(low)} or more` : `${shown(1 / low)} or less`;
+  return far > 0 ? `${shown(low)} to ${shown(high)}` : `${shown(1 / high)} to ${shown(1 / low)}`;
+}
+
+function shown(ratio) {
+  return String(Number(ratio.toPrecision(3)));
+}
+
 /** Each figure: `id`, `title`, `group`, `lines` (see linesOf), `unit`, `about`; `stack`: its lines add up; `marks`: few
  * points, which are marked; `ramp`: its lines have an order, which their colours tell; `least` and `most` of its y axis. */
 export const FIGURES = [
@@ -35,6 +50,8 @@ export const FIGURES = [
     ["mismatch", "Mismatch of engine and learner", [learner("mismatch/kl", "KL (k1)"), learner("mismatch/k3", "KL (k3)"), learner("mismatch/chi_square", "\u03c7\u00b2")],
       { about: "From the log-probs at sampling to the learner's own. It should stay small; a rise means stale or differing engines." }],
     ["ess", "Effective sample size", [learner("mismatch/ess", "raw weights"), learner("weight/ess", "corrected weights"), learner("mismatch/agree", "tokens that agree")], { unit: "share" }],
+    ["ratio_bins", "Raw importance weights of tokens", [learner("ratio_bin/*", ratioBin, digits)], { stack: true, unit: "share", ramp: true, most: 1, about: "Tokens by the ratio of the learner's to the engine's probability, before a correction. All near 1 is on-policy." }],
+    ["weight_bins", "Corrected importance weights of tokens", [learner("weight_bin/*", ratioBin, digits)], { stack: true, unit: "share", ramp: true, most: 1, about: "Tokens by the weight with which the loss counts them, of those that no correction drops." }],
     ["clip", "Clipped and masked tokens", [learner("clip/*", "clip "), learner("masked/*", "masked ")], { unit: "share", least: 0, about: "Tokens beyond a bound of the loss, and those that a correction drops." }],
     ["update", "Size of the updates", [learner("update/kl", "KL (k1)"), learner("update/k3", "KL (k3)")], { unit: "nats" }],
   ]),

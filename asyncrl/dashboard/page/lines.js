@@ -5,7 +5,7 @@ const FORGOTTEN_S = 30;
 /** The lines that a figure's `spec` draws of one run: each with `label`, `x` and `y`.
  *
  * `spec` has `file` ("learner", "actor-*"), `name` (a metric, or "lag/*" for all that begin so), and maybe `label` (of
- * several metrics what their labels begin with), `only` (a pattern of what follows), `combine` ("each", or "sum" or "mean" over the files), `rate` (a counter's rise per second), `order` (of names). */
+ * several metrics what their labels begin with, or a function of the rest of their names), `only` (a pattern of what follows), `combine` ("each", or "sum" or "mean" over the files), `rate` (a counter's rise per second), `order` (of names). */
 export function linesOf(spec, clock, axis, all) {
   const found = all.flatMap((series) => namesLike(series, spec.name, spec.only).map((name) => ({ series, name })));
   const names = [...new Set(found.map((each) => each.name))].sort(spec.order ?? byNumber);
@@ -16,7 +16,8 @@ export function linesOf(spec, clock, axis, all) {
       x: clock.places(axis, series),
       y: spec.rate ? rates(series.time, series.columns[name]) : series.columns[name],
     }));
-    const label = spec.name.endsWith("*") ? `${spec.label ?? ""}${name.slice(spec.name.length - 1)}` : spec.label ?? name;
+    const rest = spec.name.endsWith("*") ? name.slice(spec.name.length - 1) : null;
+    const label = rest === null ? spec.label ?? name : typeof spec.label === "function" ? spec.label(rest) : `${spec.label ?? ""}${rest}`;
     if (columns.length === 1) return [{ label: label || columns[0].file, name, ...columns[0] }];
     if ((spec.combine ?? "each") === "each") {
       return columns.map((column) => ({ label: `${label} ${column.file}`.trim(), name, ...column }));

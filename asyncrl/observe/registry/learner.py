@@ -67,6 +67,13 @@ _POLICIES = (
     gauge("update/k3", "nats", "KL from proximal to trained policy, as k3"),
     gauge("weight/mean", "", "mean of the corrected weights; dropped tokens are 0"),
     gauge("weight/ess", "share", "effective sample size of the corrected weights; dropped tokens are 0"),
+    gauge(
+        "ratio_bin/BIN",
+        "share",
+        "sampled tokens by their raw importance weight w: BIN 8 is within a factor of 2^(1/64) of 1, BIN 9 to 16 begin "
+        "at 2^(1/64), 2^(1/32), ..., 2 and 4, and BIN 7 to 0 are the same of 1/w",
+    ),
+    gauge("weight_bin/BIN", "share", "kept tokens by their corrected weight, in the same bins; only with a correction"),
     gauge("clip/high", "share", "tokens beyond the upper bound of the loss"),
     gauge("clip/low", "share", "tokens beyond the lower bound of the loss"),
     gauge("clip/BOUND", "share", "tokens beyond another bound of the loss"),
