@@ -34,7 +34,7 @@ import torch
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import AsyncrlError
 from asyncrl.launch.placement.dealing import memory_shares
-from asyncrl.machine.child import last_lines
+from asyncrl.machine.child import ending_with_parent, last_lines
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from benchmarks.fleets import launched, server_version
@@ -126,8 +126,13 @@ class Loop:
         log = self.folder / f"lag-{max_lag}.log"
         command = [sys.executable, "-m", "asyncrl", "train", *self._settings(max_lag), *self._options.set]
         with log.open("wb") as output:
+            # A run that outlives a killed benchmark would keep its share of the GPU.
             process = await asyncio.create_subprocess_exec(
-                *command, stdout=output, stderr=output, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+                *ending_with_parent(command, signal.SIGTERM),
+                stdout=output,
+                stderr=output,
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
             )
             try:
                 await self._watch(process, run_dir)
