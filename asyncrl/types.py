@@ -367,6 +367,17 @@ class _Runs(NamedTuple):
         return NO_VERSION not in self.versions[first:behind]
 
 
+MAX_REASONS, MAX_REASON_CHARS = 32, 4000
+"""Of what scorers say of one episode in words."""
+
+
+class Reason(NamedTuple):
+    """What the rule or manager `scorer` says of an episode in words."""
+
+    scorer: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
     """What the scoring pool adds to one trajectory.
@@ -374,9 +385,11 @@ class Labels:
     `reward` is the shaped scalar that baselines compare; `outcome` is the verifier's own verdict. `step_scores`
     float32[K] has one score a step and `step_ends` int32[K] the exclusive end of each step's span in the trajectory's
     tokens; both are empty where no process model scored. `extra` holds named scores. `vote` is the answer in short, so
-    that attempts at a task that give the same answer have the same vote; empty where there is none.
+    that attempts at a task that give the same answer have the same vote; empty where there is none. `reasons` are
+    what scorers say of the episode in words.
 
-    Raises InvariantError: a score is not finite as a float32, scores and ends do not pair, or ends do not increase.
+    Raises InvariantError: a score is not finite as a float32, scores and ends do not pair, ends do not increase, or
+    there are more than MAX_REASONS or one is longer than MAX_REASON_CHARS.
     """
 
     trajectory_id: str
@@ -387,9 +400,12 @@ class Labels:
     step_ends: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     extra: Mapping[str, float] = field(default_factory=dict)
     vote: str = ""
+    reasons: tuple[Reason, ...] = ()
 
     def __post_init__(self) -> None:
         owner, count = self.trajectory_id, self.step_scores.size
+        bounded = len(self.reasons) <= MAX_REASONS and all(len(each.text) <= MAX_REASON_CHARS for each in self.reasons)
+        _require(bounded, owner, f"there may be {MAX_REASONS} reasons of {MAX_REASON_CHARS} characters each")
         _check_array(owner, "step_scores", self.step_scores, FLOAT32, (count,))
         _check_array(owner, "step_ends", self.step_ends, INT32, (count,))
         values = [self.reward, self.outcome, *self.extra.values(), *self.step_scores.tolist()]

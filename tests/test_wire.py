@@ -17,7 +17,7 @@ from msgspec import structs
 
 from asyncrl import wire
 from asyncrl.errors import WireError
-from asyncrl.types import Finish, Labels, Role, Step, ToolCall, Trajectory, Turn, runs_of
+from asyncrl.types import Finish, Labels, Reason, Role, Step, ToolCall, Trajectory, Turn, runs_of
 from asyncrl.wire import MAX_DEPTH, PROTOCOL, Message, decode, encode, join, split
 from tests.helpers import make_task, make_trajectory
 
@@ -159,11 +159,19 @@ def test_encoding_and_decoding_copy_no_array() -> None:
     assert np.shares_memory(decode(frames).arrays["tokens"], trajectory.tokens)
 
 
-def test_labels_of_a_store_that_knew_no_votes_are_read() -> None:
-    message = wire.labels_message(Labels("t", 0.5, 1.0, "s", vote="72"))
-    assert wire.read_labels(decode(encode(message))).vote == "72"
-    older = {name: value for name, value in message.body.items() if name != "vote"}
-    assert wire.read_labels(decode(encode(Message("labels", 0, older, message.arrays)))).vote == ""
+@pytest.mark.parametrize(("name", "value"), [("vote", "72"), ("reasons", (Reason("judge", "it is 72"),))])
+def test_labels_of_a_store_that_did_not_know_a_field_are_read(name: str, value: Any) -> None:
+    message = wire.labels_message(Labels("t", 0.5, 1.0, "s", **{name: value}))
+    assert getattr(wire.read_labels(decode(encode(message))), name) == value
+    older = {each: given for each, given in message.body.items() if each != name}
+    assert not getattr(wire.read_labels(decode(encode(Message("labels", 0, older, message.arrays)))), name)
+
+
+def test_labels_with_reasons_beyond_bounds_are_refused() -> None:
+    message = wire.labels_message(Labels("t", 0.5, 1.0, "s"))
+    for reasons in ([["judge", "x"]] * 33, [["judge", "x" * 4001]], [["judge"]]):
+        with pytest.raises(WireError):
+            wire.read_labels(decode(encode(Message("labels", 0, {**message.body, "reasons": reasons}, message.arrays))))
 
 
 def test_labels_and_tasks_come_back_as_they_were() -> None:

@@ -117,6 +117,7 @@ def _labels(labels: Labels) -> dict[str, Any]:
         "scorer": labels.scorer,
         "extra": plain(labels.extra),
         "vote": shortened(labels.vote),
+        "reasons": [{"scorer": each.scorer, **shortened(each.text)} for each in labels.reasons],
     }
 
 

@@ -121,7 +121,8 @@ def _labels(labels: Labels | None) -> dict[str, str]:
     if labels is None:
         return {}
     outcome = f"{labels.outcome:.4g}, judged by {labels.scorer}"
-    return {"reward": f"{labels.reward:.4g}", "outcome": outcome, "extra": _numbers(labels.extra)}
+    said = {f"{name} says": text for name, text in labels.reasons}
+    return {"reward": f"{labels.reward:.4g}", "outcome": outcome, "extra": _numbers(labels.extra), **said}
 
 
 def _kept(kept: KeptEpisode | None) -> dict[str, str]:

@@ -34,12 +34,14 @@ Group = Sequence[Lease]
 @dataclass(frozen=True, slots=True)
 class ManagerScore:
     """What a manager gives one member of a group: its reward, its outcome (which says whether the answer is right),
-    further numbers by name, and the answer in short, for votes; empty if the manager does not tell it."""
+    further numbers by name, the answer in short, for votes, and why, in words; both empty if the manager does not tell
+    them."""
 
     reward: float
     outcome: float
     extra: Mapping[str, float] = field(default_factory=dict)
     vote: str = ""
+    reason: str = ""
 
 
 class GroupJudge(Protocol):

@@ -35,7 +35,7 @@ from asyncrl.scoring.shaping import Scores
 from asyncrl.scoring.transcript import Decoder, Passage, Transcript, decode, transcripts
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.text import reason_of
-from asyncrl.types import Labels, Lease, Trajectory
+from asyncrl.types import MAX_REASONS, Labels, Lease, Reason, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -175,9 +175,11 @@ class Scorer:
         """Raises ScoringError: one of the lease's kinds gave no score."""
         before = lease.partial
         numbers, vote = (dict(before.extra), before.vote) if before else ({}, "")
+        reasons = [*before.reasons] if before else []
         if rules is not None:
             by_rule = _given(rules).result()
             vote = by_rule.vote
+            reasons += by_rule.reasons
             numbers |= {"outcome": by_rule.outcome, "rules": by_rule.total}
             numbers |= {f"rule/{name}": score for name, score in by_rule.scores.items()}
         if outcome is not None:
@@ -187,18 +189,27 @@ class Scorer:
             numbers = {"outcome": by_manager.outcome} | numbers | {"manager": by_manager.reward}
             numbers |= {f"manager/{name}": score for name, score in by_manager.extra.items()}
             vote = vote or by_manager.vote or self._plain_vote(lease)
+            reasons += [Reason("manager", by_manager.reason)] if by_manager.reason else []
         scores = before.step_scores if before else _NO_SCORES
         if steps is not None:
             scores = _given(steps)
             if not len(scores):
                 raise ScoringError("the episode has no steps to score")
         if lease.final:
-            return self._finish(lease, numbers, scores, vote)
+            return self._finish(lease, numbers, scores, vote, reasons)
         ends = _ends(lease) if len(scores) else _NO_ENDS
-        labels = Labels(lease.trajectory.id, 0.0, 0.0, self._name(lease), scores, ends, numbers, vote)
+        said = tuple(reasons[:MAX_REASONS])
+        labels = Labels(lease.trajectory.id, 0.0, 0.0, self._name(lease), scores, ends, numbers, vote, said)
         return ScoredEpisode(labels, False)
 
-    def _finish(self, lease: Lease, numbers: Mapping[str, float], step_scores: Scores, vote: str) -> ScoredEpisode:
+    def _finish(
+        self,
+        lease: Lease,
+        numbers: Mapping[str, float],
+        step_scores: Scores,
+        vote: str,
+        reasons: Sequence[Reason],
+    ) -> ScoredEpisode:
         """The final labels, from the numbers of all kinds; `step_scores` are those of all steps, or empty."""
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
         tokens = [trajectory.tokens[step.start : step.end].tolist() for step in trajectory.steps]
@@ -231,6 +242,7 @@ class Scorer:
             step_ends=ends,
             extra=further | parts | shadowed,
             vote=vote,
+            reasons=tuple(reasons[:MAX_REASONS]),
         )
         share = sum(shaping.repeated(steps)) / max(1, len(steps))
         return ScoredEpisode(labels, True, step_scores, share, self._agree(step_scores, scores.get("accuracy")))

@@ -17,6 +17,7 @@ from asyncrl.scoring.rules.base import RuleInput, RuleScores
 from asyncrl.scoring.rules.confined import limit_memory
 from asyncrl.scoring.rules.registry import RuleSet, load_rules
 from asyncrl.text import reason_of
+from asyncrl.types import Reason
 from asyncrl.wire import Message
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,9 @@ def policy_tokenizer(settings: Mapping[str, Any]) -> Any:
 
 
 def _read(reply: Message) -> RuleScores:
-    return RuleScores(reply.body["outcome"], reply.body["total"], reply.body["scores"], reply.body["vote"])
+    body = reply.body
+    reasons = [Reason(*each) for each in body["reasons"]]
+    return RuleScores(body["outcome"], body["total"], body["scores"], body["vote"], reasons)
 
 
 def _load(settings: Mapping[str, Any]) -> Answer:
@@ -105,8 +108,8 @@ def _score(rules: RuleSet, messages: Sequence[Message], deadline: float, error_l
         reason = f"the rule raised {reason_of(error)}"
         error_logger.exception(f"trajectory {given.trajectory.id}: {reason}", error)
         return failed(reason)
-    scores = {"outcome": found.outcome, "total": found.total, "scores": dict(found.scores), "vote": found.vote}
-    return Message("scores", 0, scores)
+    numbers = {"outcome": found.outcome, "total": found.total, "scores": dict(found.scores)}
+    return Message("scores", 0, {**numbers, "vote": found.vote, "reasons": list(found.reasons)})
 
 
 if __name__ == "__main__":

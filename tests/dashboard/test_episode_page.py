@@ -67,6 +67,12 @@ def test_every_turn_has_its_text_its_tokens_and_their_values() -> None:
     assert set(values["version"]) == {int(episode.trajectory.versions[turn.start])}
 
 
+def test_what_a_scorer_says_in_words_is_there() -> None:
+    assert described(example_episode(3, 0, 0))["labels"]["reasons"] == [
+        {"scorer": "exact_number", "text": "read 0 ", "more": 0}
+    ]
+
+
 def test_marks_of_the_template_between_turns_are_shown_too() -> None:
     found = described(
         played([(Role.PROMPT, "ask"), (Role.ASSISTANT, "answer"), (Role.TOOL, "result")], template="<end>")

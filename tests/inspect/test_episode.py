@@ -17,7 +17,7 @@ from asyncrl.inspect import episode
 from asyncrl.inspect.table import printable
 from asyncrl.replay.records import DeadLetter
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
-from asyncrl.types import Role, Turn
+from asyncrl.types import Reason, Role, Turn
 from tests.helpers import make_trajectory
 from tests.inspect.support import make_run, printed, run_episodes
 
@@ -88,6 +88,14 @@ def test_the_head_tells_state_labels_and_rewards(record: StoredTrajectory) -> No
     assert "12, of which 7 sampled, by version 0 or newer" in head
     for word in ("reward", "judged by rule+model", "process 0.5", "calculator 0.5", "generate 0.125"):
         assert word in head
+
+
+def test_the_head_tells_what_a_scorer_says_and_runs_no_escape_sequence_of_it(record: StoredTrajectory) -> None:
+    assert record.labels is not None
+    said = replace(record.labels, reasons=(Reason("judge", "wrong: \x1b[31mred"),))
+    head = shown(replace(record, labels=said))
+    assert "judge says" in head
+    assert "wrong: \N{REPLACEMENT CHARACTER}[31mred" in head
 
 
 def test_colours_are_those_of_the_loss_mask(record: StoredTrajectory) -> None:

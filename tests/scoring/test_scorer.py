@@ -100,9 +100,14 @@ def test_branches_are_scored_by_themselves_and_rules_and_outcome_models_judge_th
     assert (labels.outcome, labels.extra["outcome_model"]) == (1.0, 2.0)
 
 
+def says_why(task, answer, trajectory):
+    return {"score": 1.0, "reason": " it is so\n"}
+
+
 def test_kinds_done_one_after_another_end_in_the_labels_of_all_at_once():
     found = answered("it is 72", rewards={"calculator": 2.0})
-    config = ScoringConfig(shaping=ShapingConfig(process_weight=0.5))
+    talker = {"name": "tests.scoring.test_scorer.says_why", "weight": 0}
+    config = ScoringConfig(rules={"test": ["exact_number", talker]}, shaping=ShapingConfig(process_weight=0.5))
     scorer = make_scorer(config, FakePRM(), FakeOutcome(0.25))
     partial = None
     for kind in ("rules", "outcome_model", "prm"):
@@ -113,6 +118,7 @@ def test_kinds_done_one_after_another_end_in_the_labels_of_all_at_once():
     assert (partial.reward, partial.outcome, partial.scorer) == (together.reward, together.outcome, together.scorer)
     assert partial.extra == together.extra
     assert partial.vote == together.vote == "72"
+    assert [each.text for each in partial.reasons] == [each.text for each in together.reasons] == ["it is so"]
     assert partial.step_scores.tolist() == together.step_scores.tolist()
 
 

@@ -64,6 +64,8 @@ def obeys(task, answer, trajectory):
         raise Mute
     if answer == "half a pair":
         raise LookupError("half of a pair: " + chr(0xD800))
+    if answer == "talk":
+        return {"score": 0.5, "reason": "it has " + "no " * 2000 + chr(0xD800), "pred": "72"}
     if answer == "nothing":
         return None
     if answer.startswith("meet"):
@@ -96,6 +98,16 @@ def test_the_scores_of_the_process_are_those_of_the_rule(verifier):
     scores = verifier.score(rule_input("0.25", index=3))
     assert (scores.outcome, scores.total) == (0.25, 0.25)
     assert scores.scores == {"obeys": 0.25, "obeys/tokens": 17, "obeys/member": 3}
+
+
+def test_a_rule_may_say_why_and_a_long_reason_is_cut(verifier):
+    scores = verifier.score(rule_input("talk"))
+    assert (scores.scores, scores.vote) == ({"obeys": 0.5}, "72")
+    ((name, text),) = scores.reasons
+    assert name == "obeys"
+    assert text.startswith("it has no no")
+    assert "characters cut" in text
+    assert len(text) < 2100
 
 
 @pytest.mark.parametrize("answer", ["loop", "regex"])

@@ -27,7 +27,7 @@ from asyncrl.config.load import log_to_stderr
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.scoring.judges import Answer, failed, serve
-from asyncrl.scoring.rules.base import NOT_FINITE, completed, plain
+from asyncrl.scoring.rules.base import NOT_FINITE, completed, plain, read_reason
 from asyncrl.scoring.rules.verl import call_options
 from asyncrl.scoring.rules.votes import vote
 from asyncrl.scoring.verifier import policy_tokenizer
@@ -37,8 +37,9 @@ from asyncrl.wire import Message
 
 logger = logging.getLogger(__name__)
 
-Score = tuple[float, float, Mapping[str, float], str]
-"""The reward of a row, its outcome, further numbers by name, and the answer in short, as `ManagerScore` has them."""
+Score = tuple[float, float, Mapping[str, float], str, str]
+"""The reward of a row, its outcome, further numbers by name, the answer in short, and why, as `ManagerScore` has
+them."""
 
 
 def check(settings: Mapping[str, Any], key: str) -> None:
@@ -174,7 +175,7 @@ def _row(name: str, reward: float, extra: Mapping[str, Any]) -> Score:
     finite = {key: value for key, value in numbers.items() if abs(value) <= LARGEST_REWARD}
     counted = {NOT_FINITE: float(len(numbers) - len(finite))} if len(finite) < len(numbers) else {}
     # As in verl's validation, which tells `acc` apart from the reward.
-    return reward, finite.get("acc", reward), finite | counted, vote(extra, lambda _: None, "")
+    return reward, finite.get("acc", reward), finite | counted, vote(extra, lambda _: None, ""), read_reason(extra)
 
 
 if __name__ == "__main__":

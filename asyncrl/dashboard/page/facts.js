@@ -21,6 +21,7 @@ export function judgement({ labels, rewards, scores }, goto) {
     ["outcome", number(labels.outcome)],
     ["judged by", labels.scorer],
     ...(labels.vote.text ? [["answer in short", labels.vote.text]] : []),
+    ...labels.reasons.map(({ scorer, text }) => [`${scorer} says`, text]),
     ...Object.entries(labels.extra).map(([name, value]) => [name, number(value)]),
     ...Object.entries(rewards).map(([name, value]) => [`from the environment: ${name}`, number(value)]),
   ];

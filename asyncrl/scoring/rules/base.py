@@ -5,27 +5,29 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
 from asyncrl.errors import ScoringError
-from asyncrl.types import Task, Trajectory
+from asyncrl.text import cut
+from asyncrl.types import Reason, Task, Trajectory
 
 
 class Rule(Protocol):
     """Scores one episode. `answer` is the text of the last assistant turn after its thoughts. It is empty if a thought
     is open or the episode was cut at a tool call.
 
-    Returns the outcome, or a mapping with the outcome as `score`, named further numbers, and maybe the answer that it
-    read as `pred`, a text on which attempts at a task vote in evaluations. An exception is a failure
+    Returns the outcome, or a mapping with the outcome as `score`, named further numbers, and maybe two texts: `pred`,
+    the answer that it read, on which attempts at a task vote in evaluations, and `reason`, which says why to people
+    and is kept with the episode. An exception is a failure
     of the rule: the episode is tried again, and never scored zero. Further keyword parameters are options of the rule,
     except these, which the pool passes: `deadline`, the time (of `time.monotonic`) by which the rule must return;
     `full_answer`, the answer with its thoughts; `confined`, a `Confined`.
     """
 
-    def __call__(self, *, task: Task, answer: str, trajectory: Trajectory) -> float | Mapping[str, float]: ...
+    def __call__(self, *, task: Task, answer: str, trajectory: Trajectory) -> float | Mapping[str, float | str]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +48,11 @@ RuleFunction = Callable[[RuleInput], Any]
 
 VOTE = "pred"
 """The name under which a rule, as in verl, may return the answer that it read, as text."""
+REASON = "reason"
+"""The name under which a rule may say why, as text."""
+TEXTS = (VOTE, REASON)
+SHORT_REASON_CHARS = 2000
+"""Longer reasons lose their middle."""
 NOT_FINITE = "not_finite"
 """The name of a further number that counts those of a rule's further numbers that were nan or infinite."""
 
@@ -55,14 +62,15 @@ class RuleScores:
     """The scores of a task's rules.
 
     `outcome` is the score of the first rule, which says whether the answer is right; `total` is the weighted sum of
-    all. `scores` has each rule's score by name, and its further numbers as RULE/NAME. `vote` is the answer in short,
-    see `Labels`.
+    all. `scores` has each rule's score by name, and its further numbers as RULE/NAME. For `vote` and `reasons` see
+    `Labels`.
     """
 
     outcome: float
     total: float
     scores: Mapping[str, float] = field(default_factory=dict)
     vote: str = ""
+    reasons: Sequence[Reason] = ()
 
 
 def completed(result: Any) -> Any:
@@ -76,7 +84,7 @@ def completed(result: Any) -> Any:
 
 def read_result(result: object) -> tuple[float, dict[str, float]]:
     """The score in a rule's result, and its further numbers by name. Numbers that are not finite are left out, and
-    counted under NOT_FINITE; a text under VOTE is no number, and is left out too.
+    counted under NOT_FINITE; a text under one of TEXTS is no number, and is left out too.
 
     Raises ScoringError: it is neither a finite number nor a mapping of names to numbers with a finite `score`.
     """
@@ -86,7 +94,7 @@ def read_result(result: object) -> tuple[float, dict[str, float]]:
     numbers = {
         str(name): _number(name, value)
         for name, value in given.items()
-        if not (name == VOTE and isinstance(value, str))
+        if not (name in TEXTS and isinstance(value, str))
     }
     score = numbers.pop("score")
     if not math.isfinite(score):
@@ -95,6 +103,12 @@ def read_result(result: object) -> tuple[float, dict[str, float]]:
     if len(extra) < len(numbers):
         extra[NOT_FINITE] = float(len(numbers) - len(extra))
     return score, extra
+
+
+def read_reason(result: object) -> str:
+    """What a rule's result says in words, not longer than SHORT_REASON_CHARS and a note; empty if it says nothing."""
+    found = result.get(REASON) if isinstance(result, Mapping) else None
+    return cut(found.strip(), SHORT_REASON_CHARS) if isinstance(found, str) else ""
 
 
 def plain(value: Any) -> Any:

@@ -12,10 +12,11 @@ from typing import Any
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError
-from asyncrl.scoring.rules.base import RuleFunction, RuleInput, RuleScores, completed, read_result
+from asyncrl.scoring.rules.base import RuleFunction, RuleInput, RuleScores, completed, read_reason, read_result
 from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.rules.verl import as_config, verl_function, verl_manager
 from asyncrl.scoring.rules.votes import READERS, read_plainly, vote
+from asyncrl.types import Reason
 
 BUILT_IN = (
     "code",
@@ -74,7 +75,9 @@ class RuleSet:
             scores[rule.name], extra = read_result(result)
             scores.update({f"{rule.name}/{name}": value for name, value in extra.items()})
         total = sum(rule.weight * scores[rule.name] for rule in rules)
-        return RuleScores(scores[rules[0].name], total, scores, vote(results[0], rules[0].read, given.answer))
+        said = [Reason(rule.name, read_reason(result)) for rule, result in zip(rules, results, strict=True)]
+        voted = vote(results[0], rules[0].read, given.answer)
+        return RuleScores(scores[rules[0].name], total, scores, voted, [each for each in said if each.text])
 
 
 def load_rules(config: ScoringConfig, tokenizer: LoadTokenizer | None = None) -> RuleSet:

@@ -18,7 +18,7 @@ import numpy as np
 
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.answers import prompt_and_response
-from asyncrl.scoring.rules.base import VOTE, RuleFunction, RuleInput, completed, plain
+from asyncrl.scoring.rules.base import TEXTS, RuleFunction, RuleInput, completed, plain
 from asyncrl.types import Trajectory
 
 USER_TURN_REWARDS = "user_turn_rewards"
@@ -26,7 +26,7 @@ USER_TURN_REWARDS = "user_turn_rewards"
 
 def verl_function(compute_score: Callable[..., Any]) -> RuleFunction:
     """The rule that calls `compute_score`, which may be a coroutine function. Of results that are no numbers only the
-    text `pred` stays, on which attempts vote in evaluations."""
+    texts `pred` and `reason` stay."""
 
     def score(given: RuleInput) -> Any:
         more = {
@@ -180,4 +180,4 @@ def _numbers(result: Any) -> Any:
 
 
 def _stays(name: str, value: Any) -> bool:
-    return name == "score" or isinstance(plain(value), Real) or (name == VOTE and isinstance(value, str))
+    return name == "score" or isinstance(plain(value), Real) or (name in TEXTS and isinstance(value, str))

@@ -69,13 +69,18 @@ def test_an_episode_that_rewrote_its_history_is_the_row_of_its_last_branch() -> 
 
 def test_the_reward_is_the_sum_of_a_row_and_the_outcome_is_acc() -> None:
     rewards = torch.tensor([[0.25, 0.5], [0.0, -1.0]])
-    extra = {"acc": [True, np.float32(0)], "pred": ["72", None], "loss": [math.inf, torch.tensor(2.0)], "text": "ab"}
+    extra = {
+        "acc": [True, np.float32(0)],
+        "pred": ["72", None],
+        "loss": [math.inf, torch.tensor(2.0)],
+        "reason": ["good", 3],
+    }
     scores = Judge(Returns({"reward_tensor": rewards, "reward_extra_info": extra}), 0).scores(batch(), 0)
     assert scores == [
-        (0.75, 1.0, {"acc": 1.0, "not_finite": 1.0}, "72"),
-        (-1.0, 0.0, {"acc": 0.0, "loss": 2.0}, ""),
+        (0.75, 1.0, {"acc": 1.0, "not_finite": 1.0}, "72", "good"),
+        (-1.0, 0.0, {"acc": 0.0, "loss": 2.0, "reason": 3.0}, "", ""),
     ]
-    assert Judge(Returns(rewards), 0).scores(batch(), 0)[1] == (-1.0, -1.0, {}, "")
+    assert Judge(Returns(rewards), 0).scores(batch(), 0)[1] == (-1.0, -1.0, {}, "", "")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 
 from asyncrl.observe.kept.episode import BEST, RANDOM, WORST, KeptEpisode, KeptStep, row_of
 from asyncrl.observe.kept.writing import KeptWriter
-from asyncrl.types import Finish, Labels, Role, Step, Task, ToolCall, Trajectory, Turn, runs_of
+from asyncrl.types import Finish, Labels, Reason, Role, Step, Task, ToolCall, Trajectory, Turn, runs_of
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -65,6 +65,7 @@ def example_episode(step: int, group: int, member: int, encode: Encode = utf8) -
         step_ends=np.array([each.end for each in trajectory.steps], np.int32),
         extra={"rules": reward, "accuracy": float(member % 2), "rule/exact_number": reward},
         vote=str(member),
+        reasons=(Reason("exact_number", f"read {member} {HOSTILE if member == 3 else ''}"),),
     )
     mask = trajectory.loss_mask
     noise = rng.normal(0, 0.1, len(trajectory))
