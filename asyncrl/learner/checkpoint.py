@@ -45,7 +45,7 @@ _STEP = re.compile(r"step-(\d{6,})")
 @dataclass(slots=True)
 class Progress:
     """What a run has done: finished steps, running totals, evaluations without an answer so far (version by step),
-    what the algorithm keeps from step to step, and the latest gradient norms of each model."""
+    what the algorithm keeps from step to step, and the latest gradient norms and the loss scale of each model."""
 
     step: int = 0
     trajectories: int = 0
@@ -53,12 +53,14 @@ class Progress:
     updates_skipped: int = 0
     updates_too_large: int = 0
     updates_empty: int = 0
+    updates_overflowed: int = 0
     steps_skipped: int = 0
     evaluations: dict[int, int] = field(default_factory=dict)
     algorithm: dict[str, float] = field(default_factory=dict)
     norms: dict[str, list[float]] = field(default_factory=dict)
+    loss_scales: dict[str, list[float]] = field(default_factory=dict)
 
-    def add(self, plan: BatchPlan, skipped: int, too_large: int, empty: int) -> None:
+    def add(self, plan: BatchPlan, skipped: int, too_large: int, empty: int, overflowed: int) -> None:
         """One more step is finished."""
         self.step += 1
         self.trajectories += len(plan.ids)
@@ -66,6 +68,20 @@ class Progress:
         self.updates_skipped += skipped
         self.updates_too_large += too_large
         self.updates_empty += empty
+        self.updates_overflowed += overflowed
+
+    def keep_models(self, models: Models) -> None:
+        """Keep what models have beside weights and moments."""
+        self.norms = {name: list(model.norms) for name, model in models.items()}
+        scales = {name: model.loss_scale for name, model in models.items()}
+        self.loss_scales = {name: each.state() for name, each in scales.items() if each is not None}
+
+    def restore_models(self, models: Models) -> None:
+        """Give new models what was kept."""
+        for name, model in models.items():
+            model.norms.extend(self.norms.get(name, ()))
+            if model.loss_scale is not None and name in self.loss_scales:
+                model.loss_scale.restore(self.loss_scales[name])
 
     def skip(self) -> None:
         """One more step is finished that trained nothing."""

@@ -108,8 +108,7 @@ class Learner:
         self.trainer.configure(self._step_config)
         if self.progress.algorithm:
             self.trainer.algorithm.restore(self.progress.algorithm)
-        for name, norms in self.progress.norms.items():
-            self.trainer.models[name].norms.extend(norms)
+        self.progress.restore_models(self.trainer.models)
 
     def train(self) -> None:
         """Train to the last step, and have the weights measured on the way and at both ends.
@@ -143,7 +142,7 @@ class Learner:
 
     def _keep_within_pass(self) -> None:
         if self.turns.has_gpus:
-            self._keep_finished(lambda: self.checkpoints.save_prepared(self._with_norms()))
+            self._keep_finished(lambda: self.checkpoints.save_prepared(self._whole_progress()))
         self.checkpoints.close()
         self._report()
 
@@ -168,7 +167,7 @@ class Learner:
                 progress.skip()
             else:
                 result = trained.result
-                progress.add(plan, result.skipped, result.too_large, result.empty)
+                progress.add(plan, result.skipped, result.too_large, result.empty, result.overflowed)
             # A step that a stop cuts short may have moved it already.
             progress.algorithm = self.trainer.algorithm.state()
             self.checkpoints.prepare(self.trainer.models)
@@ -295,11 +294,11 @@ class Learner:
     def _save(self) -> None:
         # Nobody may save in the place of this thread before it is known what this checkpoint has.
         with self.ranks.leaving.turn:
-            self.checkpoints.save(self._with_norms(), self.trainer.models)
+            self.checkpoints.save(self._whole_progress(), self.trainer.models)
             self._kept = self.progress.step
 
-    def _with_norms(self) -> Progress:
-        self.progress.norms = {name: list(model.norms) for name, model in self.trainer.models.items()}
+    def _whole_progress(self) -> Progress:
+        self.progress.keep_models(self.trainer.models)
         return self.progress
 
     def _finish_checkpoint(self) -> None:

@@ -24,6 +24,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from asyncrl.config.schema import LearnerConfig
 from asyncrl.errors import ConfigError
+from asyncrl.learner.loss_scale import LossScale
 from asyncrl.learner.muon import ShardedMuon
 from asyncrl.learner.ranks import local_size
 from asyncrl.learner.states_on_host import step_with_states_on_host
@@ -39,20 +40,25 @@ FEWEST_NORMS = 8
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What became of a gradient: its norm before clipping, and whether that was too large for an update."""
+    """What became of a gradient: its norm before clipping, whether that was too large for an update, and whether it
+    overflowed float16, so that the scale of the loss is smaller from now on."""
 
     norm: float
     too_large: bool = False
+    overflowed: bool = False
 
 
 class Trainable(Generic[M]):
-    """`module`, sharded or not, with its optimizers. `lr` is the learning rate that the schedule scales.
+    """`module`, sharded or not, with its optimizers. `lr` is the learning rate that the schedule scales, and `dtype`
+    what the module computes in.
 
     Raises ConfigError: the optimizer's package is not installed.
     """
 
-    def __init__(self, module: M, lr: float, config: LearnerConfig) -> None:
+    def __init__(self, module: M, lr: float, config: LearnerConfig, dtype: str = "float32") -> None:
         self.module = module
+        self.loss_scale = LossScale() if dtype == "float16" else None
+        """By what its losses are multiplied before the backward pass; None: by nothing."""
         self.norms: deque[float] = deque(maxlen=NORMS)
         """The latest norms, also of updates that were too large: so larger gradients may become usual."""
         self._optimizers = list(_optimizers(module, config.optimizer))
@@ -142,16 +148,20 @@ class Trainable(Generic[M]):
         """Clip and apply the gradient, and clear it.
 
         A gradient that is not finite, too large, or exactly 0, changes nothing: the optimizer would still move the
-        weights by its momentum.
+        weights by its momentum. The scale of the loss follows the gradient.
         """
         parameters = [each for each in self.module.parameters() if each.grad is not None]
+        self._unscale(parameters)
         total = get_total_norm([each.grad for each in parameters if each.grad is not None])
         total = total.full_tensor() if isinstance(total, DTensor) else total
         norm, (largest, key) = total.item(), self._largest_norm()
-        update = UpdateResult(norm, largest < norm < math.inf)
+        overflowed = self.loss_scale is not None and self.loss_scale.follow(math.isfinite(norm))
+        update = UpdateResult(norm, largest < norm < math.inf, overflowed)
         if 0 < norm < math.inf:
             self.norms.append(norm)
-        if not math.isfinite(norm) or update.too_large:
+        if self.loss_scale is not None and overflowed:
+            logger.info("a gradient overflowed float16: no update, the loss scale is now %g", self.loss_scale.scale)
+        elif not math.isfinite(norm) or update.too_large:
             why = f"above {largest:.4g} ({key})" if update.too_large else "not finite"
             model = type(self.module).__name__.removeprefix("FSDP").lower()
             logger.warning("the gradient norm %.4g is %s: no update of the %s", norm, why, model)
@@ -160,6 +170,15 @@ class Trainable(Generic[M]):
             self._step(self.learning_rate(step))
         self.module.zero_grad()
         return update
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """A loss as the backward pass takes it: `update` divides by the scale again."""
+        return loss if self.loss_scale is None else loss * self.loss_scale.scale
+
+    def _unscale(self, parameters: Collection[nn.Parameter]) -> None:
+        if self.loss_scale is not None and parameters:
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            torch._foreach_mul_(gradients, 1 / self.loss_scale.scale)
 
     def _largest_norm(self) -> tuple[float, str]:
         """The largest norm of a gradient that is applied, and the option that says so."""

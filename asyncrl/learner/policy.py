@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
@@ -146,10 +147,22 @@ def load_sharded(
     activations = shard(root, model, config, ranks, frozen)
     device = torch.device("cpu") if frozen is not None and frozen.on_host else ranks.device
     stored.read(root, device, ranks.activity)
+    if config.dtype == "float16":
+        _check_range(root, stored.model.name_or_path, ranks)
     with _advice(stored.model.name_or_path, config):
         compiled, dtype = compiles(config, ranks.device), DTYPES[config.dtype]
         attend_packed(root, stored.model, config.attention, length, ranks.device, dtype, compiled)
     return activations
+
+
+def _check_range(root: nn.Module, path: str, ranks: Ranks) -> None:
+    """Raises ConfigError on all ranks: a weight of one is beyond the range of float16."""
+    largest = torch.finfo(torch.float16).max
+    shards = (each.to_local() if isinstance(each, DTensor) else each for each in root.parameters())
+    if ranks.any(any(bool((each.detach().abs() > largest).any()) for each in shards)):
+        raise ConfigError(
+            f"{path!r} has weights beyond {largest:g}, which float16 cannot hold; use model.dtype=bfloat16"
+        )
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:
     own = config.implicit
     model = beside(config.model, own.path, own.freeze)
     policy = load_policy(model, config.actor.temperature, ranks, config.actor.max_tokens, "implicit.freeze")
-    return Trainable(policy, own.lr, config.learner)
+    return Trainable(policy, own.lr, config.learner, config.model.dtype)
 
 
 def open_publisher(
@@ -186,8 +186,8 @@ def _train(
     trainer = Trainer(
         ranks,
         algorithm,
-        Trainable(policy, learner.lr, learner),
-        None if critic is None else Trainable(critic, config.critic.lr, learner),
+        Trainable(policy, learner.lr, learner, config.model.dtype),
+        None if critic is None else Trainable(critic, config.critic.lr, learner, config.model.dtype),
         reference,
         stop,
         implicit,

@@ -176,6 +176,7 @@ def step_values(
         "updates_skipped": float(progress.updates_skipped),
         "updates_too_large": float(progress.updates_too_large),
         "updates_empty": float(progress.updates_empty),
+        "updates_overflowed": float(progress.updates_overflowed),
         "steps_skipped": float(progress.steps_skipped),
         **lag_values(lags),
         **episode_metrics(episodes),

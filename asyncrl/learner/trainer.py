@@ -42,13 +42,15 @@ class Minibatch:
 
 @dataclass(slots=True)
 class StepResult:
-    """What one learner step did, the same on every rank: the mean loss of its updates, the gradient norm of each, and
-    the metrics of the algorithm and the critic."""
+    """What one learner step did, the same on every rank: the mean loss of its updates, the gradient norm of each that
+    did not overflow, and the metrics of the algorithm and the critic."""
 
     loss: float = 0.0
     norms: list[float] = field(default_factory=list)
     too_large: int = 0
     """Updates of any model left out because the gradient was too large."""
+    overflowed: int = 0
+    """Updates of any model left out because the gradient overflowed float16."""
     summary: dict[str, float] = field(default_factory=dict)
     ratios: dict[str, list[float]] = field(default_factory=dict)
     """How many tokens are in each bin of the raw and of the corrected importance weights, by the names of these."""
@@ -161,15 +163,24 @@ class Trainer:
                     sums[name] = sums[name] + value if name in sums else value
             self.ranks.leave_if(self.stop.is_set(), updating=True)
             updates = {name: model.update(step) for name, model in self.models.items()}
-            result.norms.append(updates["policy"].norm)
+            if not updates["policy"].overflowed:
+                result.norms.append(updates["policy"].norm)
             result.too_large += sum(each.too_large for each in updates.values())
-            names = {"critic": "value/grad_norm", "implicit": "implicit/grad_norm"}
-            result.summary |= {names[name]: each.norm for name, each in updates.items() if name in names}
+            result.overflowed += sum(each.overflowed for each in updates.values())
+            prefixes = {"critic": "value/", "implicit": "implicit/"}
+            own = {prefixes[name]: each for name, each in updates.items() if name in prefixes and not each.overflowed}
+            result.summary |= {f"{prefix}grad_norm": each.norm for prefix, each in own.items()}
+        result.summary |= self._loss_scales()
         total = self.ranks.merge(sums)
         result.loss = float(total.pop(LOSS)) / len(minibatches)
         result.ratios = {name: total[name].tolist() for name in (RAW, CORRECTED) if name in total}
         result.summary |= self.algorithm.summary(total, episodes) | critic_summary(total)
         return result
+
+    def _loss_scales(self) -> dict[str, float]:
+        prefixes = {"policy": "", "critic": "value/", "implicit": "implicit/"}
+        scales = {prefixes[name]: model.loss_scale for name, model in self.models.items()}
+        return {f"{prefix}loss_scale": each.scale for prefix, each in scales.items() if each is not None}
 
     def _backward(
         self, batch: LocalBatch, episodes: Episodes, this: ForwardPass, totals: Totals, seen: Tensor | None
@@ -185,14 +196,17 @@ class Trainer:
             loss, sums = algorithm.loss(logprobs, tokens, totals, entropy)
             return loss, {**sums, LOSS: loss}
 
-        sums = add_gradient(self.ranks, logprobs, rows, policy_loss)
+        sums = add_gradient(self.policy, self.ranks, logprobs, rows, policy_loss)
         if self.critic is not None:
             values = self.critic.module(packed)
-            sums |= add_gradient(self.ranks, values, rows, lambda: algorithm.value_loss(values, tokens, totals))
+            sums |= add_gradient(
+                self.critic, self.ranks, values, rows, lambda: algorithm.value_loss(values, tokens, totals)
+            )
         if self.implicit is not None:
             assert tokens.reference is not None
             implicit, reference, outcome = self.implicit.module(packed)[0], tokens.reference, episodes.outcome
             sums |= add_gradient(
+                self.implicit,
                 self.ranks,
                 implicit,
                 rows,
@@ -201,14 +215,17 @@ class Trainer:
         return sums
 
 
-def add_gradient(ranks: Ranks, output: Tensor, rows: Tensor, loss: Callable[[], tuple[Tensor, Sums]]) -> Sums:
-    """Add the gradient of `loss`, which is one of a model's `output`, to that of the model; its sums. On a pass without
-    rows the gradient of a dummy is 0: the backward pass only takes part in the collectives of the other ranks."""
+def add_gradient(
+    model: Trainable[Any], ranks: Ranks, output: Tensor, rows: Tensor, loss: Callable[[], tuple[Tensor, Sums]]
+) -> Sums:
+    """Add the gradient of `loss`, which is one of the model's `output`, to that of the model; its sums. On a pass
+    without rows the gradient of a dummy is 0: the backward pass only takes part in the collectives of the other
+    ranks."""
     if not len(rows):
         (output.sum() * 0).backward()
         return {}
     value, sums = loss()
-    (value * ranks.size).backward()
+    model.scaled(value * ranks.size).backward()
     return sums
 
 

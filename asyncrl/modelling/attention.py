@@ -176,6 +176,8 @@ def check_same_logits(expected: Tensor, got: Tensor, dtype: torch.dtype, reason:
     """Raises ConfigError with `reason`: two sets of logits [N, V] differ by more than rounding in `dtype` explains."""
     first, second = expected.float().log_softmax(-1), got.float().log_softmax(-1)
     divergence = float((first.exp() * (first - second)).sum(-1).max())
+    if dtype == torch.float16 and not bool(got.isfinite().all()):
+        raise ConfigError("its numbers overflow float16; set model.dtype=bfloat16")
     if not divergence < (1e-5 if dtype == torch.float32 else 0.05):
         raise ConfigError(f"{reason}: KL to its own forward is {divergence:.2g}")
 

@@ -238,6 +238,23 @@ def restore_wide(model: Trainable[Any], folder: Path, ranks: Ranks) -> None:
         assert Checkpoints(folder, 2, ranks).restore({"policy": model}) == Progress(step=3)
 
 
+def check_overflow(ranks: Ranks) -> None:
+    """A gradient that overflows on the last rank alone moves no weight on any, and lowers the scale on all."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    fully_shard(model, mesh=ranks.mesh)
+    trained = Trainable(model, 1e-2, LearnerConfig(), "float16")
+    before = [each.to_local().clone() for each in model.parameters()]
+    trained.begin_pass(is_last=True)
+    factor = float("inf") if ranks.rank == ranks.size - 1 else 1.0
+    trained.scaled(factor * model(torch.ones(1, 4)).sum()).backward()
+    assert trained.update(0).overflowed
+    assert trained.loss_scale is not None
+    assert trained.loss_scale.state() == [2.0**15, 0.0]
+    assert all(torch.equal(each.to_local(), old) for each, old in zip(model.parameters(), before, strict=True))
+    ranks.barrier()
+
+
 def refuse_pickles() -> None:
     """Fail where torch pickles for other ranks, and where anything is looked up by name in a pickle."""
 
@@ -260,6 +277,7 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
         results = train_all(model, experts, folder, ranks, names)
         stopped = stop_one_of_two(model, folder, ranks)
         check_gathering(ranks)
+        check_overflow(ranks)
         check_restoring(model, folder, ranks)
         check_memory(folder, ranks)
         done = {"results": results, "stopped": stopped, "size": ranks.size, "gathered": ["odd shapes", *MIXTURES]}

@@ -32,8 +32,8 @@ class ModelConfig:
     )
     dtype: str = option(
         "float32",
-        "compute dtype of learner and embedded engine",
-        choices=("float32", "bfloat16"),
+        "compute dtype of learner and embedded engine; float16: with loss scaling (docs/training.md)",
+        choices=("float32", "bfloat16", "float16"),
         fixed="recorded steps and stored log-probs were computed in it",
     )
     attention: str = option(

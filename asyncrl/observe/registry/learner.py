@@ -46,6 +46,12 @@ _UPDATES = (
         "updates of any model since the run's start that were left out: gradient too large for "
         "learner.skip_grad_norm or learner.skip_grad_norm_factor",
     ),
+    counter(
+        "updates_overflowed",
+        "updates",
+        "updates of any model since the run's start that were left out: gradient beyond float16, loss scale halved",
+    ),
+    gauge("loss_scale", "", "by what the policy's loss is multiplied for its gradient in float16 (model.dtype)"),
     counter("steps_skipped", "steps", "steps since the run's start that trained nothing, since their plan was skipped"),
 )
 
@@ -104,8 +110,10 @@ _OTHER_MODELS = (
     gauge("value/explained_variance", "share", "variance of the returns that the critic explains"),
     gauge("value/clipped", "share", "tokens whose value the critic's loss clips"),
     gauge("value/grad_norm", "", "the critic's gradient norm before clipping"),
+    gauge("value/loss_scale", "", "as loss_scale, of the critic"),
     gauge("implicit/loss", "", "loss of the implicit process model"),
     gauge("implicit/grad_norm", "", "gradient norm of the implicit process model before clipping"),
+    gauge("implicit/loss_scale", "", "as loss_scale, of the implicit process model"),
     gauge("implicit/accuracy", "share", "outcomes, right if above 0.5, that the implicit process model predicts"),
     gauge(
         "implicit/pairwise_accuracy",

@@ -70,7 +70,7 @@ class CriticWorker(Worker):
         config = self._config
         self._ranks = self._stack.enter_context(joined_workers(self, config))
         critic = load_critic(config.critic, config.model, self._ranks, config.actor.max_tokens)
-        self._critic = Trainable(critic, config.critic.lr, config.learner)
+        self._critic = Trainable(critic, config.critic.lr, config.learner, config.model.dtype)
         flops = ForwardFlops.of(critic, critic.decoder.config)
         self._batches = Batches(config, self._ranks, _CriticModel(critic), flops)
 
@@ -136,7 +136,7 @@ class CriticWorker(Worker):
                 value, sums = self._algorithm.value_loss(values, tokens, minibatch.totals)
                 return value, {**sums, **return_sums(View.of(tokens), tokens)}
 
-            for name, value in add_gradient(self._ranks, values, this.rows, loss).items():
+            for name, value in add_gradient(self._critic, self._ranks, values, this.rows, loss).items():
                 value = value.detach().double()
                 sums[name] = sums[name] + value if name in sums else value
         return sums

@@ -61,7 +61,7 @@ class ActorRolloutRefWorker(Worker):
         reference = None
         if algorithm.needs_reference:
             reference = load_reference(config.model, temperature, self._ranks, length, learner.reference_on_host)
-        trainable = Trainable(policy, learner.lr, learner)
+        trainable = Trainable(policy, learner.lr, learner, config.model.dtype)
         self._trainer = Trainer(self._ranks, algorithm, trainable, None, reference, stop)
         self._batches = Batches(config, self._ranks, policy, ForwardFlops.of(policy, policy.model.config))
         self._serve(0)
@@ -115,7 +115,7 @@ class ActorRolloutRefWorker(Worker):
         rewards = fetched.episodes.reward
         metrics = {
             "actor/loss": result.loss,
-            "actor/grad_norm": result.norms[-1],
+            **dict(zip(["actor/grad_norm"], result.norms[-1:], strict=False)),
             "actor/updates_skipped": float(result.skipped),
             "reward/mean": float(rewards.mean()),
             "outcome/mean": float(fetched.episodes.outcome.mean()),

@@ -17,7 +17,7 @@ KEPT = 1 << 30
 def save(folder: str, ranks: Ranks, models: Models, step: int, algorithm: Mapping[str, float]) -> None:
     """Write the models after `step` steps, and return once the checkpoint is complete. Raises OSError."""
     progress = Progress(step=step, algorithm=dict(algorithm))
-    progress.norms = {name: list(model.norms) for name, model in models.items()}
+    progress.keep_models(models)
     with closing(Checkpoints(Path(folder), KEPT, ranks)) as checkpoints:
         checkpoints.save(progress, models)
         checkpoints.wait()
@@ -28,6 +28,5 @@ def restored(folder: str, ranks: Ranks, models: Models) -> Progress | None:
     model, or all are damaged."""
     progress = Checkpoints(Path(folder), KEPT, ranks).restore(models)
     if progress is not None:
-        for name, norms in progress.norms.items():
-            models[name].norms.extend(norms)
+        progress.restore_models(models)
     return progress

@@ -1,0 +1,45 @@
+"""Loss scaling for float16, whose smallest numbers are larger than many gradients.
+
+The rule is that of torch.amp.GradScaler: the loss is multiplied by a scale, and the gradient divided by it again in
+float32. A gradient that is not finite has overflowed: its update is left out and the scale halved. After `INTERVAL`
+updates without an overflow the scale doubles. Scales are powers of two, so that scaling rounds nothing but what
+underflows. All ranks have the same scale, since it follows from the norm of the whole gradient alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FIRST = 2.0**16
+LEAST = 1.0
+"""A gradient that overflows without a scale is none that a smaller scale would save."""
+INTERVAL = 2000
+
+
+@dataclass(slots=True)
+class LossScale:
+    """The scale of one model's loss, and its updates since the last overflow, or since the scale last doubled."""
+
+    scale: float = FIRST
+    since: int = 0
+
+    def follow(self, is_finite: bool) -> bool:
+        """Adapt the scale to a gradient. Returns whether the gradient overflowed, and a smaller scale may save the
+        next one."""
+        if is_finite:
+            self.since += 1
+            if self.since == INTERVAL:
+                self.scale, self.since = 2 * self.scale, 0
+            return False
+        overflowed = self.scale > LEAST
+        self.scale, self.since = max(LEAST, self.scale / 2), 0
+        return overflowed
+
+    def state(self) -> list[float]:
+        """What a checkpoint keeps."""
+        return [self.scale, float(self.since)]
+
+    def restore(self, state: Sequence[float]) -> None:
+        """Go on from the `state` of another."""
+        self.scale, self.since = state[0], int(state[1])
