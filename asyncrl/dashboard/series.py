@@ -80,7 +80,8 @@ def metrics_files(folder: Path) -> dict[str, str]:
     """The roles that have written metrics, each with a word that changes when its file does."""
     try:
         with os.scandir(folder / METRICS) as entries:
-            found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".jsonl")]
+            files = [entry for entry in entries if entry.name.endswith(".jsonl") and entry.is_file()]
+            found = [(entry.name, entry.stat()) for entry in files]
     except FileNotFoundError:
         return {}
     return {name.removesuffix(".jsonl"): f"{status.st_ino}:{status.st_size}" for name, status in sorted(found)}

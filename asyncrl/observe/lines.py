@@ -1,15 +1,18 @@
 """Files of JSON lines of any length that may grow meanwhile: a row is a line with a JSON object.
 
-A last line that is still being written, and lines that are no rows, are left out. Parts of a file are read at a few
+A last line that is still being written, and lines that are no rows, are left out. What is no regular file, such as a
+pipe that nobody writes, counts as no file. Parts of a file are read at a few
 places: the cost is that of the rows that are wanted, not of the rows that there are. Rows are in the order of their
 `time`, so that a time is found by bisection.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -157,12 +160,19 @@ class LineFile:
 def open_lines(path: Path) -> Iterator[LineFile | None]:
     """The file of lines at `path` as long as the block lasts; None if there is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        # A pipe without a writer must not hold up its reader.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         yield None
         return
+    except OSError as error:
+        # A socket cannot be opened.
+        if error.errno != errno.ENXIO:
+            raise
+        yield None
+        return
     try:
-        yield LineFile(descriptor)
+        yield LineFile(descriptor) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
     finally:
         os.close(descriptor)
 

@@ -134,6 +134,17 @@ def test_the_configuration_shows_each_part_of_the_algorithm_that_is_not_as_by_de
     assert shown["algorithm.entropy_weight"] == "0.01"
 
 
+def test_what_is_no_regular_file_among_the_metrics_holds_up_no_answer(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one")
+    write_config(run)
+    os.mkfifo(run / "metrics" / "replay.jsonl")
+    (run / "metrics" / "actor-0.jsonl").mkdir()
+    assert list(values([run], "/api/runs")[0]["files"]) == ["learner"]
+    for asked in ("overview", "catalogue"):
+        assert values([run], f"/api/runs/one/{asked}")
+    assert answer([run], "/api/runs/one/series?file=replay&name=*")[0] == 404
+
+
 ODD = {
     "not finite": "NaN",
     "too large": "1" + "0" * 400,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -133,3 +135,21 @@ def test_some_fields_of_a_line_are_read_also_beside_numbers_that_are_not_finite(
     line: bytes, found: Fields | None
 ) -> None:
     assert decoded(msgspec.json.Decoder(Fields), line) == found
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "folder"])
+def test_what_is_no_regular_file_has_no_rows_and_holds_nobody_up(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The address of a socket is short.
+    monkeypatch.chdir(tmp_path)
+    path = Path("learner.jsonl")
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(str(path))
+        case "folder":
+            path.mkdir()
+    assert read_lines(path) == newest_rows(path, 3) == sampled_rows(path) == []
