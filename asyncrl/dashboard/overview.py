@@ -23,7 +23,7 @@ from asyncrl.inspect.run import ConfigFile
 from asyncrl.inspect.stalls import Wait
 from asyncrl.inspect.watch import RunWatch
 from asyncrl.machine.owner import owner_of
-from asyncrl.observe.lines import finite, newest_rows
+from asyncrl.observe.lines import finite, measured, newest_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.observe.warnings import WINDOW, learning_warnings
 from asyncrl.text import reason_of
@@ -122,10 +122,8 @@ def _roles(folder: Path) -> dict[str, Any]:
 
 
 def _warnings(folder: Path) -> list[str]:
-    # An earlier asyncrl wrote fewer metrics, and a damaged row may have texts in place of numbers.
-    with suppress(ArithmeticError, LookupError, TypeError, ValueError):
-        return list(learning_warnings(newest_rows(metrics_file(folder, "learner"), WINDOW), str(folder)).values())
-    return []
+    rows = list(measured(newest_rows(metrics_file(folder, "learner"), WINDOW)))
+    return list(learning_warnings(rows, str(folder)).values())
 
 
 def _json(path: Path) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,6 +220,20 @@ def finite(value: Any) -> float | None:
         return None
 
 
+def measured(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows with their numbers only, NaN and infinities too: whatever else may be in the files of a run is left out.
+    A row without a whole `step` or a finite `time` is none."""
+    for row in rows:
+        found = {name: value for name, value in row.items() if _is_number(value)}
+        if isinstance(found.get("step"), int) and finite(found.get("time")) is not None:
+            yield found
+
+
+def _is_number(value: Any) -> bool:
+    # A whole number of more digits than a float's range has no float.
+    return isinstance(value, float) or (isinstance(value, int) and finite(value) is not None)
+
+
 def parsed(line: bytes) -> Row | None:
     """The row of a line; None if it is none."""
     try:
@@ -239,5 +253,6 @@ def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
     try:
         # The standard library writes and reads numbers that are not finite, which JSON lacks.
         return msgspec.convert(parsed(line), decoder.type)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        # The latter is of text with half of a surrogate pair.
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from asyncrl.observe.lines import Row, each_row, newest_rows
+from asyncrl.observe.lines import Row, each_row, measured, newest_rows
 from asyncrl.observe.sinks import metrics_file
 
 Rows = Sequence[Mapping[str, Any]]
@@ -22,7 +22,7 @@ MOST_ROWS = 500
 
 def rows_of(run_dir: Path, roles: str) -> list[Iterator[Row]]:
     """The metrics of each role whose name fits a pattern."""
-    return [each_row(path) for path in sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))]
+    return [measured(each_row(path)) for path in sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))]
 
 
 def totals(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
@@ -80,14 +80,18 @@ class IdleShares:
 
 def idle_shares(run_dir: Path) -> IdleShares | None:
     """The shares over the newest steps; None: there are fewer than FEWEST_STEPS."""
-    steps = [row for row in newest_rows(metrics_file(run_dir, "learner"), MOST_STEPS) if "seconds/step" in row]
+    steps = [
+        row
+        for row in measured(newest_rows(metrics_file(run_dir, "learner"), MOST_STEPS))
+        if {"seconds/step", "idle"} <= row.keys()
+    ]
     if len(steps) < FEWEST_STEPS:
         return None
     seconds, since = step_seconds(steps), steps[0]["time"] - steps[0]["seconds/step"]
 
     def rows(roles: str) -> list[Rows]:
         paths = sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))
-        found = ([row for row in newest_rows(path, MOST_ROWS) if row["time"] >= since] for path in paths)
+        found = ([row for row in measured(newest_rows(path, MOST_ROWS)) if row["time"] >= since] for path in paths)
         return [each for each in found if each]
 
     replays, actors, scorers = rows("replay*"), rows("actor-*"), rows("scoring-*")

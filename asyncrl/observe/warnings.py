@@ -13,28 +13,28 @@ MAX_FAILED_SHARE = 0.1
 
 def learning_warnings(rows: Sequence[Mapping[str, Any]], run: str) -> dict[str, str]:
     """Warnings by kind, from the metrics of the last steps that were trained: at most `WINDOW`, fewer if there are no
-    more. `run` is the folder of the run, for the commands in the texts."""
+    more. Rows of an earlier asyncrl may lack some. `run` is the folder of the run, for the commands in the texts."""
     rows = [row for row in rows if "reward/mean" in row][-WINDOW:]
     if not rows:
         return {}
     steps = f"step {rows[-1]['step']}" if len(rows) == 1 else f"steps {rows[0]['step']} to {rows[-1]['step']}"
     look = f"`asyncrl inspect step {run} {rows[-1]['step']}` shows some of the episodes"
     found = {}
-    rewards = {row[f"reward/{end}"] for row in rows for end in ("min", "max")}
-    if len(rewards) == 1:
+    rewards = {row.get(f"reward/{end}") for row in rows for end in ("min", "max")}
+    if len(rewards) == 1 and None not in rewards:
         found["reward"] = (
-            f"every reward of {steps} was {rewards.pop():g}, which teaches nothing: {look}. "
+            f"every reward of {steps} was {next(iter(rewards)):g}, which teaches nothing: {look}. "
             "Check the scoring rule, and whether the task is too hard or too easy for the model"
         )
-    elif all(row["grad_norm"] == 0 for row in rows):
+    elif all(row.get("grad_norm") == 0 for row in rows):
         why = (
             "the rewards within each group were equal (groups/zero_variance). Use a larger learner.group_size, or "
             "tasks that the policy solves sometimes"
-            if all(row["groups/zero_variance"] == 1 for row in rows)
+            if all(row.get("groups/zero_variance") == 1 for row in rows)
             else "the gradient was 0. masked/any is the share of the tokens that the corrections leave out"
         )
         found["empty"] = f"{steps} learned nothing (updates_empty): {why}"
-    if skipped := rows[-1]["updates_skipped"]:
+    if skipped := rows[-1].get("updates_skipped"):
         found["skipped"] = (
             f"{skipped:.0f} updates were left out, since their gradient was not finite (updates_skipped). "
             "Try a smaller learner.lr, or model.dtype=float32"

@@ -17,7 +17,7 @@ from asyncrl.config.secrets import masked
 from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import require_run
 from asyncrl.machine.owner import owner_of
-from asyncrl.observe.lines import Row, sampled_rows
+from asyncrl.observe.lines import Row, measured, sampled_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.results.environment import Environment, environments_of
 from asyncrl.results.summary import RunSummary, resume_command, summarise
@@ -78,7 +78,7 @@ def read_run(name: str) -> ReportedRun:
         written = yaml.safe_dump(masked(nested), sort_keys=False, allow_unicode=True)
     except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise ConfigError(f"{folder / CONFIG_FILE} cannot be read: {error}") from error
-    steps, evaluations = (sampled_rows(metrics_file(folder, role)) for role in OF_LEARNER)
+    steps, evaluations = (_rows(metrics_file(folder, role)) for role in OF_LEARNER)
     files = sorted((folder / "metrics").glob("*.jsonl"))
     state, summary = _summary(folder, values, steps[-1]["step"] + 1 if steps else 0)
     return ReportedRun(
@@ -87,11 +87,15 @@ def read_run(name: str) -> ReportedRun:
         written=written,
         steps=[row for row in steps if "reward/mean" in row],
         evaluations=sorted(evaluations, key=lambda row: row["step"]),
-        roles={path.stem: sampled_rows(path) for path in files if path.stem not in OF_LEARNER},
+        roles={path.stem: _rows(path) for path in files if path.stem not in OF_LEARNER},
         environments=environments_of(folder),
         state=state,
         summary=summary,
     )
+
+
+def _rows(path: Path) -> list[Row]:
+    return list(measured(sampled_rows(path)))
 
 
 def _summary(folder: Path, values: Mapping[str, Any], done: int) -> tuple[str, RunSummary]:

@@ -12,13 +12,16 @@ from markupsafe import Markup, escape
 COLOURS = 8
 """The page's style has so many colours, and a dash pattern for each."""
 MOST_POINTS = 300
+LARGEST = 1e305
+"""A larger value may have no difference from another."""
 WIDTH, HEIGHT = 420, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 36
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve: its points by ascending x. Points whose y is no finite number are left out. `has_dots` marks each."""
+    """A curve: its points by ascending x. Points that are not finite, or too large to
+    be drawn, are left out. `has_dots` marks each."""
 
     label: str
     xs: Sequence[float]
@@ -27,7 +30,7 @@ class Series:
 
     def points(self) -> list[tuple[float, float]]:
         pairs = zip(self.xs, self.ys, strict=True)
-        return [(x, y) for x, y in pairs if isinstance(y, int | float) and math.isfinite(x) and math.isfinite(y)]
+        return [(x, y) for x, y in pairs if y is not None and abs(x) <= LARGEST and abs(y) <= LARGEST]
 
 
 @dataclass(frozen=True, slots=True)

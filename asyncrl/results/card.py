@@ -23,7 +23,7 @@ from asyncrl.config.locations import CARD_FILES, CONFIG_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.config.secrets import masked
 from asyncrl.machine.files import write_whole
-from asyncrl.observe.lines import Row, sampled_rows
+from asyncrl.observe.lines import Row, measured, sampled_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.results.environment import Environment, environments_of
 from asyncrl.results.picture import draw_training
@@ -87,7 +87,9 @@ def named(text: str, name: str) -> str:
 
 def trained_model(run_dir: Path, steps: int | None = None) -> TrainedModel:
     """What a run tells of its model after so many `steps`; None: at its end."""
-    rows, evaluations = (sampled_rows(metrics_file(run_dir, name)) for name in ("learner", "evaluation"))
+    rows, evaluations = (
+        list(measured(sampled_rows(metrics_file(run_dir, name)))) for name in ("learner", "evaluation")
+    )
     if steps is not None:
         rows = [row for row in rows if row["step"] < steps]
         evaluations = [row for row in evaluations if row["step"] <= steps]
@@ -162,7 +164,8 @@ def _numbers(model: TrainedModel) -> Iterator[str]:
         yield "".join(f"| {name} | {_number(first)} | {_number(last)} |\n" for name, first, last in rows)
     if model.evaluations:
         last = model.evaluations[-1]
-        failed = f"; {last['eval/failed']:.0f} attempts failed, and are in no mean" if last.get("eval/failed") else ""
+        count = last.get("eval/failed", 0)
+        failed = f"; {count:.0f} attempts failed, and are in no mean" if count > 0 else ""
         attempts = f"{_number(last.get('eval/count'))} attempts"
         yield (
             f"Held-out values are those before training and after step {last['step']}, over {attempts}{failed}. "
@@ -278,7 +281,8 @@ def _part(value: Any) -> str:
 def _number(value: Any) -> str:
     if not isinstance(value, int | float):
         return "-"
-    return f"{value:.0f}" if value == round(value) and abs(value) >= 2 else f"{value:.3g}"
+    is_whole = isinstance(value, int) or value.is_integer()
+    return f"{value:.0f}" if is_whole and abs(value) >= 2 else f"{value:.3g}"
 
 
 def _plain(text: str) -> str:

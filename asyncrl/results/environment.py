@@ -14,11 +14,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import psutil
 
 import asyncrl
@@ -77,10 +77,11 @@ def read_environments(folder: Path) -> list[Environment]:
     """The recorded starts, the oldest first; none where nothing was recorded, or the file cannot be read."""
     try:
         starts = json.loads((folder / ENVIRONMENT_FILE).read_text())["starts"]
-        return [_of(each) for each in starts]
+        # Another version of asyncrl may have written more of a start, or less.
+        return msgspec.convert(starts, list[Environment])
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         log.warning("%s cannot be read: %s", folder / ENVIRONMENT_FILE, error)
         return []
 
@@ -108,12 +109,6 @@ def this_environment(now: float) -> Environment:
         driver=driver,
         packages={name: found for name in PACKAGES if (found := _version(name))},
     )
-
-
-def _of(values: dict[str, Any]) -> Environment:
-    """A record as another version of asyncrl may have written it."""
-    known = {each.name for each in fields(Environment)}
-    return Environment(**{name: value for name, value in values.items() if name in known})
 
 
 def _version(package: str) -> str:

@@ -22,7 +22,7 @@ import msgspec
 from asyncrl.config.locations import SUMMARY_FILE, steps_in_newest_checkpoint
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
-from asyncrl.observe.lines import decoded, each_line, parsed, read_lines
+from asyncrl.observe.lines import decoded, each_line, finite, measured, parsed, read_lines
 from asyncrl.observe.shares import rows_of, totals, waited_for
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.observe.warnings import WINDOW, failure_warning, learning_warnings
@@ -33,6 +33,7 @@ from asyncrl.replay.transaction import Transaction
 
 log = logging.getLogger(__name__)
 
+HELD_OUT = ("outcome", "accuracy", "reward", "failed")
 MOST_REASONS = 5
 MOST_STEPS = 10
 """The most steps over which the first and the last reward are averaged."""
@@ -125,7 +126,7 @@ class _Steps:
         self.trained += 1
         self.seconds += row.seconds
         self.idle_seconds += row.idle * row.seconds
-        self.max_lag = max(self.max_lag, row.lag)
+        self.max_lag = max(self.max_lag, finite(row.lag) or 0)
         if len(self.first) < MOST_STEPS:
             self.first.append(row)
         self.last.append(row)
@@ -145,8 +146,8 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
     for line in each_line(metrics_file(run_dir, "learner")):
         steps.add(line)
     averaged = max(1, min(MOST_STEPS, steps.trained // 4))
-    newest_steps = [row for line in steps.newest_lines if (row := parsed(line)) is not None]
-    warnings = list(learning_warnings(newest_steps, str(run_dir)).values())
+    newest_steps = filter(None, map(parsed, steps.newest_lines))
+    warnings = list(learning_warnings(list(measured(newest_steps)), str(run_dir)).values())
     if not steps.trained:
         warnings.append(f"no step was trained: see {run_dir / 'logs'} and `asyncrl inspect dead-letters {run_dir}`")
     trajectories: dict[str, int] = {}
@@ -208,11 +209,11 @@ def _first_line(reason: str) -> str:
 
 
 def _held_out(run_dir: Path) -> dict[str, Change]:
-    rows = sorted(read_lines(metrics_file(run_dir, "evaluation")), key=lambda row: row["step"])
-    names = ["outcome", "accuracy", "reward"] if rows else []
-    if any(row["eval/failed"] for row in rows):
-        names.append("failed")
-    return {name: Change(rows[0][f"eval/{name}"], rows[-1][f"eval/{name}"]) for name in names}
+    rows = sorted(measured(read_lines(metrics_file(run_dir, "evaluation"))), key=lambda row: row["step"])
+    known = {name: [row[f"eval/{name}"] for row in rows if f"eval/{name}" in row] for name in HELD_OUT}
+    if not any(known["failed"]):
+        del known["failed"]
+    return {name: Change(values[0], values[-1]) for name, values in known.items() if values}
 
 
 def _speed(run_dir: Path, steps: _Steps) -> dict[str, float]:

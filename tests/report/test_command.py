@@ -10,6 +10,7 @@ import socket
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +21,10 @@ from asyncrl.machine.owner import OWNER_FILE
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.report import episodes
 from asyncrl.report.command import main, write_report
+from asyncrl.report.compare_command import comparison_page
 from asyncrl.report.compare_command import main as compare_main
+from asyncrl.report.comparison import compare
+from asyncrl.report.run import read_run
 from asyncrl.results.card import card, trained_model
 from asyncrl.results.environment import record_environment
 from asyncrl.results.summary import report
@@ -135,6 +139,39 @@ def test_a_run_of_many_steps_has_a_small_page_that_says_how_it_was_thinned(tmp_p
     page = write_report(str(run))
     assert page.stat().st_size < 1_000_000
     assert re.search(r"mean of \d+ rows", page.read_text())
+
+
+ODD = ("NaN", "-Infinity", "1e308", "null", '"text"', "[1]", '"\\ud800"', "1" + "0" * 400, None)
+
+
+@pytest.mark.parametrize("value", ODD, ids=["nan", "inf", "1e308", "null", "text", "list", "half", "digits", "missing"])
+def test_any_value_of_any_metric_leaves_report_comparison_card_and_summary(tmp_path: Path, value: str | None) -> None:
+    """The last row has odd values at once, and each metric is odd in one row of its own; None leaves it out."""
+    run, other = (write_run(tmp_path / name, [0.5] * 20) for name in ("run", "other"))
+    for path in (run / "metrics").iterdir():
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        odd = [{**rows[0], name: ...} for name in rows[0]]
+        odd.append({name: number if name in ("step", "time") else ... for name, number in rows[0].items()})
+        path.write_text("".join(f"{as_line(row, value)}\n" for row in (*rows, *odd)))
+    page_of(run)
+    assert comparison_page(compare([read_run(str(run)), read_run(str(other))]))
+    assert card(trained_model(run))
+    assert report(run, 20, "stopped", "", "asyncrl resume run")
+
+
+def as_line(row: dict[str, Any], value: str | None) -> str:
+    written = {name: value if number is ... else json.dumps(number) for name, number in row.items()}
+    return "{" + ", ".join(f'"{name}": {text}' for name, text in written.items() if text is not None) + "}"
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory", "gpus", "packages"])
+@pytest.mark.parametrize("value", [None, [None], {"a": 1}])
+def test_a_damaged_record_of_the_hardware_counts_as_none(tmp_path: Path, name: str, value: object) -> None:
+    run = write_run(tmp_path / "run", [0.5])
+    record_environment(run)
+    file = run / "environment.json"
+    file.write_text(json.dumps({"starts": [{**json.loads(file.read_text())["starts"][0], name: value}]}))
+    assert ("recorded none" in page_of(run).text) == ((name, value) != ("packages", None))
 
 
 def test_what_is_no_run_is_refused(
