@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, Qwen3Model
 from asyncrl.demo.arithmetic import Expression, distinct_expressions, parse
 from asyncrl.demo.transcripts import batch, judged
 from asyncrl.demo.warm_start import descend, make_optimisers, schedule
+from asyncrl.machine.long_work import LongWork, unmeasured_work
 from asyncrl.scoring.models.value_head import HEAD_FILE
 
 BATCH = 24
@@ -70,14 +71,17 @@ def train_step_scorer(
     sources = {"generated": distinct_expressions(held_out, random.Random(seed + 1)), "GSM8K": noted[:held_out]}
     unseen = {each for expressions in sources.values() for each in expressions}
     known = [each for each in noted if each not in unseen]
+    work = LongWork("step scorer", steps, "steps")
     for step in range(steps):
         drawn = distinct_expressions(BATCH // 2, rng, avoid=unseen) + rng.choices(known, k=BATCH // 2)
         values, right = _judge(scorer, tokenizer, rng, drawn)
         loss = nn.functional.binary_cross_entropy_with_logits(values, right)
         descend(scorer, optimisers, loss, schedule(step, steps))
+        work.done += 1
         if (step + 1) % 20 == 0:
-            progress(f"step scorer: step {step + 1}/{steps}, loss {loss.item():.3f}")
-    return scorer.eval(), {name: _held_out(scorer, tokenizer, rng, drawn) for name, drawn in sources.items()}
+            progress(f"{work.text}, loss {loss.item():.3f}")
+    with unmeasured_work("judging the step scorer", say=progress):
+        return scorer.eval(), {name: _held_out(scorer, tokenizer, rng, drawn) for name, drawn in sources.items()}
 
 
 def _untrained(policy: Qwen3ForCausalLM) -> StepScorer:

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.demo.arithmetic import random_expression
 from asyncrl.demo.transcripts import batch, demonstration
+from asyncrl.machine.long_work import LongWork
 
 BATCH = 16
 MATRIX_LR = 0.02
@@ -55,14 +56,16 @@ def warm_start(
     model = Qwen3ForCausalLM(model_config(tokenizer))
     further = nn.ModuleList(nn.Linear(model.config.hidden_size, len(tokenizer), bias=False) for _ in FURTHER)
     optimisers = [*make_optimisers(model), torch.optim.AdamW(further.parameters(), lr=OTHER_LR, weight_decay=0.0)]
+    work = LongWork("warm start", steps, "steps")
     for step in range(steps):
         ids, mask = batch(tokenizer, [demonstration(random_expression(rng), rng) for _ in range(BATCH)])
         hidden = model.model(input_ids=ids).last_hidden_state
         loss = _loss(model.lm_head, hidden, ids, mask, 1)
         ahead = sum(_loss(head, hidden, ids, mask, distance) for head, distance in zip(further, FURTHER, strict=True))
         descend(model, optimisers, loss + FURTHER_WEIGHT * (1 - step / steps) * ahead, schedule(step, steps))
+        work.done += 1
         if (step + 1) % REPORT_EVERY == 0:
-            progress(f"warm start: step {step + 1}/{steps}, loss {loss.item():.3f}")
+            progress(f"{work.text}, loss {loss.item():.3f}")
     model.eval()
     return model
 

@@ -9,6 +9,7 @@ import torch
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.prefixes import EVERY
 from asyncrl.learner.trainer import Trainer
+from asyncrl.machine.long_work import unmeasured_work
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,10 @@ def compile_passes(trainer: Trainer, share_prefixes: bool) -> None:
     if trainer.ranks.rank == 0:
         logger.info("the first passes compile the layers, which takes up to some minutes (model.compile)")
     sequences = [torch.cat([torch.arange(PREFIX), torch.full((end,), end)]) % policy.vocabulary for end in ENDS]
-    for sharing in (None, EVERY) if share_prefixes and policy.shares_prefixes else (None,):
-        packed = PackedSequences.of(sequences, sharing)
-        packed = (packed.padded() if policy.pads_passes else packed).to(device)
-        logprobs, entropy = policy(packed, trainer.algorithm.needs_entropy)
-        (logprobs.sum() if entropy is None else (logprobs + entropy).sum()).backward()
+    with unmeasured_work("compiling the layers", trainer.ranks.activity):
+        for sharing in (None, EVERY) if share_prefixes and policy.shares_prefixes else (None,):
+            packed = PackedSequences.of(sequences, sharing)
+            packed = (packed.padded() if policy.pads_passes else packed).to(device)
+            logprobs, entropy = policy(packed, trainer.algorithm.needs_entropy)
+            (logprobs.sum() if entropy is None else (logprobs + entropy).sum()).backward()
     policy.zero_grad()

@@ -27,7 +27,7 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.ranks import shard_of
 from asyncrl.machine.activity import Activity
-from asyncrl.machine.long_work import tracked
+from asyncrl.machine.long_work import tracked, unmeasured_work
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat
 
@@ -40,15 +40,15 @@ class _LoadWholeError(Exception):
     """Why a model cannot be read shard by shard."""
 
 
-def open_model(config: ModelConfig) -> StoredModel:
-    """The causal language model that `config` names, whose weights are read once it is sharded. Raises ConfigError: it
-    cannot be loaded."""
+def open_model(config: ModelConfig, activity: Activity | None = None) -> StoredModel:
+    """The causal language model that `config` names, whose weights are read once it is sharded. Where all of it must be
+    loaded at once, `activity` shows for how long. Raises ConfigError: it cannot be loaded."""
     path = config.path
     try:
         return _open_shards(config)
     except _LoadWholeError as reason:
         logger.warning("each rank loads the whole of %s, which takes more memory: %s", path, reason)
-        model, missing = _read_whole(config)
+        model, missing = _read_whole(config, activity)
         return StoredModel(model, missing=missing)
     except (OSError, ValueError, LookupError, ImportError, SafetensorError) as error:
         raise ConfigError(f"{path!r} cannot be loaded: {error!r}") from error
@@ -60,17 +60,18 @@ def read_model(config: ModelConfig) -> Any:
     return _read_whole(config)[0]
 
 
-def _read_whole(config: ModelConfig) -> tuple[Any, frozenset[str]]:
+def _read_whole(config: ModelConfig, activity: Activity | None = None) -> tuple[Any, frozenset[str]]:
     """As `read_model`, and the names of what is random."""
     try:
-        # With the dtype that its configuration names, float32 files might be rounded.
-        read: Any = AutoModelForCausalLM.from_pretrained(
-            config.path,
-            config=open_config(config),
-            dtype=torch.float32,
-            trust_remote_code=config.trust_remote_code,
-            output_loading_info=True,
-        )
+        with unmeasured_work(f"loading {config.path}", activity):
+            # With the dtype that its configuration names, float32 files might be rounded.
+            read: Any = AutoModelForCausalLM.from_pretrained(
+                config.path,
+                config=open_config(config),
+                dtype=torch.float32,
+                trust_remote_code=config.trust_remote_code,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, LookupError, ImportError, RuntimeError) as error:
         raise ConfigError(f"{config.path!r} cannot be loaded: {error!r}") from error
     model, info = read

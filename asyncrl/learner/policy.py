@@ -124,7 +124,7 @@ def open_decoder(config: ModelConfig, ranks: Ranks, length: int) -> StoredModel:
     """
     if config.attention not in ("auto", "sdpa") and ranks.device.type == "cpu":
         raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use auto")
-    stored = open_model(config)
+    stored = open_model(config, ranks.activity)
     with _advice(config.path, config):
         check_positions(stored.model.config, length)
     return stored

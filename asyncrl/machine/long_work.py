@@ -1,10 +1,12 @@
 """Progress of work that may take long: a bar on a terminal, a line every LINE_S seconds elsewhere, each with the time
-that is left where the amount is known. Work that is done sooner says nothing in a log."""
+that is left where the amount is known, or else for how long the work goes on. Work that is done sooner says nothing in
+a log."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -95,6 +97,38 @@ def tracked(items: Iterable[T], what: str, total: float, unit: str, activity: Ac
             # Nothing here keeps an item, which may be large, while the next is made.
             yield next(rest)
             advance(1)
+
+
+@contextmanager
+def unmeasured_work(
+    what: str,
+    activity: Activity | None = None,
+    say: Callable[[str], None] | None = None,
+    every_s: float = LINE_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[None]:
+    """The block works at `what` without a word, as libraries do: a thread says every `every_s` seconds for how long."""
+    began, ended = clock(), threading.Event()
+    before = activity.work if activity is not None else ""
+
+    def tell() -> None:
+        while not ended.wait(every_s):
+            text = f"{what}: for {duration(clock() - began)} so far"
+            if activity is not None:
+                activity.work = text
+            (say or log.info)(text)
+
+    if activity is not None:
+        activity.work = what
+    thread = threading.Thread(target=tell, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if activity is not None:
+            activity.work = before
 
 
 def print_line(line: str) -> None:

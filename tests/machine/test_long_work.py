@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from asyncrl.machine.activity import Activity
-from asyncrl.machine.long_work import LINE_S, LongWork, long_work, tracked
+from asyncrl.machine.long_work import LINE_S, LongWork, long_work, tracked, unmeasured_work
+from tests.helpers import until
 
 
 class Clock:
@@ -61,6 +62,28 @@ def test_a_terminal_has_a_bar_and_no_lines() -> None:
         one(2)
     assert "exporting: 2 of 4 episodes" in shown.getvalue()
     assert lines == []
+
+
+def test_work_that_says_nothing_itself_is_said_to_go_on_and_for_how_long() -> None:
+    clock, activity, lines = Clock(), Activity(), list[str]()
+    activity.work = "starting"
+    with unmeasured_work("loading the model", activity, lines.append, every_s=0.01, clock=clock):
+        assert activity.work.startswith("loading the model")
+        clock.now += 70
+        until(lambda: "loading the model: for 70 s so far" in lines)
+        assert activity.work == "loading the model: for 70 s so far"
+    assert activity.work == "starting"
+    told = len(lines)
+    with unmeasured_work("loading the model", say=lines.append):
+        pass
+    assert len(lines) == told
+
+
+def test_unmeasured_work_that_fails_is_over() -> None:
+    activity = Activity()
+    with pytest.raises(OSError, match="no such file"), unmeasured_work("loading", activity):
+        raise OSError("no such file")
+    assert activity.work == ""
 
 
 def test_the_items_of_tracked_work_come_through_and_work_that_fails_is_over() -> None:

@@ -37,6 +37,7 @@ from asyncrl.actor.engine.sampling import request_key, sample, uniforms
 from asyncrl.actor.engine.scheduler import Request, Scheduler, Slot, SlotChunk
 from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.errors import EngineError, WeightsError
+from asyncrl.machine.long_work import unmeasured_work
 from asyncrl.modelling.devices import described
 from asyncrl.modelling.opening import open_config
 from asyncrl.network.throttle import ErrorLogger
@@ -106,12 +107,13 @@ class EmbeddedEngine:
         """An engine over the Hugging Face model that `model` names, on the GPU if there is one; `options` as above.
         Raises ConfigError: also where its configuration cannot be used."""
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            model.path,
-            config=open_config(model),
-            dtype=getattr(torch, model.dtype),
-            trust_remote_code=model.trust_remote_code,
-        )
+        with unmeasured_work(f"loading {model.path}"):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                model.path,
+                config=open_config(model),
+                dtype=getattr(torch, model.dtype),
+                trust_remote_code=model.trust_remote_code,
+            )
         logger.info("the engine computes on %s", described(device))
         return cls(loaded.to(device), config, **options)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError
+from asyncrl.machine.long_work import unmeasured_work
 from asyncrl.modelling.devices import described
 
 logger = logging.getLogger(__name__)
@@ -75,9 +76,10 @@ class Checkpoint:
         with self._refusing():
             dtype, trust = getattr(torch, self._config.dtype), self._config.trust_remote_code
             spread = {"device_map": "auto", "max_memory": _free_memory(len(gpus))} if len(gpus) > 1 else {}
-            model = getattr(transformers, auto_class).from_pretrained(
-                self.folder, dtype=dtype, trust_remote_code=trust, **spread
-            )
+            with unmeasured_work(f"loading {self._config.path}"):
+                model = getattr(transformers, auto_class).from_pretrained(
+                    self.folder, dtype=dtype, trust_remote_code=trust, **spread
+                )
             model = (model if spread else model.to(self._device)).eval()
         if spread and (elsewhere := {"cpu", "disk"} & {str(device) for device in model.hf_device_map.values()}):
             raise self.refuse(
