@@ -31,7 +31,7 @@ MOST_DIGITS = 18
 class EpisodeQuery:
     """Which episodes: each number within its range, both ends included; each text as it is named; `tool` and `flag`
     among those of the episode; and `text` within the id of the episode or of its task. `sort` is a column of
-    `SORTABLE`, with a minus for the largest first. Episodes without a value come last."""
+    `SORTABLE`, with a minus for the largest first. NaN comes last."""
 
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     exact: Mapping[str, str] = field(default_factory=dict)
@@ -68,9 +68,10 @@ class EpisodeQuery:
         found.sort(key=attrgetter("group_id", "member"))
         name, descending = self.sort.removeprefix("-"), self.sort.startswith("-")
         value = attrgetter(name)
-        with_value = [row for row in found if value(row) is not None]
+        # Only NaN differs from itself.
+        with_value = [row for row in found if value(row) == value(row)]
         with_value.sort(key=value, reverse=descending)
-        return with_value + [row for row in found if value(row) is None]
+        return with_value + [row for row in found if value(row) != value(row)]
 
     @property
     def _restricts(self) -> bool:
@@ -85,7 +86,7 @@ class EpisodeQuery:
         def fits(row: KeptRow) -> bool:
             for value, low, high in ranges:
                 found = value(row)
-                if found is None or not low <= found <= high:
+                if not low <= found <= high:
                     return False
             return (
                 all(value(row) == wanted for value, wanted in exact)

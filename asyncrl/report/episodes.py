@@ -3,6 +3,7 @@ last step that kept some."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +61,14 @@ def chosen(rows: Sequence[KeptRow]) -> list[KeptRow]:
     """The best, the middle and the worst by reward, of the first and of the last step; none twice."""
     found = []
     for step in dict.fromkeys((rows[0].step, rows[-1].step)):
-        of_step = sorted((row for row in rows if row.step == step), key=lambda row: row.reward)
+        of_step = sorted((row for row in rows if row.step == step), key=_reward)
         found += [of_step[at] for at in dict.fromkeys((len(of_step) - 1, len(of_step) // 2, 0))]
     return found
+
+
+def _reward(row: KeptRow) -> tuple[bool, float]:
+    """In ascending order, after NaN."""
+    return not math.isnan(row.reward), row.reward
 
 
 def visible(text: str) -> str:

@@ -8,6 +8,8 @@ that no longer count; its first line differs then.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,9 +51,26 @@ def encode_index(writing: str, lines: Iterable[IndexLine]) -> bytes:
 
 def _encoded(value: Any) -> bytes:
     try:
-        return msgspec.json.encode(value) + b"\n"
+        encoded = msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return msgspec.json.encode(encodable(msgspec.to_builtins(value))) + b"\n"
+        encoded = msgspec.json.encode(encodable(msgspec.to_builtins(value)))
+    if b":null" in encoded:
+        # A reward may be NaN or infinite. Like all JSON lines of a run, the index then has what only Python reads.
+        encoded = json.dumps(encodable(msgspec.to_builtins(value))).encode()
+    return encoded + b"\n"
+
+
+def _decoded(line: bytes) -> IndexLine:
+    """The line. Raises ValueError or RecursionError: it is none."""
+    try:
+        return _LINE.decode(line)
+    except msgspec.MsgspecError:
+        return msgspec.convert(json.loads(line, object_hook=_with_nan), IndexLine)
+
+
+def _with_nan(found: dict[str, Any]) -> dict[str, Any]:
+    """A row of the index. An earlier asyncrl wrote null for whatever is not finite."""
+    return {name: math.nan if value is None else value for name, value in found.items()}
 
 
 class IndexReader:
@@ -107,8 +126,8 @@ class IndexReader:
 
     def _take(self, line: bytes) -> None:
         try:
-            found = _LINE.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            found = _decoded(line)
+        except (ValueError, RecursionError) as error:
             raise StoreError(f"{self.path} is damaged at byte {self.size}: {error}") from error
         self.size += len(line)
         self.dead_bytes += self._lengths.pop(found.step, 0)

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import errno
 import json
+import math
+import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from asyncrl.errors import RefusedError, StoreError
-from asyncrl.observe.kept.episode import KeptEpisode
+from asyncrl.observe.kept.episode import KeptEpisode, KeptStep
 from asyncrl.observe.kept.reading import FOLDER, KeptEpisodes
 from asyncrl.observe.kept.writing import KeptWriter, remove_kept
 from asyncrl.wire import labels_message, pack, task_body, trajectory_message
@@ -216,6 +220,23 @@ def test_the_bound_holds_for_files_and_index_together(tmp_path: Path) -> None:
     for step in range(300):
         writer.add(example_step(step, members=2, groups=1))
         assert sum(file.stat().st_size for file in (tmp_path / FOLDER).iterdir()) <= bound
+
+
+def test_rewards_that_are_not_finite_leave_the_index(tmp_path: Path) -> None:
+    kept = example_step(0, groups=1)
+    rewards = [math.nan, math.inf, -math.inf, 0.5]
+    odd = [
+        replace(each, row=structs.replace(each.row, reward=reward, task_id="\ud800:null"))
+        for each, reward in zip(kept.episodes, rewards, strict=True)
+    ]
+    KeptWriter(tmp_path, 1 << 30).add(KeptStep(0, odd))
+    found = [row.reward for row in KeptEpisodes(tmp_path).rows()]
+    assert math.isnan(found[0])
+    assert found[1:] == rewards[1:]
+    # As an earlier version wrote them.
+    index = tmp_path / FOLDER / "index.jsonl"
+    index.write_text(re.sub("NaN|-?Infinity", "null", index.read_text()))
+    assert [math.isnan(row.reward) for row in KeptEpisodes(tmp_path).rows()] == [True, True, True, False]
 
 
 def test_a_lost_index_is_made_anew_and_costs_no_episode(tmp_path: Path) -> None:
