@@ -26,8 +26,11 @@ NO_VERSION = -1
 
 MAX_LOGPROB = 1e-4
 """Log-probs are at most 0; engines round some of them up."""
-INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
+INT32, FLOAT32, UINT8 = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.uint8)
 NO_MASS = np.zeros(0, np.float32)
+NO_ROUTING = np.zeros((0, 0), np.uint8)
+MAX_ROUTING_BYTES = 4096
+"""Of one token: enough for 128 layers that send a token to 16 of 65535 experts."""
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -172,6 +175,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     - `rewards` come from the environment (tools); `timings` are seconds by phase.
     - `grammar_mass` float32[T], or empty where no turn has a grammar: the probability that the policy without the
       grammar gave to all tokens that it allowed there. 1 without a grammar, and 0 where it was not measured.
+    - `routed_experts` uint8[T, R], or uint8[0, 0] where the engine does not tell: the experts that computed each token
+      in the engine, as `modelling.routing.RoutingShape` packs them. A token without them has 255 in all R bytes.
     - The id is the ticket's, so that an episode that ran twice is stored once.
 
     Every field travels and is exported: `wire` and `inspect` derive their formats from this class. A new field needs
@@ -179,8 +184,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     Raises InvariantError: shapes or dtypes differ from the above, a sampled token has no valid log-prob, another token
     has one, spans are out of order, an assistant's turn or a step has a token that was not sampled, a branch begins
-    with a sampled token, a turn that is not the assistant's has a score, a number is not finite, or a mass is none, is
-    missing or stands where nothing was sampled.
+    with a sampled token, a turn that is not the assistant's has a score, a number is not finite, a mass is none, is
+    missing or stands where nothing was sampled, or a token's experts take more than `MAX_ROUTING_BYTES`.
     """
 
     id: str
@@ -196,6 +201,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     rewards: Mapping[str, float] = {}
     timings: Mapping[str, float] = {}
     grammar_mass: NDArray[np.float32] = NO_MASS
+    routed_experts: NDArray[np.uint8] = NO_ROUTING
 
     def __post_init__(self) -> None:
         # This runs for every trajectory that the replay takes. So it looks at runs instead of tokens, passes over each
@@ -217,12 +223,25 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         _check_array(self.id, "grammar_mass", self.grammar_mass, FLOAT32, (length if has_grammar else 0,))
         if has_grammar:
             self._check_mass()
+        if self.routed_experts is not NO_ROUTING:
+            self._check_routing()
 
     def _check_mass(self) -> None:
         mass = self.grammar_mass
         # A comparison with nan is false.
         if not (mass.min() >= 0 and mass.max() <= 1 and (mass[~self.loss_mask] == 1).all()):
             raise InvariantError(f"{self.id}: a grammar's mass is not from 0 to 1, or not 1 where nothing was sampled")
+
+    def _check_routing(self) -> None:
+        shape = self.routed_experts.shape
+        width = shape[1] if len(shape) == 2 else -1
+        _check_array(
+            self.id, "routed_experts", self.routed_experts, UINT8, (len(self) if self.routed_experts.size else 0, width)
+        )
+        if width > MAX_ROUTING_BYTES:
+            raise InvariantError(
+                f"{self.id}: a token's experts take {width} bytes; at most {MAX_ROUTING_BYTES} are taken"
+            )
 
     def __len__(self) -> int:
         return len(self.tokens)

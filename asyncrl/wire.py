@@ -310,7 +310,7 @@ class _Codec(Generic[T]):
 
 
 _RENAMED = {"task_id": "task", "group_id": "group", "version_runs": "versions"}
-_TRAJECTORY = _Codec("trajectory", Trajectory, added=("grammar_mass",), **_RENAMED)
+_TRAJECTORY = _Codec("trajectory", Trajectory, added=("grammar_mass", "routed_experts"), **_RENAMED)
 _LABELS = _Codec("labels", Labels, trajectory_id="id")
 
 

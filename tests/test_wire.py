@@ -17,7 +17,7 @@ from msgspec import structs
 
 from asyncrl import wire
 from asyncrl.errors import WireError
-from asyncrl.types import Finish, Labels, Reason, Role, Step, ToolCall, Trajectory, Turn, runs_of
+from asyncrl.types import NO_ROUTING, Finish, Labels, Reason, Role, Step, ToolCall, Trajectory, Turn, runs_of
 from asyncrl.wire import MAX_DEPTH, PROTOCOL, Message, decode, encode, join, split
 from tests.helpers import make_task, make_trajectory
 
@@ -66,6 +66,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         rewards={"r": draw(st.floats(-1, 1))},
         timings={"generate": 0.5},
         grammar_mass=mass.astype(np.float32) if grammar else np.zeros(0, np.float32),
+        routed_experts=draw(st.just(NO_ROUTING) | hnp.arrays(np.uint8, st.tuples(st.just(length), st.integers(1, 9)))),
     )
 
 
@@ -371,6 +372,30 @@ def test_a_trajectory_of_protocol_4_has_no_grammars() -> None:
     read = wire.read_trajectory(decode([msgpack.packb([4, *header[1:]]), *frames[1:]]))
     assert read.turns == trajectory.turns
     assert read.grammar_mass.size == 0
+
+
+def test_a_trajectory_without_routed_experts_is_read_as_one_whose_engine_did_not_tell() -> None:
+    message = wire.trajectory_message(make_trajectory(routed_experts=np.zeros((8, 4), np.uint8)))
+    arrays = {name: array for name, array in message.arrays.items() if name != "routed_experts"}
+    assert wire.read_trajectory(structs.replace(message, arrays=arrays)).routed_experts.size == 0
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        np.zeros((7, 4), np.uint8),
+        np.zeros((9, 4), np.uint8),
+        np.zeros((8, 0), np.uint8),
+        np.zeros(8, np.uint8),
+        np.zeros((8, 2, 2), np.uint8),
+        np.zeros((8, 4), np.int32),
+        np.zeros((8, 4097), np.uint8),
+    ],
+)
+def test_routed_experts_of_another_shape_or_more_bytes_than_a_token_may_have_are_refused(routing: np.ndarray) -> None:
+    message = wire.trajectory_message(make_trajectory())
+    with pytest.raises(WireError, match=r"routed_experts|experts take"):
+        wire.read_trajectory(structs.replace(message, arrays={**message.arrays, "routed_experts": routing}))
 
 
 def test_a_trajectory_under_a_grammar_that_lacks_its_masses_is_refused() -> None:

@@ -22,9 +22,9 @@ from asyncrl.inspect.episodes import EpisodeRow, StepRow, answer, prompt
 from asyncrl.inspect.run import Decode
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredTrajectory
-from asyncrl.types import BatchPlan, Finish, Labels, Step, Trajectory, Turn, dtype_of, runs_of
+from asyncrl.types import NO_ROUTING, BatchPlan, Finish, Labels, Step, Trajectory, Turn, dtype_of, runs_of
 
-FORMAT = 6
+FORMAT = 7
 
 
 class Column(NamedTuple):
@@ -107,9 +107,12 @@ _EPISODE = columns_of(EpisodeRow)
 _TEXTS = {"prompt": column_of(str), "answer": column_of(str)}
 _SPANS: Mapping[str, type] = {"turns": Turn, "steps": Step}
 _IN_SPANS = {field: _parallel(field, noun) for field, noun in _SPANS.items()}
-_TRAJECTORY = columns_of(Trajectory, but=["id", "group_id", "member", "finish", "tokens", "version_runs", *_SPANS])
+_TRAJECTORY = columns_of(
+    Trajectory, but=["id", "group_id", "member", "finish", "tokens", "version_runs", "routed_experts", *_SPANS]
+)
 _BY_TOKEN = {"loss_mask": column_of(NDArray[np.bool_]), "versions": column_of(NDArray[np.int32])}
 _TOKENS = {"token_ids": column_of(NDArray[np.int32])}
+_ROUTING = {"routed_experts": column_of(NDArray[np.uint8])}
 _LABELS = columns_of(Labels, but=["trajectory_id", "reward", "outcome"])
 _IN_BOTH = tuple(_EPISODE.keys() & get_type_hints(TrajectoryRecord).keys() - {"state"})
 _RECORD = columns_of(TrajectoryRecord, but=["table", "leased", "group", "state", "last_plan", *_IN_BOTH])
@@ -117,7 +120,7 @@ PLAN = columns_of(BatchPlan)
 STEP = columns_of(StepRow)
 DEAD_LETTER = columns_of(DeadLetter, but=["table", "order", "size"])
 
-_DATA = (_TRAJECTORY, *_IN_SPANS.values(), _TOKENS, _BY_TOKEN)
+_DATA = (_TRAJECTORY, *_IN_SPANS.values(), _TOKENS, _BY_TOKEN, _ROUTING)
 TRAJECTORIES = schema_of(_EPISODE, _RECORD, _TEXTS, *_DATA, _LABELS)
 PLANS = schema_of(PLAN)
 STEPS = schema_of(STEP)
@@ -146,7 +149,12 @@ def _row(stored: StoredTrajectory, decode: Decode | None) -> dict[str, Any]:
         row |= {name: column.write(getattr(trajectory, field)) for name, column in columns.items()}
     if decode is not None:
         row |= {"prompt": prompt(trajectory, decode), "answer": answer(trajectory, decode)}
-    return row | {**row_of(_TRAJECTORY, trajectory), **row_of(_BY_TOKEN, trajectory), "token_ids": trajectory.tokens}
+    return row | {
+        **row_of(_TRAJECTORY, trajectory),
+        **row_of(_BY_TOKEN, trajectory),
+        "token_ids": trajectory.tokens,
+        "routed_experts": trajectory.routed_experts.ravel(),
+    }
 
 
 def read_trajectories(batch: pa.RecordBatch) -> list[StoredTrajectory]:
@@ -183,13 +191,16 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         field: tuple(map(noun, *(column.read(row[name]) for name, column in _IN_SPANS[field].items())))
         for field, noun in _SPANS.items()
     }
+    tokens = _TOKENS["token_ids"].read(row["token_ids"])
+    routing = _ROUTING["routed_experts"].read(row["routed_experts"])
     return Trajectory(
         row["id"],
         group_id=row["group_id"],
         member=row["member"],
         finish=Finish(row["finish"]),
-        tokens=_TOKENS["token_ids"].read(row["token_ids"]),
+        tokens=tokens,
         version_runs=runs_of(_BY_TOKEN["versions"].read(row["versions"])),
+        routed_experts=routing.reshape(len(tokens), -1) if routing.size else NO_ROUTING,
         **spans,
         **values_of(_TRAJECTORY, row),
     )

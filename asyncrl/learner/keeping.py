@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoTokenizer
@@ -32,7 +33,7 @@ from asyncrl.observe.kept.recording import KeptRecorder
 from asyncrl.observe.kept.showing import logged
 from asyncrl.observe.kept.writing import LARGEST_STEP
 from asyncrl.observe.metrics import Sink
-from asyncrl.types import BatchPlan, Labels, Task, Trajectory
+from asyncrl.types import NO_ROUTING, BatchPlan, Labels, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,9 @@ class Sample:
             task = self.tasks.get(trajectory.group_id)
             row = row_of(plan.step, plan.version, trajectory, labels, task, self.choice.why[index])
             arrays = dict(zip(ARRAYS, numbers[:, start:end], strict=True))
-            episodes.append(KeptEpisode(row, trajectory, labels, task, **arrays))
+            # Nobody looks at experts token by token, and they take more bytes than everything else.
+            played = structs.replace(trajectory, routed_experts=NO_ROUTING)
+            episodes.append(KeptEpisode(row, played, labels, task, **arrays))
         return KeptStep(plan.step, episodes)
 
 
