@@ -116,6 +116,8 @@ def _response_format(config: TrainConfig) -> Iterator[str]:
 
 def _engine(config: TrainConfig) -> Iterator[str]:
     engine, actor = config.engine, config.actor
+    if engine.return_routed_experts and engine.kind == "vllm":
+        yield "engine.return_routed_experts engine.kind: these servers do not tell experts; use sglang or embedded"
     if engine.kind == "embedded":
         if actor.max_tokens > engine.max_length:
             yield "actor.max_tokens engine.max_length: an episode must fit into a slot; lower the first key"
@@ -161,6 +163,9 @@ def _learner(config: TrainConfig) -> Iterator[str]:
         yield f"learner.batch_size learner.group_size: groups are whole; use a multiple of {group}, such as {multiple}"
     if batch % learner.minibatches:
         yield "learner.minibatches learner.batch_size: the first must divide the second"
+    recorded = config.engine.return_routed_experts or config.replay.source is not None
+    if learner.router_replay and not recorded:
+        yield "learner.router_replay engine.return_routed_experts: there are no experts to replay; set the second, too"
     yield from _epochs(config)
     # The steps of epochs are not known before a start has seen the data; it checks them then.
     steps = 0 if learner.epochs is not None else learner.total_steps

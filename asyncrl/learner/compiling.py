@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -32,6 +33,8 @@ def compile_passes(trainer: Trainer, share_prefixes: bool) -> None:
     with unmeasured_work("compiling the layers", trainer.ranks.activity):
         for sharing in (None, EVERY) if share_prefixes and policy.shares_prefixes else (None,):
             packed = PackedSequences.of(sequences, sharing)
+            if policy.replays is not None:
+                packed = replace(packed, routing=torch.from_numpy(policy.replays.missing(len(packed.ids))))
             packed = (packed.padded() if policy.pads_passes else packed).to(device)
             logprobs, entropy = policy(packed, trainer.algorithm.needs_entropy)
             (logprobs.sum() if entropy is None else (logprobs + entropy).sum()).backward()

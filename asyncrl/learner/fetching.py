@@ -29,6 +29,7 @@ from asyncrl.learner.schedule import Passes
 from asyncrl.learner.trainer import Minibatch
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.modelling.packed_layout import send
+from asyncrl.modelling.routing import RoutingShape
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.types import BatchPlan
 
@@ -44,6 +45,10 @@ class PackedModel(Protocol):
 
     @property
     def shares_prefixes(self) -> bool: ...
+
+    @property
+    def replays(self) -> RoutingShape | None:
+        """The shape of the routing that it can replay; None: it routes all tokens itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,8 +124,9 @@ class BatchFetcher:
             if int(each.tokens.max()) >= vocabulary:
                 raise InvariantError(f"{each.id} has the token id {each.tokens.max()}; the policy has {vocabulary} ids")
         episodes = build_episodes(plan, labels, device, self.config.algorithm.greedy_sibling)
-        least = self.history.at(plan.step).learner.min_grammar_mass
-        batch = build_local_batch(members, trajectories, device, sharing, least)
+        learner = self.history.at(plan.step).learner
+        routing = self.policy.replays if learner.router_replay else None
+        batch = build_local_batch(members, trajectories, device, sharing, learner.min_grammar_mass, routing)
         sample = Sample(plan)
         if self.keeper is not None:
             own = dict(zip(members, trajectories, strict=True))

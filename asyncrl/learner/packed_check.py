@@ -5,6 +5,7 @@ The model is sharded by then, so all ranks run these passes alike, as one forwar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -91,9 +92,12 @@ def logit_cap(config: Any) -> float | None:
     return cap
 
 
-def hidden_states(decoder: Any, packed: PackedSequences) -> Tensor:
-    """The last hidden states [U, D]; those of a sequence depend on nothing but that sequence."""
-    kwargs = {"layout": packed.layout} if decoder.config._attn_implementation == PACKED else {}
-    output = decoder(input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False, **kwargs)
+def hidden_states(decoder: Any, packed: PackedSequences, arguments: Mapping[str, Tensor] | None = None) -> Tensor:
+    """The last hidden states [U, D]; those of a sequence depend on nothing but that sequence. `arguments` are further
+    ones of its layers."""
+    kwargs: dict[str, Any] = {"layout": packed.layout} if decoder.config._attn_implementation == PACKED else {}
+    output = decoder(
+        input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False, **kwargs, **arguments or {}
+    )
     states: Tensor = output.last_hidden_state[0]
     return states

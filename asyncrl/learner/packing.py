@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -17,7 +18,10 @@ from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.view import View
 from asyncrl.learner.prefixes import Sharing, find_shared
 from asyncrl.modelling.packed_layout import PackedLayout, send
+from asyncrl.modelling.routing import RoutingError, RoutingShape
 from asyncrl.types import BatchPlan, Labels, Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +33,8 @@ class PackedSequences:
     - `before` int64[M]: the token before each of them in its sequence.
     - `copies` has two int64[K] where sequences share prefixes: among the N tokens of the unshared sequences those whose
       log-prob is needed, and for each of them its index in `needed`.
+    - `routing` uint8[U, W], if experts are replayed: those that each token was sampled with, as
+      `modelling.routing.RoutingShape` packs them.
     - `count` is N; without shared prefixes and padding N = U.
     """
 
@@ -39,6 +45,7 @@ class PackedSequences:
     layout: PackedLayout
     count: int
     copies: tuple[Tensor, Tensor] | None = None
+    routing: Tensor | None = None
 
     @staticmethod
     def of(sequences: Sequence[Tensor], sharing: Sharing | None = None) -> PackedSequences:
@@ -49,26 +56,37 @@ class PackedSequences:
 
     @staticmethod
     def build(
-        ids: Tensor, positions: Tensor, mask: Tensor, lengths: Sequence[int], sharing: Sharing | None
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        lengths: Sequence[int],
+        sharing: Sharing | None,
+        routing: Tensor | None = None,
     ) -> PackedSequences:
         """N tokens on the host, in sequences of these `lengths`; those of `mask` bool[N] are needed, which never has
-        the first of a sequence. Prefixes that `sharing` takes are computed once."""
+        the first of a sequence. Prefixes that `sharing` takes are computed once, by the experts of `routing` uint8[N,
+        W] that one of their sequences has there."""
         needed = mask.nonzero()[:, 0]
         shared = None if sharing is None else find_shared(ids.numpy(), lengths, sharing)
         if shared is None:
-            return PackedSequences(ids, positions, needed, needed - 1, PackedLayout.of(lengths), len(ids))
+            return PackedSequences(
+                ids, positions, needed, needed - 1, PackedLayout.of(lengths), len(ids), None, routing
+            )
         kept, rows, paths = (torch.from_numpy(each) for each in (shared.kept, shared.rows, shared.paths))
         once, copies = rows[needed].unique(return_inverse=True)
         layout = PackedLayout.of(shared.queries, shared.keys, paths)
         before = rows[kept[once] - 1]
-        return PackedSequences(ids[kept], positions[kept], once, before, layout, len(ids), (needed, copies))
+        routing = None if routing is None else routing[kept]
+        return PackedSequences(ids[kept], positions[kept], once, before, layout, len(ids), (needed, copies), routing)
 
     def padded(self) -> PackedSequences:
         """The same with tokens behind the sequences, up to one of 16 sizes between a number and its double, so that few
         shapes are compiled for and allocated. These tokens belong to no sequence, and nothing needs them."""
         step = 1 << max(4, (len(self.ids) - 1).bit_length() - 5)
         missing = -len(self.ids) % step
-        return replace(self, ids=pad(self.ids, (0, missing)), positions=pad(self.positions, (0, missing)))
+        routing = None if self.routing is None else pad(self.routing, (0, 0, 0, missing), value=255)
+        padded = replace(self, ids=pad(self.ids, (0, missing)), positions=pad(self.positions, (0, missing)))
+        return replace(padded, routing=routing)
 
     def to(self, device: torch.device) -> PackedSequences:
         """The same on `device`; the host does not wait for it."""
@@ -76,7 +94,12 @@ class PackedSequences:
             send(each, device) for each in (self.ids, self.positions, self.needed, self.before)
         )
         copies = None if self.copies is None else (send(self.copies[0], device), send(self.copies[1], device))
-        return PackedSequences(ids, positions, needed, before, self.layout.to(device), self.count, copies)
+        routing = None if self.routing is None else send(self.routing, device)
+        return PackedSequences(ids, positions, needed, before, self.layout.to(device), self.count, copies, routing)
+
+    def unrouted(self) -> PackedSequences:
+        """The same for a model that routes its tokens itself."""
+        return self if self.routing is None else replace(self, routing=None)
 
     def spread(self, values: Tensor) -> Tensor:
         """The values [M] of the needed tokens, at each of the N tokens that needs one; 0 elsewhere."""
@@ -113,7 +136,8 @@ class LocalBatch:
     build one: ids int64[N] are the token ids of `tokens`, and mask bool[N] is theirs. A forward pass takes every branch
     of an episode as a sequence: positions int64[N] restart with each branch, and `lengths` has the tokens of each
     branch by the episode's index in the plan, ascending. A pass computes prefixes once that its sequences share and
-    `sharing` takes.
+    `sharing` takes. With `routing` uint8[N, W] tokens go to these experts (see `PackedSequences`); `refused` counts the
+    episodes whose own were none of the model's.
     """
 
     ids: Tensor
@@ -122,6 +146,8 @@ class LocalBatch:
     positions: Tensor
     lengths: dict[int, list[int]]
     sharing: Sharing | None = None
+    routing: Tensor | None = None
+    refused: int = 0
 
     def rows(self, members: Sequence[int]) -> Tensor:
         """Where among the N tokens those of the episodes `members` are, int64, on the host."""
@@ -138,10 +164,15 @@ class LocalBatch:
         return ForwardPass(self._packed(members, rows), rows, view)
 
     def _packed(self, members: Sequence[int], rows: Tensor) -> PackedSequences:
+        routing = self.routing
         if not members:
-            return PackedSequences.of([self.ids.new_zeros(2)])
+            missing = None if routing is None else routing.new_full((2, routing.shape[1]), 255)
+            return replace(PackedSequences.of([self.ids.new_zeros(2)]), routing=missing)
         lengths = [length for each in members for length in self.lengths[each]]
-        return PackedSequences.build(self.ids[rows], self.positions[rows], self.mask[rows], lengths, self.sharing)
+        routing = None if routing is None else routing[rows]
+        return PackedSequences.build(
+            self.ids[rows], self.positions[rows], self.mask[rows], lengths, self.sharing, routing
+        )
 
 
 def build_local_batch(
@@ -150,9 +181,11 @@ def build_local_batch(
     device: torch.device,
     sharing: Sharing | None = None,
     min_grammar_mass: float = 1.0,
+    routing: RoutingShape | None = None,
 ) -> LocalBatch:
     """The batch of `trajectories`, whose indices in the plan are `members`, ascending. Tokens are restricted where a
-    grammar left less than `min_grammar_mass`."""
+    grammar left less than `min_grammar_mass`. With the model's `routing` they go to the experts that their engine used,
+    where these are known; those of an episode that are none of this model's are refused and counted."""
     restricted = [_restricted(each, min_grammar_mass) for each in trajectories]
     owners = [np.full(len(each), member) for member, each in zip(members, trajectories, strict=True)]
     tokens = Tokens(
@@ -168,7 +201,21 @@ def build_local_batch(
     mask = _joined([each.loss_mask for each in trajectories], torch.bool, host)
     lengths = [[end - start for start, end in each.branches] for each in trajectories]
     positions = _joined([np.arange(length) for branches in lengths for length in branches], torch.int64, host)
-    return LocalBatch(ids, tokens, mask, positions, dict(zip(members, lengths, strict=True)), sharing)
+    batch = LocalBatch(ids, tokens, mask, positions, dict(zip(members, lengths, strict=True)), sharing)
+    return batch if routing is None else _routed(batch, trajectories, routing)
+
+
+def _routed(batch: LocalBatch, trajectories: Sequence[Trajectory], shape: RoutingShape) -> LocalBatch:
+    rows, refused = [shape.missing(0)], 0
+    for each in trajectories:
+        found = each.routed_experts if each.routed_experts.size else shape.missing(len(each))
+        try:
+            shape.unpack(found)
+        except RoutingError as error:
+            logger.warning("%s is trained with the policy's own experts: %s", each.id, error)
+            found, refused = shape.missing(len(each)), refused + 1
+        rows.append(found)
+    return replace(batch, routing=torch.from_numpy(np.concatenate(rows)), refused=refused)
 
 
 def _restricted(trajectory: Trajectory, least: float) -> NDArray[np.bool_]:

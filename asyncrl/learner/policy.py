@@ -21,28 +21,32 @@ from asyncrl.learner.loading import StoredModel, open_model
 from asyncrl.learner.packed_check import attend_packed, hidden_states, logit_cap
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.routing_replay import RoutingReplay
 from asyncrl.modelling.attention import check_positions
 from asyncrl.modelling.freezing import freeze
 from asyncrl.modelling.logprobs import collision_probabilities, token_logprobs
 from asyncrl.modelling.packed_attention import PACKED
+from asyncrl.modelling.routing import RoutingShape
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.manifest import DTYPES
 
 
 class Policy(nn.Module):
     """Log-probs of packed tokens at `temperature`, of the Hugging Face causal language model `model`, which is not
-    sharded yet. `weight_format` converts its weights to what is published.
+    sharded yet. `weight_format` converts its weights to what is published. With `replays_routing` it sends tokens to
+    the experts that a pass names.
 
-    Raises ConfigError: see `WeightFormat`.
+    Raises ConfigError: see `WeightFormat` and `RoutingReplay`.
     """
 
     activations: Activations
     """What its layers keep for the backward pass; there once it is sharded."""
 
-    def __init__(self, model: Any, temperature: float, compiled: bool = False) -> None:
+    def __init__(self, model: Any, temperature: float, compiled: bool = False, replays_routing: bool = False) -> None:
         super().__init__()
         self.model = model
         self.weight_format = WeightFormat(model)
+        self._replay = RoutingReplay(model) if replays_routing else None
         self._temperature = temperature
         self.is_compiled = compiled
 
@@ -55,6 +59,15 @@ class Policy(nn.Module):
     def shares_prefixes(self) -> bool:
         """Whether a pass may compute a prefix once that several sequences share."""
         return bool(self.model.config._attn_implementation == PACKED)
+
+    @property
+    def replays(self) -> RoutingShape | None:
+        """The shape of the routing that it can replay; None: it routes all tokens itself."""
+        return None if self._replay is None else self._replay.shape
+
+    def replay_sums(self, packed: PackedSequences) -> dict[str, Tensor]:
+        """Counts of replayed experts in the last pass, which was `packed`: see `RoutingReplay.sums`."""
+        return {} if self._replay is None else self._replay.sums(packed)
 
     @property
     def pads_passes(self) -> bool:
@@ -72,7 +85,8 @@ class Policy(nn.Module):
         the distributions they were drawn from, or None; with collisions, in their place the sums of squared
         probabilities, without gradient. All are 0 on tokens that are not needed. They are of another `temperature` than
         the policy's if one is given."""
-        states = hidden_states(self.model.get_decoder(), packed)
+        arguments = None if self._replay is None else self._replay.arguments(packed)
+        states = hidden_states(self.model.get_decoder(), packed, arguments)
         head, targets = self.model.get_output_embeddings(), packed.ids[packed.needed]
         logprobs, entropy = token_logprobs(
             states[packed.before],
@@ -91,16 +105,21 @@ class Policy(nn.Module):
 
 
 def load_policy(
-    config: ModelConfig, temperature: float, ranks: Ranks, length: int, freeze_key: str = "model.freeze"
+    config: ModelConfig,
+    temperature: float,
+    ranks: Ranks,
+    length: int,
+    freeze_key: str = "model.freeze",
+    replays_routing: bool = False,
 ) -> Policy:
     """The policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks. `freeze_key` is
-    the option that `config.freeze` comes from.
+    the option that `config.freeze` comes from; `replays_routing` is as for Policy.
 
-    Raises ConfigError: see `open_decoder`, `freeze` and `load_sharded`.
+    Raises ConfigError: see `open_decoder`, `freeze`, `RoutingReplay` and `load_sharded`.
     """
     stored = open_decoder(config, ranks, length)
     freeze(stored.model, config.freeze, freeze_key)
-    policy = Policy(stored.model, temperature, compiles(config, ranks.device))
+    policy = Policy(stored.model, temperature, compiles(config, ranks.device), replays_routing)
     policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length)
     return policy
 

@@ -175,7 +175,8 @@ def _train(
 ) -> None:
     algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
     temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner
-    policy = load_policy(config.model, temperature, ranks, length)
+    replays = any(each.learner.router_replay for each in history.configs())
+    policy = load_policy(config.model, temperature, ranks, length, replays_routing=replays)
     implicit = _implicit(config, ranks)
     algorithms = (Algorithm.from_config(each.algorithm, each.learner.minibatches) for each in history.configs())
     wants_reference = implicit is not None or any(each.needs_reference for each in algorithms)

@@ -24,6 +24,7 @@ from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.packing import ForwardPass, LocalBatch, PackedSequences
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.routing_replay import REFUSED, replay_summary
 from asyncrl.learner.schedule import Passes
 
 LOSS = "learner/loss"
@@ -111,7 +112,7 @@ class Trainer:
         elif self.algorithm.needs_proximal:
             tokens = replace(tokens, proximal=of_all(lambda packed: policy(packed)[0]))
         if reference is not None:
-            tokens = replace(tokens, reference=of_all(lambda packed: reference(packed)[0]))
+            tokens = replace(tokens, reference=of_all(lambda packed: reference(packed.unrouted())[0]))
         if critic is not None:
             tokens = replace(tokens, values=of_all(critic.module))
         if implicit is not None:
@@ -154,6 +155,8 @@ class Trainer:
         """One update for each minibatch. The host waits for the GPU once an update, and in a pass only where the
         algorithm drops tokens. `seen` float32[N], if given, gets the log-probs of the policy that its passes give."""
         result, sums = StepResult(), Sums()
+        if batch.refused:
+            sums[REFUSED] = torch.tensor(batch.refused, dtype=torch.float64)
         for minibatch in minibatches:
             for number, each in enumerate(self._passes(batch, minibatch), 1):
                 for model in self.models.values():
@@ -174,7 +177,7 @@ class Trainer:
         total = self.ranks.merge(sums)
         result.loss = float(total.pop(LOSS)) / len(minibatches)
         result.ratios = {name: total[name].tolist() for name in (RAW, CORRECTED) if name in total}
-        result.summary |= self.algorithm.summary(total, episodes) | critic_summary(total)
+        result.summary |= self.algorithm.summary(total, episodes) | critic_summary(total) | replay_summary(total)
         return result
 
     def _loss_scales(self) -> dict[str, float]:
@@ -189,6 +192,7 @@ class Trainer:
         algorithm, packed, rows = self.algorithm, this.packed, this.rows
         tokens = replace(batch.tokens.select(rows), view=this.view)
         logprobs, entropy = self.policy.module(packed, algorithm.needs_entropy)
+        replayed = self.policy.module.replay_sums(packed) if len(rows) else {}
         if seen is not None and len(rows):
             seen[rows] = logprobs.detach().to(seen.dtype)
 
@@ -196,7 +200,7 @@ class Trainer:
             loss, sums = algorithm.loss(logprobs, tokens, totals, entropy)
             return loss, {**sums, LOSS: loss}
 
-        sums = add_gradient(self.policy, self.ranks, logprobs, rows, policy_loss)
+        sums = replayed | add_gradient(self.policy, self.ranks, logprobs, rows, policy_loss)
         if self.critic is not None:
             values = self.critic.module(packed)
             sums |= add_gradient(

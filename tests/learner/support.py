@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
+from numpy.typing import NDArray
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import (
@@ -34,6 +35,7 @@ from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.run import train
 from asyncrl.learner.state import Models
+from asyncrl.modelling.routing import RoutingShape, routing_shape
 from asyncrl.replay.admission import Admission
 from asyncrl.types import BatchPlan, Role, Ticket, Trajectory, Turn
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
@@ -119,6 +121,23 @@ def beginning_alike(group: Sequence[Trajectory], rng: np.random.Generator) -> li
     return found
 
 
+def random_routing(shape: RoutingShape, count: int, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Rows of `count` tokens, each of which goes to random experts."""
+    drawn = rng.random((count, len(shape.layers), shape.experts))
+    return shape.pack(drawn.argsort(-1)[..., : shape.top_k])
+
+
+def routed(batch: Sequence[Trajectory], shape: RoutingShape, rng: np.random.Generator) -> list[Trajectory]:
+    """The trajectories with random experts for most tokens; the experts of the first are none of the model's."""
+    found = []
+    for each in batch:
+        rows = random_routing(shape, len(each), rng)
+        rows[rng.random(len(each)) < 0.2] = 255
+        found.append(structs.replace(each, routed_experts=rows))
+    found[0] = structs.replace(found[0], routed_experts=np.zeros((len(found[0]), shape.width + 1), np.uint8))
+    return found
+
+
 def of_ticket(trajectory: Trajectory, ticket: Ticket) -> Trajectory:
     """The trajectory as the episode of a ticket."""
     return structs.replace(trajectory, id=ticket.id, group_id=ticket.group_id, member=ticket.member)
@@ -184,6 +203,8 @@ class PlannedReplay(FakeReplay):
                 for start in range(0, len(batch), learner.group_size)
                 for part in beginning_alike(batch[start : start + learner.group_size], rng)
             ]
+        if learner.router_replay:
+            batch = routed(batch, routing_shape(AutoConfig.from_pretrained(self.config.model.path)), rng)
         rewards = [float(rng.random()) if self._reward is None else self._reward(step) for _ in batch]
         return list(zip(batch, rewards, strict=True))
 

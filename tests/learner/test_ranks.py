@@ -58,7 +58,9 @@ def one(model: Path, mixture: Path, ranks: Ranks, one_folder: Path) -> dict[str,
     return train_all(model, mixture, one_folder, ranks)
 
 
-@pytest.mark.parametrize("batch", ["even", "odd", "lonely", "alike", "critic", "mixture", "frozen", "frozen mixture"])
+@pytest.mark.parametrize(
+    "batch", ["even", "odd", "lonely", "alike", "critic", "mixture", "replayed", "frozen", "frozen mixture"]
+)
 def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple[dict[str, Any], Path]):
     assert two[0]["size"] == 2
     (expected, expected_metrics), (weights, metrics) = one[batch], two[0]["results"][batch]
@@ -72,6 +74,10 @@ def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple
     assert metrics["bins"] == pytest.approx(expected_metrics["bins"], abs=1e-9)
     raw = sum(share for (_, name), share in metrics["bins"].items() if name.startswith("ratio_bin/"))
     assert raw == pytest.approx(len(metrics["loss"]))
+    routing = [name for name in metrics if name.startswith("routing/")]
+    assert len(routing) == (3 if batch == "replayed" else 0)
+    for name in routing:
+        assert metrics[name] == pytest.approx(expected_metrics[name], abs=1e-6), name
 
 
 def test_copies_of_the_model_train_as_one_rank_does(

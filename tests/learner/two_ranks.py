@@ -45,6 +45,8 @@ BATCHES = {
 }
 
 
+MEASURED = ("loss", "grad_norm", "lag/mean", "routing/replayed", "routing/changed", "routing/refused")
+
 CHANGE = ConfigChange(1, "learner.lr", 2e-3, 1e-3, 0)
 
 
@@ -55,6 +57,7 @@ def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
     return runs | {
         "critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"], micro_tokens=32)),
         "mixture": make_config(experts, folder / "mixture", **BATCHES["odd"]),
+        "replayed": make_config(experts, folder / "replayed", **BATCHES["odd"], router_replay=True),
         "frozen": with_frozen(make_config(model, folder / "frozen", **BATCHES["even"]), "embeddings", "*.layers.0.*"),
         "frozen mixture": with_frozen(make_config(experts, folder / "few", **BATCHES["odd"]), "moe_experts"),
     }
@@ -78,7 +81,7 @@ def train_all(
         if ranks.size > 1 and name == "even":
             config.learner.optimizer_on_host, config.learner.reshard = True, 0.5
         run = Run(config, changes=[CHANGE], alike=name == "alike").train(ranks)
-        metrics = {each: run.metrics.of(each) for each in ("loss", "grad_norm", "lag/mean")}
+        metrics = {each: run.metrics.of(each) for each in MEASURED if run.metrics.of(each)}
         metrics["bins"] = {
             (step, name): value for step, row in run.metrics.rows for name, value in row.items() if "_bin/" in name
         }

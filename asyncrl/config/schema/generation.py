@@ -140,6 +140,10 @@ class EngineConfig:
         "none are named",
     )
     python: str = option("python3", "Python that has sglang, for engine.launch")
+    return_routed_experts: bool = option(
+        False,
+        "whether trajectories have the experts of each token, for learner.router_replay (docs/training.md)",
+    )
     unproven_family: bool = option(
         False, "whether SGLang servers are given a family of models that no test has shown to work (docs/models.md)"
     )

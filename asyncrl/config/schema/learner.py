@@ -68,6 +68,11 @@ class LearnerConfig:
         "are 8 norms; null: no such limit",
         "[1, inf)",
     )
+    router_replay: bool = option(
+        False,
+        "send the tokens of a mixture's policy to the experts that the engine used, where it recorded them "
+        "(engine.return_routed_experts; docs/training.md)",
+    )
     min_grammar_mass: float = option(
         0.95,
         "a token that was sampled under a grammar is trained if the grammar left at least this share of the policy's "

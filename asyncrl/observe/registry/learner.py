@@ -55,6 +55,12 @@ _UPDATES = (
     counter("steps_skipped", "steps", "steps since the run's start that trained nothing, since their plan was skipped"),
 )
 
+_ROUTING = (
+    gauge("routing/replayed", "share", "tokens that went to the experts which the engine used (learner.router_replay)"),
+    gauge("routing/changed", "share", "(token, layer) at which these are others than the policy would choose itself"),
+    gauge("routing/refused", "trajectories", "of the step, whose recorded experts are none of the model's"),
+)
+
 _POLICIES = (
     gauge(
         "mismatch/ess",
@@ -175,4 +181,4 @@ _TIMES = (
     ),
 )
 
-METRICS = (*_TRAINED, *_UPDATES, *_POLICIES, *_OTHER_MODELS, *_WEIGHTS, *_TIMES)
+METRICS = (*_TRAINED, *_UPDATES, *_ROUTING, *_POLICIES, *_OTHER_MODELS, *_WEIGHTS, *_TIMES)

@@ -45,6 +45,10 @@ class _CriticModel:
     def shares_prefixes(self) -> bool:
         return bool(self.critic.decoder.config._attn_implementation == PACKED)
 
+    @property
+    def replays(self) -> None:
+        return None
+
 
 class CriticWorker(Worker):
     """The critic of `config`, which the workers of a group hold together. `init_model` comes first.

@@ -1,0 +1,172 @@
+"""The experts of a mixture's tokens, and how they are kept: by the engine that sampled with them, for the learner.
+
+Each layer with a router sends a token to `top_k` of its experts. The engine and the learner compute in other ways, so
+that the same weights send some tokens to other experts, which changes log-probs far more than rounding does. Training
+that goes by the engine's choice has no such difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from asyncrl.errors import ConfigError
+
+Weigh = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+class RoutedTokens(NamedTuple):
+    """The experts uint8[R, W] of the tokens [start, start + R) of a sequence, packed by a `RoutingShape`."""
+
+    start: int
+    rows: NDArray[np.uint8]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.rows)
+
+
+class RoutingError(ValueError):
+    """Routed experts that are none of this model."""
+
+
+@dataclass(frozen=True)
+class RoutingShape:
+    """The routers of a model of `depth` layers: they stand in `layers`, and choose `top_k` of `experts` experts.
+
+    A token's experts are packed into one row of `width` bytes: layer by layer `top_k` numbers, of one byte each or, for
+    more than 255 experts, of two, the lower one first. All bytes of a token whose experts are not known are 255.
+    """
+
+    layers: tuple[int, ...]
+    depth: int
+    experts: int
+    top_k: int
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.uint8 if self.experts <= 255 else "<u2")
+
+    @property
+    def width(self) -> int:
+        """Bytes of a token."""
+        return len(self.layers) * self.top_k * self.dtype.itemsize
+
+    def missing(self, count: int) -> NDArray[np.uint8]:
+        """The rows uint8[count, width] of tokens whose experts are not known."""
+        return np.full((count, self.width), 255, np.uint8)
+
+    def pack(self, experts: NDArray[Any]) -> NDArray[np.uint8]:
+        """Rows uint8[T, width] from the experts int[T, layers with a router, top_k]."""
+        packed = np.ascontiguousarray(experts, self.dtype).reshape(len(experts), len(self.layers) * self.top_k)
+        return packed.view(np.uint8)
+
+    def unpack(self, rows: NDArray[np.uint8]) -> NDArray[np.int16] | NDArray[np.int32]:
+        """Experts [T, layers with a router, top_k] from rows uint8[T, width]; -1 where they are not known. They are
+        int16, or int32 for more than 255 experts.
+
+        Raises RoutingError: rows have another width, an expert's number is too high, or a layer has one twice.
+        """
+        if rows.ndim != 2 or rows.shape[1] != self.width:
+            raise RoutingError(f"experts take {list(rows.shape)[1:]} bytes a token, those of the model {self.width}")
+        packed = np.ascontiguousarray(rows).view(self.dtype)
+        known = (rows != 255).any(1)
+        found: Any = packed.astype(np.int16 if self.dtype.itemsize == 1 else np.int32)
+        found = found.reshape(len(rows), len(self.layers), self.top_k)
+        found[~known] = -1
+        self.check(found[known])
+        return found  # type: ignore[no-any-return]
+
+    def check(self, experts: NDArray[Any]) -> None:
+        """Raises RoutingError: experts [T, layers, top_k] have a number that is too low or too high, or one twice."""
+        if not experts.size:
+            return
+        if experts.min() < 0 or experts.max() >= self.experts:
+            raise RoutingError(
+                f"experts are numbered from {experts.min()} to {experts.max()}; the model has {self.experts}"
+            )
+        ordered = np.sort(experts, -1)
+        if (ordered[..., 1:] == ordered[..., :-1]).any():
+            raise RoutingError("a layer sends a token to one expert twice")
+
+
+def routing_shape(config: Any) -> RoutingShape:
+    """The routers of models of this Hugging Face configuration. Raises ConfigError: it is no mixture whose experts can
+    be replayed."""
+    config = config.get_text_config()
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise ConfigError(
+            f"the experts of a {config.model_type} model cannot be replayed; families are {', '.join(sorted(FAMILIES))}"
+        )
+    depth = int(config.num_hidden_layers)
+    layers = tuple(layer for layer in range(depth) if family.routes(config, layer))
+    if not layers:
+        raise ConfigError("no layer of this model has experts, so that none can be replayed")
+    return RoutingShape(layers, depth, family.experts(config), int(config.num_experts_per_tok))
+
+
+def routers_of(model: nn.Module, config: Any) -> list[nn.Module]:
+    """The routers of `model` in the order of its layers."""
+    name = FAMILIES[config.get_text_config().model_type].router
+    return [module for module in model.modules() if type(module).__name__ == name]
+
+
+def weights_at(family: str) -> Weigh:
+    """For a router of this family, its logits [T, experts] and the experts int64[T, top_k]: the experts' weights
+    [T, top_k], as the router's own forward computes them for its own choice, bit for bit."""
+    return FAMILIES[family].weigh
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How the routers of a family are named, where they stand, and what they make of their logits."""
+
+    router: str
+    weigh: Weigh
+    routes: Callable[[Any, int], bool]
+    experts: Callable[[Any], int]
+
+
+def _softmax(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
+    chosen = logits.softmax(-1, dtype=torch.float).gather(-1, experts)
+    if router.norm_topk_prob:
+        chosen = chosen / chosen.sum(-1, keepdim=True)
+    return chosen.to(logits.dtype)
+
+
+def _mixtral(_: Any, logits: Tensor, experts: Tensor) -> Tensor:
+    chosen = logits.float().softmax(-1).gather(-1, experts)
+    return chosen / chosen.sum(-1, keepdim=True)
+
+
+def _sigmoid(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
+    chosen = logits.sigmoid().gather(1, experts)
+    if router.norm_topk_prob:
+        chosen = chosen / (chosen.sum(-1, keepdim=True) + 1e-20)
+    weights: Tensor = chosen * router.routed_scaling_factor
+    return weights
+
+
+def _sparse_steps(config: Any, layer: int) -> bool:
+    return layer not in config.mlp_only_layers and (layer + 1) % config.decoder_sparse_step == 0
+
+
+def _behind_dense(config: Any, layer: int) -> bool:
+    return layer >= int(config.first_k_dense_replace)
+
+
+FAMILIES: Mapping[str, _Family] = {
+    "qwen3_moe": _Family("Qwen3MoeTopKRouter", _softmax, _sparse_steps, lambda config: config.num_experts),
+    "mixtral": _Family("MixtralTopKRouter", _mixtral, lambda *_: True, lambda config: config.num_local_experts),
+    "olmoe": _Family("OlmoeTopKRouter", _softmax, lambda *_: True, lambda config: config.num_experts),
+    "glm4_moe": _Family("Glm4MoeTopkRouter", _sigmoid, _behind_dense, lambda config: config.n_routed_experts),
+}
+"""By `model_type` of their configuration."""
