@@ -35,8 +35,10 @@ from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.prompt_lengths import cut_prompt
 from asyncrl.actor.steps import Split, split_steps
 from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
+from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import (
     NO_MASS,
+    NO_ROUTING,
     NO_VERSION,
     Finish,
     Grammar,
@@ -95,6 +97,7 @@ class Branch:
         self._logprobs = np.empty(capacity, np.float32)
         self._versions = np.empty(capacity, np.int32)
         self._grammar_mass = np.ones(capacity, np.float32)
+        self._routing: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return self.turns[-1].end if self.turns else 0
@@ -126,13 +129,39 @@ class Branch:
         end = start + len(tokens)
         self._tokens[start:end], self._logprobs[start:end], self._versions[start:end] = tokens, logprobs, versions
         self._grammar_mass[start:end] = 1.0
+        if self._routing is not None:
+            self._routing[start:end] = 255
         self.turns.append(Turn(start, end, role, finish_reason, tuple(calls)))
+
+    def note_experts(self, routing: Sequence[RoutedTokens]) -> None:
+        """Tokens were computed by these experts. Those that a token was computed by first stay: they sampled what
+        follows it."""
+        for each in routing:
+            if self._routing is None:
+                self._routing = np.full((len(self._tokens), each.rows.shape[1]), 255, np.uint8)
+            known = self._routing[each.start : min(each.end, len(self))]
+            missing = (known == 255).all(1)
+            known[missing] = each.rows[: len(known)][missing]
+
+    def experts(self, length: int) -> NDArray[np.uint8] | None:
+        """The experts of the first `length` tokens, as a Trajectory has them; None if those of none are known."""
+        return None if self._routing is None else self._routing[:length]
 
     def mark_grammar(self, grammar: Grammar, mass: NDArray[np.float32] | None) -> None:
         """The last turn was sampled under `grammar`. Its masses are as in Trajectory; None: they were not measured."""
         turn = self.turns[-1]
         self.turns[-1] = turn._replace(grammar=grammar.kind)
         self._grammar_mass[turn.start : turn.end] = 0.0 if mass is None else mass
+
+
+def _experts(branches: Sequence[tuple[NDArray[np.uint8] | None, int]]) -> NDArray[np.uint8]:
+    """The experts of branches of given lengths, one behind the other."""
+    width = next((rows.shape[1] for rows, _ in branches if rows is not None), 0)
+    if not width:
+        return NO_ROUTING
+    return np.concatenate(
+        [np.full((length, width), 255, np.uint8) if rows is None else rows for rows, length in branches]
+    )
 
 
 def _same(repeated: Sequence[Message], known: Sequence[Message]) -> bool:
@@ -234,6 +263,7 @@ class Recorder:
         branch.add(sampled.tokens, Role.ASSISTANT, calls, sampled.logprobs, sampled.versions, sampled.finish_reason)
         if request.grammar is not None:
             branch.mark_grammar(request.grammar, sampled.grammar_mass)
+        branch.note_experts(sampled.routing)
         branch.reserved = 0
         self.truncated = self.truncated and not reservation.after_refusal
         self.completions.append(Prefix(branch, branch.turns[-1], (*request.messages, answer), request.tools))
@@ -289,6 +319,7 @@ class Recorder:
             rewards=rewards,
             timings=timings,
             grammar_mass=mass if any(turn.grammar for turn in turns) else NO_MASS,
+            routed_experts=_experts([(each.branch.experts(each.turn.end), each.turn.end) for each in ends]),
         )
 
     def _continuation(self, request: CompletionRequest) -> tuple[Prefix | None, NDArray[np.int32]]:

@@ -98,6 +98,8 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"engine.kind": "sglang", "engine.urls": ["a:30000"]}, "must begin with http"),
         ({**VLLM, "weights.into_servers": "ipc"}, "vLLM takes weights from a folder"),
         ({**VLLM, "actor.temperature": 0.001}, "vLLM samples at 0.01 or more"),
+        ({**VLLM, "engine.return_routed_experts": True}, "do not tell experts; use sglang or embedded"),
+        ({"learner.router_replay": True}, r"engine\.return_routed_experts.*set the second"),
         ({"engine.kind": "vllm", "engine.launch": True}, "it starts SGLang servers only"),
         ({**AWAY, "cluster.actors": 2}, "name more servers in engine.urls"),
         ({"actor.step_split": "word"}, "dotted path"),

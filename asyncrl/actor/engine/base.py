@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import EngineError
+from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import CanaryCheck
 from asyncrl.weights.folders import Weights
@@ -19,13 +20,15 @@ from asyncrl.weights.folders import Weights
 class Generation:
     """The sampled tokens int32[G], their logprobs float32[G] (at the sampling temperature; at temperature 1 where that
     is 0) and versions int32[G]. `finish_reason` is stop (the last token is a stop id), length, or abort (the call ended
-    early). `grammar_mass` float32[G] is there under a grammar: as in Trajectory."""
+    early). `grammar_mass` float32[G] is there under a grammar: as in Trajectory. `routing` has the experts of some
+    tokens of the whole sequence, with what was continued: those that the session's earlier calls did not give."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     finish_reason: str
     grammar_mass: NDArray[np.float32] | None = None
+    routing: Sequence[RoutedTokens] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock, check_ids
 from asyncrl.actor.engine.cache import Layout, SlotCache, use_slot_attention
 from asyncrl.actor.engine.own_weights import OwnWeights
+from asyncrl.actor.engine.router_watch import RouterWatch
 from asyncrl.actor.engine.sampling import request_key, sample, uniforms
 from asyncrl.actor.engine.scheduler import Request, Scheduler, Slot, SlotChunk
 from asyncrl.config.schema import EngineConfig, ModelConfig
@@ -58,8 +59,8 @@ class EmbeddedEngine:
     `initial_version` is the policy version of the model's weights. By default they have none, and generation waits for
     the first update. `prefill_tokens` bounds the prompt tokens of one pass. `clock` (seconds) serves `stats`.
 
-    Raises ConfigError: the model is too short for `max_length`, its attention does not fit a slot cache, or published
-    weights cannot be converted into its own.
+    Raises ConfigError: the model is too short for `max_length`, its attention does not fit a slot cache, published
+    weights cannot be converted into its own, or it is no mixture whose experts can be returned as `config` asks.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class EmbeddedEngine:
         shape = model.config.get_text_config()
         self._cache = SlotCache(shape, config.slots, config.max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
+        self._routers = RouterWatch(model) if config.return_routed_experts else None
         self._canary = CanaryJudge()
         # By slot: before which position there are numbers that no finite log-prob has vouched for.
         self._unproven: dict[int, int] = {}
@@ -318,6 +320,7 @@ class EmbeddedEngine:
         for slot, chunk in work:
             self._unproven[slot.index] = max(self._unproven.get(slot.index, 0), chunk.end)
         tokens, logprobs = self._forward(work, complete)
+        self._note_experts(work)
         for slot, chunk in work:
             slot.cached = chunk.end
         for index, token, logprob in zip(complete, tokens, logprobs, strict=True):
@@ -333,11 +336,23 @@ class EmbeddedEngine:
                 error = EngineError(f"version {self._version} gives logits that are not finite")
                 self._scheduler.fail(slot.request, error)
 
+    def _note_experts(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:
+        """Give the slots the experts of the tokens that the last pass has computed for the first time."""
+        if self._routers is None:
+            return
+        rows, begin = self._routers.take(), 0
+        for slot, chunk in work:
+            end = begin + chunk.end - chunk.start
+            slot.experts += rows[begin + len(slot.experts) - chunk.start : end]
+            begin = end
+
     def _forward(
         self, work: Sequence[tuple[Slot, SlotChunk]], complete: Sequence[int]
     ) -> tuple[list[int], list[float]]:
         """One pass over `work`; a token and its log-prob for each chunk in `complete`, which end their sequences."""
         layout = Layout(self._cache, [chunk for _, chunk in work])
+        if self._routers is not None:
+            self._routers.take()
         ids = [token for slot, chunk in work for token in slot.tokens[chunk.start : chunk.end]]
         logits = self._model(
             input_ids=torch.tensor(ids, device=self._device)[None],

@@ -29,8 +29,10 @@ from asyncrl.machine import process
 from asyncrl.machine.gpu_lock import ServersLock
 from asyncrl.machine.ports import free_ports
 from asyncrl.modelling.opening import open_config
+from asyncrl.modelling.routing import routing_shape
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.observe.spans import NoSpans, Spans
+from asyncrl.types import MAX_ROUTING_BYTES
 from asyncrl.weights.channels.opening import choose_channel, weights_dir
 from asyncrl.weights.group import agree_with_servers
 
@@ -64,6 +66,7 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
 
 def _open_embedded(config: TrainConfig) -> OpenedEngine:
     model = config.model
+    check_routing(config)
     engine = EmbeddedEngine.load(model, config.engine, seed=config.run.seed)
     return OpenedEngine(engine, engine.expected, engine.respond)
 
@@ -72,6 +75,7 @@ def _open_fleet(config: TrainConfig, spans: Spans) -> OpenedEngine:
     """A fleet, over servers of its own where it starts them."""
     engine, weights = config.engine, config.weights
     check_family(config)
+    check_routing(config)
     turns = None
     if config.cluster.colocated:
         turns = ServerTurns(ServersLock(locations.gpu_locks(config.run), config.cluster.ranks))
@@ -97,11 +101,33 @@ def _open_fleet(config: TrainConfig, spans: Spans) -> OpenedEngine:
         folders=folders,
         turns=turns,
         spans=spans,
+        routed=engine.return_routed_experts,
     )
     keepers = [fleet.keep, folders.keep, *(server.keep for server in launched)]
     if turns is not None:
         keepers.append(turns.keep)
     return OpenedEngine(fleet, policy.tensors, partial(asyncio.sleep, 0), keepers)
+
+
+def check_routing(config: TrainConfig) -> None:
+    """Raises ConfigError: the experts of tokens are wanted, and the model has none that can be replayed, or an
+    episode's do not fit into a message."""
+    if not config.engine.return_routed_experts:
+        return
+    width, actor = routing_shape(open_config(config.model)).width, config.actor
+    several = actor.agent is not None or actor.history == "template"
+    longest = actor.max_total_tokens if several else actor.max_tokens
+    if width > MAX_ROUTING_BYTES:
+        raise ConfigError(
+            f"engine.return_routed_experts model.path: the experts of a token take {width} bytes, and at most "
+            f"{MAX_ROUTING_BYTES} are taken; set it to false"
+        )
+    if width * longest > config.network.max_message_mb << 20:
+        raise ConfigError(
+            f"engine.return_routed_experts network.max_message_mb: the experts of {longest} tokens take "
+            f"{width * longest >> 20} MB, {width} bytes a token; raise the second one, or lower actor.max_tokens or "
+            "actor.max_total_tokens"
+        )
 
 
 def _discovery(config: TrainConfig) -> Discovery:

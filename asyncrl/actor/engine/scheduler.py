@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.errors import EngineError
+from asyncrl.modelling.routing import RoutedTokens
 
 
 @dataclass(slots=True, eq=False)
@@ -44,10 +45,14 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
-    def finish(self, reason: str) -> None:
+    def finish(self, reason: str, experts: Sequence[NDArray[np.uint8]] = ()) -> None:
+        """End the request, whose sequence begins with tokens of these `experts`, if these are known."""
         if self.future.set_running_or_notify_cancel():
             tokens, versions = np.array(self.tokens, np.int32), np.array(self.versions, np.int32)
-            self.future.set_result(Generation(tokens, np.array(self.logprobs, np.float32), versions, reason))
+            routing = (RoutedTokens(0, np.stack(experts)),) if len(experts) else ()
+            self.future.set_result(
+                Generation(tokens, np.array(self.logprobs, np.float32), versions, reason, routing=routing)
+            )
 
     def fail(self, error: EngineError) -> None:
         if self.future.set_running_or_notify_cancel():
@@ -56,12 +61,15 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A session's row of the cache, which holds the first `cached` of its `tokens` (prompt and sampled)."""
+    """A session's row of the cache, which holds the first `cached` of its `tokens` (prompt and sampled). `experts` are
+    those that computed each token for the first time, uint8[W], where the engine records them: a token that is computed
+    again keeps those that sampled with it."""
 
     index: int
     request: Request
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
+    experts: list[NDArray[np.uint8]] = field(default_factory=list)
 
 
 class SlotChunk(NamedTuple):
@@ -187,6 +195,7 @@ class Scheduler:
         prompt = request.prompt.tolist()
         shared = _common_prefix(slot.tokens, prompt, min(slot.cached, len(prompt) - 1))
         slot.request, slot.tokens, slot.cached = request, prompt, shared
+        del slot.experts[shared:]
         return slot
 
     def _share(self, slot: Slot) -> None:
@@ -199,6 +208,7 @@ class Scheduler:
                     source, shared = other, common
         if source is not slot:
             self._copy(source.index, slot.index, shared)
+            slot.experts += source.experts[len(slot.experts) : shared]
             slot.cached = shared
 
     def _evict(self) -> None:
@@ -208,7 +218,7 @@ class Scheduler:
     def _end(self, slot: Slot, reason: str) -> None:
         session = slot.request.session
         self._idle[session] = self._running.pop(session)
-        slot.request.finish(reason)
+        slot.request.finish(reason, slot.experts)
 
 
 def _shares_half(slot: Slot, other: Slot, end: int) -> bool:

@@ -85,6 +85,15 @@ _SERVERS = (
     ),
     counter("grammar_restarts", "turns", "turns under a grammar that were cut and started over, since the start"),
     counter(
+        "routed_tokens", "tokens", "tokens whose experts servers told since the start (engine.return_routed_experts)"
+    ),
+    counter("routed_bytes", "bytes", "what these experts take in trajectories, since the start"),
+    counter(
+        "routed_refused",
+        "segments",
+        "requests since the start to which servers told experts that are none of the model's: their tokens have none",
+    ),
+    counter(
         "recomputed_tokens",
         "tokens",
         "tokens of episodes that servers computed again since the start, since their weights had changed or another "

@@ -12,9 +12,11 @@ from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.opening import open_engine
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+from asyncrl.errors import ConfigError
 from asyncrl.modelling.shapes import model_shapes
 from tests.actor.engine.fleet.fakes import FakeSglang, sample, serving
 from tests.actor.engine.support import VOCABULARY, tiny_model
+from tests.mixtures import save_mixture
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +68,17 @@ async def test_servers_of_our_own_have_a_keeper_each(model: Path, tmp_path: Path
     without = len(open_engine(config).keepers)
     config.engine.launch, config.engine.server.count = True, 2
     assert len(open_engine(config).keepers) == without + 2
+
+
+@pytest.mark.parametrize("kind", ["embedded", "sglang"])
+def test_experts_of_a_model_without_any_or_too_many_for_a_message_are_refused_by_name(
+    model: Path, tmp_path: Path, kind: str
+) -> None:
+    config = configured(model, tmp_path)
+    config.engine = EngineConfig(kind=kind, urls=["http://127.0.0.1:1"], return_routed_experts=True)
+    with pytest.raises(ConfigError, match="experts of a qwen3 model cannot be replayed"):
+        open_engine(config)
+    config.model.path = str(save_mixture(tmp_path / "mixture", "qwen3_moe"))
+    config.network.max_message_mb, config.actor.max_tokens = 1, (1 << 18) + 1
+    with pytest.raises(ConfigError, match=r"network\.max_message_mb.* 4 bytes a token"):
+        open_engine(config)

@@ -108,18 +108,20 @@ class Endpoint:
     def notify(self) -> None:
         self._condition.notify_all()
 
-    async def generate(self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int]) -> Segment:
+    async def generate(
+        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], routed_from: int | None = None
+    ) -> Segment:
         """As the server does. Cancelling the call aborts the request.
 
         Raises ServerFaultError also where the server was lost meanwhile, or answers with weights of another owner, with
         ids outside the vocabulary or with impossible log-probs.
         """
         rid, label = uuid.uuid4().hex, self._label
+        salt = label if self._settings.salted else None
+        asked = {} if routed_from is None else {"routed_from": routed_from}
         try:
             async with self._requests.one(rid):
-                segment = await self.server.generate(
-                    rid, tokens, sampling, stop, label if self._settings.salted else None
-                )
+                segment = await self.server.generate(rid, tokens, sampling, stop, salt, **asked)
                 await self.updater.verdict()
             check_segment(segment, self._vocabulary)
             self._check_labels(segment, label)

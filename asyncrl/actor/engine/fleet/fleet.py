@@ -30,14 +30,15 @@ from asyncrl.actor.engine.fleet.endpoint import Endpoint
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.grammar_mass import measure_grammar
 from asyncrl.actor.engine.fleet.in_flight import interrupt
-from asyncrl.actor.engine.fleet.partial_turn import PartialTurn
+from asyncrl.actor.engine.fleet.partial_turn import PartialTurn, without_recomputed
 from asyncrl.actor.engine.fleet.pauses import PushPauses
 from asyncrl.actor.engine.fleet.prefixes import ComputedPrefixes
 from asyncrl.actor.engine.fleet.routing import EvaluationLease, Routes
-from asyncrl.actor.engine.fleet.server import InferenceServer, ServerFaultError
+from asyncrl.actor.engine.fleet.server import InferenceServer, Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.settings import FleetSettings
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
+from asyncrl.network.throttle import Throttled
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.types import NO_VERSION, Sampling
 from asyncrl.weights.canary import CanaryCheck, CanaryError, CanaryJudge
@@ -53,7 +54,8 @@ class Fleet:
 
     `expected` has names and shapes of the policy's tensors, `vocabulary` its size. `folders` hold the learner's
     folders, and the versions that are written for servers that load folders. With `turns` the servers share their GPUs
-    with the learner. `spans` get each segment, and each stop of a server by a push.
+    with the learner. `spans` get each segment, and each stop of a server by a push. With `routed` the turns have the
+    experts of their tokens.
     """
 
     def __init__(
@@ -68,7 +70,10 @@ class Fleet:
         turns: ServerTurns | None = None,
         clock: Callable[[], float] = time.monotonic,
         spans: Spans | None = None,
+        routed: bool = False,
     ) -> None:
+        self._routed: dict[str, int] | None = {} if routed else None
+        self._refusals = Throttled(logger, "experts of tokens are refused")
         self._spans = spans or NoSpans()
         self._discover = discover
         self._open_server = open_server
@@ -118,7 +123,7 @@ class Fleet:
         check_ids(tokens, self._vocabulary)
         if session in self._turns:
             raise EngineError(f"session {session} is generating already; its turns come one after another")
-        turn = PartialTurn(tokens, sampling, self._settings.segment_tokens)
+        turn = PartialTurn(tokens, sampling, self._settings.segment_tokens, self._routed_from(session, len(tokens)))
         # `release` ends the turn through this scope.
         scope = self._turns[session] = asyncio.timeout(None)
         self._idle.busy()
@@ -133,9 +138,20 @@ class Fleet:
             if not self._turns:
                 self._idle.idle()
         self._counts["tokens"] += len(generation.tokens)
+        if self._routed is not None and turn.routed_from is not None and generation.finish_reason != "abort":
+            self._routed[session] = turn.routed_from
         return generation
 
+    def _routed_from(self, session: str, length: int) -> int | None:
+        """The first of the session's `length` tokens whose experts it has not got yet; all, where it went back."""
+        if self._routed is None:
+            return None
+        known = self._routed.get(session, 0)
+        return known if known <= length else 0
+
     def release(self, session: str) -> None:
+        if self._routed is not None:
+            self._routed.pop(session, None)
         self._routes.release(session)
         self._prefixes.forget(session)
         self._lease.release(session)
@@ -194,6 +210,7 @@ class Fleet:
         names = (
             *("server_faults", "server_updates", "segments", "cut_segments", "lost_segments", "recomputed_tokens"),
             *("grammar_tokens", "grammar_tokens_unmeasured", "grammar_restarts"),
+            *(("routed_tokens", "routed_bytes", "routed_refused") if self._routed is not None else ()),
         )
         counters = {
             "servers": len(self._endpoints),
@@ -244,7 +261,7 @@ class Fleet:
             try:
                 about = {"episode": session.partition("/")[0], "server": endpoint.server.url}
                 with self._spans.span("segment", **about) as values:
-                    segment = await endpoint.generate(turn.tokens, turn.sampling, stop)
+                    segment = await endpoint.generate(turn.tokens, turn.sampling, stop, turn.routed_from)
                     values |= {"tokens": len(segment.tokens), "finish": segment.finish}
             except ServerFaultError as fault:
                 self._counts["lost_segments"] += 1
@@ -256,7 +273,7 @@ class Fleet:
                 self._counts["recomputed_tokens"] += self._prefixes.again(
                     session, server.url, len(turn.tokens), segment, server.retracts(settings.mode), not settings.salted
                 )
-                if turn.add(segment):
+                if turn.add(self._count_routing(segment, len(turn.tokens), server)):
                     if turn.has_grammar:
                         turn.grammar_mass = mass = await measure_grammar(turn, endpoint)
                         self._counts["grammar_tokens"] += len(mass)
@@ -272,6 +289,18 @@ class Fleet:
                     failures = 0 if len(segment.tokens) or not endpoint.ready else failures + 1
             if failures >= self._settings.attempts:
                 raise EngineError(f"{failures} requests in a row failed, the last one because {reason}")
+
+    def _count_routing(self, segment: Segment, prompt: int, server: InferenceServer) -> Segment:
+        """The segment of a request that continued `prompt` tokens, with those experts that sampled."""
+        if segment.routing_fault:
+            self._counts["routed_refused"] += 1
+            self._refusals.say(f"{server.url}: {segment.routing_fault}")
+        if server.retracts(self._settings.mode):
+            segment = without_recomputed(segment, prompt)
+        if segment.routing is not None:
+            self._counts["routed_tokens"] += len(segment.routing.rows)
+            self._counts["routed_bytes"] += segment.routing.rows.nbytes
+        return segment
 
     async def _ready(self, session: str) -> Endpoint:
         """The endpoint that serves the session, as soon as one can. The learner's turns on shared GPUs may take any

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.server import Segment
+from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import Sampling
 
 _NO_TOKENS = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cut")
@@ -20,14 +21,23 @@ class PartialTurn:
 
     One request asks for `segment_tokens` at most; 0 asks for the whole turn, and so does a turn under a grammar: a
     server that continued it would begin the grammar anew. For the same reason such a turn starts over when it is cut.
-    `grammar_mass` is that of its Generation.
+    `grammar_mass` is that of its Generation. `routed_from` is the first token whose experts have not come yet, or None
+    where nobody asks for them.
     """
 
-    def __init__(self, prompt: NDArray[np.int32], sampling: Sampling, segment_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        prompt: NDArray[np.int32],
+        sampling: Sampling,
+        segment_tokens: int = 0,
+        routed_from: int | None = None,
+    ) -> None:
         self._prompt = prompt
         self._sampling = sampling
         self._segment_tokens = 0 if self.has_grammar else segment_tokens
         self.grammar_mass: NDArray[np.float32] | None = None
+        self.routed_from = routed_from
+        self._routing: list[RoutedTokens] = []
         self._segments: list[Segment] = []
         self._left = sampling.max_new_tokens
 
@@ -58,6 +68,9 @@ class PartialTurn:
         """Add the answer to the next request. Whether the turn is over."""
         if self.has_grammar and segment.finish == "cut":
             return False
+        if segment.routing is not None:
+            self._routing.append(segment.routing)
+            self.routed_from = segment.routing.end
         # Fewer tokens than the request's limit are the server's own limit, behind which nothing goes on.
         own_limit = len(segment.tokens) < self._limit
         self._segments.append(segment)
@@ -73,7 +86,21 @@ class PartialTurn:
             _joined([_versions(segment) for segment in segments]),
             finish or segments[-1].finish,
             self.grammar_mass,
+            tuple(self._routing),
         )
+
+
+def without_recomputed(segment: Segment, prompt: int) -> Segment:
+    """The segment without the experts of tokens that a push had recomputed. Its request continued `prompt` tokens, and
+    its server takes keys and values from requests at a push: what it had sampled before, it computed again by the
+    experts of the newer weights, which had no part in sampling them."""
+    routing = segment.routing
+    if routing is None or len(segment.spans) < 2:
+        return segment
+    rows = routing.rows.copy()
+    first, behind = (max(0, prompt + token - routing.start) for token in (0, segment.spans[-1].start))
+    rows[first:behind] = 255
+    return replace(segment, routing=RoutedTokens(routing.start, rows))
 
 
 def _versions(segment: Segment) -> NDArray[np.int32]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError
+from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import MAX_LOGPROB, Sampling
 
 
@@ -44,12 +45,17 @@ class Segment:
 
     `finish` is stop (the last token is one of the request's stop ids, or under a grammar one of the server's), length
     (the request's limit, or the server's own), or cut (the request was interrupted and can be continued).
+
+    `routing` has the experts of the tokens that were asked for, of prompt and answer; None where none came.
+    `routing_fault` says why those that came are refused.
     """
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     spans: Sequence[Span]
     finish: str
+    routing: RoutedTokens | None = None
+    routing_fault: str = ""
 
 
 def as_segment(
@@ -111,9 +117,17 @@ class InferenceServer(Protocol):
         """Raises ServerFaultError unless it answers and has the weights that it was given last."""
 
     async def generate(
-        self, rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salt: str | None
+        self,
+        rid: str,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        salt: str | None,
+        routed_from: int | None = None,
     ) -> Segment:
-        """Continue `tokens` under the name `rid`; `salt` keeps the prefix cache of one version from another's.
+        """Continue `tokens` under the name `rid`; `salt` keeps the prefix cache of one version from another's. With
+        `routed_from` the answer should have the experts of all tokens from there on, but the last one, which computed
+        nothing yet.
 
         Raises EngineError: the request itself is refused, so that no server would take it.
         """

@@ -51,6 +51,8 @@ def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
     command += ["--sleep-on-idle"]
     if server.memory is not None:
         command += ["--mem-fraction-static", str(server.memory)]
+    if engine.return_routed_experts:
+        command += ["--enable-return-routed-experts"]
     if model.trust_remote_code:
         command += ["--trust-remote-code"]
     if overrides := server_overrides(model):

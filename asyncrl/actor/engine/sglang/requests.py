@@ -9,14 +9,17 @@ Under a grammar the logits of other tokens become -inf before that, so that log-
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span, TokenId, as_segment
+from asyncrl.modelling.routing import RoutedTokens, RoutingError, RoutingShape
 from asyncrl.types import Sampling
 
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
@@ -24,9 +27,14 @@ NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "p
 
 
 def generate_body(
-    rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salt: str | None
+    rid: str,
+    tokens: NDArray[np.int32],
+    sampling: Sampling,
+    stop: Sequence[int],
+    salt: str | None,
+    routed_from: int | None = None,
 ) -> dict[str, Any]:
-    """The body of `/generate`."""
+    """The body of `/generate`. With `routed_from` it asks for the experts of all tokens from there on."""
     body: dict[str, Any] = {
         "rid": rid,
         "input_ids": tokens.tolist(),
@@ -39,6 +47,8 @@ def generate_body(
             **NEUTRAL,
         },
     }
+    if routed_from is not None:
+        body |= {"return_routed_experts": True, "routed_experts_start_len": routed_from}
     return body if salt is None else {**body, "extra_key": salt}
 
 
@@ -103,6 +113,7 @@ class _Meta(msgspec.Struct, gc=False):
     weight_version: str
     weight_versions: tuple[Span, ...] | None = None
     output_token_logprobs: list[_Sampled] | None = None
+    routed_experts: str | None = None
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -113,8 +124,20 @@ class _Answer(msgspec.Struct, gc=False):
 _ANSWER = msgspec.json.Decoder(_Answer)
 
 
-def read_segment(answer: bytes, sampling: Sampling, stop: Sequence[int]) -> Segment:
-    """The segment in an answer of `/generate` to a request with `sampling`.
+class RoutingRequest(NamedTuple):
+    """What a request asked for: experts of a model of this `shape`, of the tokens from `start` on, where it continued
+    `prompt` tokens."""
+
+    shape: RoutingShape
+    start: int
+    prompt: int
+
+
+def read_segment(
+    answer: bytes, sampling: Sampling, stop: Sequence[int], routing: RoutingRequest | None = None
+) -> Segment:
+    """The segment in an answer of `/generate` to a request with `sampling`, which asked for `routing`. Experts that are
+    none of the model's are left out: tokens without any can be trained, too.
 
     Raises ServerFaultError: the answer lacks what a trajectory needs.
     """
@@ -128,4 +151,28 @@ def read_segment(answer: bytes, sampling: Sampling, stop: Sequence[int]) -> Segm
     logprobs = [sampled.logprob for sampled in meta.output_token_logprobs or ()]
     # Servers before 0.5.22 name one version for all tokens.
     spans = (Span(meta.weight_version, 0, len(tokens)),) if meta.weight_versions is None else meta.weight_versions
-    return as_segment(tokens, logprobs, spans, sampling, stop, meta.finish_reason.type)
+    segment = as_segment(tokens, logprobs, spans, sampling, stop, meta.finish_reason.type)
+    if routing is None or meta.routed_experts is None:
+        return segment
+    try:
+        return replace(segment, routing=_read_routing(meta.routed_experts, routing, len(tokens)))
+    except ValueError as error:
+        return replace(segment, routing_fault=str(error))
+
+
+def _read_routing(text: str, routing: RoutingRequest, sampled: int) -> RoutedTokens:
+    """The rows of base64 of int32[tokens, layers, top_k], where layers without a router have meaningless numbers.
+
+    Raises ValueError (RoutingError is one): they are none of the model's. A start behind the last row that there is
+    gives no rows.
+    """
+    shape, start = routing.shape, routing.start
+    numbers = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
+    expected = max(0, routing.prompt + sampled - 1 - start)
+    if numbers.size != expected * shape.depth * shape.top_k:
+        raise RoutingError(
+            f"{numbers.size} numbers came for {expected} tokens in {shape.depth} layers with {shape.top_k} experts"
+        )
+    experts = numbers.reshape(expected, shape.depth, shape.top_k)[:, list(shape.layers)]
+    shape.check(experts)
+    return RoutedTokens(start, shape.pack(experts))

@@ -29,10 +29,17 @@ from asyncrl.actor.engine.fleet.overrides import check_overrides
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.launch import OVERRIDES_FLAG, server_count
-from asyncrl.actor.engine.sglang.requests import generate_body, logprob_body, read_logprobs, read_segment
+from asyncrl.actor.engine.sglang.requests import (
+    RoutingRequest,
+    generate_body,
+    logprob_body,
+    read_logprobs,
+    read_segment,
+)
 from asyncrl.actor.engine.sglang.transports.base import CONTROL_S, ServerEnd, Transport
 from asyncrl.actor.engine.sglang.ways import ServerFacts, WaySettings, choose, facts_of
-from asyncrl.modelling.opening import server_overrides
+from asyncrl.modelling.opening import open_config, server_overrides
+from asyncrl.modelling.routing import RoutingShape, routing_shape
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import QUANTIZED, UNKNOWN
 from asyncrl.weights.threads import in_own_thread
@@ -52,7 +59,8 @@ class SglangServer:
 
     The server must take `context` tokens, and have changed its model's configuration by `overrides`. A check may take
     `silence_s`, a call of an update `load_s`. `settings` say how weights get into it, the actor's own servers run on
-    `taken_gpus`, and `look` finds out which ways are possible.
+    `taken_gpus`, and `look` finds out which ways are possible. It must tell the experts of tokens if the policy's
+    `routing` is given.
     """
 
     def __init__(
@@ -66,6 +74,7 @@ class SglangServer:
         load_s: float = 300.0,
         overrides: Mapping[str, Any] | None = None,
         look: Callable[[str, int, Mapping[str, Any], Sequence[int]], ServerFacts] = facts_of,
+        routing: RoutingShape | None = None,
     ) -> None:
         self.url = url
         self._http = Http(url)
@@ -75,6 +84,7 @@ class SglangServer:
         self._settings = settings or WaySettings()
         self._taken_gpus = taken_gpus
         self._look = look
+        self._routing = routing
         self._overrides = overrides or {}
         self._transports: dict[str, Transport] = {}
         self._left_out = ""
@@ -96,6 +106,7 @@ class SglangServer:
             silence_s=config.engine.silence_s,
             load_s=weights.load_s,
             overrides=server_overrides(config.model),
+            routing=routing_shape(open_config(config.model)) if config.engine.return_routed_experts else None,
         )
 
     @property
@@ -108,7 +119,8 @@ class SglangServer:
         return next(iter(self._transports), "")
 
     async def join(self) -> None:
-        """As in the protocol; also refuses a server whose context is too short, or whose configuration differs."""
+        """As in the protocol; also refuses a server whose context is too short, whose configuration differs, or that
+        does not tell experts."""
         info = await self._get("server_info")
         self._end.spans = _version(info) >= SPANS_SINCE
         self._overlaps = not info.get("disable_overlap_schedule", True)
@@ -122,6 +134,11 @@ class SglangServer:
             )
         given = json.loads(info.get("json_model_override_args") or "{}")
         check_overrides(self.url, self._overrides, given, OVERRIDES_FLAG)
+        if self._routing is not None and not info.get("enable_return_routed_experts"):
+            raise ServerFaultError(
+                f"{self.url} does not tell the experts of tokens, for which engine.return_routed_experts asks; start "
+                "the server with --enable-return-routed-experts"
+            )
         self._label = None
         await self.leave()
         await self._choose_ways(info)
@@ -142,11 +159,20 @@ class SglangServer:
             raise ServerFaultError(f"{self.url} has weights {model.get('weight_version')!r}, not {self._label!r}")
 
     async def generate(
-        self, rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salt: str | None
+        self,
+        rid: str,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        salt: str | None,
+        routed_from: int | None = None,
     ) -> Segment:
-        body = msgspec.json.encode(generate_body(rid, tokens, sampling, stop, salt))
+        routing = None
+        if routed_from is not None and self._routing is not None:
+            routing = RoutingRequest(self._routing, routed_from, len(tokens))
+        body = msgspec.json.encode(generate_body(rid, tokens, sampling, stop, salt, routing and routing.start))
         answer = await self._http.call("POST", "/generate", body)
-        return read_segment(answer, sampling, stop)
+        return read_segment(answer, sampling, stop, routing)
 
     async def logprobs(self, tokens: Sequence[int], salt: str | None, start: int = 1) -> NDArray[np.float32]:
         body = msgspec.json.encode(logprob_body(tokens, salt, start))

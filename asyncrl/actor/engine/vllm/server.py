@@ -122,8 +122,15 @@ class VllmServer:
             raise ServerFaultError(f"{self.url} was restarted at {started}, and has lost the weights it was given")
 
     async def generate(
-        self, rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salt: str | None
+        self,
+        rid: str,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        salt: str | None,
+        routed_from: int | None = None,
     ) -> Segment:
+        """As in the protocol; it tells no experts."""
         if self.spans:
             body = generate_body(rid, tokens, sampling, stop, salt)
             answer = await self._http.call("POST", "/inference/v1/generate", msgspec.json.encode(body))

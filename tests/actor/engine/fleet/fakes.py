@@ -7,6 +7,7 @@ that a token shows which weights really sampled it, whatever its label says.
 from __future__ import annotations
 
 import asyncio
+import base64
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -26,6 +27,7 @@ from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.settings import FleetSettings
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.sglang.ways import ServerFacts, WaySettings
+from asyncrl.modelling.routing import RoutingShape
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import Canary, CanaryCheck, canary_tokens
 from tests.helpers import GENEROUS_S, OWN_RUN, async_until
@@ -87,6 +89,9 @@ class FakeSglang:
         self._transports: set[Any] = set()
         self.context = 4096
         self.overlap = False
+        self.routing: RoutingShape | None = None
+        """It tells experts of this shape, by `experts_at` a token's place and the weights that computed it last."""
+        self.routed_from: list[int | None] = []
         self.restart()
 
     def restart(self) -> None:
@@ -172,7 +177,8 @@ class FakeSglang:
 
     async def _server_info(self, body: Any) -> Any:
         info = {"version": self.version, "tp_size": 2, "context_length": self.context}
-        return {**info, "disable_overlap_schedule": not self.overlap}
+        told = {} if self.routing is None else {"enable_return_routed_experts": True}
+        return {**info, **told, "disable_overlap_schedule": not self.overlap}
 
     async def _get_model_info(self, body: Any) -> Any:
         return {"weight_version": self.label}
@@ -204,6 +210,10 @@ class FakeSglang:
         }
         if self.new:
             meta["weight_versions"] = _spans(request.labels)
+        self.routed_from.append(body.get("routed_experts_start_len"))
+        if self.routing is not None and body.get("return_routed_experts"):
+            places = np.arange(body["routed_experts_start_len"], len(given) + len(request.pairs) - 1)
+            meta["routed_experts"] = base64.b64encode(experts_at(self.routing, places, self.weights).tobytes()).decode()
         return {"output_ids": [pair[1] for pair in request.pairs], "meta_info": meta}
 
     async def _logprobs(self, tokens: list[int], start: int) -> Any:
@@ -283,6 +293,12 @@ class FakeSglang:
         return {}
 
 
+def experts_at(shape: RoutingShape, places: np.ndarray[Any, Any], weights: int) -> np.ndarray[Any, Any]:
+    """int32[T, layers, top_k] as SGLang tells them: of all layers, among which those without a router have zeros."""
+    found = (places[:, None, None] + weights + np.arange(shape.top_k)) % shape.experts
+    return (found * np.isin(np.arange(shape.depth), shape.layers)[:, None]).astype(np.int32)
+
+
 def _spans(labels: list[str]) -> list[dict[str, Any]]:
     spans: list[dict[str, Any]] = []
     for index, label in enumerate(labels):
@@ -327,6 +343,7 @@ async def fleet_over(
     here: bool = False,
     folders: Folders | None = None,
     limits_s: Mapping[str, float] | None = None,
+    routing: RoutingShape | None = None,
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[Fleet]:
@@ -337,7 +354,7 @@ async def fleet_over(
         limit_s = (limits_s or {}).get(url, 60.0)
         ways = WaySettings(into_servers, bucket_bytes=8)
         limits = {"silence_s": limit_s, "load_s": limit_s}
-        return kind(url, context=64, settings=ways, look=lambda *_: ServerFacts(here), **limits)
+        return kind(url, context=64, settings=ways, look=lambda *_: ServerFacts(here), routing=routing, **limits)
 
     space = tempfile.TemporaryDirectory()
     usual = {"wait_s": 60.0, "check_s": 0.02, "retry_s": 0.02, "mode": mode}
@@ -348,6 +365,7 @@ async def fleet_over(
         vocabulary=VOCABULARY,
         settings=FleetSettings(**{**usual, **(settings or {})}),
         folders=folders or Folders(Path(space.name), lambda folder: None, OWN_RUN),
+        routed=routing is not None,
         **options,
     )
     with space:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
-from asyncrl.actor.engine.fleet.server import ServerFaultError, Span
-from asyncrl.actor.engine.sglang.requests import NEUTRAL, generate_body, logprob_body, read_logprobs, read_segment
+from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span
+from asyncrl.actor.engine.sglang.requests import (
+    NEUTRAL,
+    RoutingRequest,
+    generate_body,
+    logprob_body,
+    read_logprobs,
+    read_segment,
+)
+from asyncrl.modelling.routing import RoutingShape
 from asyncrl.types import Grammar, Sampling
 
 
@@ -97,3 +107,55 @@ def test_logprobs_may_be_of_the_last_tokens_only() -> None:
         assert read_logprobs(told, tokens, start=2).tolist() == [-0.5, -1.5]
     with pytest.raises(ServerFaultError, match="other tokens"):
         read_logprobs(told, [4, 5, 5, 7], start=2)
+
+
+SHAPE = RoutingShape((1, 2), 3, 8, 2)
+PROMPT, SAMPLED, START = 5, 3, 4
+
+
+def told(numbers: Any) -> dict[str, str]:
+    return {"routed_experts": base64.b64encode(np.asarray(numbers, "<i4").tobytes()).decode()}
+
+
+def with_routing(**meta: Any) -> Segment:
+    request = RoutingRequest(SHAPE, START, PROMPT)
+    return read_segment(answer([7] * SAMPLED, {"type": "length"}, **meta), Sampling(1.0, SAMPLED), (), request)
+
+
+def test_a_request_for_experts_says_from_which_token_on() -> None:
+    body = generate_body("r", np.array([1, 2], np.int32), Sampling(), (), None, 1)
+    assert (body["return_routed_experts"], body["routed_experts_start_len"]) == (True, 1)
+    assert "return_routed_experts" not in generate_body("r", np.array([1, 2], np.int32), Sampling(), (), None)
+
+
+def test_experts_are_those_of_layers_with_routers_of_all_tokens_but_the_last() -> None:
+    numbers = np.random.default_rng(0).random((3, 3, 8)).argsort(-1)[..., :2]
+    numbers[:, 0] = 77
+    segment = with_routing(**told(numbers))
+    assert segment.routing is not None
+    assert (segment.routing.start, segment.routing.end) == (START, PROMPT + SAMPLED - 1)
+    np.testing.assert_array_equal(SHAPE.unpack(segment.routing.rows), numbers[:, 1:])
+    assert with_routing().routing is None
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        (told(np.zeros((3, 3, 2))), "twice"),
+        (told([[[0, 1]] * 3] * 2), "12 numbers came for 3 tokens in 3 layers"),
+        (told([[[0, 1]] * 3] * 4), "24 numbers came"),
+        (told([[[0, 8]] * 3] * 3), "to 8; the model has 8"),
+        (told([[[0, -1]] * 3] * 3), "from -1"),
+        ({"routed_experts": "AAA"}, "padding"),
+        ({"routed_experts": "AAAA"}, "multiple"),
+        ({"routed_experts": "?"}, "."),
+        ({"routed_experts": "\u00e9"}, "."),
+    ],
+)
+def test_experts_that_are_none_of_the_models_are_left_out_with_a_reason_and_tokens_stay(
+    told: dict[str, str], reason: str
+) -> None:
+    segment = with_routing(**told)
+    assert segment.tokens.tolist() == [7] * SAMPLED
+    assert segment.routing is None
+    assert re.search(reason, segment.routing_fault)
