@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from asyncrl.errors import StoreError
 from asyncrl.inspect.run import InspectedRun
-from asyncrl.observe.kept.episode import KeptEpisode
+from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow
 from asyncrl.observe.kept.reading import KeptEpisodes
 from asyncrl.replay.stored import StoredTrajectory
 
@@ -37,10 +37,14 @@ class KeptOfRun:
         if self._kept is None:
             return []
         try:
-            return list(dict.fromkeys(row.group_id for row in self._kept.rows() if row.step == step))
+            return list(dict.fromkeys(row.group_id for row in self._kept.rows() if _was_trained(row, step)))
         except (StoreError, OSError) as error:
             log.warning("what is kept of step %d cannot be read: %s", step, error)
             return []
+
+
+def _was_trained(row: KeptRow, step: int) -> bool:
+    return row.step == step and HELD_OUT not in row.flags
 
 
 def filled(record: StoredTrajectory, kept: KeptEpisode | None) -> StoredTrajectory:

@@ -28,7 +28,8 @@ from asyncrl.errors import RefusedError, StoreError, WireError
 from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.packing import LocalBatch
 from asyncrl.learner.ranks import Ranks
-from asyncrl.observe.kept.episode import ARRAYS, BEST, RANDOM, WORST, KeptEpisode, KeptStep, row_of
+from asyncrl.observe.kept.episode import ARRAYS, BEST, HELD_OUT, RANDOM, WORST, KeptEpisode, KeptStep, row_of
+from asyncrl.observe.kept.reading import EVALUATED_FOLDER
 from asyncrl.observe.kept.recording import KeptRecorder
 from asyncrl.observe.kept.showing import logged
 from asyncrl.observe.kept.writing import LARGEST_STEP
@@ -37,6 +38,8 @@ from asyncrl.types import NO_ROUTING, BatchPlan, Labels, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
+EVALUATED_PART = 8
+"""Held-out episodes have one of so many parts of the bytes."""
 BYTES_A_TOKEN = 32
 """Of a kept token: 4 for its id, for its log-probs of two policies, its advantage, its weight and its grammar's mass,
 and some for what the turns hold beside tokens."""
@@ -116,22 +119,43 @@ class Sample:
 
 
 class EpisodeKeeper:
-    """Keeps a sample of each step that this run trains. `recorder` is that of rank 0; other ranks have none."""
+    """Keeps a sample of each step that this run trains, and of each evaluation. `recorder` and `evaluated` are those of
+    rank 0; other ranks have none."""
 
-    def __init__(self, config: TrainConfig, ranks: Ranks, recorder: KeptRecorder | None) -> None:
+    def __init__(
+        self, config: TrainConfig, ranks: Ranks, recorder: KeptRecorder | None, evaluated: KeptRecorder | None = None
+    ) -> None:
         observe = config.observe
         self._groups, self._max_bytes = observe.keep_episodes, observe.keep_episodes_mb << 20
         self._seed = config.run.seed
         self._ranks = ranks
         self._recorder = recorder
+        self._evaluated = evaluated
 
     def close(self) -> None:
-        if self._recorder is not None:
-            self._recorder.close()
+        for each in (self._recorder, self._evaluated):
+            if each is not None:
+                each.close()
 
     def values(self) -> dict[str, float]:
         """The metrics of what is kept."""
-        return {} if self._recorder is None else self._recorder.values()
+        values = {} if self._recorder is None else self._recorder.values()
+        if self._evaluated is not None:
+            evaluated = self._evaluated.values()
+            values |= {f"{name}_evaluated": evaluated[name] for name in ("kept/episodes", "kept/bytes", "kept/lost")}
+        return values
+
+    def keep_evaluated(self, step: int, version: int, names: Sequence[str], replay: BatchSource) -> None:
+        """Keep these held-out episodes of the evaluation of a version, after so many steps. For rank 0."""
+        if self._evaluated is None or not names:
+            return
+        try:
+            trajectories, labels = replay.fetch(names), replay.labels(names)
+            tasks = [replay.task(name) for name in names]
+        except (RefusedError, StoreError, WireError) as error:
+            self._evaluated.lose(error)
+            return
+        self._evaluated.put(lambda: _evaluated_step(step, version, trajectories, labels, tasks))
 
     def sample(
         self, plan: BatchPlan, labels: Sequence[Labels], own: Mapping[int, Trajectory], replay: BatchSource
@@ -210,14 +234,33 @@ def _own_numbers(members: Sequence[int], algorithm: Algorithm, batch: LocalBatch
     return torch.stack([tokens.advantages, weights, proximal]).float().cpu()
 
 
+def _evaluated_step(
+    step: int,
+    version: int,
+    trajectories: Sequence[Trajectory],
+    labels: Sequence[Labels],
+    tasks: Sequence[Task | None],
+) -> KeptStep:
+    episodes = []
+    for trajectory, judged, task in zip(trajectories, labels, tasks, strict=True):
+        row = row_of(step, version, trajectory, judged, task, [HELD_OUT])
+        untrained = dict.fromkeys(ARRAYS, np.zeros(len(trajectory), np.float32))
+        episodes.append(KeptEpisode(row, trajectory, judged, task, **untrained))
+    return KeptStep(step, episodes)
+
+
 def open_keeper(config: TrainConfig, ranks: Ranks, metrics: Sink) -> EpisodeKeeper:
     """The keeper of one rank. `metrics` gets the samples, too, where observe.upload has episodes."""
     observe = config.observe
-    recorder = None
+    recorder = evaluated = None
+    run_dir, max_bytes = locations.run_dir(config.run), observe.keep_episodes_mb << 20
+    of_evaluations = max_bytes // EVALUATED_PART if observe.keep_evaluated else 0
     if ranks.rank == 0 and observe.keep_episodes:
-        given = [_upload(config.model, metrics)] if "episodes" in observe.upload else []
-        recorder = KeptRecorder(locations.run_dir(config.run), observe.keep_episodes_mb << 20, *given)
-    return EpisodeKeeper(config, ranks, recorder)
+        upload = _upload(config.model, metrics) if "episodes" in observe.upload else None
+        recorder = KeptRecorder(run_dir, max_bytes - of_evaluations, upload)
+    if ranks.rank == 0 and of_evaluations:
+        evaluated = KeptRecorder(run_dir, of_evaluations, folder=EVALUATED_FOLDER)
+    return EpisodeKeeper(config, ranks, recorder, evaluated)
 
 
 def _upload(model: ModelConfig, metrics: Sink) -> Callable[[KeptStep], None]:

@@ -47,7 +47,7 @@ from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Sink, Value
 from asyncrl.observe.spans import NoSpans, Spans
-from asyncrl.replay.tally import evaluation_values
+from asyncrl.replay.tally import SAMPLE, evaluation_values
 from asyncrl.types import BatchPlan
 from asyncrl.weights.buckets import Bucket, GatheredBucket
 from asyncrl.weights.canary import Canary
@@ -340,6 +340,7 @@ class Learner:
                     self.checkpoints.rate(step, float(result[self.config.learner.best_by]))
                 values = {f"eval/{name}": value for name, value in evaluation_values(result).items()}
                 self.evaluations.log(step, {**values, "eval/version": float(version)})
+                self.keeper.keep_evaluated(step, version, result[SAMPLE], self.replay)
                 del pending[step]
 
     def _measure(self, plan: BatchPlan, trained: TrainedStep | None, phases: Phases) -> StepMetrics:

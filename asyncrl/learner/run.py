@@ -42,6 +42,7 @@ from asyncrl.machine.gpu_lock import LearnerLock
 from asyncrl.modelling.opening import beside
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.network.keys import client_keys, server_keys
+from asyncrl.observe.kept.reading import EVALUATED_FOLDER
 from asyncrl.observe.kept.writing import remove_kept
 from asyncrl.observe.metrics import Fanout, Sink
 from asyncrl.observe.reports import open_reports
@@ -244,6 +245,14 @@ def _largest_pass(history: ConfigHistory) -> list[int]:
 def _remove_repeated(run_dir: Path, done: Progress) -> None:
     """Remove the metrics and the kept episodes of the steps and evaluations that an earlier learner reported, and that
     this one repeats."""
-    remove_kept(run_dir, done.step)
-    remove_steps(metrics_file(run_dir, "learner"), lambda step: step >= done.step)
-    remove_steps(metrics_file(run_dir, "evaluation"), lambda step: step >= done.step or step in done.evaluations)
+
+    def is_trained_again(step: int) -> bool:
+        return step >= done.step
+
+    def is_evaluated_again(step: int) -> bool:
+        return step >= done.step or step in done.evaluations
+
+    remove_kept(run_dir, is_trained_again)
+    remove_kept(run_dir, is_evaluated_again, EVALUATED_FOLDER)
+    remove_steps(metrics_file(run_dir, "learner"), is_trained_again)
+    remove_steps(metrics_file(run_dir, "evaluation"), is_evaluated_again)

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from asyncrl import ids
-from asyncrl.replay.records import EvaluationRecord, GroupRecord, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.records import EvaluationRecord, GroupRecord, TrajectoryRecord, TrajectoryState, forget
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.tally import SOURCES, tallies
+from asyncrl.replay.tally import SAMPLE, SOURCES, tallies
 from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Purpose, Trajectory
 
 PAGE = 1000
+SAMPLED_EVALUATIONS = 3
+"""So many evaluations have a sample of episodes with their data: the learner may take the one of the last but one."""
 
 
 def start(
@@ -30,6 +32,8 @@ def start(
     """
     if EvaluationRecord.load(tx, version) is not None:
         return
+    if not settings.keeps_all:
+        _forget_samples(tx)
     rows = range(settings.shard, len(settings.held_out), settings.shards)
     EvaluationRecord(len(rows) * settings.eval_attempts).save(tx, version)
     for attempt in range(settings.eval_attempts):
@@ -61,10 +65,37 @@ def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) 
     evaluation.save(tx, version)
 
 
+def take_sample(tx: Transaction, settings: ReplaySettings, group: str, record: GroupRecord, episode: str) -> bool:
+    """Whether the data of an episode that is done stays for people to read. The sample is spread evenly over the
+    held-out tasks, and the same in each evaluation: the first attempt at each."""
+    tasks, shard, shards = len(settings.held_out), settings.shard, settings.shards
+    own, wanted = len(range(shard, tasks, shards)), len(range(shard, settings.evaluation_sample, shards))
+    place = (record.row - shard) // shards
+    if group != ids.evaluation_group(record.version, record.row) or place * wanted % own >= wanted:
+        return False
+    evaluation = EvaluationRecord.of(tx, record.version)
+    evaluation.sample.append(episode)
+    evaluation.save(tx, record.version)
+    return True
+
+
+def _forget_samples(tx: Transaction) -> None:
+    """Forget the data of older samples, so that one more has room."""
+    found = tx.items(EvaluationRecord.table, EvaluationRecord)
+    # Keys are in the order of the versions.
+    sampled = [int.from_bytes(key, "big") for key, evaluation in found if evaluation.sample]
+    for version in sampled[: 1 - SAMPLED_EVALUATIONS]:
+        evaluation = EvaluationRecord.of(tx, version)
+        for episode in evaluation.sample:
+            forget(tx, episode)
+        evaluation.sample = []
+        evaluation.save(tx, version)
+
+
 def result(tx: Transaction, version: int, attempts: int) -> dict[str, Any] | None:
     """The result of a complete evaluation with so many attempts at a task; None before. `outcome` and `reward` are
     means over the attempts that were scored, and `accuracy` is the share of these whose outcome is 1 or more; `sources`
-    has a Tally for each data source."""
+    has a Tally for each data source, and `sample` the ids of episodes to read."""
     evaluation = EvaluationRecord.load(tx, version)
     if evaluation is None or evaluation.done < evaluation.total:
         return None
@@ -78,6 +109,7 @@ def result(tx: Transaction, version: int, attempts: int) -> dict[str, Any] | Non
         "tokens": evaluation.tokens,
         "newer_tokens": evaluation.newer_tokens,
         "newest_version": evaluation.newest,
+        SAMPLE: evaluation.sample,
         SOURCES: tallies(_scored(tx, version), attempts),
     }
 

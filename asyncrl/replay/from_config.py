@@ -49,6 +49,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         ),
         held_out=open_tasks(config, data.eval) if data.eval else (),
         eval_attempts=learner.eval_attempts,
+        evaluation_sample=config.observe.keep_evaluated,
         group_size=learner.group_size,
         batch_size=batch_size,
         publish_every=learner.publish_every,

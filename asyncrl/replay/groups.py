@@ -117,10 +117,10 @@ class OpenGroups:
         else:
             self._offer(tx, group.ids(name)[member], name, member, urgent=True)
 
-    def close(self, tx: Transaction, name: str, end: TrajectoryState, reason: str = "") -> None:
+    def close(self, tx: Transaction, name: str, end: TrajectoryState, reason: str = "", keeps: bool = False) -> None:
         """Close a group: its trajectories reach the state `end` for a `reason`, its open tickets end, and the uses that
         admission promised to it and training did not take are given back. What arrives for it later is counted as
-        late."""
+        late. With `keeps` the data of its trajectories stay."""
         group = GroupRecord.load(tx, name)
         if group is None:
             return
@@ -130,7 +130,7 @@ class OpenGroups:
             self._stages.mark(tx, end, "groups", group=name, reason=shorten(reason))
         for trajectory in group.ids(name):
             self._stages.forget(tx, trajectory)
-            self._end(tx, trajectory, end, shorten(reason))
+            self._end(tx, trajectory, end, shorten(reason), keeps)
             self.withdraw(tx, trajectory)
         if group.training and end in THROWN_AWAY:
             tx.add("committed", -len(group.attempts) * (self._settings.admission.uses - group.sampled))
@@ -138,7 +138,7 @@ class OpenGroups:
         if not group.training and end is TrajectoryState.DROPPED:
             evaluation.count_task(tx, group.version, None)
 
-    def _end(self, tx: Transaction, name: str, end: TrajectoryState, reason: str) -> None:
+    def _end(self, tx: Transaction, name: str, end: TrajectoryState, reason: str, keeps: bool) -> None:
         record = TrajectoryRecord.load(tx, name)
         if record is None or record.state is TrajectoryState.DEAD:
             return
@@ -156,7 +156,7 @@ class OpenGroups:
         record.save(tx, name)
         if self._settings.keeps_all:
             tx.add("kept_untrained")
-        else:
+        elif not keeps:
             forget(tx, name)
 
     def forget_untrained(self, tx: Transaction) -> None:

@@ -255,7 +255,9 @@ class Labelling:
         members = [TrajectoryRecord.of(tx, trajectory) for trajectory in group.ids(name)]
         if not group.training:
             evaluation.count_task(tx, group.version, members[0])
-            self._groups.close(tx, name, TrajectoryState.EVALUATED)
+            (episode,) = group.ids(name)
+            keeps = evaluation.take_sample(tx, self._settings, name, group, episode)
+            self._groups.close(tx, name, TrajectoryState.EVALUATED, keeps=keeps)
             return
         self._settings.feed.learned(tx, group.row, float(np.mean([member.outcome for member in members])))
         reason = self._settings.filters.reason(members)

@@ -151,7 +151,7 @@ class TicketRecord(Record):
 class EvaluationRecord(Record):
     """The evaluation of one policy version: how many of its `total` tasks are done or failed, and sums over those that
     are done; the tokens sampled for it, how many of these by newer versions, and the newest version of all. `right` are
-    the tasks with an outcome of 1 or more."""
+    the tasks with an outcome of 1 or more, and `sample` the episodes whose data is kept for people to read."""
 
     table = "evaluations"
     total: int
@@ -163,6 +163,7 @@ class EvaluationRecord(Record):
     newer_tokens: int = 0
     newest: int = -1
     right: int = 0
+    sample: list[str] = []
 
 
 class DeadLetter(Record):

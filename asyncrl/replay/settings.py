@@ -26,7 +26,8 @@ class ReplaySettings:
 
     - A store of more than `high_water_bytes` stops new groups until some of it is released. Above `full_bytes` of
       trajectories none is taken, so that labels, plans and releases still find room.
-    - An evaluation makes `eval_attempts` at each held-out task: one is greedy, several are sampled.
+    - An evaluation makes `eval_attempts` at each held-out task: one is greedy, several are sampled. The data of
+      `evaluation_sample` of its episodes, over all shards, stay for a while.
     - With `greedy_sibling` the first member of every group is sampled greedily.
     - `needs` gives the kinds of scores that a task of a data source passes through.
     - Trajectories are kept for `keep_steps` steps after they were trained; infinity keeps all, trained or not.
@@ -46,6 +47,7 @@ class ReplaySettings:
     temperature: float
     high_water_bytes: int
     eval_attempts: int = 1
+    evaluation_sample: int = 0
     greedy_sibling: bool = False
     needs: Callable[[str], tuple[str, ...]] = rules_only
     filters: Filters = field(default_factory=Filters)

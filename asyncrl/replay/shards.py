@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from asyncrl.config.changes import ConfigChange
 from asyncrl.ids import shard_of
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.tally import SOURCES, joined
+from asyncrl.replay.tally import SAMPLE, SOURCES, joined
 from asyncrl.types import BatchPlan, Labels, Task, Trajectory
 
 T = TypeVar("T")
@@ -121,4 +121,6 @@ def join_evaluations(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     sums = {name: sum(part[name] for part in parts) for name in ("count", "failed", "tokens", "newer_tokens")}
     newest = max(part["newest_version"] for part in parts)
-    return {**means, **sums, "newest_version": newest, SOURCES: joined([part[SOURCES] for part in parts])}
+    sample = [name for part in parts for name in part[SAMPLE]]
+    sources = joined([part[SOURCES] for part in parts])
+    return {**means, **sums, "newest_version": newest, SAMPLE: sample, SOURCES: sources}

@@ -14,6 +14,7 @@ from asyncrl.replay.records import TrajectoryRecord
 RIGHT = 1.0
 """The smallest outcome that is right."""
 SOURCES = "sources"
+SAMPLE = "sample"
 
 
 class Tally(msgspec.Struct):
@@ -91,7 +92,7 @@ def evaluation_values(result: Mapping[str, Any]) -> dict[str, float]:
     of each as SOURCE/NAME. Estimates at k are left out for k = 1, which is the mean."""
     sources = {name: msgspec.convert(plain, Tally) for name, plain in result[SOURCES].items()}
     total = sum(sources.values(), Tally())
-    values = {name: float(value) for name, value in result.items() if name != SOURCES}
+    values = {name: float(value) for name, value in result.items() if name not in (SOURCES, SAMPLE)}
     values = _values(total) | values
     if len(sources) > 1:
         for source, tally in sorted(sources.items()):

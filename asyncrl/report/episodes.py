@@ -10,7 +10,7 @@ from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.inspect.episode import step_scores
-from asyncrl.observe.kept.episode import KeptEpisode, KeptRow
+from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow
 from asyncrl.observe.kept.reading import KeptEpisodes
 from asyncrl.types import Turn
 
@@ -47,7 +47,7 @@ def sample_episodes(run_dir: Path, decode: Callable[[], Decode]) -> tuple[list[S
     """Episodes of the run, and why there are none; empty: there are some. `decode` loads the tokenizer."""
     kept = KeptEpisodes(run_dir)
     try:
-        rows = kept.rows()
+        rows = [row for row in kept.rows() if HELD_OUT not in row.flags]
         if not rows:
             return [], "The run kept none: observe.keep_episodes says how many groups of a step are kept."
         episodes = [kept.read(row.step, row.id) for row in chosen(rows)]

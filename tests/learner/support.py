@@ -251,7 +251,7 @@ class PlannedReplay(FakeReplay):
         """Complete as soon as somebody waits for it, also where it was asked for before a restart."""
         self.calls.append(("evaluation", version))
         counts = {"count": 5, "tokens": 9, "newer_tokens": version + 1}
-        return {"accuracy": version / 10, **counts, "sources": {}} if wait else None
+        return {"accuracy": version / 10, **counts, "sources": {}, "sample": []} if wait else None
 
 
 class FakePush:

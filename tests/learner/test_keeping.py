@@ -2,18 +2,25 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from asyncrl.config.schema import PartConfig
-from asyncrl.learner.keeping import BYTES_A_TOKEN, choose
+from asyncrl.config.schema import PartConfig, TrainConfig
+from asyncrl.dashboard.episode_list import EpisodeQuery
+from asyncrl.errors import RefusedError
+from asyncrl.learner.keeping import BYTES_A_TOKEN, EpisodeKeeper, choose
 from asyncrl.learner.ranks import Ranks
-from asyncrl.observe.kept.reading import KeptEpisodes
-from asyncrl.observe.kept.writing import KeptWriter
-from asyncrl.types import BatchPlan
+from asyncrl.observe.kept.episode import HELD_OUT
+from asyncrl.observe.kept.reading import EVALUATED_FOLDER, KeptEpisodes
+from asyncrl.observe.kept.recording import KeptRecorder
+from asyncrl.observe.kept.writing import KeptWriter, remove_kept
+from asyncrl.types import BatchPlan, Labels, Task, Trajectory
+from tests.helpers import make_labels, make_task, make_trajectory
 from tests.learner.support import Run, assert_weights_equal, make_config
+from tests.observe.kept.examples import example_step
 
 ROOM = 1 << 30
 
@@ -166,3 +173,45 @@ def test_sinks_get_the_text_of_the_sample_only_where_that_was_asked_for(
         (shown,) = (each for each in run.metrics.shown[row.step][1] if each.facts["id"] == row.id)
         assert shown.facts["reward"] == row.reward
         assert len(shown.messages) == 4
+
+
+class Evaluated:
+    """A replay that has these held-out episodes."""
+
+    def __init__(self, *trajectories: Trajectory) -> None:
+        self._by_id = {each.id: each for each in trajectories}
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
+        if gone := set(ids) - self._by_id.keys():
+            raise RefusedError(f"{gone} are gone")
+        return [self._by_id[each] for each in ids]
+
+    def labels(self, ids: Sequence[str]) -> list[Labels]:
+        return [make_labels(each) for each in ids]
+
+    def task(self, name: str) -> Task | None:
+        return make_task(100)
+
+
+def test_held_out_episodes_are_kept_apart_from_trained_ones_and_marked(ranks: Ranks, tmp_path: Path) -> None:
+    KeptWriter(tmp_path, ROOM).add(example_step(4))
+    episodes = [make_trajectory(id=f"e2-{row:06d}.0.0", group_id=f"e2-{row:06d}", version=2) for row in range(2)]
+    recorder = KeptRecorder(tmp_path, ROOM, folder=EVALUATED_FOLDER)
+    keeper = EpisodeKeeper(TrainConfig(), ranks, None, recorder)
+    keeper.keep_evaluated(4, 2, [each.id for each in episodes], Evaluated(*episodes))  # type: ignore[arg-type]
+    keeper.keep_evaluated(6, 3, ["e3-000000.0.0"], Evaluated())  # type: ignore[arg-type]
+    keeper.close()
+    assert (keeper.values()["kept/episodes_evaluated"], keeper.values()["kept/lost_evaluated"]) == (2, 1)
+    kept = KeptEpisodes(tmp_path)
+    assert [HELD_OUT in row.flags for row in kept.rows()] == [False] * 12 + [True] * 2
+    assert [each.id for each in EpisodeQuery.of({"flag": HELD_OUT}).select(kept.rows())] == [
+        each.id for each in episodes
+    ]
+    found = kept.read(4, episodes[1].id)
+    assert found.task is not None
+    assert (found.row.step, found.row.version, found.task.id) == (4, 2, make_task(100).id)
+    assert np.array_equal(found.trajectory.tokens, episodes[1].tokens)
+    assert not any(array.any() for array in (found.advantages, found.importance_weights, found.proximal_logprobs))
+    assert len(kept.step(4)) == 12
+    remove_kept(tmp_path, lambda step: step == 4, EVALUATED_FOLDER)
+    assert [HELD_OUT in row.flags for row in kept.rows()] == [False] * 12

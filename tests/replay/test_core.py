@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from asyncrl.errors import RefusedError
+from asyncrl.ids import held_out_row
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
 from tests.helpers import make_task, make_trajectory
@@ -179,6 +180,34 @@ def test_an_evaluation_runs_every_held_out_task_once_and_greedily(core: Core) ->
     assert (result["count"], result["failed"]) == (3, 0)
     assert (result["outcome"], result["accuracy"]) == (0.5, pytest.approx(1 / 3)), "outcomes of 0, 0.5 and 1"
     assert (result["tokens"], result["newer_tokens"], result["newest_version"]) == (12, 4, 5)
+
+
+def evaluated(core: Core, version: int) -> list[str]:
+    """Evaluate a version; the sample of its episodes."""
+    core.evaluate(version)
+    core.publish(version)
+    for ticket in core.tickets(6):
+        if ticket.purpose == "eval":
+            core.put(make_trajectory(ticket, version=version))
+    core.label_all(1.0)
+    sample: list[str] = core.evaluation(version)["sample"]
+    return sample
+
+
+def test_of_each_evaluation_the_same_tasks_stay_to_be_read_and_old_ones_are_forgotten(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(evaluation_sample=2))
+    samples = [evaluated(core, version) for version in range(5)]
+    assert [[held_out_row(name.partition(".")[0]) for name in sample] for sample in samples] == [[0, 2]] * 5
+    for version, sample in enumerate(samples):
+        if version < 2:
+            with pytest.raises(RefusedError):
+                core.fetch(sample)
+        else:
+            assert [each.id for each in core.fetch(sample)] == sample
+            assert [each.trajectory_id for each in core.labels(sample)] == sample
+    with core.store.transaction(write=False) as tx:
+        assert sum(name.startswith(b"e") for name in tx.keys("data")) == 6
+    assert evaluated(Core(tmp_path / "other", make_settings()), 0) == []
 
 
 def test_half_of_an_actors_slots_are_for_training_while_there_is_any_to_do(core: Core) -> None:

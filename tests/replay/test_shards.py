@@ -98,5 +98,6 @@ def test_evaluations_of_shards_weigh_by_their_counts() -> None:
     names = ("accuracy", "reward", "count", "failed", "tokens", "newer_tokens", "newest_version", "outcome")
     nan = float("nan")
     rows = [(1.0, 2.0, 3, 0, 9, 2, 5, 0.8), (0.0, -2.0, 1, 2, 4, 0, 3, 0.4), (nan, nan, 0, 1, 0, 0, -1, nan)]
-    parts = [{**dict(zip(names, row, strict=True)), "sources": {}} for row in rows]
+    parts = [{**dict(zip(names, row, strict=True)), "sources": {}, "sample": [f"{row[4]}"]} for row in rows]
     assert tuple(join_evaluations(parts)[name] for name in names) == (0.75, 1.0, 4, 3, 13, 2, 5, pytest.approx(0.7))
+    assert join_evaluations(parts)["sample"] == ["9", "4", "0"]

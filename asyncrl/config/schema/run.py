@@ -150,8 +150,17 @@ class ObserveConfig:
         "first, then the one with the worst, then random ones; 0: none",
         "[0, 64]",
     )
+    keep_evaluated: int = option(
+        8,
+        "held-out episodes of each evaluation that are kept with their text for people to read, of the same tasks each "
+        "time; 0: none",
+        "[0, 512]",
+    )
     keep_episodes_mb: int = option(
-        512, "megabytes of kept episodes; beyond it, steps are given up evenly over the run", "[1, inf)"
+        512,
+        "megabytes of kept episodes, an eighth of it for those of evaluations; beyond it, steps are given up evenly "
+        "over the run",
+        "[1, inf)",
     )
     profile_steps: list[int] = option(
         [], "learner steps, from 0, of which each rank writes a trace for Perfetto into runs/NAME/profile", "[0, inf)"

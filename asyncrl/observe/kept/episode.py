@@ -16,6 +16,8 @@ BEST, WORST, RANDOM = "best", "worst", "random"
 """Flags that say why an episode is in the sample. Members of the group of a best or worst episode may have none."""
 TRUNCATED, GRAMMAR = "truncated", "grammar"
 """Flags of episodes that were cut off at a limit, and of those with a turn that was sampled under a grammar."""
+HELD_OUT = "held_out"
+"""The flag of episodes of an evaluation, which are never trained."""
 PENALTIES = ("overlong", "incorrect_answer")
 """Parts of the reward that are flags where they are not 0."""
 ARRAYS = ("advantages", "importance_weights", "proximal_logprobs")
@@ -24,7 +26,8 @@ ARRAYS = ("advantages", "importance_weights", "proximal_logprobs")
 class KeptRow(msgspec.Struct, frozen=True, gc=False):
     """Facts about a kept episode.
 
-    `step` is the learner step that trained it, under the policy `version`; `lag` is that of its oldest token then.
+    `step` is the learner step that trained it, under the policy `version`; `lag` is that of its oldest token then. Of a
+    held-out episode, `step` is the number of learner steps after which the policy `version` was evaluated.
     `source` is the task's data source. `tokens` counts all tokens, `sampled` those of the policy, `turns` the policy's
     turns, and `tool_calls` its calls of the `tools`, whose different names are in order. `flags` are those above.
     """
@@ -55,7 +58,8 @@ class KeptEpisode:
 
     `advantages`, `importance_weights` and `proximal_logprobs` are float32[T], 0 on tokens that the policy did not
     sample. The weights are those with which the loss counted the tokens in their first update: 0 where a correction or
-    a grammar dropped a token, 1 without corrections. `task` is None where the run's data does not have it.
+    a grammar dropped a token, 1 without corrections. All three are 0 in held-out episodes. `task` is None where the
+    run's data does not have it.
 
     Raises InvariantError: an array has another shape or dtype.
     """

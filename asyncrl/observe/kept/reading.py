@@ -4,49 +4,54 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from asyncrl.errors import RefusedError
+from asyncrl.ids import is_evaluation
 from asyncrl.observe.kept.episode import KeptEpisode, KeptRow
 from asyncrl.observe.kept.format import StepFile, file_name
 from asyncrl.observe.kept.index import IndexReader
 
 FOLDER = "episodes"
 """The folder of a run's kept episodes in the folder of the run."""
+EVALUATED_FOLDER = f"{FOLDER}/evaluated"
+"""The folder of its kept held-out episodes, in files of the same format."""
 
 
 class KeptEpisodes:
     """The kept episodes of the run in `run_dir`. Several threads may use it. A run without any has no rows."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._folder = run_dir / FOLDER
-        self._index = IndexReader(self._folder)
+        self._folders = (run_dir / FOLDER, run_dir / EVALUATED_FOLDER)
+        self._indices = [IndexReader(folder) for folder in self._folders]
         self._lock = threading.Lock()
         self._rows: Sequence[KeptRow] = ()
 
     def rows(self) -> Sequence[KeptRow]:
-        """The rows of all that is kept now, by step and then as they were planned. Cheap to call again: it reads what
-        is new, and returns the same object where nothing is.
+        """The rows of all that is kept now, by step and then as they were planned; held-out ones come behind those that
+        the same step trained. Cheap to call again: it reads what is new, and returns the same object where nothing is.
 
         Raises StoreError: the index is damaged, or of another version of asyncrl; OSError: it cannot be read.
         """
         with self._lock:
-            if self._index.refresh():
-                steps = self._index.steps
-                self._rows = tuple(row for step in sorted(steps) for row in steps[step].rows)
+            if sum(index.refresh() for index in self._indices):
+                lines = [line for index in self._indices for line in index.steps.values()]
+                # The sort is stable, so held-out episodes stay behind.
+                self._rows = tuple(row for line in sorted(lines, key=attrgetter("step")) for row in line.rows)
             return self._rows
 
     def read(self, step: int, name: str) -> KeptEpisode:
         """The episode of that id that was kept of a step. Raises RefusedError: it is not kept, or no longer;
         StoreError: its file is damaged."""
-        found = self._read(step, lambda row: row.id == name)
+        found = self._read(step, name, lambda row: row.id == name)
         if not found:
             raise self._not_kept(f"{name} of step {step}")
         return found[0]
 
     def group(self, step: int, group_id: str) -> list[KeptEpisode]:
         """All members of a group that was kept of a step, in their order. Raises as `read` does."""
-        found = self._read(step, lambda row: row.group_id == group_id)
+        found = self._read(step, group_id, lambda row: row.group_id == group_id)
         if not found:
             raise self._not_kept(f"group {group_id} of step {step}")
         return sorted(found, key=lambda each: each.row.member)
@@ -57,11 +62,12 @@ class KeptEpisodes:
         return next((row for row in reversed(self.rows()) if row.id == name), None)
 
     def step(self, step: int) -> list[KeptEpisode]:
-        """All that was kept of a step. Raises StoreError: its file is damaged."""
-        return self._read(step, lambda row: True)
+        """All that was kept of what a step trained. Raises StoreError: its file is damaged."""
+        return self._read(step, "", lambda row: True)
 
-    def _read(self, step: int, wanted: Callable[[KeptRow], bool]) -> list[KeptEpisode]:
-        path = self._folder / file_name(step)
+    def _read(self, step: int, name: str, wanted: Callable[[KeptRow], bool]) -> list[KeptEpisode]:
+        """Of the file in which an episode or a group of that name would be."""
+        path = self._folders[is_evaluation(name)] / file_name(step)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -71,6 +77,6 @@ class KeptEpisodes:
 
     def _not_kept(self, what: str) -> RefusedError:
         return RefusedError(
-            f"{what} is not kept: observe.keep_episodes says how many groups of a step are, and "
-            "observe.keep_episodes_mb for how many bytes"
+            f"{what} is not kept: observe.keep_episodes says how many groups of a step are, observe.keep_evaluated how "
+            "many episodes of an evaluation, and observe.keep_episodes_mb for how many bytes"
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.observe.kept.episode import KeptStep
+from asyncrl.observe.kept.reading import FOLDER
 from asyncrl.observe.kept.writing import KeptWriter
 
 logger = logging.getLogger(__name__)
@@ -20,11 +21,19 @@ CLOSE_S = 5.0
 
 
 class KeptRecorder:
-    """Writes samples into the run's folder `run_dir`, within `max_bytes`, and then gives each to `then`, on its thread.
+    """Writes samples into `folder` of the run's folder `run_dir`, within `max_bytes`, and then gives each to `then`, on
+    its thread.
     Failures are counted, and logged the first time. `KeptWriter` opens the folder at the first sample, and again after
     a failure."""
 
-    def __init__(self, run_dir: Path, max_bytes: int, then: Callable[[KeptStep], None] = lambda kept: None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        max_bytes: int,
+        then: Callable[[KeptStep], None] | None = None,
+        folder: str = FOLDER,
+    ) -> None:
+        self._folder = folder
         self._run_dir = run_dir
         self._max_bytes = max_bytes
         self._then = then
@@ -75,7 +84,8 @@ class KeptRecorder:
             try:
                 kept = make()
                 self._write(kept)
-                self._then(kept)
+                if self._then is not None:
+                    self._then(kept)
             except (AsyncrlError, OSError) as error:
                 self._failed(error)
             except Exception as error:
@@ -84,7 +94,7 @@ class KeptRecorder:
 
     def _write(self, kept: KeptStep) -> None:
         if self._writer is None:
-            self._writer = KeptWriter(self._run_dir, self._max_bytes)
+            self._writer = KeptWriter(self._run_dir, self._max_bytes, self._folder)
         before = self._writer.thinned
         self._writer.add(kept)
         self._episodes += len(kept.episodes)

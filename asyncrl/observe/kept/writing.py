@@ -31,16 +31,16 @@ DEAD_SHARE = 1 / 32
 
 
 class KeptWriter:
-    """Adds to the kept episodes of `run_dir`, of at most `max_bytes`, and removes what was not written to its end.
-    `thinned` counts the steps given up since.
+    """Adds to the kept episodes of `run_dir` in its `folder`, of at most `max_bytes`, and removes what was not written
+    to its end. `thinned` counts the steps given up since.
 
     Where the index is lost, damaged, or of another version of asyncrl, it is made anew from those files that can be
     read.
     Raises OSError.
     """
 
-    def __init__(self, run_dir: Path, max_bytes: int) -> None:
-        self._folder = run_dir / FOLDER
+    def __init__(self, run_dir: Path, max_bytes: int, folder: str = FOLDER) -> None:
+        self._folder = run_dir / folder
         self._max_bytes = max_bytes
         self.thinned = 0
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -145,15 +145,15 @@ def _rewrite(index: IndexReader, counts: Callable[[int], bool] = lambda step: Tr
     index.refresh()
 
 
-def remove_kept(run_dir: Path, first: int) -> None:
-    """Remove the steps from `first` on, which will be trained again. A disk without room for the new index keeps them
+def remove_kept(run_dir: Path, is_repeated: Callable[[int], bool], folder: str = FOLDER) -> None:
+    """Remove the steps that will be trained, or evaluated, again. A disk without room for the new index keeps them
     until then, with a warning."""
     try:
-        index = _read(run_dir / FOLDER)
-        repeated = [step for step in index.steps if step >= first]
+        index = _read(run_dir / folder)
+        repeated = list(filter(is_repeated, index.steps))
         if repeated:
-            _rewrite(index, lambda step: step < first)
+            _rewrite(index, lambda step: not is_repeated(step))
         for step in repeated:
-            (run_dir / FOLDER / file_name(step)).unlink(missing_ok=True)
+            (run_dir / folder / file_name(step)).unlink(missing_ok=True)
     except OSError as error:
-        logger.warning("%s keeps episodes of steps that are trained again: %s", run_dir / FOLDER, error)
+        logger.warning("%s keeps episodes of steps that are repeated: %s", run_dir / folder, error)

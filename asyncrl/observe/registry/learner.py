@@ -132,6 +132,9 @@ _OTHER_MODELS = (
 _WEIGHTS = (
     counter("kept/episodes", "episodes", "episodes kept for people to read, since the learner's start"),
     gauge("kept/bytes", "bytes", "size of all kept episodes"),
+    counter("kept/episodes_evaluated", "episodes", "held-out episodes kept since the start (observe.keep_evaluated)"),
+    gauge("kept/bytes_evaluated", "bytes", "bytes of kept held-out episodes"),
+    counter("kept/lost_evaluated", "evaluations", "evaluations whose sample of episodes is lost"),
     counter("kept/thinned", "steps", "steps whose episodes were given up since the start: observe.keep_episodes_mb"),
     counter("kept/left_out", "groups", "groups that are too large to be kept, since the learner's start"),
     counter("kept/lost", "steps", "steps whose episodes could not be kept, since the learner's start: a full disk"),
