@@ -17,6 +17,7 @@ from asyncrl.learner.policy import load_sharded, open_decoder
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.freezing import freeze
 from asyncrl.modelling.opening import beside
+from asyncrl.modelling.routers import route_in_float32
 
 
 class Critic(nn.Module):
@@ -28,6 +29,7 @@ class Critic(nn.Module):
     def __init__(self, decoder: Any) -> None:
         super().__init__()
         self.decoder = decoder
+        route_in_float32(decoder)
         self.head = nn.Linear(decoder.config.get_text_config().hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

@@ -47,6 +47,11 @@ class UpdateResult:
     too_large: bool = False
     overflowed: bool = False
 
+    @property
+    def is_applied(self) -> bool:
+        """Whether the gradient moved the weights."""
+        return 0 < self.norm < math.inf and not self.too_large
+
 
 class Trainable(Generic[M]):
     """`module`, sharded or not, with its optimizers. `lr` is the learning rate that the schedule scales, and `dtype`

@@ -31,6 +31,8 @@ class PackedSequences:
 
     - `needed` int64[M]: the tokens whose log-prob or value is needed.
     - `before` int64[M]: the token before each of them in its sequence.
+    - `uses` float32[U]: for how many of the N tokens of the unshared sequences each token stands; 0 in padding, and in
+      a dummy that only takes part in the other ranks' pass.
     - `copies` has two int64[K] where sequences share prefixes: among the N tokens of the unshared sequences those whose
       log-prob is needed, and for each of them its index in `needed`.
     - `routing` uint8[U, W], if experts are replayed: those that each token was sampled with, as
@@ -44,6 +46,7 @@ class PackedSequences:
     before: Tensor
     layout: PackedLayout
     count: int
+    uses: Tensor
     copies: tuple[Tensor, Tensor] | None = None
     routing: Tensor | None = None
 
@@ -69,15 +72,16 @@ class PackedSequences:
         needed = mask.nonzero()[:, 0]
         shared = None if sharing is None else find_shared(ids.numpy(), lengths, sharing)
         if shared is None:
-            return PackedSequences(
-                ids, positions, needed, needed - 1, PackedLayout.of(lengths), len(ids), None, routing
-            )
+            counts = PackedLayout.of(lengths), len(ids), torch.ones(len(ids))
+            return PackedSequences(ids, positions, needed, needed - 1, *counts, None, routing)
         kept, rows, paths = (torch.from_numpy(each) for each in (shared.kept, shared.rows, shared.paths))
         once, copies = rows[needed].unique(return_inverse=True)
         layout = PackedLayout.of(shared.queries, shared.keys, paths)
-        before = rows[kept[once] - 1]
+        before, uses = rows[kept[once] - 1], rows.bincount(minlength=len(kept)).float()
         routing = None if routing is None else routing[kept]
-        return PackedSequences(ids[kept], positions[kept], once, before, layout, len(ids), (needed, copies), routing)
+        return PackedSequences(
+            ids[kept], positions[kept], once, before, layout, len(ids), uses, (needed, copies), routing
+        )
 
     def padded(self) -> PackedSequences:
         """The same with tokens behind the sequences, up to one of 16 sizes between a number and its double, so that few
@@ -85,17 +89,18 @@ class PackedSequences:
         step = 1 << max(4, (len(self.ids) - 1).bit_length() - 5)
         missing = -len(self.ids) % step
         routing = None if self.routing is None else pad(self.routing, (0, 0, 0, missing), value=255)
-        padded = replace(self, ids=pad(self.ids, (0, missing)), positions=pad(self.positions, (0, missing)))
-        return replace(padded, routing=routing)
+        ids, positions, uses = (pad(each, (0, missing)) for each in (self.ids, self.positions, self.uses))
+        return replace(self, ids=ids, positions=positions, uses=uses, routing=routing)
 
     def to(self, device: torch.device) -> PackedSequences:
         """The same on `device`; the host does not wait for it."""
-        ids, positions, needed, before = (
-            send(each, device) for each in (self.ids, self.positions, self.needed, self.before)
+        ids, positions, needed, before, uses = (
+            send(each, device) for each in (self.ids, self.positions, self.needed, self.before, self.uses)
         )
         copies = None if self.copies is None else (send(self.copies[0], device), send(self.copies[1], device))
         routing = None if self.routing is None else send(self.routing, device)
-        return PackedSequences(ids, positions, needed, before, self.layout.to(device), self.count, copies, routing)
+        layout = self.layout.to(device)
+        return PackedSequences(ids, positions, needed, before, layout, self.count, uses, copies, routing)
 
     def unrouted(self) -> PackedSequences:
         """The same for a model that routes its tokens itself."""
@@ -167,7 +172,8 @@ class LocalBatch:
         routing = self.routing
         if not members:
             missing = None if routing is None else routing.new_full((2, routing.shape[1]), 255)
-            return replace(PackedSequences.of([self.ids.new_zeros(2)]), routing=missing)
+            dummy = PackedSequences.of([self.ids.new_zeros(2)])
+            return replace(dummy, uses=torch.zeros_like(dummy.uses), routing=missing)
         lengths = [length for each in members for length in self.lengths[each]]
         routing = None if routing is None else routing[rows]
         return PackedSequences.build(

@@ -21,11 +21,13 @@ from asyncrl.learner.loading import StoredModel, open_model
 from asyncrl.learner.packed_check import attend_packed, hidden_states, logit_cap
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.router_balance import RouterLoads
 from asyncrl.learner.routing_replay import RoutingReplay
 from asyncrl.modelling.attention import check_positions
 from asyncrl.modelling.freezing import freeze
 from asyncrl.modelling.logprobs import collision_probabilities, token_logprobs
 from asyncrl.modelling.packed_attention import PACKED
+from asyncrl.modelling.routers import route_in_float32
 from asyncrl.modelling.routing import RoutingShape
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.manifest import DTYPES
@@ -33,8 +35,8 @@ from asyncrl.weights.manifest import DTYPES
 
 class Policy(nn.Module):
     """Log-probs of packed tokens at `temperature`, of the Hugging Face causal language model `model`, which is not
-    sharded yet. `weight_format` converts its weights to what is published. With `replays_routing` it sends tokens to
-    the experts that a pass names.
+    sharded yet. `weight_format` converts its weights to what is published, and `loads` are those of its experts. With
+    `replays_routing` it sends tokens to the experts that a pass names.
 
     Raises ConfigError: see `WeightFormat` and `RoutingReplay`.
     """
@@ -46,7 +48,9 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self.weight_format = WeightFormat(model)
+        route_in_float32(model)
         self._replay = RoutingReplay(model) if replays_routing else None
+        self.loads = RouterLoads(model)
         self._temperature = temperature
         self.is_compiled = compiled
 
@@ -85,6 +89,7 @@ class Policy(nn.Module):
         the distributions they were drawn from, or None; with collisions, in their place the sums of squared
         probabilities, without gradient. All are 0 on tokens that are not needed. They are of another `temperature` than
         the policy's if one is given."""
+        self.loads.begin(packed.uses)
         arguments = None if self._replay is None else self._replay.arguments(packed)
         states = hidden_states(self.model.get_decoder(), packed, arguments)
         head, targets = self.model.get_output_embeddings(), packed.ids[packed.needed]

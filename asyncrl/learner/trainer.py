@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.packing import ForwardPass, LocalBatch, PackedSequences
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.router_balance import Balance, load_summary
 from asyncrl.learner.routing_replay import REFUSED, replay_summary
 from asyncrl.learner.schedule import Passes
 
@@ -82,10 +83,16 @@ class Trainer:
     reference: Policy | None
     stop: threading.Event
     implicit: Trainable[Policy] | None = None
+    balance: Balance = field(default_factory=Balance)
+    """What balances the experts of the policy, if it is a mixture."""
 
     def configure(self, config: TrainConfig) -> None:
-        """Train with the values of `config` from the next step on. The coefficient of an adaptive KL begins anew."""
+        """Train with the values of `config` from the next step on. The coefficient of an adaptive KL begins anew.
+
+        Raises ConfigError: see `Algorithm.from_config` and `Balance.from_config`.
+        """
         self.algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
+        self.balance = Balance.from_config(config.algorithm, self.policy.module.model)
         self.policy.configure(config.learner.lr, config.learner)
         if self.critic is not None:
             self.critic.configure(config.critic.lr, config.learner)
@@ -158,14 +165,18 @@ class Trainer:
         if batch.refused:
             sums[REFUSED] = torch.tensor(batch.refused, dtype=torch.float64)
         for minibatch in minibatches:
+            loads = Sums()
+            self._balance_by_loss(batch, minibatch)
             for number, each in enumerate(self._passes(batch, minibatch), 1):
                 for model in self.models.values():
                     model.begin_pass(is_last=number == len(minibatch.passes))
-                for name, value in self._backward(batch, episodes, each, minibatch.totals, seen).items():
-                    value = value.detach().double()
-                    sums[name] = sums[name] + value if name in sums else value
+                _add(sums, self._backward(batch, episodes, each, minibatch.totals, seen))
+                _add(loads, self.policy.module.loads.sums())
             self.ranks.leave_if(self.stop.is_set(), updating=True)
             updates = {name: model.update(step) for name, model in self.models.items()}
+            if self.balance.bias_rate and updates["policy"].is_applied:
+                self.policy.module.loads.move_biases(self._over_ranks(loads), self.balance.bias_rate)
+            _add(sums, loads)
             if not updates["policy"].overflowed:
                 result.norms.append(updates["policy"].norm)
             result.too_large += sum(each.too_large for each in updates.values())
@@ -177,13 +188,31 @@ class Trainer:
         total = self.ranks.merge(sums)
         result.loss = float(total.pop(LOSS)) / len(minibatches)
         result.ratios = {name: total[name].tolist() for name in (RAW, CORRECTED) if name in total}
-        result.summary |= self.algorithm.summary(total, episodes) | critic_summary(total) | replay_summary(total)
+        result.summary |= self.algorithm.summary(total, episodes) | critic_summary(total)
+        result.summary |= load_summary(total) | replay_summary(total)
         return result
 
     def _loss_scales(self) -> dict[str, float]:
         prefixes = {"policy": "", "critic": "value/", "implicit": "implicit/"}
         scales = {prefixes[name]: model.loss_scale for name, model in self.models.items()}
         return {f"{prefix}loss_scale": each.scale for prefix, each in scales.items() if each is not None}
+
+    def _balance_by_loss(self, batch: LocalBatch, minibatch: Minibatch) -> None:
+        """Have the passes of a minibatch add the gradient of the balance loss, if it has a weight. Its constants come
+        from passes before them."""
+        loads, sums = self.policy.module.loads, Sums()
+        loads.push(None)
+        if self.balance.weight:
+            with torch.no_grad():
+                for each in self._passes(batch, minibatch):
+                    self.policy.module(each.packed)
+                    _add(sums, loads.sums())
+            # As in `add_gradient`: FSDP divides by the number of ranks, and float16 needs larger gradients.
+            scale = 1.0 if self.policy.loss_scale is None else self.policy.loss_scale.scale
+            loads.push(self._over_ranks(sums), self.balance.weight * self.ranks.size * scale)
+
+    def _over_ranks(self, sums: Sums) -> Sums:
+        return {name: self.ranks.sum(value) for name, value in sums.items()}
 
     def _backward(
         self, batch: LocalBatch, episodes: Episodes, this: ForwardPass, totals: Totals, seen: Tensor | None
@@ -217,6 +246,12 @@ class Trainer:
                 lambda: algorithm.implicit_loss(implicit - reference, outcome, tokens, totals),
             )
         return sums
+
+
+def _add(sums: Sums, more: Mapping[str, Tensor]) -> None:
+    for name, value in more.items():
+        value = value.detach().double()
+        sums[name] = sums[name] + value if name in sums else value
 
 
 def add_gradient(

@@ -17,7 +17,7 @@ from asyncrl.learner.launcher import run_ranks
 from asyncrl.learner.ranks import Ranks
 from asyncrl.observe.kept.reading import KeptEpisodes
 from tests.learner.support import Run, assert_weights_close, assert_weights_equal
-from tests.learner.two_ranks import OPTIMIZERS, configs, make_wide, restore_wide, train_all, train_wide
+from tests.learner.two_ranks import EXPERTS, OPTIMIZERS, configs, make_wide, restore_wide, train_all, train_wide
 from tests.mixtures import MIXTURES
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def one(model: Path, mixture: Path, ranks: Ranks, one_folder: Path) -> dict[str,
 
 
 @pytest.mark.parametrize(
-    "batch", ["even", "odd", "lonely", "alike", "critic", "mixture", "replayed", "frozen", "frozen mixture"]
+    "batch", ["even", "odd", "lonely", "alike", "critic", "mixture", "balanced", "replayed", "frozen", "frozen mixture"]
 )
 def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple[dict[str, Any], Path]):
     assert two[0]["size"] == 2
@@ -78,6 +78,10 @@ def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple
     assert len(routing) == (3 if batch == "replayed" else 0)
     for name in routing:
         assert metrics[name] == pytest.approx(expected_metrics[name], abs=1e-6), name
+    experts = [name for name in metrics if name in EXPERTS]
+    assert len(experts) == (3 if batch in ("mixture", "balanced", "replayed", "frozen mixture") else 0)
+    for name in experts:
+        assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-4), name
 
 
 def test_copies_of_the_model_train_as_one_rank_does(

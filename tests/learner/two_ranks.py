@@ -45,7 +45,8 @@ BATCHES = {
 }
 
 
-MEASURED = ("loss", "grad_norm", "lag/mean", "routing/replayed", "routing/changed", "routing/refused")
+EXPERTS = ("experts/imbalance", "experts/entropy", "experts/balance_loss")
+MEASURED = ("loss", "grad_norm", "lag/mean", *EXPERTS, "routing/replayed", "routing/changed", "routing/refused")
 
 CHANGE = ConfigChange(1, "learner.lr", 2e-3, 1e-3, 0)
 
@@ -58,9 +59,15 @@ def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
         "critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"], micro_tokens=32)),
         "mixture": make_config(experts, folder / "mixture", **BATCHES["odd"]),
         "replayed": make_config(experts, folder / "replayed", **BATCHES["odd"], router_replay=True),
+        "balanced": with_balance(make_config(experts, folder / "balanced", **BATCHES["odd"])),
         "frozen": with_frozen(make_config(model, folder / "frozen", **BATCHES["even"]), "embeddings", "*.layers.0.*"),
         "frozen mixture": with_frozen(make_config(experts, folder / "few", **BATCHES["odd"]), "moe_experts"),
     }
+
+
+def with_balance(config: TrainConfig) -> TrainConfig:
+    config.algorithm.balance_weight, config.algorithm.balance_bias_rate = 0.5, 0.01
+    return config
 
 
 def with_frozen(config: TrainConfig, *wanted: str) -> TrainConfig:

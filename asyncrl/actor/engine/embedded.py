@@ -41,6 +41,7 @@ from asyncrl.errors import EngineError, WeightsError
 from asyncrl.machine.long_work import unmeasured_work
 from asyncrl.modelling.devices import described
 from asyncrl.modelling.opening import open_config
+from asyncrl.modelling.routers import route_in_float32
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.types import NO_VERSION, Sampling
 from asyncrl.weights.canary import CanaryCheck, CanaryError, CanaryJudge
@@ -116,6 +117,7 @@ class EmbeddedEngine:
                 dtype=getattr(torch, model.dtype),
                 trust_remote_code=model.trust_remote_code,
             )
+        route_in_float32(loaded)
         logger.info("the engine computes on %s", described(device))
         return cls(loaded.to(device), config, **options)
 

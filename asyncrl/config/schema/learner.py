@@ -237,5 +237,17 @@ class AlgorithmConfig:
     kl: PartConfig = option(PartConfig("none"), "KL to the reference policy")
     aggregation: PartConfig = option(PartConfig("token-mean"), "how the losses of tokens become one number")
     entropy_weight: float = option(0.0, "weight of the entropy bonus", "[0, inf)")
+    balance_weight: float | None = option(
+        0.0,
+        "weight of the loss that balances the experts of a mixture, which takes a forward pass more (docs/models.md); "
+        "null: router_aux_loss_coef of the model's configuration",
+        "[0, inf)",
+    )
+    balance_bias_rate: float = option(
+        0.0,
+        "how far an update moves the bias of each expert that got more or fewer tokens than the mean of its layer, in "
+        "families whose routers have such biases; 0: biases stay as they are",
+        "[0, inf)",
+    )
     value: PartConfig = option(PartConfig("clipped"), "loss of the critic")
     value_aggregation: PartConfig = option(PartConfig("token-mean"), "how the critic's losses become one number")

@@ -61,6 +61,20 @@ _ROUTING = (
     gauge("routing/refused", "trajectories", "of the step, whose recorded experts are none of the model's"),
 )
 
+_EXPERTS = (
+    gauge(
+        "experts/imbalance",
+        "ratio",
+        "tokens of a layer's busiest expert, divided by the mean of its experts; the mean over the policy's layers",
+    ),
+    gauge("experts/imbalance_max", "ratio", "the same in the layer where it is largest"),
+    gauge("experts/dead", "share", "experts of all layers that no token of the step went to"),
+    gauge("experts/entropy", "nats", "mean entropy of a router's distribution over the experts"),
+    gauge(
+        "experts/balance_loss", "", "the balance loss of the experts, without its weight; top_k if they are balanced"
+    ),
+)
+
 _POLICIES = (
     gauge(
         "mismatch/ess",
@@ -184,4 +198,4 @@ _TIMES = (
     ),
 )
 
-METRICS = (*_TRAINED, *_UPDATES, *_ROUTING, *_POLICIES, *_OTHER_MODELS, *_WEIGHTS, *_TIMES)
+METRICS = (*_TRAINED, *_UPDATES, *_ROUTING, *_EXPERTS, *_POLICIES, *_OTHER_MODELS, *_WEIGHTS, *_TIMES)
