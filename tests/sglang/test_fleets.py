@@ -26,7 +26,7 @@ from tests.sglang.support import RealServer, fleet_of
 
 ROUTER = "ASYNCRL_SGLANG_ROUTER_PYTHON"
 ASKED = 2
-EVALUATED = 300
+EVALUATED = 100
 START_S = 300.0
 
 
@@ -72,27 +72,33 @@ def count(fleet: Fleet, name: str) -> float:
 def test_an_evaluation_has_its_version_alone_while_training_goes_on_with_newer_ones(
     server: RealServer, other: RealServer
 ) -> None:
-    async def evaluate(fleet: Fleet, index: int, start: Any) -> Generation:
-        name = f"eval{index}"
+    async def evaluate(fleet: Fleet, index: int, start: Any, pushed: asyncio.Event) -> list[Generation]:
+        """Turns that are taken until the pushes have happened, however fast or slow these are."""
+        name, turns = f"eval{index}", list[Generation]()
         await fleet.wait_for_version(ASKED, pin=name)
-        got = await fleet.generate(start, Sampling(0.0, EVALUATED), (), name)
+        while not turns or not pushed.is_set():
+            turns.append(await fleet.generate(start, Sampling(0.0, EVALUATED), (), name))
+        # One that begins behind the last push.
+        turns.append(await fleet.generate(start, Sampling(0.0, EVALUATED), (), name))
         fleet.release(name)
-        return got
+        return turns
 
-    async def scenario() -> tuple[list[Generation], list[Taken]]:
+    async def scenario() -> tuple[list[list[Generation]], list[Taken]]:
         await asyncio.gather(server.ready(), other.ready())
         async with fleet_of([server.url, other.url]) as fleet:
-            evaluated: list[Generation] = []
+            evaluated: list[list[Generation]] = []
+            pushed = asyncio.Event()
 
             async def events() -> None:
                 await servers_ready(fleet, 2)
-                evaluating = [asyncio.create_task(evaluate(fleet, *each)) for each in enumerate(prompts(6, seed=2))]
+                starts = enumerate(prompts(6, seed=2))
+                evaluating = [asyncio.create_task(evaluate(fleet, *each, pushed)) for each in starts]
                 await asyncio.sleep(0.5)
                 await push(fleet, ASKED)
                 await async_until(lambda: count(fleet, "servers_leased") == 1)
                 for version in range(ASKED + 1, ASKED + 3):
                     await push(fleet, version)
-                assert not any(each.done() for each in evaluating), "the test is to see pushes meanwhile"
+                pushed.set()
                 evaluated.extend(await asyncio.gather(*evaluating))
 
             await push(fleet, 0)
@@ -100,10 +106,11 @@ def test_an_evaluation_has_its_version_alone_while_training_goes_on_with_newer_o
             return evaluated, await under_load(fleet, events)
 
     evaluated, trained = run(scenario)
-    for start, got in zip(prompts(6, seed=2), evaluated, strict=True):
-        assert set(got.versions) == {ASKED}
-        assert len(got.tokens) == EVALUATED
-        assert_exact({ASKED: policy(ASKED)}, start, got, 0.0)
+    for start, turns in zip(prompts(6, seed=2), evaluated, strict=True):
+        for got in turns:
+            assert set(got.versions) == {ASKED}
+            assert len(got.tokens) == EVALUATED
+        assert_exact({ASKED: policy(ASKED)}, start, turns[-1], 0.0)
     newest = ASKED + 2
     assert any(set(got.versions) == {newest} for _, got, _ in trained), "training goes on with what was pushed"
     assert_whole(trained)
