@@ -13,13 +13,16 @@ from pathlib import Path
 from asyncrl.config.bind import CHAT_API_FIX, PROMETHEUS_FIX, is_loopback
 from asyncrl.config.deployment_checks import cluster_conflicts, hosts_conflicts, network_conflicts, weights_conflicts
 from asyncrl.config.option import options
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import CriticConfig, ImplicitConfig, LoraConfig, ModelConfig, TrainConfig
 from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured
 from asyncrl.errors import RefusedError
 from asyncrl.grammar import FORMS, read_grammar
 
 VLLM_COLDEST = 0.01
 """vLLM replaces lower temperatures above 0 by this one, without an error."""
+
+_OF_ADAPTERS = ("rank", "alpha", "rslora", "targets")
+"""The options of adapters that a folder of adapters says itself."""
 
 DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
 
@@ -200,8 +203,35 @@ def _learner(config: TrainConfig) -> Iterator[str]:
             "learner.keep_best learner.eval_every: each evaluation must have a checkpoint of its step to rate; set "
             f"learner.eval_every to a multiple of learner.checkpoint_every={learner.checkpoint_every}"
         )
+    yield from _adapters(config)
     if config.implicit.train and config.algorithm.advantage.name != "prime":
         yield "implicit.train algorithm.advantage.name: only the advantage prime reads this model; use algorithm=prime"
+
+
+def _adapters(config: TrainConfig) -> Iterator[str]:
+    models: dict[str, ModelConfig | CriticConfig | ImplicitConfig]
+    models = {"model": config.model, "critic": config.critic, "implicit": config.implicit}
+    for section, model in models.items():
+        lora, key = model.lora, f"{section}.lora"
+        given = [f"{key}.{name}" for name in _OF_ADAPTERS if getattr(lora, name) != getattr(LoraConfig(), name)]
+        if lora.path is not None and given:
+            yield f"{key}.path {' '.join(given)}: the folder says this of its adapters; leave out what is beside path"
+        if not lora.is_used and given:
+            yield f"{' '.join(given)}: there are no adapters; set {key}.rank"
+        if lora.is_used and model.freeze:
+            yield f"{section}.freeze {key}.targets: adapters alone are trained; say by the second where they are"
+        if not lora.targets:
+            yield f"{key}.targets: name linear layers, or use all-linear"
+    if config.model.lora.is_used and config.algorithm.balance_bias_rate:
+        yield (
+            "algorithm.balance_bias_rate model.lora.rank: adapters leave the biases of routers as they are; set the "
+            "first to 0"
+        )
+    if config.model.lora.is_used and config.learner.reference_on_host:
+        yield (
+            "learner.reference_on_host model.lora.rank: the reference is the policy without its adapters, and takes no "
+            "memory; set the first to false"
+        )
 
 
 def _epochs(config: TrainConfig) -> Iterator[str]:

@@ -1,9 +1,11 @@
-"""`asyncrl export RUN [--step K|best] [--to DIR]`: the policy of any checkpoint as a Hugging Face folder.
+"""`asyncrl export RUN [--step K|best] [--adapter] [--to DIR]`: the policy of any checkpoint as a Hugging Face folder.
 
 Works on the CPU, while the run runs and after it, and changes nothing of the run. RUN is the folder of a run, such as
 runs/NAME, or its name. Without --step it takes the newest checkpoint, with `--step best` the one with the best
 evaluation that a run with learner.keep_best has. The folder has the same files as the folder
 `model` that a finished run writes: the weights in model.dtype, the configuration, the tokenizer and a model card.
+Adapters (model.lora) are merged into the weights; with --adapter they alone are written, as the folder `adapter` of a
+finished run, which `PeftModel.from_pretrained` loads.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ def main() -> None:
         metavar="K",
         help="take the checkpoint after K learner steps, or the best one (the newest)",
     )
+    parser.add_argument("--adapter", action="store_true", help="write the adapters of model.lora alone")
     parser.add_argument("--to", type=Path, metavar="DIR", help="write this folder (RUN/exports/step-K)")
     given = parser.parse_args()
     with failures_end_the_command():
-        sys.stdout.write(f"{export_run(given.run, given.step, given.to)}\n")
+        sys.stdout.write(f"{export_run(given.run, given.step, given.to, given.adapter)}\n")
 
 
 def _step(given: str) -> int | str:
@@ -45,17 +48,23 @@ def _step(given: str) -> int | str:
     return given if given == BEST else int(given)
 
 
-def export_run(name: str, steps: int | str | None = None, to: Path | None = None) -> Path:
-    """Export the policy of a checkpoint, by default the newest (see `checkpoint_of`); returns the new folder.
+def export_run(name: str, steps: int | str | None = None, to: Path | None = None, adapter: bool = False) -> Path:
+    """Export the policy of a checkpoint, by default the newest (see `checkpoint_of`), or its adapters alone; returns
+    the new folder.
 
-    Raises ConfigError: there is no such run, or something is at `to` already; CheckpointError: there is no such
-    checkpoint, or it cannot be read; OSError.
+    Raises ConfigError: there is no such run, it trains no adapters, or something is at `to` already; CheckpointError:
+    there is no such checkpoint, or it cannot be read; OSError.
     """
     run = require_run(name)
     config = config_of(run)
+    if adapter and not config.model.lora.is_used:
+        raise ConfigError(f"{run} trains no adapters (model.lora): leave out --adapter")
     checkpoint = checkpoint_of(run, config, steps)
-    folder = to or run / "exports" / checkpoint.folder.name
+    folder = to or run / "exports" / f"{checkpoint.folder.name}{'-adapter' if adapter else ''}"
     require_new(folder)
+    if adapter:
+        write_adapter(config.model, checkpoint, folder)
+        return folder
     write_policy(config.model, checkpoint, folder)
     write_card(run, folder, checkpoint.steps)
     return folder
@@ -72,3 +81,10 @@ def write_policy(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) ->
     from asyncrl.learner.export import export_checkpoint
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint(model, source, folder))
+
+
+def write_adapter(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
+    """Write the adapters of a checkpoint into `folder`, in place of what is there."""
+    from asyncrl.learner.export import export_checkpoint_adapter
+
+    read_checkpoint(checkpoint, lambda source: export_checkpoint_adapter(model, source, folder))

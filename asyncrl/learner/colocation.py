@@ -110,7 +110,7 @@ class Turns:
 
 def _modules(trainer: Trainer) -> Iterator[nn.Module]:
     yield from (model.module for model in trainer.models.values())
-    if trainer.reference is not None:
+    if isinstance(trainer.reference, nn.Module):
         yield trainer.reference
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from asyncrl.algorithms.metrics import moments
 from asyncrl.config.schema import CriticConfig, ModelConfig
 from asyncrl.learner.activations import Activations
+from asyncrl.learner.lora import with_adapters
 from asyncrl.learner.packed_check import hidden_states
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import load_sharded, open_decoder
@@ -41,14 +42,16 @@ class Critic(nn.Module):
         return packed.spread(values)
 
 
-def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: int) -> Critic:
-    """The critic that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
+def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: int, seed: int = 0) -> Critic:
+    """The critic that `config` names, for sequences of at most `length` tokens, sharded over the ranks. New adapters
+    follow from `seed`.
 
-    Raises ConfigError: see `open_decoder`, `freeze` and `load_sharded`.
+    Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters` and `load_sharded`.
     """
     model = beside(model, config.path)
     stored = open_decoder(model, ranks, length)
     freeze(stored.model, config.freeze, "critic.freeze", may_be_all=True)
+    stored = with_adapters(stored, config.lora, "critic.lora", seed)
     critic = Critic(stored.model.get_decoder())
     critic.activations = load_sharded(critic, critic.decoder, stored, model, ranks, length)
     return critic

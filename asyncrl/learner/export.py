@@ -1,4 +1,5 @@
-"""The trained policy as a Hugging Face folder, with its tokenizer."""
+"""The trained policy as a Hugging Face folder, with its tokenizer. Adapters are merged into it; they alone are a peft
+folder."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.checkpoint import read_policy
 from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.loading import read_model
+from asyncrl.learner.lora import add_adapters, gather_adapters, save_adapters
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.machine.files import as_os_errors, sync, when_there_is_room
@@ -42,24 +44,70 @@ def export_checkpoint(config: ModelConfig, checkpoint: Path, folder: Path) -> No
 
     Raises ConfigError: model.path cannot be loaded; CheckpointError: the checkpoint cannot be read; OSError.
     """
-    policy = Policy(read_model(config), temperature=1.0)
-    read_policy(checkpoint, policy)
+    policy = _policy_of(config, checkpoint)
     folder.parent.mkdir(parents=True, exist_ok=True)
     tensors = gather_all(policy.model, policy.weight_format, DTYPES[config.dtype], Ranks.alone())
     write_model(policy.model, tensors, folder_writer(config), folder)
+
+
+def export_adapter(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop: threading.Event) -> None:
+    """Write `folder` anew, as `export` does: the adapters of `policy` alone, as a peft folder with the tokenizer."""
+    tensors = gather_adapters(policy.model)
+
+    def write() -> None:
+        if ranks.rank == 0:
+            when_there_is_room(lambda: _write_adapter(policy.model, tensors, config, folder), stop, str(folder))
+
+    ranks.together(write)
+
+
+def export_checkpoint_adapter(config: ModelConfig, checkpoint: Path, folder: Path) -> None:
+    """Write the adapters of the policy of a checkpoint into `folder`, the same files as `export_adapter`. Raises as
+    `export_checkpoint`."""
+    policy = _policy_of(config, checkpoint)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _write_adapter(policy.model, gather_adapters(policy.model), config, folder)
+
+
+def _policy_of(config: ModelConfig, checkpoint: Path) -> Policy:
+    model = read_model(config)
+    if config.lora.is_used:
+        add_adapters(model, config.lora, "model.lora")
+    policy = Policy(model, temperature=1.0)
+    read_policy(checkpoint, policy)
+    return policy
+
+
+def _write_adapter(model: Any, tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+
+    def write(partial: Path) -> None:
+        save_adapters(model, tensors, config.path, partial)
+        tokenizer.save_pretrained(partial)
+
+    _write_anew(folder, write)
 
 
 def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callable[[Path], None], folder: Path) -> None:
     """Write a Hugging Face `model` into `folder`, in place of what is there; it appears whole, or not at all.
     `tensors` are its weights in the format of files, `write_beside` writes the configuration and the tokenizer. A model
     card that is there stays. Raises OSError."""
-    partial = folder.with_name(f".tmp-{folder.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    with as_os_errors(partial):
+
+    def write(partial: Path) -> None:
         # The tensors have the format of files already. Transformers empties the dict, and this may be tried again.
         model.save_pretrained(partial, state_dict=dict(tensors), save_original_format=False)
         # Its config names the dtype in which the learner keeps its weights.
         write_beside(partial)
+
+    _write_anew(folder, write)
+
+
+def _write_anew(folder: Path, write: Callable[[Path], None]) -> None:
+    """Have `write` fill a folder that takes the place of `folder`, but for a model card that is there."""
+    partial = folder.with_name(f".tmp-{folder.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    with as_os_errors(partial):
+        write(partial)
     # A card may have been written by hand.
     for card in filter(Path.exists, (folder / name for name in CARD_FILES)):
         shutil.copy2(card, partial)

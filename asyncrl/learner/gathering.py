@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.learner.ranks import Ranks, shard_of
 from asyncrl.machine.long_work import tracked
+from asyncrl.modelling.adapters import LowRankUpdate, low_rank_updates
 from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat, model_tensors
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
 from asyncrl.weights.manifest import DTYPES, TensorSpec, dtype_name, new_bytes
@@ -58,17 +59,18 @@ def plan_gather(weights: WeightFormat, dtype: torch.dtype, bucket_bytes: int = B
 def gather(
     model: nn.Module, steps: Sequence[GatherStep], weights: WeightFormat, ranks: Ranks
 ) -> Iterator[GatheredBucket]:
-    """The published tensors of `model` in the buckets of a plan, on the device of rank 0; nothing on other ranks.
+    """The published tensors of `model` in the buckets of a plan, on the device of rank 0; nothing on other ranks. Each
+    rank merges adapters into its shards, one after the other.
 
     Every rank must iterate to the end. On a GPU a bucket's buffer is used again once the next one is asked for.
     """
-    tensors = model_tensors(model)
+    tensors, updates = model_tensors(model), low_rank_updates(model)
     reuse = ranks.rank == 0 and ranks.device.type != "cpu"
     largest = max((step.bucket.nbytes for step in steps), default=0) if reuse else 0
     shared = torch.empty(largest, dtype=torch.uint8, device=ranks.device)
     last: GatheredBucket | None = None
     for step in steps:
-        gathering = _Gathering(step, tensors, weights, ranks)
+        gathering = _Gathering(step, tensors, updates, weights, ranks)
         if last is not None:
             yield last
         last = gathering.finish(shared)
@@ -90,12 +92,19 @@ def gather_all(model: nn.Module, weights: WeightFormat, dtype: torch.dtype, rank
 class _Gathering:
     """One step: communication starts when this is made, and ends in `finish`."""
 
-    def __init__(self, step: GatherStep, tensors: Mapping[str, Tensor], weights: WeightFormat, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        step: GatherStep,
+        tensors: Mapping[str, Tensor],
+        updates: Mapping[str, LowRankUpdate],
+        weights: WeightFormat,
+        ranks: Ranks,
+    ) -> None:
         self._step = step
         self._weights = weights
         self._ranks = ranks
         names = [name for part in step.parts for name in part.model]
-        self._shards = {name: _LocalShard.of(tensors[name], step.dtype, ranks) for name in names}
+        self._shards = {name: _LocalShard.of(tensors[name], step.dtype, ranks, updates.get(name)) for name in names}
         self._received: list[Tensor] = []
         self._work = self._begin() if ranks.shards > 1 and ranks.is_in_first_copy else None
 
@@ -160,11 +169,13 @@ class _LocalShard:
     is_sharded: bool
 
     @staticmethod
-    def of(tensor: Tensor, dtype: torch.dtype, ranks: Ranks) -> _LocalShard:
+    def of(tensor: Tensor, dtype: torch.dtype, ranks: Ranks, update: LowRankUpdate | None = None) -> _LocalShard:
         own, is_sharded = tensor.detach(), False
         if isinstance(own, DTensor):
             is_sharded = own.placements[-1] == Shard(0) and own.device_mesh.size(-1) == ranks.shards
             own = own.to_local() if is_sharded else own.full_tensor()
+        if update is not None:
+            own = update.added_to(own, is_sharded)
         return _LocalShard(own.to(dtype).reshape(-1), tuple(tensor.shape), is_sharded)
 
     def size(self, rank: int, ranks: int) -> int:

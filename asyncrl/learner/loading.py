@@ -9,7 +9,7 @@ whole on every rank, by transformers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +28,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.learner.ranks import shard_of
 from asyncrl.machine.activity import Activity
 from asyncrl.machine.long_work import tracked, unmeasured_work
+from asyncrl.modelling.adapters import base_parameters
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat
 
@@ -109,11 +110,13 @@ class _Weights:
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredModel:
     """A Hugging Face `model` and where its parameters come from, which are still on the meta device; its buffers have
-    their values. Without `weights` the model has all but the `missing` tensors, which its files lack."""
+    their values. Without `weights` the model has all but the `missing` tensors, which its files lack. `start` gives
+    parameters their values that are in no file of the model."""
 
     model: Any
     weights: _Weights | None = None
     missing: frozenset[str] = frozenset()
+    start: Callable[[], None] = lambda: None
 
     @torch.no_grad()
     def read(self, root: nn.Module, device: torch.device, activity: Activity | None = None) -> None:
@@ -122,23 +125,27 @@ class StoredModel:
         tensors of `root` are missing."""
         if self.weights is None:
             self._check_whole(root)
-            return
-        root._apply(lambda each: torch.empty_like(each, device=device) if each.is_meta else each)
-        parameters = dict(self.model.named_parameters())
-        parts = self.weights.form.parts
+        else:
+            root._apply(lambda each: torch.empty_like(each, device=device) if each.is_meta else each)
+            self._read(self.weights, activity)
+        self.start()
+
+    def _read(self, weights: _Weights, activity: Activity | None) -> None:
+        parameters = base_parameters(self.model)
+        parts = weights.form.parts
         try:
             for part in tracked(parts, f"loading {self.model.name_or_path}", len(parts), "parts", activity):
                 targets = {name: parameters[name] for name in part.model if name in parameters}
                 # A critic has no head of a language model.
                 if targets and not any(each.is_meta for each in targets.values()):
-                    _read(self.weights, part, targets)
+                    _read(weights, part, targets)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"the weights of {self.model.name_or_path!r} cannot be read: {error}") from error
 
     def _check_whole(self, root: nn.Module) -> None:
         # A critic has no head of a language model. Each rank would have random numbers of its own.
         own = {id(each) for each in (*root.parameters(), *root.buffers())}
-        named = dict(self.model.named_parameters(remove_duplicate=False)) | dict(self.model.named_buffers())
+        named = base_parameters(self.model, remove_duplicate=False) | dict(self.model.named_buffers())
         if lacking := sorted(name for name in self.missing if id(named.get(name)) in own):
             raise ConfigError(
                 f"the files of {self.model.name_or_path!r} lack {len(lacking)} tensors of the model, such as "
@@ -150,14 +157,17 @@ def _read(weights: _Weights, part: ConvertedTensors, targets: Mapping[str, Tenso
     if not part.unchanged:
         whole = weights.whole(part)
         for name, target in targets.items():
-            _local(target).copy_(
-                whole[name] if (own := _own_rows(target)) is None else whole[name][own.start : own.stop]
-            )
+            assign_rows(target, whole[name])
         return
     [stored] = part.published
     for target in targets.values():
         if (local := _local(target)).numel():
             local.copy_(weights.rows(stored, _own_rows(target)))
+
+
+def assign_rows(target: Tensor, whole: Tensor) -> None:
+    """Give `target` the values of `whole`, or this rank's shard of it its rows of them. Use it without gradients."""
+    _local(target).copy_(whole if (own := _own_rows(target)) is None else whole[own.start : own.stop])
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from asyncrl.config.schema import ModelConfig
+from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.activations import Activations, attention_width
 from asyncrl.learner.loading import StoredModel, open_model
+from asyncrl.learner.lora import with_adapters
 from asyncrl.learner.packed_check import attend_packed, hidden_states, logit_cap
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.router_balance import RouterLoads
 from asyncrl.learner.routing_replay import RoutingReplay
+from asyncrl.modelling.adapters import adapted_layers, without_adapters
 from asyncrl.modelling.attention import check_positions
 from asyncrl.modelling.freezing import freeze
 from asyncrl.modelling.logprobs import collision_probabilities, token_logprobs
@@ -109,24 +111,51 @@ class Policy(nn.Module):
         return packed.spread(logprobs), None if entropy is None else packed.spread(entropy)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BaseOfPolicy:
+    """The model that a `policy` with adapters is without them: a reference that takes no memory."""
+
+    policy: Policy
+
+    def __call__(self, packed: PackedSequences) -> tuple[Tensor, Tensor | None]:
+        """As the policy without adapters, which routes all tokens itself. Use it without gradients."""
+        with without_adapters(self.policy):
+            result: tuple[Tensor, Tensor | None] = self.policy(replace(packed, routing=None))
+            return result
+
+
 def load_policy(
     config: ModelConfig,
     temperature: float,
     ranks: Ranks,
     length: int,
-    freeze_key: str = "model.freeze",
+    section: str = "model",
     replays_routing: bool = False,
+    seed: int = 0,
 ) -> Policy:
-    """The policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks. `freeze_key` is
-    the option that `config.freeze` comes from; `replays_routing` is as for Policy.
+    """The policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks. `section` is
+    the section that `config.freeze` and `config.lora` come from, `seed` that of new adapters; `replays_routing` is as
+    for Policy.
 
-    Raises ConfigError: see `open_decoder`, `freeze`, `RoutingReplay` and `load_sharded`.
+    Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `RoutingReplay` and `load_sharded`.
     """
     stored = open_decoder(config, ranks, length)
-    freeze(stored.model, config.freeze, freeze_key)
+    freeze(stored.model, config.freeze, f"{section}.freeze")
+    stored = with_adapters(stored, config.lora, f"{section}.lora", seed)
     policy = Policy(stored.model, temperature, compiles(config, ranks.device), replays_routing)
     policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length)
     return policy
+
+
+def reference_of(policy: Policy, config: TrainConfig, ranks: Ranks) -> Policy | BaseOfPolicy:
+    """The reference of a run's `policy`: what that is without its adapters, or a model of its own where it has none.
+
+    Raises ConfigError: see `load_reference`.
+    """
+    if config.model.lora.is_used:
+        return BaseOfPolicy(policy)
+    actor, on_host = config.actor, config.learner.reference_on_host
+    return load_reference(config.model, actor.temperature, ranks, actor.max_tokens, on_host)
 
 
 def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length: int, on_host: bool) -> Policy:
@@ -218,17 +247,20 @@ class Frozen:
 def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks, frozen: Frozen | None = None) -> Activations:
     """Shard `root`, which holds the Hugging Face `model`, in place: each decoder layer by itself, then the rest.
 
-    Master weights are float32, computation and the weights gathered for it are in `config.dtype`; a frozen model has no
-    others. A layer is compiled and computed again without the hooks of FSDP, which stay outside. Each layer gathers the
-    weights of the next one before it runs. Returns what the layers keep for the backward pass.
+    Master weights are float32, computation and the weights gathered for it are in `config.dtype`; a frozen model, and
+    what adapters leave frozen, have no others. A layer is compiled and computed again without the hooks of FSDP, which
+    stay outside. Each layer gathers the weights of the next one before it runs. Returns what the layers keep for the
+    backward pass.
     """
     compiled = compiles(config, ranks.device)
     precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
     share = 1.0 if config.activations is None else config.activations
     activations = Activations(share, attention_width(model.config))
-    _convert(root, torch.float32 if frozen is None else DTYPES[config.dtype])
     if frozen is not None:
         root.requires_grad_(False)
+    # What is frozen by patterns keeps the dtype of the rest, in which it is published.
+    keeps_masters = frozen is None and not adapted_layers(root)
+    _convert(root, torch.float32 if keeps_masters else DTYPES[config.dtype])
     offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if frozen and frozen.on_host else OffloadPolicy()
     options: dict[str, Any] = {"mesh": ranks.mesh, "mp_policy": precision, "offload_policy": offload}
     names = set(model._no_split_modules or ())
@@ -259,8 +291,10 @@ def _allow_graphs() -> None:
     shapes.use_duck_shape = False
 
 
-def _convert(root: nn.Module, dtype: torch.dtype) -> None:
-    """Give the weights this dtype. Buffers, such as the frequencies of rotary embeddings, are float32."""
+def _convert(root: nn.Module, frozen: torch.dtype) -> None:
+    """Give the weights that are not trained this dtype. All others are float32, and so are buffers, such as the
+    frequencies of rotary embeddings."""
     root.float()
     for parameter in root.parameters():
-        parameter.data = parameter.data.to(dtype)
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(frozen)

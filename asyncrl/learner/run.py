@@ -24,7 +24,7 @@ from asyncrl.learner.colocation import Turns
 from asyncrl.learner.compiling import compile_passes
 from asyncrl.learner.critic import load_critic
 from asyncrl.learner.determinism import be_deterministic
-from asyncrl.learner.export import export, folder_writer
+from asyncrl.learner.export import export, export_adapter, folder_writer
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.keeping import open_keeper
 from asyncrl.learner.launcher import Membership
@@ -32,7 +32,7 @@ from asyncrl.learner.leaving import Leaving
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.memory import fit_activations, usable_bytes
 from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.policy import Policy, compiles, load_policy, load_reference
+from asyncrl.learner.policy import Policy, compiles, load_policy, reference_of
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.step_metrics import Phases
 from asyncrl.learner.trainer import Trainer
@@ -105,8 +105,9 @@ def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:
     if not config.implicit.train:
         return None
     own = config.implicit
-    model = beside(config.model, own.path, own.freeze)
-    policy = load_policy(model, config.actor.temperature, ranks, config.actor.max_tokens, "implicit.freeze")
+    model = replace(beside(config.model, own.path, own.freeze), lora=own.lora)
+    length, seed = config.actor.max_tokens, config.run.seed
+    policy = load_policy(model, config.actor.temperature, ranks, length, "implicit", seed=seed)
     return Trainable(policy, own.lr, config.learner, config.model.dtype)
 
 
@@ -177,14 +178,13 @@ def _train(
     algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
     temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner
     replays = any(each.learner.router_replay for each in history.configs())
-    policy = load_policy(config.model, temperature, ranks, length, replays_routing=replays)
+    policy = load_policy(config.model, temperature, ranks, length, replays_routing=replays, seed=config.run.seed)
     implicit = _implicit(config, ranks)
     algorithms = (Algorithm.from_config(each.algorithm, each.learner.minibatches) for each in history.configs())
     wants_reference = implicit is not None or any(each.needs_reference for each in algorithms)
-    reference = (
-        load_reference(config.model, temperature, ranks, length, learner.reference_on_host) if wants_reference else None
-    )
-    critic = load_critic(config.critic, config.model, ranks, length) if algorithm.needs_critic else None
+    reference = reference_of(policy, config, ranks) if wants_reference else None
+    seed = config.run.seed
+    critic = load_critic(config.critic, config.model, ranks, length, seed) if algorithm.needs_critic else None
     trainer = Trainer(
         ranks,
         algorithm,
@@ -226,6 +226,8 @@ def _train(
     if learner.export:
         turns.begin(Phases(ranks.activity.enter))
         export(policy, config.model, folder / "model", ranks, stop)
+        if config.model.lora.is_used:
+            export_adapter(policy, config.model, folder / "adapter", ranks, stop)
         if "model" in config.observe.upload:
             metrics.model(learner.total_steps, folder / "model")
     logger.info("the learner is done after %d steps", learner.total_steps)

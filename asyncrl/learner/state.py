@@ -23,6 +23,7 @@ from asyncrl.learner.ranks import Ranks, shard_of
 from asyncrl.machine.activity import Activity
 from asyncrl.machine.files import save_tensors
 from asyncrl.machine.long_work import tracked
+from asyncrl.modelling.adapters import adapted_layers
 from asyncrl.weights.threads import begin
 
 Models = Mapping[str, Trainable[Any]]
@@ -191,9 +192,12 @@ def _tensors(models: Models) -> Iterator[tuple[str, Tensor]]:
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, tied ones once, and the buffers that belong to a module's state."""
+    """Parameters, tied ones once, and the buffers that belong to a module's state. Of a module with adapters those
+    parameters alone that are trained: the others are in the files that it was loaded from."""
     every = dict(module.named_parameters(remove_duplicate=False))
     once = dict(module.named_parameters())
+    if adapted_layers(module):
+        once = {name: each for name, each in once.items() if each.requires_grad}
     for name, tensor in module.state_dict().items():
         if name in once or name not in every:
             yield f"weights/{name}", tensor

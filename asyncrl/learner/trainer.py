@@ -22,7 +22,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.critic import Critic, critic_summary
 from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.packing import ForwardPass, LocalBatch, PackedSequences
-from asyncrl.learner.policy import Policy
+from asyncrl.learner.policy import BaseOfPolicy, Policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.router_balance import Balance, load_summary
 from asyncrl.learner.routing_replay import REFUSED, replay_summary
@@ -80,7 +80,7 @@ class Trainer:
     algorithm: Algorithm
     policy: Trainable[Policy]
     critic: Trainable[Critic] | None
-    reference: Policy | None
+    reference: Policy | BaseOfPolicy | None
     stop: threading.Event
     implicit: Trainable[Policy] | None = None
     balance: Balance = field(default_factory=Balance)

@@ -3,7 +3,7 @@
 In memory transformers may have other tensors than in files: for example it stacks the experts of a layer into one
 tensor, and takes them apart again when it saves. Servers know only the names in the files. So the learner publishes
 what `save_pretrained` would write: parameters (tied ones once) and persistent buffers, converted back. An embedded
-engine converts what it receives as `from_pretrained` would.
+engine converts what it receives as `from_pretrained` would. Adapters are merged into the matrices that they belong to.
 
 Tensors are converted in parts. A part needs no tensor of another part, so a model never has to be whole.
 """
@@ -28,6 +28,7 @@ from transformers.core_model_loading import (
 )
 
 from asyncrl.errors import ConfigError
+from asyncrl.modelling.adapters import base_parameters
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -45,10 +46,11 @@ class ConvertedTensors:
 
 
 def model_tensors(model: Any) -> dict[str, Tensor]:
-    """The parameters of a Hugging Face `model`, tied ones once under their first name, and its persistent buffers."""
+    """The parameters of a Hugging Face `model`, tied ones once under their first name, and its persistent buffers.
+    Adapters are left out."""
     persistent = model.state_dict().keys()
     buffers = {name: each for name, each in model.named_buffers() if name in persistent}
-    return dict(model.named_parameters()) | buffers
+    return base_parameters(model) | buffers
 
 
 class WeightFormat:
@@ -65,7 +67,7 @@ class WeightFormat:
         tensors = model_tensors(model)
         if stored is not None:
             model._weight_conversions = _used(model, stored)
-        buffers = tensors.keys() - dict(model.named_parameters()).keys()
+        buffers = tensors.keys() - base_parameters(model).keys()
         self.buffer_dtypes = {name: tensors[name].dtype for name in buffers}
         empty = {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in tensors.items()}
         try:

@@ -23,6 +23,7 @@ def values(**changes: object) -> dict[str, object]:
         ({"scoring__prm__path": "prm"}, "kinds of scores that the run began with"),
         ({"learner__publish_every": 2}, "versions count"),
         ({"model__freeze": ["embeddings"]}, "moments of what it leaves to train"),
+        ({"model__lora__rank": 8}, "the checkpoints hold these adapters alone"),
     ],
 )
 def test_a_run_that_resumes_keeps_what_its_records_rest_on(changes: dict[str, object], reason: str) -> None:

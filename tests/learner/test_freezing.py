@@ -72,4 +72,4 @@ def test_a_critic_may_train_its_head_alone(model: Path, ranks: Ranks):
 
 def test_a_policy_of_which_nothing_is_left_to_train_is_refused_by_the_option(model: Path, ranks: Ranks):
     with pytest.raises(ConfigError, match=r"implicit\.freeze=.*leaves none to train"):
-        load_policy(ModelConfig(str(model), freeze=["*"]), 1.0, ranks, 64, "implicit.freeze")
+        load_policy(ModelConfig(str(model), freeze=["*"]), 1.0, ranks, 64, "implicit")

@@ -45,7 +45,7 @@ def copies(
     """Two copies of the model, each over two ranks. The run "lonely" goes on from the checkpoint of two ranks."""
     folder = tmp_path_factory.mktemp("copies")
     shutil.copytree(two[1] / "lonely", folder / "lonely")
-    return done_by(4, 2, model, mixture, folder, "even", "alike", "lonely")
+    return done_by(4, 2, model, mixture, folder, "even", "alike", "adapters", "lonely")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,20 @@ def one(model: Path, mixture: Path, ranks: Ranks, one_folder: Path) -> dict[str,
 
 
 @pytest.mark.parametrize(
-    "batch", ["even", "odd", "lonely", "alike", "critic", "mixture", "balanced", "replayed", "frozen", "frozen mixture"]
+    "batch",
+    [
+        "even",
+        "odd",
+        "lonely",
+        "alike",
+        "critic",
+        "mixture",
+        "balanced",
+        "replayed",
+        "frozen",
+        "frozen mixture",
+        "adapters",
+    ],
 )
 def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple[dict[str, Any], Path]):
     assert two[0]["size"] == 2
@@ -88,7 +101,7 @@ def test_copies_of_the_model_train_as_one_rank_does(
     one: dict[str, Any], two: tuple[dict[str, Any], Path], copies: tuple[dict[str, Any], Path]
 ):
     assert copies[0]["size"] == 4
-    for batch in ("even", "alike"):
+    for batch in ("even", "alike", "adapters"):
         weights, _ = copies[0]["results"][batch]
         for version, tensors in weights.items():
             assert_weights_close(tensors, one[batch][0][version], atol=1e-5)
@@ -117,7 +130,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-@pytest.mark.parametrize(("batch", "by"), [("even", "two"), ("mixture", "two"), ("even", "copies")])
+@pytest.mark.parametrize(
+    ("batch", "by"), [("even", "two"), ("mixture", "two"), ("adapters", "two"), ("even", "copies")]
+)
 def test_a_checkpoint_of_several_ranks_resumes_on_one(
     batch: str, by: str, model: Path, mixture: Path, ranks: Ranks, request: pytest.FixtureRequest
 ):
@@ -130,7 +145,7 @@ def test_a_checkpoint_of_several_ranks_resumes_on_one(
         assert torch.equal(tensor, run.weights[steps][name])
 
 
-@pytest.mark.parametrize("batch", ["odd", "critic", "mixture"])
+@pytest.mark.parametrize("batch", ["odd", "critic", "mixture", "adapters"])
 def test_a_checkpoint_of_two_ranks_is_exported_with_the_bytes_that_the_end_of_the_run_wrote(
     batch: str, model: Path, mixture: Path, two: tuple[dict[str, Any], Path], tmp_path: Path
 ):

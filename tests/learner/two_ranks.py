@@ -23,7 +23,7 @@ from torch.distributed.tensor import distribute_tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config.changes import ConfigChange
-from asyncrl.config.schema import LearnerConfig, ModelConfig, TrainConfig
+from asyncrl.config.schema import LearnerConfig, LoraConfig, ModelConfig, TrainConfig
 from asyncrl.errors import CheckpointError, StoppedError
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.gathering import gather, plan_gather
@@ -53,7 +53,7 @@ CHANGE = ConfigChange(1, "learner.lr", 2e-3, 1e-3, 0)
 
 def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
     """Runs whose shards are even, uneven, and empty on one of two ranks; one that trains a critic too, one of a mixture
-    of experts, and two of which parts are frozen."""
+    of experts, two of which parts are frozen, and one of adapters."""
     runs = {name: make_config(model, folder / name, **values) for name, values in BATCHES.items()}
     return runs | {
         "critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"], micro_tokens=32)),
@@ -62,11 +62,18 @@ def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
         "balanced": with_balance(make_config(experts, folder / "balanced", **BATCHES["odd"])),
         "frozen": with_frozen(make_config(model, folder / "frozen", **BATCHES["even"]), "embeddings", "*.layers.0.*"),
         "frozen mixture": with_frozen(make_config(experts, folder / "few", **BATCHES["odd"]), "moe_experts"),
+        "adapters": with_adapters(with_critic(make_config(model, folder / "adapters", **BATCHES["even"]))),
     }
 
 
 def with_balance(config: TrainConfig) -> TrainConfig:
     config.algorithm.balance_weight, config.algorithm.balance_bias_rate = 0.5, 0.01
+    return config
+
+
+def with_adapters(config: TrainConfig) -> TrainConfig:
+    """Ranks that do not divide among ranks, or are fewer than they."""
+    config.model.lora, config.critic.lora = LoraConfig(rank=3), LoraConfig(rank=1)
     return config
 
 

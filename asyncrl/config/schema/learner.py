@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.config.option import REQUIRED, option
+from asyncrl.config.schema.lora import LoraConfig
 from asyncrl.errors import ConfigError
 
 DEFAULT_STEPS = 100
@@ -175,6 +176,7 @@ class CriticConfig:
         fixed="the checkpoints hold moments of what it leaves to train",
     )
     lr: float = option(1e-5, "its learning rate, which learner.schedule scales", "(0, inf)")
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass
@@ -197,6 +199,7 @@ class ImplicitConfig:
         fixed="the checkpoints hold moments of what it leaves to train",
     )
     lr: float = option(1e-6, "its learning rate, which learner.schedule scales", "(0, inf)")
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.config.option import REQUIRED, option
+from asyncrl.config.schema.lora import LoraConfig
 
 
 @dataclass
@@ -64,6 +65,7 @@ class ModelConfig:
         fixed="recorded steps and stored log-probs were computed with them",
     )
     trust_remote_code: bool = option(False, "run code that comes with the model")
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass

@@ -90,12 +90,13 @@ def _lacking(config: TrainConfig, gpus: int) -> Iterator[str]:
         yield f"engine.python={engine.python}: there is no such program"
 
 
-def check_disk(config: TrainConfig, parameters: int, free: int) -> None:
-    """Compares what the run will write to `free` bytes, for a policy of so many `parameters`.
+def check_disk(config: TrainConfig, parameters: int, free: int, saved: int | None = None) -> None:
+    """Compares what the run will write to `free` bytes, for a policy of so many `parameters`, of which checkpoints hold
+    `saved`, or all.
 
     Raises ConfigError: not even one checkpoint fits. Less room than for all checkpoints and the model is a warning.
     """
-    checkpoint = parameters * CHECKPOINT_BYTES
+    checkpoint = (parameters if saved is None else saved) * CHECKPOINT_BYTES
     folder, kept = locations.run_dir(config.run), config.learner.keep_checkpoints
     if free < checkpoint:
         raise ConfigError(

@@ -65,6 +65,25 @@ def check_freezing(config: TrainConfig) -> None:
             frozen_names(empty, wanted, key, may_be_all=key == "critic.freeze")
 
 
+def check_adapters(config: TrainConfig) -> int | None:
+    """How many parameters the adapters of the policy have; None: it has none.
+
+    Raises ConfigError: a model cannot have the adapters that an option wants, or peft is not installed.
+    """
+    counts: dict[str, int] = {}
+    sections = [("model", config.model.path, config.model.lora), ("critic", config.critic.path, config.critic.lora)]
+    if config.implicit.train:
+        sections.append(("implicit", config.implicit.path, config.implicit.lora))
+    for section, path, lora in sections:
+        if lora.is_used:
+            from asyncrl.learner.lora import add_adapters
+            from asyncrl.modelling.opening import beside
+            from asyncrl.modelling.shapes import empty_model
+
+            counts[section] = add_adapters(empty_model(beside(config.model, path)), lora, f"{section}.lora")
+    return counts.get("model")
+
+
 def _used(config: TrainConfig) -> Iterator[tuple[str, str]]:
     """The key and the path of every model that a role loads from a folder or from the hub."""
     yield "model.path", config.model.path

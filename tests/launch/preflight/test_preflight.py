@@ -105,6 +105,15 @@ def test_a_model_without_what_an_option_freezes_does_not_start(tmp_path: Path):
     preflight(config)
 
 
+def test_a_model_without_the_layers_that_adapters_want_does_not_start(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.model.lora.rank, config.model.lora.targets = 4, ["no_proj"]
+    [reason] = refusals(config)
+    assert reason.startswith("model.lora.targets=no_proj: the model has no module of this name")
+    config.model.lora.targets, config.critic.lora.rank = ["all-linear"], 2
+    preflight(config)
+
+
 def test_a_ground_truth_that_a_built_in_rule_cannot_use_is_refused(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [], truth="seven")
     with pytest.raises(DataError, match=r"tasks\.parquet: row 0 has a ground truth that the rule exact_number cannot"):

@@ -60,6 +60,16 @@ def _attention(source: VerlConfig) -> Iterator[Setting | str]:
         yield "model.override_config", given
 
 
+def _lora(source: VerlConfig) -> Iterator[Setting | str]:
+    if source[f"{MODEL}.lora_adapter_path"] is not None:
+        yield "model.lora.path", source[f"{MODEL}.lora_adapter_path"]
+    elif rank := source[f"{MODEL}.lora_rank"]:
+        targets = source[f"{MODEL}.target_modules"]
+        yield "model.lora.rank", rank
+        yield "model.lora.alpha", source[f"{MODEL}.lora_alpha"]
+        yield "model.lora.targets", [targets] if isinstance(targets, str) else list(targets)
+
+
 def _micro_tokens(source: VerlConfig) -> Iterator[Setting | str]:
     longest = source[PROMPT] + source[RESPONSE]
     sequences = source[f"{ACTOR}.ppo_micro_batch_size_per_gpu"]
@@ -152,11 +162,17 @@ ROWS = (
         "`attn_implementation` becomes `model.attention`.",
         _attention,
     ),
-    none(
-        MODEL,
-        "lora_rank lora_alpha target_modules exclude_modules lora_adapter_path lora.*",
-        "There is no LoRA: all weights are trained.",
+    made(
+        f"{MODEL}.lora_rank",
+        "`model.lora`",
+        0,
+        "0 trains all weights. The adapters are merged into the weights that are pushed.",
+        _lora,
     ),
+    used(f"{MODEL}.lora_alpha", "`model.lora.alpha`", 16, "The same."),
+    used(f"{MODEL}.target_modules", "`model.lora.targets`", "all-linear", "The same; a name alone is a list of one."),
+    used(f"{MODEL}.lora_adapter_path", "`model.lora.path`", None, "The folder says rank, alpha and targets."),
+    none(MODEL, "exclude_modules lora.*", "`model.lora.targets` names all layers that get adapters."),
     none(
         MODEL,
         "custom_chat_template tokenizer_path hf_config_path",

@@ -73,7 +73,7 @@ class CriticWorker(Worker):
         """Load the critic. Raises ConfigError: it cannot be used."""
         config = self._config
         self._ranks = self._stack.enter_context(joined_workers(self, config))
-        critic = load_critic(config.critic, config.model, self._ranks, config.actor.max_tokens)
+        critic = load_critic(config.critic, config.model, self._ranks, config.actor.max_tokens, config.run.seed)
         self._critic = Trainable(critic, config.critic.lr, config.learner, config.model.dtype)
         flops = ForwardFlops.of(critic, critic.decoder.config)
         self._batches = Batches(config, self._ranks, _CriticModel(critic), flops)

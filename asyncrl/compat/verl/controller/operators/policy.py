@@ -27,7 +27,7 @@ from asyncrl.learner.export import export
 from asyncrl.learner.gathering import gather_all, plan_gather
 from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.policy import Policy, load_policy, load_reference
+from asyncrl.learner.policy import Policy, load_policy, reference_of
 from asyncrl.learner.trainer import Trainer
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.weights.manifest import DTYPES
@@ -57,10 +57,8 @@ class ActorRolloutRefWorker(Worker):
         self._ranks = self._stack.enter_context(joined_workers(self, config))
         temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner
         algorithm = open_algorithm(config)
-        policy = load_policy(config.model, temperature, self._ranks, length)
-        reference = None
-        if algorithm.needs_reference:
-            reference = load_reference(config.model, temperature, self._ranks, length, learner.reference_on_host)
+        policy = load_policy(config.model, temperature, self._ranks, length, seed=config.run.seed)
+        reference = reference_of(policy, config, self._ranks) if algorithm.needs_reference else None
         trainable = Trainable(policy, learner.lr, learner, config.model.dtype)
         self._trainer = Trainer(self._ranks, algorithm, trainable, None, reference, stop)
         self._batches = Batches(config, self._ranks, policy, ForwardFlops.of(policy, policy.model.config))

@@ -1,0 +1,103 @@
+"""LoRA adapters in a Hugging Face model: which of its tensors they are, and what they add to its matrices.
+
+peft puts a layer of its own in the place of a linear one, which it keeps as `base_layer`. The names here are those that
+the model has without adapters. peft itself is not imported: what it made is recognised by its attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+ADAPTER = "default"
+"""What peft calls an adapter that has no other name."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRankUpdate:
+    """What an adapter adds to a matrix [out, in]: scale * up [out, rank] @ down [rank, in], sharded or not."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+    def added_to(self, rows: Tensor, is_shard: bool) -> Tensor:
+        """The matrix with the adapter merged, float32. `rows` are all of it, or this rank's shard of it, which has the
+        rows that the shard of `up` has. All ranks call this alike: `down` is gathered, which is small."""
+        up, down = self.up.detach(), whole_tensor(self.down.detach())
+        up = up.to_local() if is_shard and isinstance(up, DTensor) else whole_tensor(up)
+        return torch.addmm(rows.float(), up.float(), down.float(), alpha=self.scale)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """The layers with adapters, by their names."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "base_layer") and ADAPTER in getattr(module, "lora_A", ())
+    }
+
+
+def base_parameters(model: nn.Module, remove_duplicate: bool = True) -> dict[str, nn.Parameter]:
+    """The parameters of a model without those of adapters, by the names that they have without adapters. Tied ones are
+    there once under their first name, unless `remove_duplicate` is false."""
+    own = {id(each) for each in adapter_parameters(model).values()}
+    renamed = {f"{name}.base_layer": name for name in adapted_layers(model)}
+    found: dict[str, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=remove_duplicate):
+        module, _, leaf = name.rpartition(".")
+        if id(parameter) not in own:
+            found[f"{renamed[module]}.{leaf}" if module in renamed else name] = parameter
+    return found
+
+
+def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of the adapters, by names such as `layers.0.mlp.up_proj.lora_A.weight`: those in peft's files
+    without the prefix that they have there."""
+    return {
+        f"{name}.{part}.weight": getattr(layer, part)[ADAPTER].weight
+        for name, layer in adapted_layers(model).items()
+        for part in ("lora_A", "lora_B")
+    }
+
+
+def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
+    """What the adapters add, by the name of the matrix."""
+    return {
+        f"{name}.weight": LowRankUpdate(
+            layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, float(layer.scaling[ADAPTER])
+        )
+        for name, layer in adapted_layers(model).items()
+    }
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Meanwhile the layers compute what they do without adapters. Use it without gradients."""
+    layers = adapted_layers(model).values()
+    # peft's own method also changes which parameters get gradients, and FSDP remembers that of its first pass.
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def unknown_tensors(model: nn.Module, given: Mapping[str, Tensor]) -> list[str]:
+    """The names of adapters' tensors that only one of the two has, or that have other shapes there, sorted."""
+    own = {name: tuple(each.shape) for name, each in adapter_parameters(model).items()}
+    other = {name: tuple(each.shape) for name, each in given.items()}
+    return sorted({name for name, _ in own.items() ^ other.items()})
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that is perhaps sharded. All ranks call this alike."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
