@@ -24,10 +24,17 @@ ENVIRONMENT = {
 
 
 class RealServer(ServerProcess):
-    """SGLang over the folder `model`. With `overlap` it schedules as on a GPU."""
+    """SGLang over the folder `model`. With `overlap` it schedules as on a GPU. `program` is what Python runs."""
 
-    def __init__(self, model: Path, log: Path, *arguments: str, overlap: bool = False) -> None:
-        command = [os.environ["ASYNCRL_SGLANG_PYTHON"], "-m", "sglang.launch_server", "--model-path", str(model)]
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        *arguments: str,
+        overlap: bool = False,
+        program: Sequence[str] = ("-m", "sglang.launch_server"),
+    ) -> None:
+        command = [os.environ["ASYNCRL_SGLANG_PYTHON"], *program, "--model-path", str(model)]
         usual = [each for each in ARGUMENTS if not overlap or each != "--disable-overlap-schedule"]
         super().__init__([*command, *usual, *arguments], ENVIRONMENT, "/get_model_info", log)
 
