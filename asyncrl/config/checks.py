@@ -182,6 +182,7 @@ def _learner(config: TrainConfig) -> Iterator[str]:
     ranks = learner.nodes * config.cluster.ranks
     if config.cluster.learner_ranks is not None and ranks % learner.replicas:
         yield f"learner.replicas cluster.learner_ranks: copies have equal shares of the ranks; use a divisor of {ranks}"
+    yield from _context_ranks(config, ranks)
     if learner.deterministic and config.model.attention == "flex_attention":
         yield "learner.deterministic model.attention: flex attention is not known to repeat bit for bit; use auto"
     if learner.optimizer_on_host and learner.optimizer == "adamw_8bit":
@@ -231,6 +232,22 @@ def _adapters(config: TrainConfig) -> Iterator[str]:
         yield (
             "learner.reference_on_host model.lora.rank: the reference is the policy without its adapters, and takes no "
             "memory; set the first to false"
+        )
+
+
+def _context_ranks(config: TrainConfig, ranks: int) -> Iterator[str]:
+    learner, attention = config.learner, config.model.attention
+    if learner.context_ranks == 1:
+        return
+    if attention in ("flash_attention_2", "flex_attention"):
+        yield (
+            "model.attention learner.context_ranks: this attention takes the tokens of one rank only; use auto or sdpa"
+        )
+    of_copy = ranks // learner.replicas
+    if config.cluster.learner_ranks is not None and ranks % learner.replicas == 0 and of_copy % learner.context_ranks:
+        yield (
+            "learner.context_ranks learner.replicas cluster.learner_ranks: groups are equal parts of the ranks of a "
+            f"copy; use a divisor of {of_copy}"
         )
 
 

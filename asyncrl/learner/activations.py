@@ -35,12 +35,15 @@ class Activations:
     """The activations that the layers of one model keep: `share` of them, from 0 to 1. A token's output of
     attention has `width` elements.
 
-    The first pass with gradients measures how large activations are. Its layers keep their input, but for one.
+    The first pass with gradients measures how large activations are. Its layers keep their input, but for one. Where
+    ranks compute a pass together, `agree` gives all of them the largest of their values: what they compute again they
+    must compute again together.
     """
 
-    def __init__(self, share: float, width: int) -> None:
+    def __init__(self, share: float, width: int, agree: Callable[[float], float] | None = None) -> None:
         self._share = share
         self._width = width
+        self._agree = agree
         self._layers = 0
         self._attention = self._all = 0.0
         self._kept: list[Kept] = []
@@ -86,7 +89,8 @@ class Activations:
         with saved_tensors_hooks(see, lambda tensor: tensor):
             output = forward()
         states = given[0]
-        self._all = sum(sizes.values()) / states.shape[:-1].numel()
+        measured = sum(sizes.values()) / states.shape[:-1].numel()
+        self._all = measured if self._agree is None else self._agree(measured)
         self._attention = min(self._width * states.element_size(), self._all)
         self._plan()
         return output

@@ -27,7 +27,7 @@ def canary_of(policy: Policy, version: int, config: TrainConfig, ranks: Ranks) -
         return None
     tokens = canary_tokens(config.run.seed, policy.vocabulary, min(LENGTH, config.actor.max_tokens))
     packed = PackedSequences.of([torch.tensor(tokens)])
-    packed = (packed.padded() if policy.pads_passes else packed).to(ranks.device)
+    packed = (packed.padded() if policy.pads_passes else packed).divided(ranks.context).to(ranks.device)
     with torch.compiler.set_stance("force_eager") if policy.is_compiled else nullcontext():
         logprobs, _ = policy(packed, temperature=1.0)
     try:

@@ -35,7 +35,7 @@ def compile_passes(trainer: Trainer, share_prefixes: bool) -> None:
             packed = PackedSequences.of(sequences, sharing)
             if policy.replays is not None:
                 packed = replace(packed, routing=torch.from_numpy(policy.replays.missing(len(packed.ids))))
-            packed = (packed.padded() if policy.pads_passes else packed).to(device)
+            packed = (packed.padded() if policy.pads_passes else packed).divided(trainer.ranks.context).to(device)
             logprobs, entropy = policy(packed, trainer.algorithm.needs_entropy)
             (logprobs.sum() if entropy is None else (logprobs + entropy).sum()).backward()
     policy.zero_grad()

@@ -37,7 +37,7 @@ class Critic(nn.Module):
 
     def forward(self, packed: PackedSequences) -> Tensor:
         """Values float32[N]: at each needed token that of the state in which it was sampled, 0 elsewhere."""
-        states = hidden_states(self.decoder, packed)[packed.before]
+        states = hidden_states(self.decoder, packed)[packed.sources]
         values = F.linear(states.float(), self.head.weight.float(), self.head.bias.float())[:, 0]
         return packed.spread(values)
 

@@ -145,13 +145,12 @@ class BatchFetcher:
             count if sharing is not None and sharing.takes(count, length) else 0
             for count, length in zip(common, plan.tokens, strict=True)
         ]
-        parts = schedule_shared(
-            plan.tokens, shared, self.flops, self.ranks.size, config.minibatches, config.micro_tokens
-        )
-        return [Minibatch(ranks[self.ranks.rank], self._totals(plan, ranks)) for ranks in parts]
+        ranks, limit = self.ranks, config.micro_tokens * self.ranks.context_size
+        parts = schedule_shared(plan.tokens, shared, self.flops, ranks.groups, config.minibatches, limit)
+        return [Minibatch(groups[ranks.group], self._totals(plan, groups)) for groups in parts]
 
-    def _totals(self, plan: BatchPlan, ranks: Sequence[Passes]) -> Totals:
-        members = [member for passes in ranks for members in passes for member in members]
+    def _totals(self, plan: BatchPlan, groups: Sequence[Passes]) -> Totals:
+        members = [member for passes in groups for members in passes for member in members]
         totals = Totals.of(plan.sampled, plan.group_ids, members)
         assert totals.group_tokens is not None
         return replace(totals, group_tokens=send(totals.group_tokens, self.ranks.device))

@@ -347,9 +347,9 @@ class Learner:
         values: dict[str, Value] = {"steps_skipped": float(self.progress.steps_skipped)}
         if trained is None:
             return StepMetrics(plan.step, values, phases)
-        lags = self.ranks.sum(lag_counts(trained.batch.tokens, plan.version, self.config.replay.max_lag))
+        lags = self.ranks.sum_groups(lag_counts(trained.batch.tokens, plan.version, self.config.replay.max_lag))
         branches = [length for each in trained.batch.lengths.values() for length in each]
-        flops = float(self._flops(branches).sum())
+        flops = float(self._flops(branches).sum()) / self.ranks.context_size
         used = self.ranks.sum(use_of_rank(flops, self.ranks.device, self.ranks.rank, self.ranks.size))
         values = step_values(plan, trained.episodes, lags, trained.result, self.progress)
         histograms = step_histograms(trained.episodes, lags, trained.result)

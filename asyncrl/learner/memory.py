@@ -9,7 +9,7 @@ import torch
 
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import Policy
-from asyncrl.learner.ranks import local_size
+from asyncrl.learner.ranks import Ranks, local_size
 from asyncrl.learner.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ def fit_activations(trainer: Trainer, lengths: Sequence[int], usable: float) -> 
     with_entropy = trainer.algorithm.needs_entropy
     # A small pass first: it compiles the layers, and measures their activations.
     for tried in ([FEW_TOKENS], lengths):
-        peak = _peak(policy, tried, with_entropy)
+        peak = _peak(policy, tried, with_entropy, ranks)
     others = peak + _not_allocated_yet(trainer)
-    whole = policy.activations.nbytes * sum(lengths)
+    whole = policy.activations.nbytes * sum(lengths) / ranks.context_size
     fitting = min(1.0, max(0.0, (usable - others) / whole))
     share = float(ranks.sum(torch.eye(ranks.size, dtype=torch.float64)[ranks.rank] * fitting).min())
     for each in trainer.models.values():
@@ -56,12 +56,12 @@ def fit_activations(trainer: Trainer, lengths: Sequence[int], usable: float) -> 
     return share
 
 
-def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool) -> int:
+def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool, ranks: Ranks) -> int:
     """The most bytes that are allocated during the second of two passes with gradients, which are dropped."""
-    device = next(policy.parameters()).device
+    device = ranks.device
     ids = torch.arange(sum(lengths)) % policy.vocabulary
     packed = PackedSequences.of(ids.split(list(lengths)))
-    packed = (packed.padded() if policy.pads_passes else packed).to(device)
+    packed = (packed.padded() if policy.pads_passes else packed).divided(ranks.context).to(device)
     # All passes of an update but the first begin with the gradients of those before.
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats(device)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.errors import ConfigError
 from asyncrl.learner.packing import PackedSequences
+from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.attention import check_same_logits, inspect_attention
 from asyncrl.modelling.logprobs import capped
 from asyncrl.modelling.packed_attention import EXTRAS, PACKED
@@ -26,14 +27,14 @@ LONGEST_PROBE = 256
 
 
 def attend_packed(
-    root: nn.Module, model: Any, attention: str, length: int, device: torch.device, dtype: torch.dtype, compiled: bool
+    root: nn.Module, model: Any, attention: str, length: int, ranks: Ranks, dtype: torch.dtype, compiled: bool
 ) -> None:
     """Give `model` the attention of this name over packed sequences of at most `length` tokens. `root` was sharded with
     it, computes in `dtype`, and has its decoder at least. All ranks call this alike.
 
     Raises ConfigError: the model would compute something else than with its own attention.
     """
-    trial = _Trial(model, attention, device, dtype, any(each is model for each in root.modules()))
+    trial = _Trial(model, attention, ranks, dtype, any(each is model for each in root.modules()))
     # FSDP gathers the weights for a forward pass of the root only.
     root.attend_packed = trial.run  # type: ignore[assignment]
     register_fsdp_forward_method(root, "attend_packed")
@@ -49,26 +50,27 @@ class _Trial:
 
     model: Any
     attention: str
-    device: torch.device
+    ranks: Ranks
     dtype: torch.dtype
     with_head: bool
 
     def run(self, length: int) -> None:
-        model, attention = self.model, self.attention
+        model, attention, device = self.model, self.attention, self.ranks.device
         plain = model.config._attn_implementation
         # Only flex attention builds masks; transformers gives soft caps and sinks to the kernels of flash attention.
         allowed = () if attention == "sdpa" else EXTRAS
         found = []
         if attention != "flex_attention":
-            found = inspect_attention(model, length, allowed, self.device)
+            found = inspect_attention(model, length, allowed, device)
         if not isinstance(model.get_decoder(), PreTrainedModel) or model.get_decoder() is model:
             raise ConfigError("its decoder cannot be run without its head")
         narrowest = min((each.window for each in found if each.window is not None), default=0)
         sequences = self._probes(narrowest)
         model.set_attn_implementation(plain)
-        alone = torch.cat([self._plain(each[None].to(self.device)) for each in sequences])
+        alone = torch.cat([self._plain(each[None].to(device)) for each in sequences])
         model.set_attn_implementation(PACKED if attention in ("auto", "sdpa") else attention)
-        states = hidden_states(model.get_decoder(), PackedSequences.of(sequences).to(self.device))
+        tried = PackedSequences.of(sequences).divided(self.ranks.context).to(device)
+        states = tried.whole(hidden_states(model.get_decoder(), tried))[: len(alone)]
         packed = capped(model.get_output_embeddings()(states), logit_cap(model.config)) if self.with_head else states
         check_same_logits(alone, packed, self.dtype, "it scales its logits, or mixes sequences")
 
@@ -93,11 +95,10 @@ def logit_cap(config: Any) -> float | None:
 
 
 def hidden_states(decoder: Any, packed: PackedSequences, arguments: Mapping[str, Tensor] | None = None) -> Tensor:
-    """The last hidden states [U, D]; those of a sequence depend on nothing but that sequence. `arguments` are further
-    ones of its layers."""
+    """The last hidden states [U, D], or those of this rank's part; those of a sequence depend on nothing but that
+    sequence. `arguments` are further ones of its layers."""
+    ids, positions = packed.computed
     kwargs: dict[str, Any] = {"layout": packed.layout} if decoder.config._attn_implementation == PACKED else {}
-    output = decoder(
-        input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False, **kwargs, **arguments or {}
-    )
+    output = decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, **kwargs, **arguments or {})
     states: Tensor = output.last_hidden_state[0]
     return states

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.view import View
 from asyncrl.learner.prefixes import Sharing, find_shared
+from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.packed_layout import PackedLayout, send
 from asyncrl.modelling.routing import RoutingError, RoutingShape
 from asyncrl.types import BatchPlan, Labels, Trajectory
@@ -38,6 +39,7 @@ class PackedSequences:
     - `routing` uint8[U, W], if experts are replayed: those that each token was sampled with, as
       `modelling.routing.RoutingShape` packs them.
     - `count` is N; without shared prefixes and padding N = U.
+    - `part` is this rank's part, where several ranks divide the tokens.
     """
 
     ids: Tensor
@@ -49,6 +51,36 @@ class PackedSequences:
     uses: Tensor
     copies: tuple[Tensor, Tensor] | None = None
     routing: Tensor | None = None
+    part: RankPart | None = None
+
+    @property
+    def computed(self) -> tuple[Tensor, Tensor]:
+        """Ids and positions of the tokens that this rank computes."""
+        return self.ids[self._rows], self.positions[self._rows]
+
+    @property
+    def computed_routing(self) -> Tensor | None:
+        """The `routing` of the tokens that this rank computes."""
+        return None if self.routing is None else self.routing[self._rows]
+
+    @property
+    def computed_uses(self) -> Tensor:
+        """The `uses` of the tokens that this rank computes."""
+        return self.uses[self._rows]
+
+    @property
+    def _rows(self) -> slice:
+        return slice(None) if self.part is None else self.part.rows
+
+    @property
+    def sources(self) -> Tensor:
+        """The rows, among the tokens that this rank computes, of those before needed ones, int64[P]."""
+        return self.before if self.part is None else self.part.before
+
+    @property
+    def targets(self) -> Tensor:
+        """The ids of the needed tokens that follow `sources`, int64[P]."""
+        return self.ids[self.needed if self.part is None else self.needed[self.part.needed]]
 
     @staticmethod
     def of(sequences: Sequence[Tensor], sharing: Sharing | None = None) -> PackedSequences:
@@ -86,11 +118,23 @@ class PackedSequences:
     def padded(self) -> PackedSequences:
         """The same with tokens behind the sequences, up to one of 16 sizes between a number and its double, so that few
         shapes are compiled for and allocated. These tokens belong to no sequence, and nothing needs them."""
-        step = 1 << max(4, (len(self.ids) - 1).bit_length() - 5)
+        return self._padded(1 << max(4, (len(self.ids) - 1).bit_length() - 5))
+
+    def _padded(self, step: int) -> PackedSequences:
         missing = -len(self.ids) % step
         routing = None if self.routing is None else pad(self.routing, (0, 0, 0, missing), value=255)
         ids, positions, uses = (pad(each, (0, missing)) for each in (self.ids, self.positions, self.uses))
         return replace(self, ids=ids, positions=positions, uses=uses, routing=routing)
+
+    def divided(self, group: ContextGroup | None) -> PackedSequences:
+        """The same on the host for a rank of `group`, whose ranks divide the tokens; None: it computes all of them."""
+        if group is None:
+            return self
+        padded = self._padded(group.size)
+        rows = group.rows(len(padded.ids))
+        needed = ((self.before >= rows.start) & (self.before < rows.stop)).nonzero()[:, 0]
+        part = RankPart(group, rows, needed, self.before[needed] - rows.start)
+        return replace(padded, layout=self.layout.divided(group, len(padded.ids)), part=part)
 
     def to(self, device: torch.device) -> PackedSequences:
         """The same on `device`; the host does not wait for it."""
@@ -98,20 +142,45 @@ class PackedSequences:
             send(each, device) for each in (self.ids, self.positions, self.needed, self.before, self.uses)
         )
         copies = None if self.copies is None else (send(self.copies[0], device), send(self.copies[1], device))
-        routing = None if self.routing is None else send(self.routing, device)
-        layout = self.layout.to(device)
-        return PackedSequences(ids, positions, needed, before, layout, self.count, uses, copies, routing)
+        layout, routing = self.layout.to(device), None if self.routing is None else send(self.routing, device)
+        part = None if self.part is None else self.part.to(device)
+        return PackedSequences(ids, positions, needed, before, layout, self.count, uses, copies, routing, part)
 
     def unrouted(self) -> PackedSequences:
         """The same for a model that routes its tokens itself."""
         return self if self.routing is None else replace(self, routing=None)
 
+    def whole(self, states: Tensor) -> Tensor:
+        """The states [U, ...] of all tokens from those of the tokens that this rank computes."""
+        return states if self.part is None else self.part.group.gather(states)
+
     def spread(self, values: Tensor) -> Tensor:
-        """The values [M] of the needed tokens, at each of the N tokens that needs one; 0 elsewhere."""
+        """The values [P] at `sources`, at each of the N tokens that needs one; 0 elsewhere. Where ranks divide the
+        tokens, all of them get those of all."""
         rows = self.needed
+        if self.part is not None:
+            values = self.part.group.collect(values, self.part.needed, len(rows))
         if self.copies is not None:
             rows, values = self.copies[0], values[self.copies[1]]
         return values.new_zeros(self.count).index_put((rows,), values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankPart:
+    """The part of a pass that a rank of `group` computes: the tokens in `rows`.
+
+    - `needed` int64[P]: which of the M needed tokens follow one of these.
+    - `before` int64[P]: the row of that one in the part.
+    """
+
+    group: ContextGroup
+    rows: slice
+    needed: Tensor
+    before: Tensor
+
+    def to(self, device: torch.device) -> RankPart:
+        """The same on `device`; the host does not wait for it."""
+        return replace(self, needed=send(self.needed, device), before=send(self.before, device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +195,10 @@ class ForwardPass:
     def padded(self) -> ForwardPass:
         """The same with `PackedSequences.padded`."""
         return replace(self, packed=self.packed.padded())
+
+    def divided(self, group: ContextGroup | None) -> ForwardPass:
+        """The same with `PackedSequences.divided`."""
+        return replace(self, packed=self.packed.divided(group))
 
     def to(self, device: torch.device) -> ForwardPass:
         """The same on `device`; the host does not wait for it."""

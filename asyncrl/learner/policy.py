@@ -91,13 +91,13 @@ class Policy(nn.Module):
         the distributions they were drawn from, or None; with collisions, in their place the sums of squared
         probabilities, without gradient. All are 0 on tokens that are not needed. They are of another `temperature` than
         the policy's if one is given."""
-        self.loads.begin(packed.uses)
+        self.loads.begin(packed)
         arguments = None if self._replay is None else self._replay.arguments(packed)
         states = hidden_states(self.model.get_decoder(), packed, arguments)
-        head, targets = self.model.get_output_embeddings(), packed.ids[packed.needed]
+        head, states = self.model.get_output_embeddings(), states[packed.sources]
         logprobs, entropy = token_logprobs(
-            states[packed.before],
-            targets,
+            states,
+            packed.targets,
             head,
             temperature or self._temperature,
             with_entropy,
@@ -106,7 +106,7 @@ class Policy(nn.Module):
         )
         if with_collisions:
             entropy = collision_probabilities(
-                states[packed.before], head, temperature or self._temperature, cap=logit_cap(self.model.config)
+                states, head, temperature or self._temperature, cap=logit_cap(self.model.config)
             )
         return packed.spread(logprobs), None if entropy is None else packed.spread(entropy)
 
@@ -204,7 +204,7 @@ def load_sharded(
         _check_range(root, stored.model.name_or_path, ranks)
     with _advice(stored.model.name_or_path, config):
         compiled, dtype = compiles(config, ranks.device), DTYPES[config.dtype]
-        attend_packed(root, stored.model, config.attention, length, ranks.device, dtype, compiled)
+        attend_packed(root, stored.model, config.attention, length, ranks, dtype, compiled)
     return activations
 
 
@@ -255,7 +255,8 @@ def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks, frozen
     compiled = compiles(config, ranks.device)
     precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
     share = 1.0 if config.activations is None else config.activations
-    activations = Activations(share, attention_width(model.config))
+    agree = None if ranks.context is None else ranks.context.largest
+    activations = Activations(share, attention_width(model.config), agree)
     if frozen is not None:
         root.requires_grad_(False)
     # What is frozen by patterns keeps the dtype of the rest, in which it is published.

@@ -23,13 +23,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from asyncrl.config.exits import EXIT_STOPPED
-from asyncrl.errors import StoppedError
+from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.learner.activity import END
 from asyncrl.learner.host_store import HostStore
 from asyncrl.learner.launcher import DEFAULT_TIMEOUTS, Meeting, Membership
 from asyncrl.learner.leaving import Leaving, exit_now
 from asyncrl.learner.rendezvous import Caller
 from asyncrl.machine.activity import Activity
+from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.devices import described
 from asyncrl.network.interfaces import loopback_interface
 from asyncrl.network.keys import ClientKeys
@@ -58,6 +59,8 @@ class Ranks:
     """The same ranks, without a time limit; None only where there is one rank."""
     activity: Activity = field(default_factory=Activity)
     leaving: Leaving = field(default_factory=Leaving)
+    context: ContextGroup | None = None
+    """The ranks that divide the tokens of a pass among them, this one included; None: each has passes of its own."""
 
     @staticmethod
     def alone() -> Ranks:
@@ -79,6 +82,26 @@ class Ranks:
         """Whether this rank is one of those that hold the first copy of a model."""
         return self.rank < self.shards
 
+    @property
+    def context_size(self) -> int:
+        """How many ranks divide the tokens of a pass."""
+        return 1 if self.context is None else self.context.size
+
+    @property
+    def groups(self) -> int:
+        """How many groups of ranks there are that have passes of their own."""
+        return self.size // self.context_size
+
+    @property
+    def group(self) -> int:
+        """Which of the groups this rank is in."""
+        return self.rank // self.context_size
+
+    @property
+    def is_first_of_group(self) -> bool:
+        """Whether what all ranks of its group have is counted on this one."""
+        return self.context is None or self.context.rank == 0
+
     def sum(self, values: Tensor) -> Tensor:
         """The elementwise sum over ranks, on the device of `values`, which do not change. A sum on the CPU does not
         wait for the GPU."""
@@ -88,9 +111,14 @@ class Ranks:
             dist.all_reduce(total)
         return total
 
+    def sum_groups(self, values: Tensor) -> Tensor:
+        """The elementwise sum over groups of `values`, which all ranks of a group have."""
+        return self.sum(values if self.is_first_of_group else torch.zeros_like(values))
+
     def merge(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The sum over ranks of each named tensor, on the CPU. A rank may lack names that others have."""
-        own = {name: tensor.detach().cpu().clone() for name, tensor in sums.items()}
+        """The sum over groups of each named tensor, on the CPU. All ranks of a group have the same, and a group may
+        lack names that others have."""
+        own = {name: tensor.detach().cpu().clone() for name, tensor in sums.items() if self.is_first_of_group}
         gathered = [own]
         if self.size > 1:
             gathered = [safetensors.torch.load(each) for each in self._gather_bytes(safetensors.torch.save(own))]
@@ -160,6 +188,15 @@ def _open_store(meeting: Meeting, limit_s: float, keys: ClientKeys | None) -> tu
     return (dist.FileStore(meeting.place, meeting.size) if meeting.place else dist.HashStore()), None
 
 
+def context_group(rank: int, size: int, together: int, limit: timedelta) -> ContextGroup:
+    """The group of `rank`: so many neighbours, which are on one host if these divide its ranks."""
+    # All ranks take part in making every group.
+    groups = [dist.new_group(list(range(first, first + together)), limit) for first in range(0, size, together)]
+    own = groups[rank // together]
+    assert isinstance(own, dist.ProcessGroup)
+    return ContextGroup(own.group_name, together, rank % together)
+
+
 @contextmanager
 def joined(
     replicas: int = 1,
@@ -168,15 +205,24 @@ def joined(
     activity: Activity | None = None,
     leaving: Leaving | None = None,
     member: Membership | None = None,
+    context_ranks: int = 1,
 ) -> Iterator[Ranks]:
     """The ranks of which this process is `member`, those that `launcher.run_ranks` started with it, or this process
     alone. They hold `replicas` copies
     of a model, a divisor of their number. They disconnect at the end. A collective fails after `limit_s` and a minute,
     except those that may wait for the replay. Ranks of several hosts find each other at host 0 with `keys`. `activity`
-    and `leaving` are those of this process."""
+    and `leaving` are those of this process. `context_ranks` at a time divide the tokens of a pass.
+
+    Raises ConfigError: the ranks of a copy cannot be dealt out to groups of `context_ranks`.
+    """
     activity, leaving = activity or Activity(), leaving or Leaving()
     member = member or Membership.of_this_process() or Membership(0, 0, Meeting(0, 1, ""))
     meeting, rank, size = member.meeting, member.rank, member.meeting.size
+    if size % (replicas * context_ranks):
+        raise ConfigError(
+            f"learner.context_ranks={context_ranks} learner.replicas={replicas}: {size} ranks (cluster.learner_ranks "
+            f"on each host) are no multiple of {replicas * context_ranks}; change one of the three"
+        )
     # gloo listens even with one rank. Ranks on one machine need no more than loopback.
     os.environ["GLOO_SOCKET_IFNAME"] = meeting.interface or loopback_interface()
     if size > 1:
@@ -197,7 +243,8 @@ def joined(
         shape = (size,) if replicas == 1 else (replicas, size // replicas)
         names = ("replicas", "shards")[-len(shape) :]
         mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
-        ranks = Ranks(rank, size, device, mesh, waiting, activity, leaving)
+        context = context_group(rank, size, context_ranks, limit) if context_ranks > 1 else None
+        ranks = Ranks(rank, size, device, mesh, waiting, activity, leaving, context)
         leaving.ask = ranks.leave_if
         try:
             yield ranks

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from asyncrl.config.schema import AlgorithmConfig
 from asyncrl.errors import ConfigError
+from asyncrl.learner.packing import PackedSequences
 from asyncrl.modelling.routers import ROUTERS, Routed, RouterFamily, routers_of
 
 SEEN, TOKENS = "experts/seen", "experts/tokens"
@@ -67,23 +68,25 @@ class RouterLoads:
 
     def __init__(self, model: nn.Module) -> None:
         self._watched = [_Watched(router, family) for router, family in routers_of(model)]
-        self._tokens: Tensor | None = None
+        self._packed: PackedSequences | None = None
 
     def __bool__(self) -> bool:
         return bool(self._watched)
 
-    def begin(self, uses: Tensor) -> None:
-        """A pass begins, whose tokens stand for `uses` float32[U] tokens of sequences each."""
-        self._tokens = uses.sum()
+    def begin(self, packed: PackedSequences) -> None:
+        """The pass `packed` begins."""
+        self._packed = packed
         for each in self._watched:
-            each.uses = uses
+            each.uses = packed.computed_uses
 
     def sums(self) -> dict[str, Tensor]:
-        """Of the last pass. Empty without routers."""
-        if not self._watched or self._tokens is None:
+        """Of the last pass. Empty without routers. Where ranks divide the tokens, all of them have the sums of all."""
+        if not self._watched or self._packed is None:
             return {}
-        seen = [each.seen for each in self._watched]
-        return {SEEN: torch.stack([each for each in seen if each is not None]).double(), TOKENS: self._tokens.double()}
+        seen = torch.stack([each.seen for each in self._watched if each.seen is not None]).double()
+        if self._packed.part is not None:
+            seen = self._packed.part.group.sum(seen)
+        return {SEEN: seen, TOKENS: self._packed.uses.sum().double()}
 
     def push(self, sums: Mapping[str, Tensor] | None, weight: float = 0.0) -> None:
         """From now on backward passes add the gradient of the balance loss times `weight`, where `sums` are over all

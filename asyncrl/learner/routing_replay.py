@@ -53,9 +53,9 @@ class RoutingReplay:
 
     def arguments(self, packed: PackedSequences) -> Mapping[str, Tensor]:
         """What layers need for a pass; nothing where no token's experts are known to the pass."""
-        if packed.routing is None:
+        rows, shape = packed.computed_routing, self.shape
+        if rows is None:
             return {}
-        rows, shape = packed.routing, self.shape
         known = (rows != 255).any(1)
         numbers = rows.view(len(rows), len(shape.layers), shape.top_k, shape.dtype.itemsize).to(torch.int32)
         experts = numbers[..., 0] if shape.dtype.itemsize == 1 else numbers[..., 0] + 256 * numbers[..., 1]
@@ -64,13 +64,15 @@ class RoutingReplay:
     def sums(self, packed: PackedSequences) -> dict[str, Tensor]:
         """Of the last forward pass, which was that of `packed`: how many tokens it computed, at how many of them, and
         at how many (token, layer), the engine's experts took the place of the router's, and how often they were
-        others."""
+        others. Where ranks divide the tokens, all of them have the counts of all."""
         count = int(packed.layout.bounds[0, -1])
         tokens = packed.ids.new_tensor(count)
         if packed.routing is None:
             return {TOKENS: tokens}
         replayed = (packed.routing != 255).any(1).sum()
         changed = torch.stack([router.changed for router in self._routers]).sum()
+        if packed.part is not None:
+            changed = packed.part.group.sum(changed)
         return {
             TOKENS: tokens,
             REPLAYED: replayed,

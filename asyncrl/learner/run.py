@@ -81,7 +81,16 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
     leaving = Leaving()
     with leaving.watched(stop), ExitStack() as stack:
         keys = client_keys(config.network)
-        ranks = stack.enter_context(joined(learner.replicas, learner.rank_timeout_s, keys, activity, leaving))
+        ranks = stack.enter_context(
+            joined(
+                learner.replicas,
+                learner.rank_timeout_s,
+                keys,
+                activity,
+                leaving,
+                context_ranks=learner.context_ranks,
+            )
+        )
         context = stack.enter_context(zmq.Context())
         reports = stack.enter_context(open_reports(config, process.worker_name(f"learner-{ranks.rank}")))
         spans = reports.spans
@@ -237,7 +246,8 @@ def _largest_pass(history: ConfigHistory) -> list[int]:
     """The lengths of the longest sequences that are trained in one pass."""
     config = history.at(0)
     longest = config.actor.max_tokens
-    tokens = max(longest, *(each.learner.micro_tokens for each in history.configs()))
+    together = config.learner.context_ranks
+    tokens = max(longest, *(each.learner.micro_tokens * together for each in history.configs()))
     if config.actor.agent is not None or config.actor.history == "template":
         # The sequences of an episode are in one pass.
         tokens = max(tokens, config.actor.max_total_tokens)

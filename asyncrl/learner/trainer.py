@@ -36,7 +36,8 @@ Sums = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """What leads to one update: this rank's passes, and the counts over all ranks' sequences."""
+    """What leads to one update: the passes of this rank, or of its context group, and the counts over all ranks'
+    sequences."""
 
     passes: Passes
     totals: Totals
@@ -125,7 +126,7 @@ class Trainer:
         if implicit is not None:
             assert tokens.reference is not None
             tokens = replace(tokens, implicit=of_all(lambda packed: implicit.module(packed)[0]) - tokens.reference)
-        return replace(batch, tokens=self.algorithm.prepare(episodes, tokens, self.ranks.sum))
+        return replace(batch, tokens=self.algorithm.prepare(episodes, tokens, self.ranks.sum_groups))
 
     @torch.no_grad()
     def forward(
@@ -149,7 +150,8 @@ class Trainer:
         for members in minibatch.passes:
             self.ranks.leave_if(self.stop.is_set(), updating=False)
             this = batch.forward_pass(members)
-            yield (this.padded() if self.policy.module.pads_passes else this).to(self.ranks.device)
+            this = this.padded() if self.policy.module.pads_passes else this
+            yield this.divided(self.ranks.context).to(self.ranks.device)
 
     def learn(
         self,
@@ -212,7 +214,7 @@ class Trainer:
             loads.push(self._over_ranks(sums), self.balance.weight * self.ranks.size * scale)
 
     def _over_ranks(self, sums: Sums) -> Sums:
-        return {name: self.ranks.sum(value) for name, value in sums.items()}
+        return {name: self.ranks.sum_groups(value) for name, value in sums.items()}
 
     def _backward(
         self, batch: LocalBatch, episodes: Episodes, this: ForwardPass, totals: Totals, seen: Tensor | None
@@ -259,7 +261,10 @@ def add_gradient(
 ) -> Sums:
     """Add the gradient of `loss`, which is one of the model's `output`, to that of the model; its sums. On a pass
     without rows the gradient of a dummy is 0: the backward pass only takes part in the collectives of the other
-    ranks."""
+    ranks.
+
+    The ranks of a context group have the same `output` and loss, and each adds the gradient by its part of the tokens.
+    """
     if not len(rows):
         (output.sum() * 0).backward()
         return {}

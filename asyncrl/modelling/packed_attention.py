@@ -44,17 +44,30 @@ def packed_attention(
     """Attention [1, U, heads, D] of query [1, heads, U, D] over key and value [1, kv heads, U, D]; 0 on padding.
     Scores are capped at `softcap`, and `s_aux` [heads] are sinks.
 
-    For models that `inspect_attention` takes, with `EXTRAS` too.
+    For models that `inspect_attention` takes, with `EXTRAS` too. Where the layout has a `group`, these are the tokens
+    of this rank's part.
     """
     rows = [each[0].transpose(0, 1) for each in (query, key, value)]
-    rule = ScoreRule(scaling, sliding_window, softcap, s_aux)
+    group = layout.group
+    if group is not None and group.divides(query.shape[1]):
+        sinks = None if s_aux is None else group.own(s_aux)
+        rule = ScoreRule(scaling, sliding_window, softcap, sinks)
+        return group.to_tokens(_attend_by(layout, group.to_heads(*rows), rule))[None], None
+    if group is not None:
+        assert layout.own is not None
+        layout, rows = layout.own, [rows[0], group.gather(rows[1]), group.gather(rows[2])]
+    return _attend_by(layout, rows, ScoreRule(scaling, sliding_window, softcap, s_aux))[None], None
+
+
+def _attend_by(layout: PackedLayout, rows: Sequence[Tensor], rule: ScoreRule) -> Tensor:
+    """Attention [U, heads, D] of query [U, heads, D] over key and value [K, kv heads, D], the `rows`."""
+    query, key, value = rows
     if torch.compiler.is_compiling() or have_kernels(query, value) or not rule.is_usual:
-        places = layout.bounds, layout.ends, layout.paths
-        output, _ = attend(rows[0], rows[1], rows[2], *places, scaling, sliding_window, softcap, s_aux)
-    else:
-        key, value = _on_paths(rows[1], layout.paths), _on_paths(rows[2], layout.paths)
-        output = _one_by_one(rows[0], key, value, layout.bounds, rule)
-    return output[None], None
+        places, options = (layout.bounds, layout.ends, layout.paths), (rule.scaling, rule.window, rule.softcap)
+        output: Tensor = attend(query, key, value, *places, *options, rule.sinks)[0]
+        return output
+    key, value = _on_paths(key, layout.paths), _on_paths(value, layout.paths)
+    return _one_by_one(query, key, value, layout.bounds, rule)
 
 
 @torch.library.custom_op("asyncrl::packed_attention", mutates_args=())

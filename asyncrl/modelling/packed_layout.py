@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
+
+from asyncrl.modelling.context import ContextGroup
 
 
 def power_of_two(number: int) -> int:
@@ -28,11 +30,15 @@ class PackedLayout:
       since the kernels for GPUs prepare themselves anew for other numbers.
     - `paths` int64[sum of keys], where sequences share prefixes: the rows of the keys among the tokens of the pass.
       Else a token is the key that it is the query of.
+    - `group`, where its ranks divide the tokens of the pass: each rank computes its part of them, and `own` is the
+      layout of their queries alone, over the keys of the whole pass.
     """
 
     bounds: Tensor
     ends: Tensor
     paths: Tensor | None = None
+    group: ContextGroup | None = None
+    own: PackedLayout | None = None
 
     @classmethod
     def of(cls, queries: Sequence[int], keys: Sequence[int] | None = None, paths: Tensor | None = None) -> PackedLayout:
@@ -42,10 +48,34 @@ class PackedLayout:
         ends = [(*side, *side[-1:] * missing) for side in sides]
         return cls(torch.tensor(sides), torch.tensor(ends, dtype=torch.int32), paths)
 
+    def divided(self, group: ContextGroup, tokens: int) -> PackedLayout:
+        """The same on the host for a rank of `group` that computes its part of the `tokens` of the pass."""
+        return replace(self, group=group, own=self._of_queries(group.rows(tokens)))
+
+    def _of_queries(self, rows: slice) -> PackedLayout:
+        """The layout of the queries in `rows`. A sequence that goes on behind them has no keys there either."""
+        every = torch.arange(int(self.bounds[1, -1])) if self.paths is None else self.paths
+        queries, keys, paths = [], [], []
+        ours, theirs = (pairwise(side) for side in self.bounds.tolist())
+        for (start, stop), (first, last) in zip(ours, theirs, strict=True):
+            begin, end = max(start, rows.start), min(stop, rows.stop)
+            if begin < end:
+                seen = every[first : last - (stop - end)]
+                queries.append(end - begin)
+                keys.append(len(seen))
+                paths.append(seen)
+        if not queries:
+            # The kernels need a sequence. All of these rows are padding, and nothing reads what this one gives.
+            return PackedLayout.of([1], [1], every[:1])
+        return PackedLayout.of(queries, keys, torch.cat(paths))
+
     def to(self, device: torch.device) -> PackedLayout:
         """The same for passes on `device`; the host does not wait for it."""
-        return PackedLayout(
-            self.bounds, send(self.ends, device), None if self.paths is None else send(self.paths, device)
+        return replace(
+            self,
+            ends=send(self.ends, device),
+            paths=None if self.paths is None else send(self.paths, device),
+            own=None if self.own is None else self.own.to(device),
         )
 
 

@@ -150,6 +150,11 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"learner.betas": [0.9]}, "AdamW takes two"),
         ({"cluster.learner_ranks": 4, "learner.replicas": 3}, "a divisor of 4"),
         ({"cluster.learner_ranks": 3, "learner.nodes": 2, "learner.replicas": 4}, "a divisor of 6"),
+        ({"cluster.learner_ranks": 8, "learner.replicas": 2, "learner.context_ranks": 3}, "use a divisor of 4"),
+        (
+            {"learner.context_ranks": 2, "model.attention": "flex_attention"},
+            "tokens of one rank only; use auto or sdpa",
+        ),
         ({"learner.keep_best": 1}, "a multiple of learner.checkpoint_every=20"),
         ({"learner.node": 1}, "numbered from 0 to 0"),
         ({"learner.nodes": 2}, "such as 10.0.0.1:5757"),

@@ -133,6 +133,12 @@ class LearnerConfig:
         "weights from fewer ranks: use one copy a host where hosts are slowly connected",
         "[1, inf)",
     )
+    context_ranks: int = option(
+        1,
+        "ranks that divide the tokens of each pass among them (context parallelism), a divisor of the ranks of a copy: "
+        "a pass, and so a sequence, may have so many times the tokens; 1: each rank has passes of its own",
+        "[1, inf)",
+    )
     deterministic: bool = option(
         False, "only kernels that repeat bit for bit on the same GPUs, which are slower; on the CPU all do"
     )

@@ -180,11 +180,13 @@ def _wishes(config: TrainConfig, node: Node, roles: Collection[str]) -> dict[str
     """What the roles want of a node's GPUs. A role without a wish uses none."""
     cluster, engine, wishes = config.cluster, config.engine, {}
     if "learner" in roles:
-        ranks, replicas = cluster.learner_ranks, config.learner.replicas
+        ranks, learner = cluster.learner_ranks, config.learner
+        together = learner.replicas * learner.context_ranks
         if ranks is None and engine.names_servers and cluster.gpus is None and not cluster.pools:
             ranks = 1  # Servers that somebody else has started may be on the other GPUs.
-        unit = replicas // gcd(replicas, node.count) if ranks is None else 1
-        wishes["learner"] = Wish("cluster.learner_ranks" if ranks else "learner.replicas", unit, ranks)
+        unit = together // gcd(together, node.count) if ranks is None else 1
+        key = "learner.replicas" if learner.context_ranks == 1 else "learner.context_ranks"
+        wishes["learner"] = Wish("cluster.learner_ranks" if ranks else key, unit, ranks)
     if "actor" in roles and (processes := _least_actors(config, node)):
         if engine.kind == "embedded":
             wishes["actor"] = Wish("cluster.actors", 1, cluster.actors and processes, shares=True)

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from asyncrl.compat.verl.controller.worker import RENDEZVOUS, Worker
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import DispatchError
+from asyncrl.errors import ConfigError, DispatchError
 from asyncrl.learner.determinism import be_deterministic
 from asyncrl.learner.launcher import Meeting, Membership
 from asyncrl.learner.ranks import Ranks, joined
@@ -24,8 +24,14 @@ def joined_workers(worker: Worker, config: TrainConfig) -> Iterator[Ranks]:
     """The ranks that the workers of `worker`'s group are, which are connected until the block ends. A process has one
     connection: a second worker in it, which must be the only one of its group, uses that of the first.
 
-    Raises DispatchError: the group has several workers in one process, or on several nodes.
+    Raises ConfigError: the configuration has workers divide sequences. Raises DispatchError: the group has several
+    workers in one process, or on several nodes.
     """
+    if config.learner.context_ranks > 1:
+        raise ConfigError(
+            f"learner.context_ranks={config.learner.context_ranks}: workers have sequences of their own; set 1, or "
+            "train with `asyncrl train`"
+        )
     process.limit_threads(config.cluster.learner_threads)
     if config.learner.deterministic:
         be_deterministic()

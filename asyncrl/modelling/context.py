@@ -1,0 +1,183 @@
+"""Context parallelism: the ranks of a group divide the tokens of a forward pass among them, in equal parts.
+
+All of a model but its attention works on each token alone. For attention each rank gives its tokens of all heads for
+all tokens of its share of the heads, and afterwards the other way round (DeepSpeed Ulysses,
+https://arxiv.org/abs/2309.14509). Where the heads cannot be dealt out equally, each rank gathers the keys and values of
+all tokens for its own queries.
+
+torch.compile sees operators, which know the process group by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+
+def _process_group(name: str) -> dist.ProcessGroup:
+    # Operators take no objects; those of torch's functional collectives find groups by their names, too.
+    return _resolve_process_group(name)  # type: ignore[arg-type]
+
+
+class ContextGroup(NamedTuple):
+    """The `size` ranks that compute the same passes together, by torch's `name` of their process group, and this one's
+    `rank` among them."""
+
+    name: str
+    size: int
+    rank: int
+
+    def rows(self, tokens: int) -> slice:
+        """This rank's part of so many tokens, a multiple of `size`."""
+        part = tokens // self.size
+        return slice(self.rank * part, (self.rank + 1) * part)
+
+    def largest(self, value: float) -> float:
+        """The largest value of the group's ranks, which all call this."""
+        values = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(values, dist.ReduceOp.MAX, group=_process_group(self.name))
+        return float(values)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The elementwise sum over the group's ranks, without gradient."""
+        total = values.detach().clone()
+        dist.all_reduce(total, group=_process_group(self.name))
+        return total
+
+    def gather(self, values: Tensor) -> Tensor:
+        """[U, ...] of all tokens from [U / size, ...] of each rank's part."""
+        gathered: Tensor = gather_parts(values, self.name, self.size)
+        return gathered
+
+    def divides(self, heads: int) -> bool:
+        """Whether each rank gets as many of so many heads."""
+        return heads % self.size == 0
+
+    def own(self, of_heads: Tensor) -> Tensor:
+        """This rank's share of a tensor [heads, ...]."""
+        own: Tensor = of_heads.unflatten(0, (self.size, -1))[self.rank]
+        return own
+
+    def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Query, key and value of all U tokens and of this rank's heads, [U, heads of the rank, D], from those of its
+        tokens and of all heads, [U / size, heads, D].
+
+        A key's heads, if the ranks cannot divide them equally, are repeated until they can.
+        """
+        repeats = 1
+        # torch.compile does not know functions such as lcm.
+        while not self.divides(repeats * key.shape[1]):
+            repeats += 1
+        if repeats > 1:
+            key, value = (each.repeat_interleave(repeats, 1) for each in (key, value))
+        parts = [each.unflatten(1, (self.size, -1)) for each in (query, key, value)]
+        sent = torch.cat([each.flatten(2).transpose(0, 1) for each in parts], 2)
+        received = exchange(sent.contiguous(), self.name).flatten(0, 1)
+        widths = [each.shape[2] * each.shape[3] for each in parts]
+        heads = zip(received.split(widths, 1), parts, strict=True)
+        return [each.unflatten(1, tuple(part.shape[2:])) for each, part in heads]
+
+    def to_tokens(self, values: Tensor) -> Tensor:
+        """The values of this rank's tokens and of all heads, [U / size, heads, D], from those of all tokens and of its
+        heads, [U, heads of the rank, D]."""
+        received: Tensor = exchange(values.unflatten(0, (self.size, -1)).contiguous(), self.name)
+        return received.transpose(0, 1).flatten(1, 2)
+
+    def collect(self, values: Tensor, places: Tensor, count: int) -> Tensor:
+        """[count] of all ranks: values [P] of each are at its `places` int64[P], which no two ranks have in common.
+
+        All ranks have the whole and work out the same from it. So the gradient by a rank's values is that by the whole
+        at its places.
+        """
+        collected: Tensor = _Collected.apply(values, places, count, self.name)  # type: ignore[no-untyped-call]
+        return collected
+
+
+class _Collected(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, places: Tensor, count: int, group: str) -> Tensor:
+        ctx.save_for_backward(places)
+        whole = values.new_zeros(count).index_copy_(0, places, values)
+        dist.all_reduce(whole, group=_process_group(group))
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_whole: Tensor) -> tuple[Tensor | None, ...]:
+        (places,) = ctx.saved_tensors
+        return of_whole[places], None, None, None
+
+
+@torch.library.custom_op("asyncrl::exchange", mutates_args=())
+def exchange(values: Tensor, group: str) -> Tensor:
+    """The parts [size, ...] that the ranks of the group have for this one, from its parts [size, ...] for each."""
+    received = torch.empty_like(values)
+    dist.all_to_all_single(received, values, group=_process_group(group))
+    return received
+
+
+@exchange.register_fake
+def _(values: Tensor, group: str) -> Tensor:
+    return torch.empty_like(values)
+
+
+def _save_group(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, *ctx.group = inputs
+
+
+def _exchange_back(ctx: Any, of_received: Tensor) -> tuple[Tensor | None, ...]:
+    return exchange(of_received.contiguous(), *ctx.group), None
+
+
+exchange.register_autograd(_exchange_back, setup_context=_save_group)
+
+
+@torch.library.custom_op("asyncrl::gather_parts", mutates_args=())
+def gather_parts(values: Tensor, group: str, size: int) -> Tensor:
+    """The values [size * u, ...] of all ranks of the group, from those [u, ...] of each."""
+    gathered = values.new_empty(_times(values, size))
+    # The first name is that of torch 2.13 and newer.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(gathered, values.contiguous(), group=_process_group(group))
+    return gathered
+
+
+@gather_parts.register_fake
+def _(values: Tensor, group: str, size: int) -> Tensor:
+    return values.new_empty(_times(values, size))
+
+
+@torch.library.custom_op("asyncrl::sum_parts", mutates_args=())
+def _sum_parts(values: Tensor, group: str, size: int) -> Tensor:
+    """This rank's part [u, ...] of the sum over ranks of values [size * u, ...], summed in float32 or better."""
+    wide = values.to(torch.promote_types(values.dtype, torch.float32)).contiguous()
+    total = wide.new_empty(_share(wide, size))
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    scatter(total, wide, group=_process_group(group))
+    return total.to(values.dtype)
+
+
+@_sum_parts.register_fake
+def _(values: Tensor, group: str, size: int) -> Tensor:
+    return values.new_empty(_share(values, size))
+
+
+def _sum_back(ctx: Any, of_gathered: Tensor) -> tuple[Tensor | None, ...]:
+    return _sum_parts(of_gathered, *ctx.group), None, None
+
+
+gather_parts.register_autograd(_sum_back, setup_context=_save_group)
+
+
+def _times(values: Tensor, size: int) -> Sequence[int]:
+    return (size * values.shape[0], *values.shape[1:])
+
+
+def _share(values: Tensor, size: int) -> Sequence[int]:
+    return (values.shape[0] // size, *values.shape[1:])
