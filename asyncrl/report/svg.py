@@ -93,6 +93,8 @@ def binned(points: Sequence[tuple[float, float]], size: int) -> list[tuple[float
 def short(value: float) -> str:
     """A number in a few characters."""
     size = abs(value)
+    if size >= 1e12:
+        return f"{value:.3g}".replace("e+", "e")
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= limit:
             return f"{value / {'G': 1e9, 'M': 1e6, 'k': 1e3}[suffix]:.3g}{suffix}"
