@@ -99,8 +99,9 @@ def test_hostile_texts_run_nothing_ask_for_nothing_and_fit(
     async def visit(page: Browser) -> None:
         await page.resize(width, mobile=width < 500)
         for each in pages:
-            await page.open(each.as_uri())
-            await page.until(f"location.href === {each.as_uri()!r} && document.querySelector('footer') !== null")
+            if each != pages[0]:
+                await page.open(each.as_uri())
+            await page.until(f"location.href === {each.as_uri()!r} && document.readyState === 'complete'")
             await page.run("document.querySelectorAll('details').forEach((each) => { each.open = true })")
             assert await page.run("document.body.innerText.includes('{{7*7}}')")
             assert await page.run("typeof ran") == "undefined"
