@@ -52,6 +52,33 @@ def test_the_first_look_has_its_numbers_and_figures(run: Path) -> None:
         browse(url, visit)
 
 
+def test_a_run_that_is_resumed_goes_on_in_the_open_page(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        state = "document.querySelector('dd.state')?.textContent"
+        await page.until(f"{state} === 'stopped'")
+        (run / "supervised").write_text('{"host": "another", "pid": 7}')
+        await page.until(f"{state} === 'running'")
+        (run / "supervised").unlink()
+        await page.until(f"{state} === 'stopped'")
+
+    with dashboard(run) as url:
+        browse(url, visit)
+
+
+def test_an_answer_that_fails_once_is_asked_for_again(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until("document.querySelector('dd.state')?.textContent === 'running'")
+        await page.run("window.real = fetch; window.asked = 0")
+        refused = """Promise.resolve(new Response('{"error": "busy"}', {status: 503}))"""
+        of_overview = "String(given[0]).includes('/overview') && asked++ === 0"
+        await page.run(f"window.fetch = (...given) => {of_overview} ? {refused} : real(...given); 0")
+        await page.until("asked > 1")
+
+    (run / "supervised").write_text('{"host": "another", "pid": 7}')
+    with dashboard(run) as url:
+        browse(url, visit)
+
+
 def test_a_run_that_goes_on_comes_first_and_its_time_goes_on_without_new_rows(run: Path, tmp_path: Path) -> None:
     other = make_run(tmp_path / "two", 10, **FULL)
     (other / "supervised").write_text('{"host": "another", "pid": 7}')

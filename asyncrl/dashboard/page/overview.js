@@ -20,13 +20,16 @@ const SMALL = { height: 130 };
 
 export function open(main, page) {
   let cards = new Map();
+  let asked = "";
   let timer = 0;
   let closed = false;
 
   async function read() {
-    const running = await Promise.all([...cards.values()].map((card) => card.read()));
+    const answers = await Promise.allSettled([...cards.values()].map((card) => card.read()));
+    for (const { reason } of answers) if (reason) page.fail(reason);
     clearTimeout(timer);
-    if (!closed && running.some(Boolean)) timer = setTimeout(() => (document.hidden ? tick() : read().catch(page.fail)), REFRESH_MS);
+    // What was refused, as while a file is written, is asked for again.
+    if (!closed && answers.some((each) => each.reason || each.value)) timer = setTimeout(() => (document.hidden ? tick() : read().catch(page.fail)), REFRESH_MS);
   }
   const tick = () => { timer = setTimeout(() => read().catch(page.fail), REFRESH_MS); };
 
@@ -37,8 +40,11 @@ export function open(main, page) {
         for (const card of cards.values()) card.close();
         cards = new Map(runs.map((run) => [run.key, new Card(run, page)]));
         fill(main, [...cards.values()].map((card) => card.element));
-        read().catch(page.fail);
       }
+      // A run that has ended is asked about no more, until somebody resumes it.
+      const states = runs.map((run) => `${run.key} ${run.state}`).join();
+      if (states !== asked) read().catch(page.fail);
+      asked = states;
       for (const run of runs) cards.get(run.key).draw(run, viewOf({ x: now.x }));
     },
     recolour: () => cards.forEach((card) => card.recolour()),
