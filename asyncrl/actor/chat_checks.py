@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.chat import NO_FORMAT, Chat
 from asyncrl.actor.template import QUESTION, TOOL, Messages, answer, calling, result, with_reasoning
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.types import Task
 
 log = logging.getLogger(__name__)
@@ -64,16 +65,6 @@ _CONSEQUENCES = {
 def open_chat(config: TrainConfig) -> Chat:
     """The chat template of the policy. Raises ConfigError: it cannot be used."""
     return Chat(open_tokenizer(config.model), config.actor.template_kwargs, config.actor.tool_call_format)
-
-
-def open_tokenizer(model: ModelConfig) -> Any:
-    """The tokenizer of the policy. Raises ConfigError: it cannot be loaded."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={model.path}: its tokenizer cannot be loaded: {error}") from error
 
 
 def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:

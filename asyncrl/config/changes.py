@@ -25,7 +25,7 @@ STEP_SECTIONS = ("learner", "critic", "implicit", "algorithm")
 """What a learner step reads. Changes of other keys show in what the replay records."""
 ADDRESSES = ("network", "run.dir")
 """Keys that say where a run is; their changes are no changes of the run."""
-HOST_KEYS = ("learner.node", "learner.rendezvous", "learner.interface", "learner.memory")
+HOST_KEYS = ("learner.node", "learner.rendezvous", "learner.interface", "learner.memory", "model.copies")
 """Keys in which the hosts of a learner differ; their changes are no changes of the run."""
 
 

@@ -17,6 +17,7 @@ from asyncrl.config.schema import CriticConfig, ImplicitConfig, LoraConfig, Mode
 from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured
 from asyncrl.errors import RefusedError
 from asyncrl.grammar import FORMS, read_grammar
+from asyncrl.machine.remote_folder import is_url
 
 VLLM_COLDEST = 0.01
 """vLLM replaces lower temperatures above 0 by this one, without an error."""
@@ -32,7 +33,7 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
 
     Each value must meet its own constraint.
     """
-    for section in (_run, _data, _actor, _engine, weights_conflicts, _replay, _learner, _scoring, _observe):
+    for section in (_run, _model, _data, _actor, _engine, weights_conflicts, _replay, _learner, _scoring, _observe):
         yield from section(config)
     yield from cluster_conflicts(config)
     yield from network_conflicts(config)
@@ -41,6 +42,14 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
 def _run(config: TrainConfig) -> Iterator[str]:
     if Path(config.run.name).name != config.run.name or config.run.name == "..":
         yield "run.name: it is the name of a folder within run.dir; use a name without slashes, other than . and .."
+
+
+def _model(config: TrainConfig) -> Iterator[str]:
+    model = config.model
+    if model.path.startswith(("http://", "https://")):
+        yield "model.path: a web server lists no files; name a model on the hub as OWNER/NAME, or use s3:// or the like"
+    if model.revision is not None and (is_url(model.path) or Path(model.path).is_dir()):
+        yield "model.revision model.path: only models on the hub have revisions; set the first to null"
 
 
 def _observe(config: TrainConfig) -> Iterator[str]:

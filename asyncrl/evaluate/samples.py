@@ -19,14 +19,13 @@ def samples(folder: Path, count: int) -> Iterator[str]:
     for 0."""
     if not count:
         return
-    from transformers import AutoTokenizer
-
+    from asyncrl.modelling.tokenizer import open_tokenizer
     from asyncrl.scoring.samples import described
 
     config = config_of(folder)
     assert config.data.eval is not None
     tasks = open_tasks(config, config.data.eval)
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = open_tokenizer(config.model)
     shown: Counter[str] = Counter()
     with closing(StoredRun(folder / "replay")) as stored:
         for name, record in stored.records():

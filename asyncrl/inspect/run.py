@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,10 +15,11 @@ from yaml import YAMLError
 
 from asyncrl.config.changes import KEYS, of_this_version
 from asyncrl.config.locations import CONFIG_FILE
-from asyncrl.config.schema import NetworkConfig, TrainConfig
+from asyncrl.config.schema import ModelConfig, NetworkConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoreError, UnavailableError
 from asyncrl.machine import process
 from asyncrl.machine.owner import owner_of
+from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.store import ENDPOINT_FILE, in_use
@@ -204,23 +205,22 @@ def decoder(run: InspectedRun, path: str | None) -> Decode:
     Raises ConfigError: `path` has no tokenizer.
     """
     if path is not None:
-        return _load(path, trust_remote_code=False)
+        return _decode_by(ModelConfig(path))
     if run.config is None:
         log.warning("token ids instead of text: there is no configuration of the run; name a tokenizer by --tokenizer")
         return ids_as_text
     exported, model = run.folder.parent / "model", run.config.model
     try:
-        return _load(str(exported) if exported.is_dir() else model.path, model.trust_remote_code)
+        own = replace(model, path=str(exported), revision=None) if exported.is_dir() else model
+        return _decode_by(own)
     except ConfigError as error:
         log.warning("token ids instead of text: %s", error)
         return ids_as_text
 
 
-def _load(path: str, trust_remote_code: bool) -> Decode:
-    from transformers import AutoTokenizer
-
+def _decode_by(model: ModelConfig) -> Decode:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"this machine has no tokenizer {path}; name another folder by --tokenizer") from error
+        tokenizer = open_tokenizer(model, local_only=True)
+    except ConfigError as error:
+        raise ConfigError(f"this machine has no tokenizer {model.path}; name another folder by --tokenizer") from error
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

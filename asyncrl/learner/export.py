@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from asyncrl.config.locations import CARD_FILES
 from asyncrl.config.schema import ModelConfig
@@ -22,6 +21,7 @@ from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.machine.files import as_os_errors, sync, when_there_is_room
 from asyncrl.modelling.opening import open_config
+from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.weights.manifest import DTYPES
 
 
@@ -122,7 +122,7 @@ def folder_writer(config: ModelConfig) -> Callable[[Path], None]:
     """A function that writes the files beside the weights into a Hugging Face folder. They name the compute dtype."""
     model = open_config(config)
     model.dtype = config.dtype
-    tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    tokenizer = open_tokenizer(config)
 
     def write(folder: Path) -> None:
         model.save_pretrained(folder)

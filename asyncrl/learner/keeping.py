@@ -19,7 +19,6 @@ import torch
 from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config import locations
@@ -28,6 +27,7 @@ from asyncrl.errors import RefusedError, StoreError, WireError
 from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.packing import LocalBatch
 from asyncrl.learner.ranks import Ranks
+from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.kept.episode import ARRAYS, BEST, HELD_OUT, RANDOM, WORST, KeptEpisode, KeptStep, row_of
 from asyncrl.observe.kept.reading import EVALUATED_FOLDER
 from asyncrl.observe.kept.recording import KeptRecorder
@@ -268,7 +268,7 @@ def _upload(model: ModelConfig, metrics: Sink) -> Callable[[KeptStep], None]:
 
     @cache
     def tokenizer() -> Any:
-        return AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        return open_tokenizer(model)
 
     def decode(ids: list[int]) -> str:
         return str(tokenizer().decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -30,6 +30,7 @@ from asyncrl.machine.activity import Activity
 from asyncrl.machine.long_work import tracked, unmeasured_work
 from asyncrl.modelling.adapters import base_parameters
 from asyncrl.modelling.opening import open_config
+from asyncrl.modelling.source import Source, source_of
 from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat
 
 logger = logging.getLogger(__name__)
@@ -64,14 +65,11 @@ def read_model(config: ModelConfig) -> Any:
 def _read_whole(config: ModelConfig, activity: Activity | None = None) -> tuple[Any, frozenset[str]]:
     """As `read_model`, and the names of what is random."""
     try:
+        source = source_of(config)
         with unmeasured_work(f"loading {config.path}", activity):
             # With the dtype that its configuration names, float32 files might be rounded.
             read: Any = AutoModelForCausalLM.from_pretrained(
-                config.path,
-                config=open_config(config),
-                dtype=torch.float32,
-                trust_remote_code=config.trust_remote_code,
-                output_loading_info=True,
+                source.path, config=open_config(config), dtype=torch.float32, output_loading_info=True, **source.options
             )
     except (OSError, ValueError, LookupError, ImportError, RuntimeError) as error:
         raise ConfigError(f"{config.path!r} cannot be loaded: {error!r}") from error
@@ -188,37 +186,40 @@ def _own_rows(tensor: Tensor) -> range | None:
 def _open_shards(named: ModelConfig) -> StoredModel:
     """Raises _LoadWholeError; ConfigError, OSError, ValueError, ImportError, SafetensorError: the model cannot be
     loaded at all."""
-    path, trust_remote_code = named.path, named.trust_remote_code
+    source = source_of(named)
     config = open_config(named)
     if getattr(config, "quantization_config", None):
         raise _LoadWholeError("its weights are quantised")
-    files, shapes = _stored(path)
+    files, shapes = _stored(source)
     # As from_pretrained decides with dtype="auto".
     floats = (each for file in dict.fromkeys(files.values()) for each in _float_dtypes(file))
     dtype = config.dtype or next(floats, None)
     if dtype is None:
         raise ValueError("its files have no floating-point tensor")
     with _parameters_on_meta():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=named.trust_remote_code).eval()
     if model.can_generate():
         # Without such a file the model has made its own from its configuration.
         with suppress(OSError):
-            model.generation_config = GenerationConfig.from_pretrained(path)
+            model.generation_config = GenerationConfig.from_pretrained(source.path, revision=source.options["revision"])
     weights = _Weights(WeightFormat(model, files), files, shapes)
     _check_stored(model, weights)
     _read_buffers(model, weights)
     return StoredModel(model, weights)
 
 
-def _stored(path: str) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+def _stored(source: Source) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
     """The file and the shape of each tensor in the safetensors files of a folder or hub model. Downloads them."""
-    found = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
+    path, revision = source.path, source.revision
+    found = cached_file(path, SAFE_WEIGHTS_NAME, revision=revision, _raise_exceptions_for_missing_entries=False)
     files = [found or ""]
     if found is None:
-        index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+        index = cached_file(
+            path, SAFE_WEIGHTS_INDEX_NAME, revision=revision, _raise_exceptions_for_missing_entries=False
+        )
         if index is None:
             raise _LoadWholeError("it has no safetensors files")
-        files, _ = get_checkpoint_shard_files(path, index)
+        files, _ = get_checkpoint_shard_files(path, index, revision=revision)
     stored: dict[str, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:

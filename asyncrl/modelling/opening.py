@@ -1,7 +1,5 @@
-"""What the configuration's `model` section names, opened: its Hugging Face configuration.
-
-Every role opens it here, so that all have the same.
-"""
+"""The Hugging Face configuration of what the configuration's `model` section names; every role opens it here, so that
+all have the same."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from transformers import AutoConfig
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.overrides import engine_overrides, override
+from asyncrl.modelling.source import source_of
 
 
 def open_config(model: ModelConfig) -> Any:
@@ -28,8 +27,9 @@ def open_config(model: ModelConfig) -> Any:
 
 def stored_config(model: ModelConfig) -> Any:
     """The Hugging Face configuration in the model's files. Raises ConfigError: it cannot be read."""
+    source = source_of(model)
     try:
-        return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        return AutoConfig.from_pretrained(source.path, **source.options)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
 
@@ -41,8 +41,8 @@ def server_overrides(model: ModelConfig) -> dict[str, Any]:
 
 def beside(model: ModelConfig, path: str | None, freeze: list[str] | None = None) -> ModelConfig:
     """The settings of a model that is trained beside the policy, and starts at `path`; null: as the policy does. Only
-    the policy's own files get its overrides."""
+    the policy's own files get its overrides and its revision."""
     freeze = [] if freeze is None else freeze
     if path is None:
         return replace(model, freeze=freeze)
-    return replace(model, path=path, freeze=freeze, override_config={})
+    return replace(model, path=path, freeze=freeze, override_config={}, revision=None)

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.opening import open_config
+from asyncrl.modelling.source import source_of
 from asyncrl.modelling.weight_format import WeightFormat
 
 FILES = ("model.safetensors", "pytorch_model.bin")
@@ -38,7 +39,8 @@ def model_shapes(model: ModelConfig) -> ModelShapes:
     files, so that a server that loads them would not know it.
     """
     empty = empty_model(model)
-    stored = stored_shapes(model.path)
+    source = source_of(model)
+    stored = stored_shapes(source.path, source.revision)
     pushed = WeightFormat(empty, stored).shapes
     if wrong := [name for name, shape in pushed.items() if stored.get(name) != shape]:
         first = wrong[0]
@@ -61,15 +63,16 @@ def empty_model(model: ModelConfig) -> Any:
         raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
 
 
-def stored_shapes(path: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes in the weight files of the folder or hub model `path`, of which only the headers are read.
+def stored_shapes(path: str, revision: str | None = None) -> dict[str, tuple[int, ...]]:
+    """Names and shapes in the weight files of the folder or hub model `path`, there at `revision`, of which only the
+    headers are read.
 
     Raises ConfigError: there are none, or they cannot be read.
     """
     try:
-        found = _in_folder(Path(path) if Path(path).is_dir() else _cached(path))
+        found = _in_folder(Path(path) if Path(path).is_dir() else _cached(path, revision))
         if not found and not Path(path).is_dir():
-            files = get_safetensors_metadata(path).files_metadata.values()
+            files = get_safetensors_metadata(path, revision=revision).files_metadata.values()
             found = {name: tuple(info.shape) for file in files for name, info in file.tensors.items()}
     except (OSError, ValueError, KeyError, SafetensorError, HfHubHTTPError, NotASafetensorsRepoError) as error:
         raise ConfigError(f"the weight files of model.path={path} cannot be read: {error}") from error
@@ -78,9 +81,9 @@ def stored_shapes(path: str) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _cached(path: str) -> Path | None:
+def _cached(path: str, revision: str | None) -> Path | None:
     try:
-        return Path(snapshot_download(path, local_files_only=True))
+        return Path(snapshot_download(path, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
 

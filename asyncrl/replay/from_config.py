@@ -13,6 +13,7 @@ from asyncrl.config import locations
 from asyncrl.config.schema import ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.config.schema.scoring import needs
 from asyncrl.data.opening import open_tasks
+from asyncrl.machine.remote_folder import is_url, read_remote
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Band, Feed
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised, Sampler
@@ -68,7 +69,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         max_dead_letter_bytes=replay.max_store_gb * replay.dead_letter_share * 1e9,
         # The actor's own limit comes first; this one is for an actor whose limit does not work.
         longest_episode_s=config.actor.episode_timeout_s + 2 * replay.lease_s,
-        vocabulary=vocabulary(config.model.path),
+        vocabulary=vocabulary(config.model.path, config.model.revision),
         max_tokens=config.actor.max_total_tokens if config.actor.agent else config.actor.max_tokens,
         seed=config.run.seed,
         shard=shard,
@@ -76,12 +77,11 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
     )
 
 
-def vocabulary(model: str) -> int | None:
+def vocabulary(model: str, revision: str | None = None) -> int | None:
     """The rows of the policy's embedding, as `config.json` in its folder or in the hub's cache says; a tokenizer
     may know fewer ids. None, and a warning: it cannot be had here."""
     try:
-        path = Path(model) / "config.json" if Path(model).is_dir() else _cached(model)
-        config = json.loads(path.read_text())
+        config = json.loads(_config_text(model, revision))
         # That of a model with several modalities describes its language model within.
         texts = [config[name] for name in LANGUAGE_MODELS if name in config]
         return next(int(each["vocab_size"]) for each in (*texts, config) if "vocab_size" in each)
@@ -90,12 +90,20 @@ def vocabulary(model: str) -> int | None:
         return None
 
 
-def _cached(model: str) -> Path:
+def _config_text(model: str, revision: str | None) -> str:
+    """Raises OSError: config.json cannot be had here."""
+    if is_url(model):
+        return read_remote(f"{model.rstrip('/')}/config.json")
+    path = Path(model) / "config.json" if Path(model).is_dir() else _cached(model, revision)
+    return path.read_text()
+
+
+def _cached(model: str, revision: str | None) -> Path:
     """The file of a hub model that this machine has loaded before; nothing is asked of the hub. Raises OSError."""
     # Only where it is needed: a replay must be up again in a moment.
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model, "config.json")
+    found = try_to_load_from_cache(model, "config.json", revision=revision)
     if not isinstance(found, str):
         raise FileNotFoundError("it is neither a folder nor a hub model that was loaded on this machine before")
     return Path(found)

@@ -43,9 +43,8 @@ def run(config: TrainConfig) -> None:
 def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> list[ScoringWorker]:
     """One for each shard of the replay, so that an unavailable shard delays only its own trajectories. All share one
     scorer."""
-    from transformers import AutoTokenizer
-
     from asyncrl.config.schema.scoring import GROUP_KIND, serves
+    from asyncrl.modelling.tokenizer import open_tokenizer
     from asyncrl.observe.reports import open_reports
     from asyncrl.scoring.managers import Managers
     from asyncrl.scoring.models.registry import load_outcome_model, load_prm
@@ -56,7 +55,7 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
 
     scoring, kinds = config.scoring, serves(config.scoring)
     name, life = process.worker_name("scoring"), process.incarnation()
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = open_tokenizer(config.model)
     prm = load_prm(scoring.prm) if "prm" in kinds else None
     outcome = load_outcome_model(scoring.outcome_model) if "outcome_model" in kinds else None
     verifier = stack.enter_context(closing(Verifier(scoring, config.model))) if "rules" in kinds else None

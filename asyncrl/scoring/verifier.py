@@ -6,11 +6,13 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import Any
 
 from asyncrl import wire
 from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.scoring.judges import Answer, JudgePool, Limits, failed, serve
 from asyncrl.scoring.rules.base import RuleInput, RuleScores
@@ -63,22 +65,14 @@ class Verifier:
 
 def policy_settings(policy: ModelConfig | None) -> dict[str, Any]:
     """What `policy_tokenizer` needs."""
-    return {
-        "policy": policy.path if policy else None,
-        "trust_remote_code": policy.trust_remote_code if policy else False,
-    }
+    return {"policy": asdict(policy) if policy else None}
 
 
 def policy_tokenizer(settings: Mapping[str, Any]) -> Any:
     """The policy's tokenizer. Raises ConfigError: there is none."""
     if settings["policy"] is None:
         raise ConfigError("a verl reward manager needs model.path, whose tokenizer it is made with")
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(settings["policy"], trust_remote_code=settings["trust_remote_code"])
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={settings['policy']} has no tokenizer: {error}") from error
+    return open_tokenizer(ModelConfig(**settings["policy"]))
 
 
 def _read(reply: Message) -> RuleScores:

@@ -42,6 +42,7 @@ from asyncrl.machine.long_work import unmeasured_work
 from asyncrl.modelling.devices import described
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.routers import route_in_float32
+from asyncrl.modelling.source import source_of
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.types import NO_VERSION, Sampling
 from asyncrl.weights.canary import CanaryCheck, CanaryError, CanaryJudge
@@ -110,12 +111,10 @@ class EmbeddedEngine:
         """An engine over the Hugging Face model that `model` names, on the GPU if there is one; `options` as above.
         Raises ConfigError: also where its configuration cannot be used."""
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        source = source_of(model)
         with unmeasured_work(f"loading {model.path}"):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                model.path,
-                config=open_config(model),
-                dtype=getattr(torch, model.dtype),
-                trust_remote_code=model.trust_remote_code,
+                source.path, config=open_config(model), dtype=getattr(torch, model.dtype), **source.options
             )
         route_in_float32(loaded)
         logger.info("the engine computes on %s", described(device))

@@ -28,8 +28,17 @@ class ModelConfig:
 
     path: str = option(
         REQUIRED,
-        "Hugging Face folder or hub name of the policy, with its tokenizer",
+        "Hugging Face folder or hub name of the policy, with its tokenizer; or a URL of such a folder, as s3://, gs:// "
+        "or hdfs://, which each host copies once (docs/models.md)",
         fixed="checkpoints and stored log-probs are this model's",
+    )
+    revision: str | None = option(
+        None,
+        "branch, tag or commit of a model on the hub; null: its main branch",
+        fixed="checkpoints and stored log-probs are this model's",
+    )
+    copies: str | None = option(
+        None, "folder on each host for copies of models that are given by a URL; null: ~/.cache/asyncrl/models"
     )
     dtype: str = option(
         "float32",

@@ -62,7 +62,7 @@ def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -
 def _opened(config: TrainConfig, sources: Sequence[str]) -> Any:
     from omegaconf import OmegaConf
 
-    from asyncrl.actor.chat_checks import open_tokenizer
+    from asyncrl.modelling.tokenizer import open_tokenizer
 
     data = config.data
     assert data.dataset is not None

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight.hub import unreachable
+from asyncrl.machine.remote_folder import is_url, local_copy
 
 log = logging.getLogger("asyncrl.train")
 
@@ -19,7 +20,9 @@ WEIGHTS = ("*.safetensors", "*.bin")
 
 def check_existence(config: TrainConfig) -> None:
     """Raises ConfigError, with one line for each model that a role will load and that does not exist."""
-    if lines := [f"{key}={path}: {problem}" for key, path in _used(config) if (problem := _missing(path))]:
+    found = [(key, model.path, _missing_model(model)) for key, model in _trained(config)]
+    found += [(key, path, _missing(path)) for key, path in _scorers(config)]
+    if lines := [f"{key}={path}: {problem}" for key, path, problem in found if problem]:
         raise ConfigError("\n".join(lines))
 
 
@@ -84,21 +87,37 @@ def check_adapters(config: TrainConfig) -> int | None:
     return counts.get("model")
 
 
-def _used(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """The key and the path of every model that a role loads from a folder or from the hub."""
-    yield "model.path", config.model.path
+def _trained(config: TrainConfig) -> Iterator[tuple[str, ModelConfig]]:
+    """The key and the settings of every model that the learner loads."""
+    from asyncrl.modelling.opening import beside
+
+    yield "model.path", config.model
     if config.critic.path is not None:
-        yield "critic.path", config.critic.path
+        yield "critic.path", beside(config.model, config.critic.path)
     if config.implicit.train and config.implicit.path is not None:
-        yield "implicit.path", config.implicit.path
+        yield "implicit.path", beside(config.model, config.implicit.path)
+
+
+def _scorers(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """The key and the path of every model that a scorer loads from a folder or from the hub."""
     models: dict[str, Any] = {"scoring.prm": config.scoring.prm, "scoring.outcome_model": config.scoring.outcome_model}
     for key, model in models.items():
         if model.path is not None and model.family != "remote" and "." not in model.family:
             yield f"{key}.path", model.path
 
 
-def _missing(path: str) -> str | None:
-    """Why there is no model at `path`, a folder or a name on the hub; None: there is one."""
+def _missing_model(model: ModelConfig) -> str | None:
+    """Why there is no such model; None: there is one. A URL is copied to this host."""
+    if not is_url(model.path):
+        return _missing(model.path, model.revision)
+    try:
+        return _missing(str(local_copy(model.path, model.copies)))
+    except ConfigError as error:
+        return str(error)
+
+
+def _missing(path: str, revision: str | None = None) -> str | None:
+    """Why there is no model at `path`, a folder or a name on the hub, there at `revision`; None: there is one."""
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -108,14 +127,14 @@ def _missing(path: str) -> str | None:
         return "there is no such folder"
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(path, "config.json"), str):
+    if isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str):
         return None
     log.info("there is no folder %s here; looking for it on the Hugging Face hub", path)
     fix = f"name a folder as ./{path}, which is never looked for on the hub; HF_HUB_OFFLINE=1 asks no hub at all"
     if reason := unreachable():
         return f"there is no such folder, and the Hugging Face hub cannot be reached: {reason}; {fix}"
     try:
-        hf_hub_download(path, "config.json")
+        hf_hub_download(path, "config.json", revision=revision)
     except (OSError, ValueError) as error:
         first = next(iter(str(error).splitlines()), "")
         given = f"{type(error).__name__}: {first}"

@@ -22,6 +22,7 @@ from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.child import group_has_ended, kill_group, kill_group_soon, last_lines, start_guarded
 from asyncrl.modelling.opening import server_overrides
+from asyncrl.modelling.source import source_of
 
 if TYPE_CHECKING:
     from asyncrl.config.schema import ServerConfig, TrainConfig
@@ -45,7 +46,10 @@ def server_count(server: ServerConfig) -> int:
 def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
     """The command line of the actor's server number `index`."""
     engine, server, model = config.engine, config.engine.server, config.model
-    command = [engine.python, "-m", "sglang.launch_server", "--model-path", model.path, "--dtype", model.dtype]
+    source = source_of(model)
+    command = [engine.python, "-m", "sglang.launch_server", "--model-path", source.path, "--dtype", model.dtype]
+    if source.revision is not None:
+        command += ["--revision", source.revision]
     command += ["--host", "127.0.0.1", "--port", str(port), "--random-seed", str(config.run.seed + index)]
     command += ["--tp-size", str(server.tp_size), "--base-gpu-id", str(index * server.tp_size)]
     command += ["--sleep-on-idle"]

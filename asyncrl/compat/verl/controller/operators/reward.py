@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from transformers import AutoTokenizer
-
 from asyncrl.compat.verl.controller.modes import Dispatch, register
 from asyncrl.compat.verl.controller.operators.generation import DROPPED
 from asyncrl.compat.verl.controller.operators.parts import by_trajectory, shared_out
@@ -21,6 +19,7 @@ from asyncrl.compat.verl.trajectories import columns, label_fields, score_rows
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.scoring import GROUP_KIND, configured, needs, serves
 from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
 from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
 from asyncrl.scoring.verifier import Verifier
@@ -73,7 +72,7 @@ class RewardModelWorker(Worker):
                 "scoring.manager is for runs (asyncrl train): in a program, make the manager by load_reward_manager "
                 "and call it with the whole batch"
             )
-        tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        tokenizer = open_tokenizer(model)
         prm = load_prm(scoring.prm) if "prm" in kinds else None
         outcome = load_outcome_model(scoring.outcome_model) if "outcome_model" in kinds else None
         verifier = self._stack.enter_context(closing(Verifier(scoring, model))) if "rules" in kinds else None
