@@ -87,7 +87,7 @@ class Template:
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
         written = tokenizer.chat_template
         if not written:
-            raise ConfigError("the tokenizer of model.path has no chat template; save one with it")
+            raise ConfigError("the tokenizer of model.path has no chat template; set model.chat_template")
         self.source = "\n".join(written.values()) if isinstance(written, dict) else str(written)
         self._tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs)

@@ -67,7 +67,8 @@ def lengths_file(config: TrainConfig, tasks: TaskFile) -> Path:
     lengths depend on: the files with their sizes, the model, the tools and how the chat template shows them."""
     actor = config.actor
     files = [(str(each.path), each.rows, each.path.stat().st_size) for each in tasks.files]
-    model = [config.model.path, config.model.revision]
+    policy = config.model
+    model = [policy.path, policy.revision, policy.tokenizer, policy.chat_template]
     made_from = [files, *model, actor.tools, actor.template_kwargs, actor.tool_call_format]
     return locations.run_dir(config.run) / "prompt_lengths" / f"{_digest(made_from)}.npy"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -211,7 +211,7 @@ def decoder(run: InspectedRun, path: str | None) -> Decode:
         return ids_as_text
     exported, model = run.folder.parent / "model", run.config.model
     try:
-        own = replace(model, path=str(exported), revision=None) if exported.is_dir() else model
+        own = ModelConfig(str(exported), trust_remote_code=model.trust_remote_code) if exported.is_dir() else model
         return _decode_by(own)
     except ConfigError as error:
         log.warning("token ids instead of text: %s", error)

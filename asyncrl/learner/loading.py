@@ -30,7 +30,7 @@ from asyncrl.machine.activity import Activity
 from asyncrl.machine.long_work import tracked, unmeasured_work
 from asyncrl.modelling.adapters import base_parameters
 from asyncrl.modelling.opening import open_config
-from asyncrl.modelling.source import Source, source_of
+from asyncrl.modelling.source import ModelSource, source_of
 from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat
 
 logger = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def _open_shards(named: ModelConfig) -> StoredModel:
     return StoredModel(model, weights)
 
 
-def _stored(source: Source) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+def _stored(source: ModelSource) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
     """The file and the shape of each tensor in the safetensors files of a folder or hub model. Downloads them."""
     path, revision = source.path, source.revision
     found = cached_file(path, SAFE_WEIGHTS_NAME, revision=revision, _raise_exceptions_for_missing_entries=False)

@@ -10,7 +10,7 @@ from asyncrl.machine.remote_folder import is_url, known_copy, local_copy
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """Where the files of a model are: `path` is a folder of this host or a name on the hub, there at `revision`."""
 
     path: str
@@ -23,16 +23,16 @@ class Source:
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
 
-def source_of(model: ModelConfig) -> Source:
+def source_of(model: ModelConfig) -> ModelSource:
     """The files of `model`; a URL is copied to this host first, once. Raises ConfigError: see `local_copy`."""
     path = str(local_copy(model.path, model.copies)) if is_url(model.path) else model.path
-    return Source(path, model.revision, model.trust_remote_code)
+    return ModelSource(path, model.revision, model.trust_remote_code)
 
 
-def local_source(model: ModelConfig) -> Source:
+def local_source(model: ModelConfig) -> ModelSource:
     """As `source_of`, from what this host has. Raises FileNotFoundError: it has no copy."""
     if not is_url(model.path):
         return source_of(model)
     if (copy := known_copy(model.path, model.copies)) is None:
         raise FileNotFoundError("this machine has no copy of it")
-    return Source(str(copy), None, model.trust_remote_code)
+    return ModelSource(str(copy), None, model.trust_remote_code)

@@ -1,22 +1,76 @@
-"""The tokenizer of the policy. Imports no torch: processes that judge text need none."""
+"""The tokenizer of the policy: that of its files, or `model.tokenizer`, with `model.chat_template`.
+
+Imports no torch: processes that judge text need none."""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
-from asyncrl.modelling.source import local_source, source_of
+from asyncrl.modelling.source import ModelSource, local_source, source_of
+
+logger = logging.getLogger(__name__)
 
 
-def open_tokenizer(model: ModelConfig, local_only: bool = False) -> Any:
-    """The tokenizer of the policy. With `local_only` nothing is downloaded, and a remote store is not asked. Raises
-    ConfigError: it cannot be loaded."""
+def open_tokenizer(model: ModelConfig, local_only: bool = False, warn: bool = False) -> Any:
+    """The tokenizer of the policy. It pads with its end token where it has no padding token, and logs that with `warn`.
+    With `local_only` nothing is downloaded, and no remote store is asked. Raises ConfigError: it cannot be loaded."""
     # Only where it is needed: transformers takes seconds to load.
     from transformers import AutoTokenizer
 
+    key, path = _named(model)
     try:
-        source = local_source(model) if local_only else source_of(model)
-        return AutoTokenizer.from_pretrained(source.path, local_files_only=local_only, **source.options)
+        source = _source(model, local_only)
+        tokenizer: Any = AutoTokenizer.from_pretrained(source.path, local_files_only=local_only, **source.options)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={model.path}: its tokenizer cannot be loaded: {error}") from error
+        raise ConfigError(f"{key}={path}: its tokenizer cannot be loaded: {error}") from error
+    if model.chat_template is not None:
+        tokenizer.chat_template = _template(model.chat_template)
+    if tokenizer.pad_token is None and tokenizer.eos_token is not None:
+        if warn:
+            logger.warning("%s=%s has no padding token: it pads with its end token %s", key, path, tokenizer.eos_token)
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def tokenizer_source(model: ModelConfig) -> ModelSource:
+    """The files of the policy's tokenizer. Raises ConfigError: see `source_of`."""
+    return _source(model, local_only=False)
+
+
+def check_vocabulary(model: ModelConfig, tokenizer: Any, rows: int) -> None:
+    """Raises ConfigError: the tokenizer has ids for which the model's embedding of so many `rows` has none."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    token, largest = max(vocabulary.items(), key=lambda each: each[1])
+    if largest >= rows:
+        key, path = _named(model)
+        raise ConfigError(
+            f"{key}={path}: its tokenizer gives {token!r} the id {largest}, and the embedding of "
+            f"model.path={model.path} ends at {rows - 1}; name the tokenizer that the model was trained with"
+        )
+
+
+def _named(model: ModelConfig) -> tuple[str, str]:
+    return ("model.path", model.path) if model.tokenizer is None else ("model.tokenizer", model.tokenizer)
+
+
+def _source(model: ModelConfig, local_only: bool) -> ModelSource:
+    if model.tokenizer is not None:
+        model = replace(model, path=model.tokenizer, revision=None)
+    return local_source(model) if local_only else source_of(model)
+
+
+def _template(given: str) -> str:
+    """The text of a chat template, which is given by itself or by its file."""
+    if "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).read_text()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.chat_template={given}: this is no template, which would have braces, and no file: {error}"
+        ) from error

@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
 from typing import Any
 
 from asyncrl import wire
@@ -65,7 +64,8 @@ class Verifier:
 
 def policy_settings(policy: ModelConfig | None) -> dict[str, Any]:
     """What `policy_tokenizer` needs."""
-    return {"policy": asdict(policy) if policy else None}
+    names = ("path", "revision", "tokenizer", "chat_template", "copies", "trust_remote_code")
+    return {"policy": {name: getattr(policy, name) for name in names} if policy else None}
 
 
 def policy_tokenizer(settings: Mapping[str, Any]) -> Any:

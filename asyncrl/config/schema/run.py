@@ -37,6 +37,16 @@ class ModelConfig:
         "branch, tag or commit of a model on the hub; null: its main branch",
         fixed="checkpoints and stored log-probs are this model's",
     )
+    tokenizer: str | None = option(
+        None,
+        "folder, hub name or URL of the policy's tokenizer; null: model.path",
+        fixed="stored tokens are its ids",
+    )
+    chat_template: str | None = option(
+        None,
+        "Jinja template of conversations, or the file of one on every host, in place of the tokenizer's own",
+        fixed="stored prompts were rendered by it",
+    )
     copies: str | None = option(
         None, "folder on each host for copies of models that are given by a URL; null: ~/.cache/asyncrl/models"
     )

@@ -33,6 +33,18 @@ def policy_size(config: TrainConfig) -> int:
     return sum(math.prod(shape) for shape in model_shapes(config.model).tensors.values())
 
 
+def check_tokenizer(config: TrainConfig) -> None:
+    """Raises ConfigError: the policy's tokenizer cannot be loaded, or comes from elsewhere and has ids that the policy
+    does not know. Warns of what it lacks."""
+    from asyncrl.modelling.opening import open_config
+    from asyncrl.modelling.tokenizer import check_vocabulary, open_tokenizer
+
+    model, tokenizer = config.model, open_tokenizer(config.model, warn=True)
+    # That of the model's own folder may have tokens that nobody uses.
+    if model.tokenizer is not None:
+        check_vocabulary(model, tokenizer, open_config(model).get_text_config().vocab_size)
+
+
 def check_length(config: TrainConfig) -> None:
     """Raises ConfigError: the policy has too few positions for the episodes."""
     from asyncrl.modelling.attention import check_positions

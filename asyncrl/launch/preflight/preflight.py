@@ -27,7 +27,14 @@ from asyncrl.errors import (
 )
 from asyncrl.launch.preflight.grammars import check_grammars
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
-from asyncrl.launch.preflight.models import check_adapters, check_existence, check_freezing, check_length, policy_size
+from asyncrl.launch.preflight.models import (
+    check_adapters,
+    check_existence,
+    check_freezing,
+    check_length,
+    check_tokenizer,
+    policy_size,
+)
 from asyncrl.launch.preflight.prompts import check_prompts
 from asyncrl.text import reason_of
 from asyncrl.types import NO_VERSION, Finish, Purpose, Role, Task, Ticket, Trajectory, Turn
@@ -135,6 +142,7 @@ def _check_policy(config: TrainConfig) -> None:
 
     check_family(config)
     size = policy_size(config)
+    check_tokenizer(config)
     check_length(config)
     check_freezing(config)
     adapters = check_adapters(config)

@@ -23,6 +23,7 @@ from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.child import group_has_ended, kill_group, kill_group_soon, last_lines, start_guarded
 from asyncrl.modelling.opening import server_overrides
 from asyncrl.modelling.source import source_of
+from asyncrl.modelling.tokenizer import tokenizer_source
 
 if TYPE_CHECKING:
     from asyncrl.config.schema import ServerConfig, TrainConfig
@@ -57,6 +58,8 @@ def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
         command += ["--mem-fraction-static", str(server.memory)]
     if engine.return_routed_experts:
         command += ["--enable-return-routed-experts"]
+    if model.tokenizer is not None:
+        command += ["--tokenizer-path", tokenizer_source(model).path]
     if model.trust_remote_code:
         command += ["--trust-remote-code"]
     if overrides := server_overrides(model):

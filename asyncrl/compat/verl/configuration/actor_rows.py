@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
@@ -16,7 +16,11 @@ OPTIM = f"{ACTOR}.optim"
 FSDP = f"{ACTOR}.fsdp_config"
 STEPS = "trainer.total_training_steps"
 ESTIMATOR = "algorithm.adv_estimator"
-DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
+DTYPES = {
+    **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
+    **dict.fromkeys(("fp16", "float16"), "float16"),
+    **dict.fromkeys(("fp32", "float32"), "float32"),
+}
 ATTENTION = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
 LEARNERS_OWN = "The learner has its own settings of layers, memory and kernels (docs/training.md)."
 
@@ -40,7 +44,15 @@ def _dtype(source: VerlConfig) -> Iterator[Setting | str]:
     given = source[f"{FSDP}.dtype"]
     yield "model.dtype", DTYPES.get(str(given), "bfloat16")
     if str(given) not in DTYPES:
-        yield f"{FSDP}.dtype={given}: asyncrl computes in float32 or bfloat16; it is bfloat16"
+        yield f"{FSDP}.dtype={given}: asyncrl computes in float32, bfloat16 or float16; it is bfloat16"
+
+
+def _given(name: str, here: str) -> Callable[[VerlConfig], Iterator[Setting | str]]:
+    def value(source: VerlConfig) -> Iterator[Setting | str]:
+        if source[f"{MODEL}.{name}"] is not None:
+            yield here, at_home(source[f"{MODEL}.{name}"])
+
+    return value
 
 
 def _recompute(source: VerlConfig) -> Iterator[Setting | str]:
@@ -173,10 +185,24 @@ ROWS = (
     used(f"{MODEL}.target_modules", "`model.lora.targets`", "all-linear", "The same; a name alone is a list of one."),
     used(f"{MODEL}.lora_adapter_path", "`model.lora.path`", None, "The folder says rank, alpha and targets."),
     none(MODEL, "exclude_modules lora.*", "`model.lora.targets` names all layers that get adapters."),
+    made(
+        f"{MODEL}.custom_chat_template",
+        "`model.chat_template`",
+        None,
+        "The text of a template.",
+        _given("custom_chat_template", "model.chat_template"),
+    ),
+    made(
+        f"{MODEL}.tokenizer_path",
+        "`model.tokenizer`",
+        None,
+        "A folder or a name of the hub; `~` becomes the home folder.",
+        _given("tokenizer_path", "model.tokenizer"),
+    ),
     none(
         MODEL,
-        "custom_chat_template tokenizer_path hf_config_path",
-        "The template, tokenizer and config.json of the model's folder are taken: change them there.",
+        "hf_config_path",
+        "The config.json of the model's folder is taken: change its fields by model.override_config.",
     ),
     none(MODEL, "external_lib", "Modules are named by dotted paths where they are used."),
     none(
