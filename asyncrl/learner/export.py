@@ -79,7 +79,7 @@ def _policy_of(config: ModelConfig, checkpoint: Path) -> Policy:
 
 
 def _write_adapter(model: Any, tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    tokenizer = open_tokenizer(config)
 
     def write(partial: Path) -> None:
         save_adapters(model, tensors, config.path, partial)
