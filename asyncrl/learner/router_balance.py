@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from asyncrl.config.schema import AlgorithmConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.packing import PackedSequences
-from asyncrl.modelling.routers import ROUTERS, Routed, RouterFamily, routers_of
+from asyncrl.modelling.routers import ROUTERS, Routed, extend, family_of, routers_of
 
 SEEN, TOKENS = "experts/seen", "experts/tokens"
 """Sums over passes: float64[layers, 2 experts + 1] (tokens and probabilities by expert, entropy), and of tokens."""
@@ -48,13 +47,13 @@ class Balance:
                     "algorithm.balance_weight=null: the model's configuration has no router_aux_loss_coef; set a number"
                 )
             weight = float(found)
-        family, routers = model.config.get_text_config().model_type, list(routers_of(model))
+        family, routers = model.config.get_text_config().model_type, routers_of(model)
         if weight and not routers:
             raise ConfigError(
                 f"algorithm.balance_weight={weight}: experts of a {family} model cannot be balanced; families are "
                 f"{', '.join(sorted(ROUTERS))}"
             )
-        if config.balance_bias_rate and not (routers and all(_bias(router) is not None for router, _ in routers)):
+        if config.balance_bias_rate and not (routers and all(_bias(router) is not None for router in routers)):
             raise ConfigError(
                 f"algorithm.balance_bias_rate={config.balance_bias_rate}: routers of a {family} model have no bias of "
                 "this kind; those of deepseek_v3 and glm4_moe have; use algorithm.balance_weight"
@@ -63,11 +62,14 @@ class Balance:
 
 
 class RouterLoads:
-    """What the routers of a Hugging Face `model` do with the tokens of a pass. Its layers are neither compiled nor
-    wrapped yet."""
+    """What the routers of a Hugging Face `model` do with the tokens of a pass."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._watched = [_Watched(router, family) for router, family in routers_of(model)]
+        self._watched: list[Any] = list(routers_of(model))
+        for each in self._watched:
+            each.uses = each.seen = each.push = None
+            each.probabilities = ROUTERS[family_of(each)].probabilities
+        extend(self._watched, _Watched)
         self._packed: PackedSequences | None = None
 
     def __bool__(self) -> bool:
@@ -106,7 +108,7 @@ class RouterLoads:
         """Raise by `rate` the bias of each expert that got fewer tokens than the mean of its layer, and lower that of
         those that got more."""
         for each, seen in zip(self._watched, sums[SEEN], strict=True):
-            counts, bias = seen[: len(seen) // 2], _bias(each.router)
+            counts, bias = seen[: len(seen) // 2], _bias(each)
             assert bias is not None
             bias.add_((rate * (counts.mean() - counts).sign()).to(bias))
 
@@ -130,32 +132,27 @@ def load_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 class _Watched:
-    """One router, and what it did in its last pass: `seen` float32[2 experts + 1]. A layer that is computed again sees
-    the same again. `push` float32[experts] is the gradient that each of a token's probabilities gets."""
+    """A router that tells what it did in its last pass: `seen` float32[2 experts + 1]. A layer that is computed again
+    sees the same again. `push` float32[experts] is the gradient that each of a token's probabilities gets."""
 
-    def __init__(self, router: nn.Module, family: RouterFamily) -> None:
-        self.router = router
-        self.uses: Tensor | None = None
-        self.seen: Tensor | None = None
-        self.push: Tensor | None = None
-        router.forward = partial(_watch, self, family.probabilities, router.forward)
+    uses: Tensor | None
+    seen: Tensor | None
+    push: Tensor | None
+    probabilities: Callable[[Tensor], Tensor]
 
-
-def _watch(
-    watched: _Watched, probabilities: Callable[[Tensor], Tensor], forward: Callable[..., Routed], *states: Tensor
-) -> Routed:
-    logits, weights, experts = forward(*states)
-    if watched.uses is None:
+    def forward(self, *states: Tensor) -> Routed:
+        logits, weights, experts = super().forward(*states)  # type: ignore[misc]
+        if self.uses is None:
+            return logits, weights, experts
+        found, uses = self.probabilities(logits), self.uses[:, None]
+        with torch.no_grad():
+            chosen = torch.zeros_like(found).scatter(1, experts, 1.0)
+            entropy = -(found * found.clamp(min=1e-30).log()).sum(-1, keepdim=True)
+            self.seen = (torch.cat([chosen, found, entropy], 1) * uses).sum(0)
+        if self.push is not None and torch.is_grad_enabled():
+            term = (found * uses * self.push).sum()
+            weights = _WithGradientOf.apply(weights, term)  # type: ignore[no-untyped-call]
         return logits, weights, experts
-    found, uses = probabilities(logits), watched.uses[:, None]
-    with torch.no_grad():
-        chosen = torch.zeros_like(found).scatter(1, experts, 1.0)
-        entropy = -(found * found.clamp(min=1e-30).log()).sum(-1, keepdim=True)
-        watched.seen = (torch.cat([chosen, found, entropy], 1) * uses).sum(0)
-    if watched.push is not None and torch.is_grad_enabled():
-        term = (found * uses * watched.push).sum()
-        weights = _WithGradientOf.apply(weights, term)  # type: ignore[no-untyped-call]
-    return logits, weights, experts
 
 
 class _WithGradientOf(torch.autograd.Function):

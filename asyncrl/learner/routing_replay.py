@@ -18,6 +18,7 @@ from torch import Tensor
 
 from asyncrl.errors import ConfigError
 from asyncrl.learner.packing import PackedSequences
+from asyncrl.modelling.routers import extend
 from asyncrl.modelling.routing import RoutingShape, routers_of, routing_shape, weights_at
 
 ARGUMENT = "routed_experts"
@@ -45,7 +46,8 @@ class RoutingReplay:
         for router in routers:
             router.replayed = None
             router.changed = None
-            router.forward = partial(_route, router, router.forward, weights_at(family))
+            router.weigh = weights_at(family)
+        extend(routers, _Replaying)
         for number, layer in enumerate(layers):
             at = self.shape.layers.index(number) if number in self.shape.layers else None
             own: Any = None if at is None else routers[at]
@@ -101,16 +103,21 @@ def _run_layer(router: Any, at: int | None, forward: Callable[..., Any], *args: 
     return forward(*args, **kwargs)
 
 
-def _route(
-    router: Any, forward: Callable[..., tuple[Tensor, Tensor, Tensor]], weigh: Any, *args: Any, **kwargs: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As the router's own forward: logits [T, experts], and weights and numbers [T, top_k] of the experts chosen."""
-    logits, own_weights, own = forward(*args, **kwargs)
-    replayed = router.replayed
-    if replayed is None:
-        return logits, own_weights, own
-    known = replayed[:, :1] >= 0
-    experts = torch.where(known, replayed.to(own.dtype), own)
-    # Layers that are computed again find the same number again.
-    router.changed = (experts.sort(-1).values != own.sort(-1).values).any(-1).sum().detach()
-    return logits, weigh(router, logits, experts).to(own_weights.dtype), experts
+class _Replaying:
+    """A router that sends tokens to the experts `replayed` [T, top_k], where these are not -1."""
+
+    replayed: Tensor | None
+    changed: Tensor | None
+    weigh: Callable[[Any, Tensor, Tensor], Tensor]
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """As the router's own: logits [T, experts], and weights and numbers [T, top_k] of the experts chosen."""
+        logits, own_weights, own = super().forward(*args, **kwargs)  # type: ignore[misc]
+        replayed = self.replayed
+        if replayed is None:
+            return logits, own_weights, own
+        known = replayed[:, :1] >= 0
+        experts = torch.where(known, replayed.to(own.dtype), own)
+        # Layers that are computed again find the same number again.
+        self.changed = (experts.sort(-1).values != own.sort(-1).values).any(-1).sum().detach()
+        return logits, self.weigh(self, logits, experts).to(own_weights.dtype), experts

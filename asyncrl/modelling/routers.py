@@ -8,9 +8,8 @@ get them; the product itself is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -23,27 +22,42 @@ Routed = tuple[Tensor, Tensor, Tensor]
 @dataclass(frozen=True, slots=True)
 class RouterFamily:
     """The routers of a family: `probabilities` makes a distribution over the experts of logits [T, experts], and
-    `route` routes hidden states [T, D] in float32; None: the family's own forward does."""
+    `routes` is what they must become to route in float32; None: they do."""
 
     probabilities: Callable[[Tensor], Tensor]
-    route: Callable[[Any, Tensor], Routed] | None
+    routes: type | None
 
 
-def routers_of(model: nn.Module) -> Iterator[tuple[nn.Module, RouterFamily]]:
+def family_of(module: nn.Module) -> str:
+    """The family of a module if it is a router; else, or if this is no class of transformers, nothing."""
+    path = type(module).__module__.split(".")
+    is_router = path[:2] == ["transformers", "models"] and type(module).__name__.lower().endswith("topkrouter")
+    return path[2] if is_router else ""
+
+
+def routers_of(model: nn.Module) -> list[nn.Module]:
     """The routers in `model`, in its order, whose family is one of `ROUTERS`."""
-    for module in model.modules():
-        path = type(module).__module__.split(".")
-        is_router = path[:2] == ["transformers", "models"] and type(module).__name__.lower().endswith("topkrouter")
-        if is_router and path[2] in ROUTERS:
-            yield module, ROUTERS[path[2]]
+    return [module for module in model.modules() if family_of(module) in ROUTERS]
 
 
 def route_in_float32(model: nn.Module) -> None:
-    """Have the routers of a Hugging Face `model` compute in float32, if their family is one of `ROUTERS`. Its layers
-    are neither compiled nor wrapped yet."""
-    for router, family in routers_of(model):
-        if family.route is not None:
-            router.forward = partial(family.route, router)
+    """Have the routers of a Hugging Face `model` compute in float32, if their family is one of `ROUTERS`."""
+    routers = routers_of(model)
+    for family in {family_of(each) for each in routers}:
+        if (routes := ROUTERS[family].routes) is not None:
+            extend((each for each in routers if family_of(each) == family), routes)
+
+
+def extend(modules: Iterable[nn.Module], behaviour: type) -> None:
+    """Give modules the methods of `behaviour`, whose `super()` are their own. All of a kind get one class with the name
+    of their own: torch.compile compiles one graph for layers of the same classes, but one each where methods are
+    replaced in the modules themselves."""
+    made: dict[type, type] = {}
+    for module in modules:
+        kind = type(module)
+        if kind not in made:
+            made[kind] = type(kind.__name__, (behaviour, kind), {"__module__": kind.__module__})
+        module.__class__ = made[kind]
 
 
 def _softmax(logits: Tensor) -> Tensor:
@@ -62,26 +76,34 @@ def _logits(router: Any, states: Tensor) -> Tensor:
     return F.linear(states, router.weight.float(), None if bias is None else bias.float())
 
 
-def _softmax_then_choose(router: Any, states: Tensor, normalises: bool | None = None) -> Routed:
-    """The probabilities of the chosen experts, divided by their sum if the model says so."""
-    logits = _logits(router, states)
-    weights, experts = logits.softmax(-1).topk(router.top_k, dim=-1)
-    if router.norm_topk_prob if normalises is None else normalises:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return logits, weights, experts
+class _SoftmaxThenChoose:
+    """The weights are the probabilities of the chosen experts, divided by their sum if the model says so."""
+
+    norm_topk_prob = True
+    top_k: int
+
+    def forward(self, states: Tensor) -> Routed:
+        logits = _logits(self, states)
+        weights, experts = logits.softmax(-1).topk(self.top_k, dim=-1)
+        if self.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return logits, weights, experts
 
 
-def _choose_then_softmax(router: Any, states: Tensor) -> Routed:
-    """A softmax over the logits of the chosen experts alone."""
-    logits = _logits(router, states)
-    chosen, experts = logits.topk(router.top_k, dim=-1)
-    return logits, chosen.softmax(-1), experts
+class _ChooseThenSoftmax:
+    """The weights are a softmax over the logits of the chosen experts alone."""
+
+    top_k: int
+
+    def forward(self, states: Tensor) -> Routed:
+        logits = _logits(self, states)
+        chosen, experts = logits.topk(self.top_k, dim=-1)
+        return logits, chosen.softmax(-1), experts
 
 
 ROUTERS: Mapping[str, RouterFamily] = {
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe"), RouterFamily(_softmax, _softmax_then_choose)),
-    "mixtral": RouterFamily(_softmax, partial(_softmax_then_choose, normalises=True)),
-    "gpt_oss": RouterFamily(_softmax, _choose_then_softmax),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "mixtral"), RouterFamily(_softmax, _SoftmaxThenChoose)),
+    "gpt_oss": RouterFamily(_softmax, _ChooseThenSoftmax),
     **dict.fromkeys(("deepseek_v3", "glm4_moe"), RouterFamily(_sigmoid, None)),
 }
 """By the folder of transformers that the router's class is in."""

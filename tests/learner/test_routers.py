@@ -45,7 +45,7 @@ def sequences() -> list[Tensor]:
 def recorded(model: torch.nn.Module) -> list[list[Any]]:
     """What goes in and out of each router from now on."""
     found: list[list[Any]] = []
-    for router, _ in routers_of(model):
+    for router in routers_of(model):
         calls: list[Any] = []
         router.register_forward_hook(lambda _, given, made, calls=calls: calls.append((given[0].clone(), *made)))
         found.append(calls)
@@ -64,7 +64,7 @@ def test_a_router_of_a_bfloat16_model_chooses_as_one_in_float32_would(family: st
         parameter.data = parameter.data.bfloat16().float()
     assert len(routed) == (1 if family in BIASED else 2)
     changed = 0
-    for calls, (router, _) in zip(routed, routers_of(exact), strict=True):
+    for calls, router in zip(routed, routers_of(exact), strict=True):
         [(states, _, weights, experts)] = calls
         assert states.dtype == torch.bfloat16
         _, their_weights, theirs = router(states.reshape(-1, states.shape[-1]).float())
@@ -202,7 +202,7 @@ def test_an_update_moves_biases_against_the_loads_and_versions_and_checkpoints_h
 def test_biases_rise_where_experts_get_too_few_tokens(ranks: Ranks, tmp_path: Path):
     folder = save_mixture(tmp_path, "deepseek_v3")
     policy = load_policy(ModelConfig(str(folder)), 1.0, ranks, 64)
-    [(router, _)] = routers_of(policy.model)
+    [router] = routers_of(policy.model)
     before = router.e_score_correction_bias.clone()
     policy.loads.move_biases({SEEN: torch.tensor([[1.0, 3.0, 2.0, 2.0, 0, 0, 0, 0, 0]])}, 0.5)
     torch.testing.assert_close(router.e_score_correction_bias - before, torch.tensor([0.5, -0.5, 0.0, 0.0]))
