@@ -49,6 +49,8 @@ READER_MAP_BYTES = 1 << 42
 LOCK_FILE = "in-use"
 """The process that has the store open for writing holds a lock on this file."""
 MADE = "made\n"
+READERS_FILE = "lock.mdb"
+"""LMDB's table of readers, who write themselves into it: a writer spares what they read."""
 ENDPOINT_FILE = "endpoint"
 """The address of the replay that serves the store, or served it last."""
 RETRY_S = 0.01
@@ -128,9 +130,13 @@ def _check_format(path: Path, tx: Transaction) -> None:
 
 
 def in_use(path: Path) -> bool:
-    """Whether a process has the store in this folder open for writing."""
-    with (path / LOCK_FILE).open("a") as lock:
-        return not _locked(lock, fcntl.LOCK_SH)
+    """Whether a process has the store in this folder open for writing. Writes nothing, so that whoever may only read
+    the folder can ask."""
+    try:
+        with (path / LOCK_FILE).open() as lock:
+            return not _locked(lock, fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return False
 
 
 def _locked(file: IO[str], kind: int) -> bool:
@@ -143,7 +149,8 @@ def _locked(file: IO[str], kind: int) -> bool:
 
 
 class StoreReader:
-    """A store opened for reading only, beside a process that may have it open for writing.
+    """A store opened for reading only, beside a process that may have it open for writing. Whoever may not write
+    LMDB's table of readers reads without it, and keeps writers away meanwhile.
 
     Raises StoreError: there is no store in the folder, or it cannot be read.
     """
@@ -152,9 +159,14 @@ class StoreReader:
         if not (path / "data.mdb").is_file():
             raise StoreError(f"there is no store in {path}; name the replay folder of a run, such as runs/NAME/replay")
         self.path = path
-        self._environment, self._tables = open_environment(
-            path, TABLES, MULTIPLE, map_size=READER_MAP_BYTES, readonly=True
-        )
+        with contextlib.ExitStack() as stack:
+            listed = os.access(path / READERS_FILE, os.W_OK)
+            if not listed:
+                stack.enter_context(_without_writers(path))
+            self._environment, self._tables = open_environment(
+                path, TABLES, MULTIPLE, map_size=READER_MAP_BYTES, readonly=True, lock=listed
+            )
+            self._alone = stack.pop_all()
         with _closed_on_error(self), self.transaction() as tx:
             _check_format(path, tx)
 
@@ -166,3 +178,23 @@ class StoreReader:
 
     def close(self) -> None:
         self._environment.close()
+        self._alone.close()
+
+
+@contextlib.contextmanager
+def _without_writers(path: Path) -> Iterator[None]:
+    """Nobody opens the store in a folder for writing as long as the block lasts. Raises StoreError: somebody has."""
+    try:
+        lock = (path / LOCK_FILE).open()
+    except FileNotFoundError:
+        # A copy of a store: each writer makes this file first.
+        yield
+        return
+    except OSError as error:
+        raise StoreError(f"cannot open the store {path}: {error}") from error
+    with lock:
+        if not _locked(lock, fcntl.LOCK_SH):
+            raise StoreError(
+                f"the store {path} is in use, and only a user who may write {path / READERS_FILE} can read it meanwhile"
+            )
+        yield

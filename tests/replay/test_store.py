@@ -10,7 +10,7 @@ import lmdb
 import pytest
 
 from asyncrl.errors import StoreError
-from asyncrl.replay.store import FORMAT, LOCK_FILE, RENAMED, Store, StoreReader
+from asyncrl.replay.store import FORMAT, LOCK_FILE, READERS_FILE, RENAMED, Store, StoreReader, in_use
 from tests.replay.support import Core, make_settings
 
 
@@ -133,3 +133,25 @@ def test_a_store_that_another_process_locks_for_a_moment_is_opened_and_one_that_
             Store(tmp_path, 1 << 24, durable=False, patience_s=0)
         threading.Timer(0.05, fcntl.flock, (other, fcntl.LOCK_UN)).start()
         Store(tmp_path, 1 << 24, durable=False, patience_s=60).close()
+
+
+def test_who_may_not_write_the_table_of_readers_reads_a_store_that_nobody_writes(store: Store, tmp_path: Path) -> None:
+    with store.transaction() as tx:
+        tx.put_bytes("data", "kept", b"k")
+    # No user has a file that is not there; root may write all others.
+    (tmp_path / READERS_FILE).unlink()
+    with pytest.raises(StoreError, match="is in use, and only a user who may write"):
+        StoreReader(tmp_path)
+    store.close()
+    before = sorted(tmp_path.iterdir())
+    reader = StoreReader(tmp_path)
+    with reader.transaction() as tx:
+        assert bytes(tx.get_bytes("data", "kept") or b"") == b"k"
+    assert sorted(tmp_path.iterdir()) == before
+    with pytest.raises(StoreError, match="open in another process"):
+        Store(tmp_path, 1 << 24, durable=False, patience_s=0.0)
+    reader.close()
+    Store(tmp_path, 1 << 24, durable=False).close()
+    (tmp_path / LOCK_FILE).unlink()
+    assert not in_use(tmp_path)
+    assert not (tmp_path / LOCK_FILE).exists()
