@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers.dynamic_module_utils import custom_object_save
 
 from asyncrl.config.locations import CARD_FILES
 from asyncrl.config.schema import ModelConfig
@@ -116,6 +117,20 @@ def _write_anew(folder: Path, write: Callable[[Path], None]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     sync(folder.parent)
+
+
+def save_code(model: Any, folder: Path) -> None:
+    """Write the code that a Hugging Face `model` comes with, and the configuration that names it, into `folder`, in
+    place of what is there. A model without code of its own writes nothing. Raises OSError."""
+    if type(model)._auto_class is None:
+        return
+
+    def write(partial: Path) -> None:
+        partial.mkdir(parents=True)
+        model.config.save_pretrained(partial)
+        custom_object_save(model, partial, config=model.config)
+
+    _write_anew(folder, write)
 
 
 def folder_writer(config: ModelConfig) -> Callable[[Path], None]:

@@ -24,7 +24,7 @@ from asyncrl.learner.colocation import Turns
 from asyncrl.learner.compiling import compile_passes
 from asyncrl.learner.critic import load_critic
 from asyncrl.learner.determinism import be_deterministic
-from asyncrl.learner.export import export, export_adapter, folder_writer
+from asyncrl.learner.export import export, export_adapter, folder_writer, save_code
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.keeping import open_keeper
 from asyncrl.learner.launcher import Membership
@@ -209,6 +209,8 @@ def _train(
         fit_activations(trainer, _largest_pass(history), usable_bytes(ranks.device, learner.memory))
     folder = locations.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop, learner.keep_best)
+    if ranks.rank == 0:
+        save_code(policy.model, folder / locations.CHECKPOINTS / "code")
     failures = StepFailures(folder / f"learner-{ranks.rank}-failures.json")
     with closing(checkpoints), closing(open_keeper(config, ranks, metrics)) as keeper:
         loop = Learner(
