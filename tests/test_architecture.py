@@ -44,7 +44,7 @@ FLOORS = (
     ("dashboard", "trace"),
     ("evaluate",),
     ("report",),
-    ("demo", "capacity", "doctor", "merge"),
+    ("demo", "capacity", "doctor", "merge", "sft"),
     ("__main__",),
 )
 """A room imports itself and rooms that this list names before its own. Rooms of one floor do not import each other."""

@@ -33,7 +33,8 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
 
     Each value must meet its own constraint.
     """
-    for section in (_run, _model, _data, _actor, _engine, weights_conflicts, _replay, _learner, _scoring, _observe):
+    own = (_run, _model, _data, _actor, _engine, _replay, _learner, _sft, _scoring, _observe)
+    for section in (*own, weights_conflicts):
         yield from section(config)
     yield from cluster_conflicts(config)
     yield from network_conflicts(config)
@@ -258,6 +259,14 @@ def _context_ranks(config: TrainConfig, ranks: int) -> Iterator[str]:
             "learner.context_ranks learner.replicas cluster.learner_ranks: groups are equal parts of the ranks of a "
             f"copy; use a divisor of {of_copy}"
         )
+
+
+def _sft(config: TrainConfig) -> Iterator[str]:
+    sft = config.algorithm.sft
+    if sft.path == []:
+        yield "algorithm.sft.path: name a file of demonstrations, or several; null: none"
+    if sft.steps is not None and sft.schedule == "constant":
+        yield "algorithm.sft.steps algorithm.sft.schedule: a constant weight does not fall; use linear or cosine"
 
 
 def _epochs(config: TrainConfig) -> Iterator[str]:

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, Command] = {
         "asyncrl.launch.local", "run everything, here or on a cluster: replay, actors, scorers, learner", True
     ),
     "demo": Command("asyncrl.demo.command", "train a tiny calculator policy from nothing, and show the result", True),
+    "sft": Command("asyncrl.sft.__main__", "fine-tune a model on demonstrations, before or instead of `train`", True),
     "resume": Command("asyncrl.launch.resume", "go on with a run as its folder says: `asyncrl resume RUN [KEY=VALUE]`"),
     "stop": Command("asyncrl.launch.stop", "stop a run that another terminal or machine runs: `asyncrl stop RUN`"),
     "scale": Command("asyncrl.launch.scaling", "more or fewer actors and scorers of a run that goes on: `actors=8`"),

@@ -36,8 +36,9 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
 
 
 def missing_data(config: TrainConfig) -> dict[str, str]:
-    """For the key of tasks of which a file does not exist, the line that refuses it."""
-    sources = {"data.train": config.data.train, "data.eval": config.data.eval or []}
+    """For the key of data of which a file does not exist, the line that refuses it."""
+    data, shown = config.data, config.algorithm.sft.path
+    sources = {"data.train": data.train, "data.eval": data.eval or [], "algorithm.sft.path": shown or []}
     return {
         key: f"{key}={source}: there is no such file; see docs/data.md"
         for key, named in sources.items()

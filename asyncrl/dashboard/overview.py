@@ -111,10 +111,14 @@ def _algorithm(chosen: AlgorithmConfig) -> dict[str, str]:
     """The advantage, the loss, and whatever else is not as by default: a preset is known by its parts alone."""
     usual = asdict(AlgorithmConfig())
     return {
-        f"algorithm.{name}": part_text(value) if isinstance(value, list | dict) else as_yaml(value)
+        f"algorithm.{name}": part_text(value) if _is_part(value) else as_yaml(value)
         for name, value in asdict(chosen).items()
         if name in ("advantage", "loss") or value != usual[name]
     }
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, dict) and "name" in value)
 
 
 def _roles(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from asyncrl.config.compose import read
 from asyncrl.config.files import GROUPS
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.option import as_yaml
-from asyncrl.config.schema import DataConfig, NetworkConfig, TrainConfig, WeightsConfig
+from asyncrl.config.schema import DataConfig, NetworkConfig, SftConfig, TrainConfig, WeightsConfig
 from asyncrl.errors import ConfigError
 from asyncrl.evaluate.runs import config_of
 
@@ -76,6 +76,7 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
         weights=replace(config.weights, dir=None, channel=_channel(config)),
         replay=replace(config.replay, retention="all", source=None, shards=1, shard=0),
         learner=replace(config.learner, steps=0, epochs=None, eval_attempts=request.attempts),
+        algorithm=replace(config.algorithm, sft=SftConfig()),
     )
 
 

@@ -45,7 +45,8 @@ _STEP = re.compile(r"step-(\d{6,})")
 @dataclass(slots=True)
 class Progress:
     """What a run has done: finished steps, running totals, evaluations without an answer so far (version by step),
-    what the algorithm keeps from step to step, and the latest gradient norms and the loss scale of each model."""
+    what the algorithm keeps from step to step, the latest gradient norms and the loss scale of each model, how many
+    demonstrations were trained, and the digest of all that there are."""
 
     step: int = 0
     trajectories: int = 0
@@ -59,12 +60,18 @@ class Progress:
     algorithm: dict[str, float] = field(default_factory=dict)
     norms: dict[str, list[float]] = field(default_factory=dict)
     loss_scales: dict[str, list[float]] = field(default_factory=dict)
+    demonstrations: int = 0
+    demonstrations_digest: str = ""
 
     def add(self, plan: BatchPlan, skipped: int, too_large: int, empty: int, overflowed: int) -> None:
         """One more step is finished."""
         self.step += 1
         self.trajectories += len(plan.ids)
         self.tokens += sum(plan.tokens)
+        self.count_updates(skipped, too_large, empty, overflowed)
+
+    def count_updates(self, skipped: int, too_large: int, empty: int, overflowed: int) -> None:
+        """Count the updates of a step that were left out."""
         self.updates_skipped += skipped
         self.updates_too_large += too_large
         self.updates_empty += empty

@@ -23,7 +23,7 @@ from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.bundles import schedule_shared
 from asyncrl.learner.keeping import EpisodeKeeper, Sample
 from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
-from asyncrl.learner.prefixes import EVERY, WORTHWHILE, Sharing
+from asyncrl.learner.prefixes import Sharing, sharing_of
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.schedule import Passes
 from asyncrl.learner.trainer import Minibatch
@@ -135,9 +135,7 @@ class BatchFetcher:
 
     def _sharing(self, step: int) -> Sharing | None:
         shares = self.history.at(step).learner.shared_prefixes
-        if shares is None:
-            return WORTHWHILE[self.ranks.device.type] if self.policy.shares_prefixes else None
-        return EVERY if shares else None
+        return sharing_of(shares, self.policy.shares_prefixes, self.ranks.device.type)
 
     def _minibatches(self, plan: BatchPlan, sharing: Sharing | None) -> list[Minibatch]:
         config, common = self.history.at(plan.step).learner, plan.shared or [0] * len(plan.ids)

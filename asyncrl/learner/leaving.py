@@ -56,6 +56,8 @@ class Leaving:
         """The main thread ends by itself from here on. Never returns while another thread answers for it."""
         with self.turn:
             self.is_leaving = True
+            # Through these the thread that watches would keep the models and the communication of the ranks alive.
+            self.ask, self.keep = None, lambda: None
 
     @contextmanager
     def watched(self, stop: threading.Event, patience_s: float = PATIENCE_S) -> Iterator[None]:

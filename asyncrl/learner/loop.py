@@ -26,6 +26,7 @@ from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.canary import canary_of
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.colocation import Turns
+from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.fetching import BatchFetcher
 from asyncrl.learner.gathering import gather, plan_gather
@@ -42,7 +43,7 @@ from asyncrl.learner.step_metrics import (
     step_values,
     use_of_rank,
 )
-from asyncrl.learner.trainer import StepResult, Trainer
+from asyncrl.learner.trainer import ImitationBatch, StepResult, Trainer
 from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Sink, Value
@@ -67,6 +68,7 @@ class TrainedStep:
     episodes: Episodes
     batch: LocalBatch
     result: StepResult
+    demonstrations: int
 
 
 @dataclass(eq=False)
@@ -74,7 +76,7 @@ class Learner:
     """One rank's part in training. Rank 0 alone publishes (the others have no `publisher`), evaluates and logs.
     `metrics` gets the values of a step, all at once, and `evaluations` the results of an evaluation. Steps, publishes,
     checkpoints and evaluations are as `config` says; `history` has what each step trains with. `spans` get the phases
-    of each step."""
+    of each step. Steps train `demonstrations`, if any, beside their episodes."""
 
     config: TrainConfig
     history: ConfigHistory
@@ -90,6 +92,7 @@ class Learner:
     turns: Turns
     keeper: EpisodeKeeper
     spans: Spans = field(default_factory=NoSpans)
+    demonstrations: DemonstrationFeed | None = None
 
     def __post_init__(self) -> None:
         policy = self.trainer.policy.module
@@ -109,6 +112,8 @@ class Learner:
         if self.progress.algorithm:
             self.trainer.algorithm.restore(self.progress.algorithm)
         self.progress.restore_models(self.trainer.models)
+        if self.demonstrations is not None:
+            self.demonstrations.resume(self.progress)
 
     def train(self) -> None:
         """Train to the last step, and have the weights measured on the way and at both ends.
@@ -168,6 +173,7 @@ class Learner:
             else:
                 result = trained.result
                 progress.add(plan, result.skipped, result.too_large, result.empty, result.overflowed)
+                progress.demonstrations += trained.demonstrations
             # A step that a stop cuts short may have moved it already.
             progress.algorithm = self.trainer.algorithm.state()
             self.checkpoints.prepare(self.trainer.models)
@@ -228,6 +234,7 @@ class Learner:
         with self.failures(plan.step):
             with phases("fetch"):
                 fetched = self._together(self._fetcher.take, plan)
+                imitation = self._imitation(plan.step, len(fetched.minibatches))
             episodes, minibatches = fetched.episodes, fetched.minibatches
             torch.manual_seed((self.config.run.seed << 32) + plan.step)
             with self._fetcher.ahead_of(plan.step + 1):
@@ -237,11 +244,20 @@ class Learner:
                     # A stop between two passes comes before the first update where a step has only one.
                     self._is_whole = len(minibatches) == 1
                     seen = self.keeper.seen(fetched.sample, batch)
-                    result = self.trainer.learn(plan.step, batch, episodes, minibatches, seen)
+                    result = self.trainer.learn(plan.step, batch, episodes, minibatches, seen, imitation)
                     self._is_whole = False
                 with phases("keep"):
                     self.keeper.keep(fetched.sample, self.trainer.algorithm, batch, seen)
-        return TrainedStep(episodes, batch, result)
+        return TrainedStep(episodes, batch, result, 0 if imitation is None else imitation.count)
+
+    def _imitation(self, step: int, updates: int) -> ImitationBatch | None:
+        """The demonstrations that a step trains beside its episodes, if it does."""
+        if self.demonstrations is None:
+            return None
+        config = self._step_config
+        return self.demonstrations.beside(
+            self.progress.demonstrations, config.algorithm.sft, config.learner, step, updates
+        )
 
     def _together(self, request: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """This rank's answer to a request that may wait. Raises StoppedError on every rank if one is asked to stop."""
@@ -352,6 +368,8 @@ class Learner:
         flops = float(self._flops(branches).sum()) / self.ranks.context_size
         used = self.ranks.sum(use_of_rank(flops, self.ranks.device, self.ranks.rank, self.ranks.size))
         values = step_values(plan, trained.episodes, lags, trained.result, self.progress)
+        if self.demonstrations is not None:
+            values |= self.demonstrations.values(self.progress.demonstrations)
         histograms = step_histograms(trained.episodes, lags, trained.result)
         return StepMetrics(plan.step, values, phases, sum(plan.tokens), used, histograms)
 

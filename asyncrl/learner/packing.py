@@ -16,11 +16,12 @@ from torch.nn.functional import pad
 
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.view import View
+from asyncrl.data.rendered import Rendered
 from asyncrl.learner.prefixes import Sharing, find_shared
 from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.packed_layout import PackedLayout, send
 from asyncrl.modelling.routing import RoutingError, RoutingShape
-from asyncrl.types import BatchPlan, Labels, Trajectory
+from asyncrl.types import NO_VERSION, BatchPlan, Labels, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -295,6 +296,32 @@ def _routed(batch: LocalBatch, trajectories: Sequence[Trajectory], shape: Routin
             found, refused = shape.missing(len(each)), refused + 1
         rows.append(found)
     return replace(batch, routing=torch.from_numpy(np.concatenate(rows)), refused=refused)
+
+
+def pack_demonstrations(
+    members: Sequence[int], rows: Sequence[Rendered], device: torch.device, sharing: Sharing | None = None
+) -> LocalBatch:
+    """The batch of demonstrations, whose indices in the step's are `members`, ascending. No policy sampled them, so
+    their tokens have neither log-probs nor versions."""
+    owners = [np.full(len(ids), member) for member, (ids, _) in zip(members, rows, strict=True)]
+    mask = _joined([each for _, each in rows], torch.bool, device)
+    positions = [np.arange(len(ids)) for ids, _ in rows]
+    tokens = Tokens(
+        sequence=_joined(owners, torch.int64, device),
+        position=_joined(positions, torch.int64, device),
+        mask=mask,
+        behaviour=torch.zeros_like(mask, dtype=torch.float32),
+        versions=torch.full_like(mask, NO_VERSION, dtype=torch.int64),
+    )
+    host = torch.device("cpu")
+    return LocalBatch(
+        ids=_joined([ids for ids, _ in rows], torch.int64, host),
+        tokens=tokens,
+        mask=_joined([each for _, each in rows], torch.bool, host),
+        positions=_joined(positions, torch.int64, host),
+        lengths={member: [len(ids)] for member, (ids, _) in zip(members, rows, strict=True)},
+        sharing=sharing,
+    )
 
 
 def _restricted(trajectory: Trajectory, least: float) -> NDArray[np.bool_]:

@@ -41,6 +41,13 @@ On an H200 with a 0.6B model, sharing a third of each sequence took 4% longer, a
 times as fast."""
 
 
+def sharing_of(shares: bool | None, is_able: bool, device: str) -> Sharing | None:
+    """What `learner.shared_prefixes` says for a policy that `is_able` to share, on a kind of device."""
+    if shares is None:
+        return WORTHWHILE[device] if is_able else None
+    return EVERY if shares else None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedPrefixes:
     """How sequences of N tokens together are computed as U < N tokens.

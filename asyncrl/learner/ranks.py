@@ -258,7 +258,9 @@ def joined(
             raise
     finally:
         leaving.end()
-        # A reference to a gloo group keeps its threads alive, and those abort a process that exits.
+        # A reference to a gloo group keeps its threads alive, and those abort a process that exits. Sharded models have
+        # such references in circles, which no collection looks at that come from before `freeze_heap`.
+        gc.unfreeze()
         gc.collect()
         activity.enter(END)
         dist.destroy_process_group()

@@ -17,12 +17,14 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config import locations
 from asyncrl.config.changes import ConfigHistory, values_of
 from asyncrl.config.schema import TrainConfig
+from asyncrl.data.rendered import longest, read_rendered, rendered_folder
 from asyncrl.learner.activity import END
 from asyncrl.learner.batches import BatchSource, open_batches
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.colocation import Turns
 from asyncrl.learner.compiling import compile_passes
 from asyncrl.learner.critic import load_critic
+from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.determinism import be_deterministic
 from asyncrl.learner.export import export, export_adapter, folder_writer, save_code
 from asyncrl.learner.failures import StepFailures
@@ -39,6 +41,7 @@ from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity
 from asyncrl.machine.gpu_lock import LearnerLock
+from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.modelling.opening import beside
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.network.keys import client_keys, server_keys
@@ -185,7 +188,7 @@ def _train(
     spans: Spans,
 ) -> None:
     algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
-    temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner
+    temperature, length, learner = config.actor.temperature, _longest(config), config.learner
     replays = any(each.learner.router_replay for each in history.configs())
     policy = load_policy(config.model, temperature, ranks, length, replays_routing=replays, seed=config.run.seed)
     implicit = _implicit(config, ranks)
@@ -228,6 +231,7 @@ def _train(
             turns,
             keeper,
             spans,
+            open_demonstrations(config, ranks, policy),
         )
         if ranks.rank == 0:
             _remove_repeated(folder, loop.progress)
@@ -244,10 +248,24 @@ def _train(
     logger.info("the learner is done after %d steps", learner.total_steps)
 
 
+def _longest(config: TrainConfig) -> int:
+    """The tokens of the longest sequence that is trained."""
+    return max(config.actor.max_tokens, longest(config) if config.algorithm.sft.path else 0)
+
+
+def open_demonstrations(config: TrainConfig, ranks: Ranks, policy: Policy) -> DemonstrationFeed | None:
+    """The demonstrations that `config` mixes into the steps, if any. Raises DataError: no start has rendered them."""
+    if not config.algorithm.sft.path:
+        return None
+    rendered = read_rendered(rendered_folder(config, config.algorithm.sft.path))
+    flops = ForwardFlops.of(policy, policy.model.config)
+    return DemonstrationFeed(rendered, config.run.seed, ranks, policy, flops)
+
+
 def _largest_pass(history: ConfigHistory) -> list[int]:
     """The lengths of the longest sequences that are trained in one pass."""
     config = history.at(0)
-    longest = config.actor.max_tokens
+    longest = _longest(config)
     together = config.learner.context_ranks
     tokens = max(longest, *(each.learner.micro_tokens * together for each in history.configs()))
     if config.actor.agent is not None or config.actor.history == "template":

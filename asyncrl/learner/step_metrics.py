@@ -164,10 +164,9 @@ def step_values(
     plan: BatchPlan, episodes: Episodes, lags: Tensor, result: StepResult, progress: Progress
 ) -> dict[str, Value]:
     """What one step learned, and from what; `lags` are `lag_counts` over all ranks."""
-    finite = [norm for norm in result.norms if math.isfinite(norm)]
     return {
         "loss": result.loss,
-        "grad_norm": sum(finite) / max(1, len(finite)),
+        "grad_norm": result.mean_norm,
         "outcome/mean": float(episodes.outcome.mean()),
         "version": float(plan.version),
         "tokens": float(sum(plan.tokens)),

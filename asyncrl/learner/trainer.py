@@ -29,6 +29,10 @@ from asyncrl.learner.routing_replay import REFUSED, replay_summary
 from asyncrl.learner.schedule import Passes
 
 LOSS = "learner/loss"
+NLL = "sft/nll"
+"""The negative log-likelihood of all demonstrations' tokens."""
+IMITATION_TEMPERATURE = 1.0
+"""Demonstrations are those of no policy that samples at another temperature."""
 
 Sums = dict[str, Tensor]
 """Named tensors, added up over passes."""
@@ -41,6 +45,19 @@ class Minibatch:
 
     passes: Passes
     totals: Totals
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImitationBatch:
+    """The demonstrations of a step. `batch` has this rank's tokens, `passes` its passes by update, and `tokens` how
+    many tokens all ranks learn in each update. `weight` is that of the loss, and `count` the number of
+    demonstrations."""
+
+    batch: LocalBatch
+    passes: Sequence[Passes]
+    tokens: Sequence[int]
+    weight: float
+    count: int
 
 
 @dataclass(slots=True)
@@ -57,6 +74,12 @@ class StepResult:
     summary: dict[str, float] = field(default_factory=dict)
     ratios: dict[str, list[float]] = field(default_factory=dict)
     """How many tokens are in each bin of the raw and of the corrected importance weights, by the names of these."""
+
+    @property
+    def mean_norm(self) -> float:
+        """The mean norm of the gradients that are finite."""
+        finite = [norm for norm in self.norms if math.isfinite(norm)]
+        return sum(finite) / max(1, len(finite))
 
     @property
     def skipped(self) -> int:
@@ -140,14 +163,14 @@ class Trainer:
         behaviour = batch.tokens.behaviour
         result = behaviour.new_zeros(len(behaviour), *each_token)
         for minibatch in minibatches:
-            for each in self._passes(batch, minibatch):
+            for each in self._passes(batch, minibatch.passes):
                 values = forward(each.packed)
                 if len(each.rows):
                     result[each.rows] = values
         return result
 
-    def _passes(self, batch: LocalBatch, minibatch: Minibatch) -> Iterator[ForwardPass]:
-        for members in minibatch.passes:
+    def _passes(self, batch: LocalBatch, passes: Passes) -> Iterator[ForwardPass]:
+        for members in passes:
             self.ranks.leave_if(self.stop.is_set(), updating=False)
             this = batch.forward_pass(members)
             this = this.padded() if self.policy.module.pads_passes else this
@@ -160,53 +183,112 @@ class Trainer:
         episodes: Episodes,
         minibatches: Sequence[Minibatch],
         seen: Tensor | None = None,
+        imitation: ImitationBatch | None = None,
     ) -> StepResult:
-        """One update for each minibatch. The host waits for the GPU once an update, and in a pass only where the
-        algorithm drops tokens. `seen` float32[N], if given, gets the log-probs of the policy that its passes give."""
+        """One update for each minibatch, and beside it for the demonstrations of `imitation`. The host waits for the
+        GPU once an update, and in a pass only where the algorithm drops tokens. `seen` float32[N], if given, gets the
+        log-probs of the policy that its passes give."""
         result, sums = StepResult(), Sums()
         if batch.refused:
             sums[REFUSED] = torch.tensor(batch.refused, dtype=torch.float64)
-        for minibatch in minibatches:
+        for index, minibatch in enumerate(minibatches):
             loads = Sums()
-            self._balance_by_loss(batch, minibatch)
-            for number, each in enumerate(self._passes(batch, minibatch), 1):
+            imitates = imitation is not None and bool(imitation.passes[index])
+            self._balance_by_loss(batch, minibatch.passes)
+            for number, each in enumerate(self._passes(batch, minibatch.passes), 1):
                 for model in self.models.values():
-                    model.begin_pass(is_last=number == len(minibatch.passes))
+                    follows = imitates and model is self.policy
+                    model.begin_pass(is_last=number == len(minibatch.passes) and not follows)
                 _add(sums, self._backward(batch, episodes, each, minibatch.totals, seen))
                 _add(loads, self.policy.module.loads.sums())
-            self.ranks.leave_if(self.stop.is_set(), updating=True)
-            updates = {name: model.update(step) for name, model in self.models.items()}
-            if self.balance.bias_rate and updates["policy"].is_applied:
-                self.policy.module.loads.move_biases(self._over_ranks(loads), self.balance.bias_rate)
+            if imitation is not None:
+                # Experts are balanced over the tokens of episodes.
+                self.policy.module.loads.push(None)
+                self._imitate(imitation, index, sums)
+            self._update(step, result, loads)
             _add(sums, loads)
-            if not updates["policy"].overflowed:
-                result.norms.append(updates["policy"].norm)
-            result.too_large += sum(each.too_large for each in updates.values())
-            result.overflowed += sum(each.overflowed for each in updates.values())
-            prefixes = {"critic": "value/", "implicit": "implicit/"}
-            own = {prefixes[name]: each for name, each in updates.items() if name in prefixes and not each.overflowed}
-            result.summary |= {f"{prefix}grad_norm": each.norm for prefix, each in own.items()}
         result.summary |= self._loss_scales()
         total = self.ranks.merge(sums)
         result.loss = float(total.pop(LOSS)) / len(minibatches)
         result.ratios = {name: total[name].tolist() for name in (RAW, CORRECTED) if name in total}
+        if imitation is not None:
+            result.summary |= _imitation_summary(total, imitation)
         result.summary |= self.algorithm.summary(total, episodes) | critic_summary(total)
         result.summary |= load_summary(total) | replay_summary(total)
         return result
+
+    def imitate(self, step: int, imitation: ImitationBatch) -> StepResult:
+        """One update for each part of `imitation`, by demonstrations alone."""
+        result, sums = StepResult(), Sums()
+        for index, passes in enumerate(imitation.passes):
+            if passes:
+                self._balance_by_loss(imitation.batch, passes)
+            loads = self._imitate(imitation, index, sums)
+            self._update(step, result, loads)
+            _add(sums, loads)
+        result.summary |= self._loss_scales()
+        total = self.ranks.merge(sums)
+        result.loss = float(total.pop(LOSS)) / len(imitation.passes)
+        result.summary |= _imitation_summary(total, imitation) | load_summary(total)
+        return result
+
+    @torch.no_grad()
+    def imitation_loss(self, imitation: ImitationBatch) -> float:
+        """The sum over all tokens of `imitation` that are learned, of all ranks, of their negative log-likelihood."""
+        sums = Sums()
+        for passes in imitation.passes:
+            for each in self._passes(imitation.batch, passes):
+                logprobs = self.policy.module(each.packed, temperature=IMITATION_TEMPERATURE)[0]
+                _add(sums, {NLL: -logprobs.double().sum()} if len(each.rows) else {})
+        return float(self.ranks.merge(sums)[NLL])
+
+    def _imitate(self, imitation: ImitationBatch, index: int, sums: Sums) -> Sums:
+        """Add the gradient of the demonstrations of an update to that of the policy: of their mean negative
+        log-likelihood over the tokens of all ranks, times the weight. Returns the loads of the experts."""
+        loads = Sums()
+        passes, tokens = imitation.passes[index], imitation.tokens[index]
+        for number, each in enumerate(self._passes(imitation.batch, passes), 1):
+            self.policy.begin_pass(is_last=number == len(passes))
+            logprobs, _ = self.policy.module(each.packed, temperature=IMITATION_TEMPERATURE)
+
+            def loss(logprobs: Tensor = logprobs) -> tuple[Tensor, Sums]:
+                # Tokens that are not learned have log-probs of 0.
+                total = -logprobs.sum()
+                weighed = imitation.weight / tokens * total
+                return weighed, {NLL: total, LOSS: weighed}
+
+            _add(sums, add_gradient(self.policy, self.ranks, logprobs, each.rows, loss))
+            _add(loads, self.policy.module.loads.sums())
+        return loads
+
+    def _update(self, step: int, result: StepResult, loads: Sums) -> None:
+        """Turn the gradients into updates of all models, or leave where a rank was asked to stop. `loads` are those of
+        the experts in the update's passes."""
+        self.ranks.leave_if(self.stop.is_set(), updating=True)
+        updates = {name: model.update(step) for name, model in self.models.items()}
+        if self.balance.bias_rate and updates["policy"].is_applied:
+            self.policy.module.loads.move_biases(self._over_ranks(loads), self.balance.bias_rate)
+        if not updates["policy"].overflowed:
+            result.norms.append(updates["policy"].norm)
+        result.too_large += sum(each.too_large for each in updates.values())
+        result.overflowed += sum(each.overflowed for each in updates.values())
+        prefixes = {"critic": "value/", "implicit": "implicit/"}
+        own = {prefixes[name]: each for name, each in updates.items() if name in prefixes and not each.overflowed}
+        result.summary |= {f"{prefix}grad_norm": each.norm for prefix, each in own.items()}
 
     def _loss_scales(self) -> dict[str, float]:
         prefixes = {"policy": "", "critic": "value/", "implicit": "implicit/"}
         scales = {prefixes[name]: model.loss_scale for name, model in self.models.items()}
         return {f"{prefix}loss_scale": each.scale for prefix, each in scales.items() if each is not None}
 
-    def _balance_by_loss(self, batch: LocalBatch, minibatch: Minibatch) -> None:
+    def _balance_by_loss(self, batch: LocalBatch, passes: Passes) -> None:
         """Have the passes of a minibatch add the gradient of the balance loss, if it has a weight. Its constants come
         from passes before them."""
         loads, sums = self.policy.module.loads, Sums()
         loads.push(None)
         if self.balance.weight:
             with torch.no_grad():
-                for each in self._passes(batch, minibatch):
+                for each in self._passes(batch, passes):
                     self.policy.module(each.packed)
                     _add(sums, loads.sums())
             # As in `add_gradient`: FSDP divides by the number of ranks, and float16 needs larger gradients.
@@ -271,6 +353,12 @@ def add_gradient(
     value, sums = loss()
     model.scaled(value * ranks.size).backward()
     return sums
+
+
+def _imitation_summary(total: dict[str, Tensor], imitation: ImitationBatch) -> dict[str, float]:
+    """The metrics of the demonstrations; takes their sum out of those over all ranks."""
+    tokens = sum(imitation.tokens)
+    return {"sft/loss": float(total.pop(NLL)) / tokens, "sft/tokens": float(tokens), "sft/weight": imitation.weight}
 
 
 def _both(statistics: tuple[Tensor, Tensor | None]) -> Tensor:

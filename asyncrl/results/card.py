@@ -239,7 +239,10 @@ def _limits(model: TrainedModel) -> Iterator[str]:
 
 
 def _is_used(key: str, model: TrainedModel) -> bool:
-    """Whether the training read a key of the algorithm: those of the critic are for runs that have one."""
+    """Whether the training read a key of the algorithm: those of the critic, or of demonstrations, are for runs that
+    have them."""
+    if key.startswith("algorithm.sft.") and not model.values["algorithm.sft.path"]:
+        return False
     return not key.startswith("algorithm.value") or any("value/bias" in row for row in model.steps)
 
 

@@ -24,8 +24,10 @@ from asyncrl.config.schema import (
     ModelConfig,
     PartConfig,
     RunConfig,
+    SftConfig,
     TrainConfig,
 )
+from asyncrl.data.rendered import RenderedDemonstrations, rendered_folder, write_rendered
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batches import BatchSource
@@ -149,6 +151,31 @@ def with_critic(config: TrainConfig) -> TrainConfig:
     config.algorithm.kl = PartConfig("k3", {"weight": 0.1, "target": 0.01})
     config.algorithm.entropy_weight = 0.01
     config.critic.lr = 1e-2
+    return config
+
+
+def random_demonstrations(count: int, seed: int = 0) -> RenderedDemonstrations:
+    """Prompts, and one or two turns of the policy."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        spans = rng.integers(2, 9, 2 * int(rng.integers(1, 3)))
+        mask = np.repeat(np.arange(len(spans)) % 2 == 1, spans)
+        rows.append((rng.integers(0, VOCABULARY, len(mask)).astype(np.int32), mask))
+    return RenderedDemonstrations.of(rows)
+
+
+def write_demonstrations(config: TrainConfig, sources: list[str], count: int, seed: int = 0) -> None:
+    """Random demonstrations in the run's folder, where a start leaves what it renders of the files `sources`."""
+    for source in sources:
+        Path(source).parent.mkdir(parents=True, exist_ok=True)
+        Path(source).touch()
+    write_rendered(random_demonstrations(count, seed), rendered_folder(config, sources))
+
+
+def with_demonstrations(config: TrainConfig, **sft: Any) -> TrainConfig:
+    """The same run with demonstrations beside its episodes: see `write_demonstrations`."""
+    config.algorithm.sft = SftConfig(path=[f"{config.run.dir}/shown.parquet"], **sft)
     return config
 
 

@@ -17,7 +17,16 @@ from asyncrl.learner.launcher import run_ranks
 from asyncrl.learner.ranks import Ranks
 from asyncrl.observe.kept.reading import KeptEpisodes
 from tests.learner.support import Run, assert_weights_close, assert_weights_equal
-from tests.learner.two_ranks import EXPERTS, OPTIMIZERS, configs, make_wide, restore_wide, train_all, train_wide
+from tests.learner.two_ranks import (
+    EXPERTS,
+    OPTIMIZERS,
+    configs,
+    fine_tuned,
+    make_wide,
+    restore_wide,
+    train_all,
+    train_wide,
+)
 from tests.mixtures import MIXTURES
 
 pytestmark = pytest.mark.slow
@@ -72,6 +81,7 @@ def one(model: Path, mixture: Path, ranks: Ranks, one_folder: Path) -> dict[str,
         "frozen",
         "frozen mixture",
         "adapters",
+        "shown",
     ],
 )
 def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple[dict[str, Any], Path]):
@@ -95,6 +105,10 @@ def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple
     assert len(experts) == (3 if batch in ("mixture", "balanced", "replayed", "frozen mixture") else 0)
     for name in experts:
         assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-4), name
+
+
+def test_two_ranks_fine_tune_as_one_does(model: Path, ranks: Ranks, two: tuple[dict[str, Any], Path], tmp_path: Path):
+    assert_weights_close(fine_tuned(model, tmp_path, ranks), two[0]["sft"], atol=1e-5)
 
 
 def test_copies_of_the_model_train_as_one_rank_does(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,9 +33,20 @@ from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.policy import Policy, shard
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.modelling.weight_format import WeightFormat
+from asyncrl.sft.rank import fine_tune
 from asyncrl.weights.buckets import Bucket, on_host
 from asyncrl.weights.manifest import TensorSpec
-from tests.learner.support import Run, flip_a_bit, make_config, make_models, save_whole, with_critic
+from tests.helpers import FakeMetrics
+from tests.learner.support import (
+    Run,
+    flip_a_bit,
+    make_config,
+    make_models,
+    save_whole,
+    with_critic,
+    with_demonstrations,
+    write_demonstrations,
+)
 from tests.mixtures import MIXTURES, mixture
 
 BATCHES = {
@@ -53,7 +65,7 @@ CHANGE = ConfigChange(1, "learner.lr", 2e-3, 1e-3, 0)
 
 def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
     """Runs whose shards are even, uneven, and empty on one of two ranks; one that trains a critic too, one of a mixture
-    of experts, two of which parts are frozen, and one of adapters."""
+    of experts, one that trains demonstrations too, two of which parts are frozen, and one of adapters."""
     runs = {name: make_config(model, folder / name, **values) for name, values in BATCHES.items()}
     return runs | {
         "critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"], micro_tokens=32)),
@@ -61,6 +73,9 @@ def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
         "replayed": make_config(experts, folder / "replayed", **BATCHES["odd"], router_replay=True),
         "balanced": with_balance(make_config(experts, folder / "balanced", **BATCHES["odd"])),
         "frozen": with_frozen(make_config(model, folder / "frozen", **BATCHES["even"]), "embeddings", "*.layers.0.*"),
+        "shown": with_demonstrations(
+            make_config(model, folder / "shown", **BATCHES["even"], micro_tokens=48), weight=0.5, share=0.6
+        ),
         "frozen mixture": with_frozen(make_config(experts, folder / "few", **BATCHES["odd"]), "moe_experts"),
         "adapters": with_adapters(with_critic(make_config(model, folder / "adapters", **BATCHES["even"]))),
     }
@@ -92,6 +107,10 @@ def train_all(
             continue
         if ranks.size > 1 and name in ("alike", "critic"):
             config.learner.exchange, config.learner.reference_on_host = "update", True
+        if name == "shown":
+            if ranks.rank == 0:
+                write_demonstrations(config, config.algorithm.sft.path, 7)
+            ranks.barrier()
         if ranks.size > 1 and name == "even":
             config.learner.optimizer_on_host, config.learner.reshard = True, 0.5
         run = Run(config, changes=[CHANGE], alike=name == "alike").train(ranks)
@@ -101,6 +120,20 @@ def train_all(
         }
         results[name] = (run.weights, metrics)
     return results
+
+
+def fine_tuned(model: Path, folder: Path, ranks: Ranks) -> dict[str, Tensor]:
+    """The weights that `asyncrl sft` exports after two epochs of 7 demonstrations; the second update of the last step
+    of an epoch has one demonstration, so that one of two ranks has none."""
+    config = make_config(model, folder / "sft", batch_size=4, minibatches=2, steps=4, keep_best=1, eval_every=2)
+    config.data.train, config.data.eval = [str(folder / "train.parquet")], [str(folder / "held.parquet")]
+    if ranks.rank == 0:
+        write_demonstrations(config, config.data.train, 7)
+        write_demonstrations(config, config.data.eval, 5, seed=1)
+    ranks.barrier()
+    fine_tune(config, ranks, FakeMetrics(), FakeMetrics(), threading.Event())
+    ranks.barrier()
+    return load_file(folder / "sft" / "run" / "model" / "model.safetensors")
 
 
 def stop_one_of_two(model: Path, folder: Path, ranks: Ranks) -> bool:
@@ -293,14 +326,29 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
     with joined(replicas) as ranks:
         results = train_all(model, experts, folder, ranks, names)
         stopped = stop_one_of_two(model, folder, ranks)
+        imitated = fine_tuned(model, folder, ranks)
         check_gathering(ranks)
         check_overflow(ranks)
         check_restoring(model, folder, ranks)
         check_memory(folder, ranks)
-        done = {"results": results, "stopped": stopped, "size": ranks.size, "gathered": ["odd shapes", *MIXTURES]}
+        done = {
+            "results": results,
+            "sft": imitated,
+            "stopped": stopped,
+            "size": ranks.size,
+            "gathered": ["odd shapes", *MIXTURES],
+        }
         done["optimizers"] = {each: train_and_resume(each, folder, ranks) for each in OPTIMIZERS}
         if ranks.rank == 0:
             torch.save(done, folder / "results.pt")
+        within = threads()
+    del ranks
+    assert threads() < within, "gloo's threads end with the ranks"
+
+
+def threads() -> int:
+    """How many threads this process has."""
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 if __name__ == "__main__":

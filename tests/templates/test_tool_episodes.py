@@ -11,9 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from asyncrl.actor.chat_api.messages import read_request
+from asyncrl.actor.demonstrations import demonstration_tokens
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.formats.base import WrittenCall
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
+from asyncrl.data.demonstrations import Demonstration
 from asyncrl.scoring.answers import answer_texts
 from asyncrl.types import Finish, ToolCall
 from tests.actor.fakes import ScriptedEngine, assert_trains_what_was_sampled, make_ticket, make_tool, play_with_tools
@@ -96,6 +98,9 @@ def test_an_episode_with_tools_is_the_templates_own_rendering(name: str, what: s
     assert [call.arguments["text"] for turn in trajectory.turns for call in turn.tool_calls] == log.executed == made
     assert trajectory.finish is Finish.COMPLETED
     assert_trains_what_was_sampled(trajectory, engine)
+    tokens, mask = demonstration_tokens(chat, Demonstration(as_written(chat.format, messages), shown), {})
+    assert np.array_equal(tokens, trajectory.tokens), "the same conversation as a demonstration"
+    assert np.array_equal(mask, trajectory.loss_mask)
 
 
 @pytest.mark.parametrize("name", FORMAT_OF)

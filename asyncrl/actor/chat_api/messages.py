@@ -34,10 +34,8 @@ def read_request(body: Any) -> tuple[CompletionRequest, bool]:
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise RefusedError(f"max_tokens is {limit!r}; it must be a positive integer")
-    names: dict[str, tuple[str, str]] = {}
-    messages = tuple(_message(message, names) for message in body["messages"])
     grammar = read_grammar(body.get(KEY))
-    request = CompletionRequest(messages, _read_tools(body.get("tools") or []), limit, grammar)
+    request = CompletionRequest(read_messages(body["messages"]), _read_tools(body.get("tools") or []), limit, grammar)
     return request, bool(body.get("stream"))
 
 
@@ -54,6 +52,12 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name in _GRAMMARS_OF_SERVERS:
         if body.get(name):
             raise RefusedError(f"{name}={body[name]!r:.200}: give the grammar as {KEY}: {FORMS}")
+
+
+def read_messages(messages: Sequence[Any]) -> tuple[Message, ...]:
+    """Messages of the API in the form that templates take. Raises RefusedError."""
+    names: dict[str, tuple[str, str]] = {}
+    return tuple(_message(message, names) for message in messages)
 
 
 def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 
 from asyncrl.config.schema.cluster import ClusterConfig, NetworkConfig
 from asyncrl.config.schema.generation import ActorConfig, EngineConfig, ServerConfig, WeightsConfig
-from asyncrl.config.schema.learner import AlgorithmConfig, CriticConfig, ImplicitConfig, LearnerConfig, PartConfig
+from asyncrl.config.schema.learner import (
+    AlgorithmConfig,
+    CriticConfig,
+    ImplicitConfig,
+    LearnerConfig,
+    PartConfig,
+    SftConfig,
+)
 from asyncrl.config.schema.lora import LoraConfig
 from asyncrl.config.schema.replay import FilterConfig, ReplayConfig, SamplerConfig
 from asyncrl.config.schema.run import DataConfig, ModelConfig, ObserveConfig, RunConfig

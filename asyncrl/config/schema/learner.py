@@ -217,6 +217,48 @@ class PartConfig:
 
 
 @dataclass
+class SftConfig:
+    """Demonstrations that are trained beside the episodes; `asyncrl sft` trains them alone (docs/sft.md)."""
+
+    path: list[str] | None = option(
+        None,
+        "demonstrations that each step trains beside its episodes, by their mean negative log-likelihood: files as in "
+        "data.train; null: none. `asyncrl sft` reads data.train instead",
+        fixed="the place in the demonstrations counts the rows of these files",
+    )
+    weight: float = option(0.1, "weight of this loss beside the policy's", "[0, inf)")
+    schedule: str = option(
+        "constant",
+        "how the weight falls from step 0 to 0 at step algorithm.sft.steps; at 0, demonstrations are no longer read",
+        choices=("constant", "linear", "cosine"),
+    )
+    steps: int | None = option(
+        None, "learner steps after which a falling weight is 0; null: all steps of the run", "[1, inf)"
+    )
+    share: float = option(
+        0.25, "demonstrations that a step trains, as a share of learner.batch_size, rounded up", "(0, inf)"
+    )
+    tokens: int | None = option(
+        None,
+        "tokens of assistant turns that a step trains at least, in whole demonstrations; null: as share says",
+        "[1, inf)",
+    )
+    max_tokens: int | None = option(
+        None,
+        "longest demonstration in tokens; null: actor.max_tokens. For `asyncrl sft` too",
+        "[2, inf)",
+        fixed="the place in the demonstrations counts those that are left",
+    )
+    overlong: str = option(
+        "refuse",
+        "what becomes of longer ones: the start refuses them, they are left out, or cut at their end; the last two are "
+        "counted. For `asyncrl sft` too",
+        choices=("refuse", "leave_out", "cut"),
+        fixed="the place in the demonstrations counts those that are left",
+    )
+
+
+@dataclass
 class AlgorithmConfig:
     """The parts of the algorithm, which `asyncrl algorithms` lists."""
 
@@ -260,3 +302,4 @@ class AlgorithmConfig:
     )
     value: PartConfig = option(PartConfig("clipped"), "loss of the critic")
     value_aggregation: PartConfig = option(PartConfig("token-mean"), "how the critic's losses become one number")
+    sft: SftConfig = field(default_factory=SftConfig)

@@ -25,6 +25,7 @@ from asyncrl.errors import (
     ToolError,
     UnavailableError,
 )
+from asyncrl.launch.preflight.demonstrations import check_demonstrations
 from asyncrl.launch.preflight.grammars import check_grammars
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
 from asyncrl.launch.preflight.models import (
@@ -94,6 +95,9 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
         check_existence(config)
         with _collected(problems, stop):
             _check_policy(config)
+        with _collected(problems, stop):
+            if "algorithm.sft.path" not in missing:
+                check_demonstrations(config, stop)
         if config.actor.agent is None:
             with _collected(problems, stop):
                 check_grammars(config, files)

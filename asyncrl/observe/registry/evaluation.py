@@ -34,6 +34,12 @@ _OF_A_SOURCE = tuple(
 
 METRICS = (
     *_MEASURED,
+    gauge(
+        "eval/loss",
+        "nats",
+        "of `asyncrl sft` alone: mean negative log-likelihood of the held-out demonstrations, whose learned tokens are "
+        "`eval/tokens`",
+    ),
     gauge("eval/failed", "episodes", "episodes that failed"),
     gauge("eval/version", "version", "the version to be measured"),
     gauge("eval/newest_version", "version", "the newest version that sampled a token: an engine may be ahead"),

@@ -75,6 +75,15 @@ _EXPERTS = (
     ),
 )
 
+_DEMONSTRATIONS = (
+    gauge("sft/loss", "nats", "mean negative log-likelihood of the step's demonstrations, before the update"),
+    gauge("sft/tokens", "tokens", "tokens of demonstrations that the step learned"),
+    gauge("sft/weight", "", "weight of this loss beside the policy's"),
+    gauge("sft/epoch", "epochs", "how often the run has gone through its demonstrations"),
+    gauge("sft/cut", "demonstrations", "demonstrations that were cut: longer than algorithm.sft.max_tokens"),
+    gauge("sft/left_out", "demonstrations", "demonstrations that were left out, since they were longer"),
+)
+
 _POLICIES = (
     gauge(
         "mismatch/ess",
@@ -198,4 +207,7 @@ _TIMES = (
     ),
 )
 
-METRICS = (*_TRAINED, *_UPDATES, *_ROUTING, *_EXPERTS, *_POLICIES, *_OTHER_MODELS, *_WEIGHTS, *_TIMES)
+METRICS = (
+    *(*_TRAINED, *_UPDATES, *_ROUTING, *_EXPERTS, *_DEMONSTRATIONS),
+    *(*_POLICIES, *_OTHER_MODELS, *_WEIGHTS, *_TIMES),
+)

@@ -23,6 +23,7 @@ from asyncrl.config.schema import (
     ServerConfig,
     TrainConfig,
 )
+from asyncrl.data.rendered import read_rendered
 from asyncrl.errors import ConfigError, DataError, UnavailableError
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports
 from asyncrl.launch.preflight.preflight import preflight
@@ -112,6 +113,21 @@ def test_a_model_without_the_layers_that_adapters_want_does_not_start(tmp_path: 
     assert reason.startswith("model.lora.targets=no_proj: the model has no module of this name")
     config.model.lora.targets, config.critic.lora.rank = ["all-linear"], 2
     preflight(config)
+
+
+def test_demonstrations_are_rendered_by_the_start_which_names_a_bad_row(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.run.dir, config.algorithm.sft.path = str(tmp_path / "runs"), [str(tmp_path / "shown.jsonl")]
+    assert refusals(config) == [f"algorithm.sft.path={tmp_path}/shown.jsonl: there is no such file; see docs/data.md"]
+    (tmp_path / "shown.jsonl").write_text(
+        '{"prompt": "a", "response": "b"}\n{"prompt": "a", "response": "<|im_end|>b"}'
+    )
+    [reason] = refusals(config)
+    assert "shown.jsonl: line 2, column response: message 1 has '<|im_end|>' in it" in reason
+    (tmp_path / "shown.jsonl").write_text('{"prompt": "a", "response": "b"}')
+    preflight(config)
+    [folder] = (tmp_path / "runs").glob("*/demonstrations/*")
+    assert len(read_rendered(folder)) == 1
 
 
 def test_a_ground_truth_that_a_built_in_rule_cannot_use_is_refused(tmp_path: Path):

@@ -1,0 +1,149 @@
+"""A demonstration as the tokens that an episode would have if the policy had said the same.
+
+The prompt, what the policy writes in each turn with the token that ends it, and the suffixes between turns are those of
+`recorder`: with a template that rewrites nothing, the tokens and the mask are exactly those of such an episode. With a
+template that rewrites the history, they are those of an episode with actor.history=sampled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.chat_api.messages import read_messages
+from asyncrl.actor.chat_checks import as_tool, open_chat
+from asyncrl.actor.tools.registry import tool_classes
+from asyncrl.config.schema import TrainConfig
+from asyncrl.data.demonstrations import Demonstration, DemonstrationFile
+from asyncrl.data.rendered import (
+    Rendered,
+    RenderedDemonstrations,
+    longest,
+    read_rendered,
+    rendered_folder,
+    write_rendered,
+)
+from asyncrl.errors import DataError, RefusedError, StoppedError
+from asyncrl.machine.long_work import tracked
+
+log = logging.getLogger(__name__)
+
+
+def demonstration_tokens(
+    chat: Chat, shown: Demonstration, functions: Mapping[str, Mapping[str, Any]]
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Ids int32[T] up to the end of the last assistant turn, and bool[T], true on assistant turns with their ends. The
+    template lists the demonstration's own tools, or else all `functions` on offer, as for a task.
+
+    Raises RefusedError: the chat template does not take the messages; an assistant turn is the first message, follows
+    another one, or has a token within that would end it; there is no such turn.
+    """
+    messages = read_messages(list(_with_names(shown.messages)))
+    tools = [as_tool(each) for each in shown.tools or functions.values()]
+    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    if not turns:
+        raise RefusedError("there is no assistant turn, which could be learned")
+    parts: list[NDArray[np.int32]] = []
+    after = 0
+    for turn in turns:
+        if after == turn:
+            raise RefusedError(f"message {turn} is an assistant turn without a message of somebody else before it")
+        context = messages[after:turn]
+        parts.append(chat.suffix(context, tools, int(parts[-1][-1])) if parts else chat.prompt(context, tools))
+        said = chat.written(messages[: turn + 1], tools)
+        if ends := set(said[:-1].tolist()) & set(chat.stop_ids):
+            text = chat.text([min(ends)])
+            raise RefusedError(f"message {turn} has {text!r} in it, which ends a turn; leave such marks out")
+        parts.append(said)
+        after = turn + 1
+    mask = np.repeat([index % 2 == 1 for index in range(len(parts))], [len(part) for part in parts])
+    return np.concatenate(parts), mask
+
+
+def _with_names(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The messages, with the tool's name at each result that has neither a name nor the id of a call: results answer
+    the calls before them in order."""
+    waiting: list[str] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list) and calls:
+            waiting = [str(_function(call).get("name")) for call in calls]
+        if message["role"] == "tool" and waiting:
+            name = waiting.pop(0)
+            yield message if message.get("tool_call_id") or message.get("name") else {**message, "name": name}
+        else:
+            yield message
+
+
+def _function(call: Any) -> Mapping[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return function if isinstance(function, Mapping) else {}
+
+
+def render_file(
+    chat: Chat,
+    file: DemonstrationFile,
+    functions: Mapping[str, Mapping[str, Any]],
+    limit: int,
+    overlong: str,
+    stop: threading.Event | None = None,
+) -> RenderedDemonstrations:
+    """All demonstrations of a file. What becomes of those of more than `limit` tokens is as algorithm.sft.overlong
+    says; one whose first `limit` tokens have nothing to learn is left out, too.
+
+    Raises DataError, which names row and column: one cannot be rendered, or is refused, or none is left; StoppedError.
+    """
+    rows: list[Rendered] = []
+    cut = left_out = 0
+    for row, shown in enumerate(tracked(file, "rendering demonstrations", len(file), "demonstrations")):
+        if stop is not None and stop.is_set():
+            raise StoppedError("stopped while demonstrations were rendered; nothing was started")
+        try:
+            tokens, mask = demonstration_tokens(chat, shown, functions)
+        except RefusedError as error:
+            raise DataError(f"{file.place(row)}, column {file.column}: {error}; mend or drop the row") from error
+        if len(tokens) > limit:
+            if overlong == "refuse":
+                raise DataError(
+                    f"{file.place(row)}, column {file.column}: it has {len(tokens)} tokens, and {limit} are the most "
+                    "(algorithm.sft.max_tokens, or else actor.max_tokens): raise that, or set algorithm.sft.overlong "
+                    "to leave_out or cut"
+                )
+            tokens, mask = tokens[:limit], mask[:limit]
+            if overlong == "leave_out" or not mask.any():
+                left_out += 1
+                continue
+            cut += 1
+        rows.append((tokens, mask))
+    if not rows:
+        raise DataError(f"all {left_out} demonstrations have more than {limit} tokens: raise algorithm.sft.max_tokens")
+    return RenderedDemonstrations.of(rows, cut, left_out)
+
+
+def prepare_demonstrations(
+    config: TrainConfig, sources: Sequence[str], stop: threading.Event | None = None
+) -> RenderedDemonstrations:
+    """The rendered demonstrations of `sources`; if the run's folder does not have them, they are rendered into it.
+
+    Raises DataError: as `render_file` and `DemonstrationFile`; ConfigError: the chat template or a tool cannot be used;
+    StoppedError: `stop` was set meanwhile.
+    """
+    folder = rendered_folder(config, sources)
+    if folder.exists():
+        return read_rendered(folder)
+    file, functions = DemonstrationFile(sources), tool_classes(config.actor.tools)
+    schemas = {name: tool.schema for name, tool in functions.items()}
+    most, overlong = longest(config), config.algorithm.sft.overlong
+    rendered = render_file(open_chat(config), file, schemas, most, overlong, stop)
+    write_rendered(rendered, folder)
+    log.info(
+        "%d demonstrations have %d tokens, of which %d are learned; %d are cut to %d tokens, and %d are left out",
+        *(len(rendered), len(rendered.tokens), rendered.trained.sum(), rendered.cut, most, rendered.left_out),
+    )
+    return rendered

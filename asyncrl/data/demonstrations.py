@@ -1,0 +1,120 @@
+"""Demonstrations from files: conversations whose assistant turns the policy learns to say.
+
+Columns: `messages` (a chat with tool calls and results, as messages or as their JSON text), or `prompt` (messages, JSON
+text of them, or plain text) and `response` (text). Optional: `tools` (OpenAI schemas, as structs or as JSON text). The
+files are those that `asyncrl.data.tables` reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from asyncrl.data.sendable import plain, schemas
+from asyncrl.data.tables import TableFile, read_rows
+from asyncrl.errors import DataError
+
+COLUMNS = ("messages", "prompt", "response", "tools")
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A conversation as its row has it, and the schemas of its tools; none where the row names none."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+class DemonstrationFile(Sequence[Demonstration]):
+    """The demonstrations of one file, or of several. Rows are read on demand.
+
+    Raises DataError, which names the file, column or row that cannot be used; of a row when it is read.
+    """
+
+    def __init__(self, sources: Sequence[str | Path]) -> None:
+        self._name = ", ".join(map(str, sources))
+        self._rows = read_rows(sources, (), COLUMNS)
+        self._table = self._rows.table
+        found = set(self._table.column_names)
+        if "messages" not in found and not {"prompt", "response"} <= found:
+            raise DataError(f"{self._name}: demonstrations need a column messages, or the columns prompt and response")
+        if not self._table.num_rows:
+            raise DataError(f"{self._name} has no rows; each row is a demonstration")
+
+    @property
+    def files(self) -> Sequence[TableFile]:
+        """The files that hold them."""
+        return self._rows.files
+
+    @property
+    def column(self) -> str:
+        """The column that has the turns of the policy."""
+        return "messages" if "messages" in self._table.column_names else "response"
+
+    def place(self, row: int) -> str:
+        """The file and the row or line of a demonstration, in words."""
+        return self._rows.file_of(row).place(row)
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    @overload
+    def __getitem__(self, row: int) -> Demonstration: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Demonstration]: ...
+    def __getitem__(self, row: int | slice) -> Demonstration | Sequence[Demonstration]:
+        if isinstance(row, slice):
+            return [self[index] for index in range(*row.indices(len(self)))]
+        if not 0 <= row < len(self):
+            raise IndexError(row)
+        column = "?"
+        try:
+            values = self._table.slice(row, 1).to_pylist()[0]
+            column = "tools"
+            tools = _tools(values.get("tools"))
+            if self.column == "messages":
+                column = "messages"
+                return Demonstration(_messages(values["messages"]), tools)
+            column = "prompt"
+            prompt = _prompt(values["prompt"])
+            column = "response"
+            return Demonstration([*prompt, {"role": "assistant", "content": _text(values["response"])}], tools)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise DataError(f"{self.place(row)}, column {column}: {error}; mend or drop the row") from error
+
+
+def _messages(value: Any) -> list[Mapping[str, Any]]:
+    """Raises ValueError."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(found, list) or not found:
+        raise ValueError("there are no messages")
+    if not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in found):
+        raise ValueError("each message must have a role and a content")
+    return [plain(each) for each in found]
+
+
+def _prompt(value: Any) -> list[Mapping[str, Any]]:
+    """Raises ValueError."""
+    if isinstance(value, str) and not value.lstrip().startswith("[{"):
+        return [{"role": "user", "content": value}]
+    return _messages(value)
+
+
+def _text(value: Any) -> str:
+    """Raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"it must be text, not {value!r:.100}")
+    return value
+
+
+def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """Raises ValueError: neither schemas nor JSON text."""
+    if isinstance(value, str):
+        return tuple(schemas(value))
+    return tuple(schema for tool in value or () for schema in schemas(tool))

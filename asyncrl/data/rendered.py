@@ -1,0 +1,120 @@
+"""Demonstrations as tokens, in files that every rank of a learner maps into its memory.
+
+A start renders them once (`asyncrl.actor.demonstrations` with the policy's chat template) and writes them into the
+run's folder. The folder's name depends on all that the tokens depend on, so another start finds them again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.config import locations
+from asyncrl.config.schema import TrainConfig
+from asyncrl.data.tables import find_files
+from asyncrl.errors import DataError
+from asyncrl.machine.files import partial_name, sync
+
+Rendered = tuple[NDArray[np.int32], NDArray[np.bool_]]
+"""Ids int32[T] of one demonstration, and bool[T]: those of assistant turns."""
+
+
+@dataclass(frozen=True)
+class RenderedDemonstrations:
+    """D demonstrations of N tokens together: `tokens` int32[N], `mask` bool[N] as in `Rendered`, `ends` int64[D], where
+    each ends. `digest` tells these from others; `cut` and `left_out` count the rows that were too long."""
+
+    tokens: NDArray[np.int32]
+    mask: NDArray[np.bool_]
+    ends: NDArray[np.int64]
+    digest: str
+    cut: int = 0
+    left_out: int = 0
+
+    @staticmethod
+    def of(rows: Sequence[Rendered], cut: int = 0, left_out: int = 0) -> RenderedDemonstrations:
+        tokens, mask = (np.concatenate(each) for each in zip(*rows, strict=True))
+        ends = np.cumsum([len(ids) for ids, _ in rows], dtype=np.int64)
+        digest = hashlib.sha256(b"".join(each.tobytes() for each in (tokens, mask, ends))).hexdigest()[:16]
+        return RenderedDemonstrations(tokens, mask, ends, digest, cut, left_out)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """The tokens of each, int64[D]."""
+        return np.diff(self.ends, prepend=0)
+
+    @cached_property
+    def trained(self) -> NDArray[np.int64]:
+        """The tokens of each that are learned, int64[D]."""
+        return np.add.reduceat(self.mask, self.ends - self.lengths, dtype=np.int64)
+
+    def row(self, index: int) -> Rendered:
+        """The demonstration `index`: views."""
+        end = self.ends[index]
+        span = slice(end - self.lengths[index], end)
+        return self.tokens[span], self.mask[span]
+
+
+def rendered_folder(config: TrainConfig, sources: Sequence[str]) -> Path:
+    """The folder in the run's folder with the rendered demonstrations of `sources`. Raises DataError: a source is not
+    there."""
+    actor, policy, sft = config.actor, config.model, config.algorithm.sft
+    files = [(str(path), _bytes(path)) for source in sources for path in find_files(str(source))]
+    model = [policy.path, policy.revision, policy.tokenizer, policy.chat_template]
+    shown = [actor.tools, actor.template_kwargs, actor.tool_call_format]
+    made_from = [files, model, shown, longest(config), sft.overlong]
+    digest = hashlib.sha256(json.dumps(made_from, default=str).encode()).hexdigest()[:16]
+    return locations.run_dir(config.run) / "demonstrations" / digest
+
+
+def longest(config: TrainConfig) -> int:
+    """The most tokens that a demonstration may have."""
+    return config.algorithm.sft.max_tokens or config.actor.max_tokens
+
+
+def _bytes(path: Path) -> int:
+    """Raises DataError: there is nothing at `path`."""
+    try:
+        files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+        return sum(each.stat().st_size for each in files)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def write_rendered(rendered: RenderedDemonstrations, folder: Path) -> None:
+    """Write `folder`, which appears whole or not at all. Raises OSError."""
+    partial = partial_name(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name in ("tokens", "mask", "ends"):
+        np.save(partial / f"{name}.npy", getattr(rendered, name), allow_pickle=False)
+    about = {"digest": rendered.digest, "cut": rendered.cut, "left_out": rendered.left_out}
+    (partial / "about.json").write_text(json.dumps(about))
+    for each in (*partial.iterdir(), partial):
+        sync(each)
+    partial.rename(folder)
+    sync(folder.parent)
+
+
+def read_rendered(folder: Path) -> RenderedDemonstrations:
+    """What `write_rendered` wrote, mapped into memory. Raises DataError: no start has written it, or it is damaged."""
+    try:
+        arrays = [
+            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("tokens", "mask", "ends")
+        ]
+        return RenderedDemonstrations(*arrays, **json.loads((folder / "about.json").read_text()))
+    except (OSError, EOFError, ValueError, TypeError) as error:
+        raise DataError(
+            f"the rendered demonstrations cannot be read: {error}; `asyncrl train` and `asyncrl sft` render them"
+        ) from error

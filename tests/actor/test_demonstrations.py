@@ -1,0 +1,151 @@
+"""A demonstration has the tokens and the mask of an episode in which the policy said the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.demonstrations import demonstration_tokens, prepare_demonstrations
+from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
+from asyncrl.data.demonstrations import Demonstration
+from asyncrl.data.rendered import read_rendered, rendered_folder
+from asyncrl.errors import DataError, RefusedError, StoppedError
+from tests.actor.fakes import (
+    CHATML,
+    END,
+    QWEN3,
+    ScriptedEngine,
+    ids,
+    make_ticket,
+    make_tokenizer,
+    make_tool,
+    play_with_tools,
+)
+
+USER = {"role": "user", "content": "Wie groß ist 2+2?"}
+CALL = '<tool_call>\n{"name": "echo", "arguments": {"text": "2+2"}}\n</tool_call>'
+
+
+def calls(id: str = "") -> dict[str, Any]:
+    function = {"name": "echo", "arguments": json.dumps({"text": "2+2"})}
+    return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function, "id": id}]}
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN3])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [
+            USER,
+            calls("a"),
+            {"role": "tool", "tool_call_id": "a", "content": "4"},
+            {"role": "assistant", "content": "4é"},
+        ],
+        [USER, calls(), {"role": "tool", "content": "4"}, {"role": "assistant", "content": "4é"}],
+    ],
+)
+def test_the_messages_of_a_rollout_render_as_the_rollout(template: str, messages: Sequence[Mapping[str, Any]]) -> None:
+    tokenizer = make_tokenizer(template)
+    chat = Chat(tokenizer, {"enable_thinking": False})
+
+    async def echo(text: str) -> str:
+        return "4"
+
+    cls, _ = make_tool(echo)
+    engine = ScriptedEngine(tokenizer, [CALL, "4é"])
+    trajectory = asyncio.run(play_with_tools(engine, chat, {"echo": cls}, make_ticket(messages=(USER,))))
+    tokens, mask = demonstration_tokens(chat, Demonstration(messages), {"echo": cls.schema})
+    assert np.array_equal(tokens, trajectory.tokens)
+    assert np.array_equal(mask, trajectory.loss_mask)
+    learned = "".join(chat.text([token]) if chosen else "|" for token, chosen in zip(tokens, mask, strict=True))
+    assert [text for text in chat.text(tokens[mask]).split(END) if text] == [CALL, "4é"], learned
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ([USER], "no assistant turn"),
+        ([{"role": "assistant", "content": "4"}], "message 0 is an assistant turn without a message"),
+        (
+            [USER, {"role": "assistant", "content": "4"}, {"role": "assistant", "content": "5"}],
+            "message 2 is an assistant",
+        ),
+        ([USER, {"role": "assistant", "content": f"4{END}5"}], "message 1 has .* which ends a turn"),
+        ([{"role": "nobody", "content": "4"}], "must have a role"),
+        ([USER, {"role": "assistant", "content": [{"type": "image"}]}], "only text"),
+    ],
+)
+def test_what_no_policy_could_have_said_is_refused(messages: Sequence[Mapping[str, Any]], why: str) -> None:
+    with pytest.raises(RefusedError, match=why):
+        demonstration_tokens(Chat(make_tokenizer()), Demonstration(messages), {})
+
+
+def test_what_follows_the_last_assistant_turn_is_left_away() -> None:
+    chat = Chat(make_tokenizer())
+    whole = [USER, {"role": "assistant", "content": "4"}]
+    for tokens, longer in zip(
+        demonstration_tokens(chat, Demonstration(whole), {}),
+        demonstration_tokens(chat, Demonstration([*whole, USER]), {}),
+        strict=True,
+    ):
+        assert np.array_equal(tokens, longer)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    """Three demonstrations, of which the second one is longer than 40 tokens, and has an answer within these."""
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    lines = [("1+2", "3"), ("1+2", "3" * 60), ("1+2" * 30, "3")]
+    rows = (json.dumps({"prompt": prompt, "response": response}) for prompt, response in lines)
+    (tmp_path / "shown.jsonl").write_text("\n".join(rows))
+    config = TrainConfig(model=ModelConfig(path=str(tmp_path / "model")), run=RunConfig(dir=str(tmp_path), name="run"))
+    config.algorithm.sft.path = [str(tmp_path / "shown.jsonl")]
+    config.algorithm.sft.max_tokens, config.actor.tools = 40, []
+    return config
+
+
+def test_long_demonstrations_are_refused_cut_or_left_out_and_counted(config: TrainConfig) -> None:
+    sources = config.algorithm.sft.path
+    assert sources
+    with pytest.raises(
+        DataError, match=r"shown.jsonl: line 2, column response: it has \d+ tokens, and 40 are the most"
+    ):
+        prepare_demonstrations(config, sources)
+    config.algorithm.sft.overlong = "leave_out"
+    left = prepare_demonstrations(config, sources)
+    assert (len(left), left.cut, left.left_out) == (1, 0, 2)
+    config.algorithm.sft.overlong = "cut"
+    cut = prepare_demonstrations(config, sources)
+    assert (len(cut), cut.cut, cut.left_out) == (2, 1, 1)
+    assert cut.lengths.max() == 40
+    config.algorithm.sft.max_tokens = 3
+    with pytest.raises(DataError, match="all 3 demonstrations have more than 3 tokens"):
+        prepare_demonstrations(config, sources)
+
+
+def test_demonstrations_are_rendered_once(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.algorithm.sft.overlong = "cut"
+    sources = config.algorithm.sft.path
+    assert sources
+    written = prepare_demonstrations(config, sources)
+    monkeypatch.setattr("asyncrl.actor.demonstrations.open_chat", None)
+    assert prepare_demonstrations(config, sources).digest == written.digest
+    found = read_rendered(rendered_folder(config, sources))
+    first = ids(make_tokenizer(CHATML), f"<|im_start|>user\n1+2{END}\n<|im_start|>assistant\n3{END}")
+    assert np.array_equal(found.row(0)[0][-len(first) :], first)
+    assert found.row(0)[1].sum() == 2
+
+
+def test_a_stop_ends_the_rendering(config: TrainConfig) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError, match="while demonstrations were rendered"):
+        prepare_demonstrations(config, config.algorithm.sft.path or [], stop)
