@@ -27,6 +27,7 @@ SET_HERE = {
     "data.eval": "--data names the tasks",
     "learner.eval_attempts": "--n sets it",
 }
+ADAPTERS = "an evaluation plays a whole model: merge the adapters first (asyncrl merge), and name that folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,9 @@ class EvaluationRequest:
     def read(self) -> TrainConfig:
         """The configuration that the run or the words give, as for training. Raises ConfigError."""
         keys = [word.lstrip("+").partition("=")[0] for word in self.words]
-        if wrong := [f"{key}: {SET_HERE[key]}" for key in keys if key in SET_HERE]:
+        wrong = [f"{key}: {SET_HERE[key]}" for key in keys if key in SET_HERE]
+        wrong += [f"{key}: {ADAPTERS}" for key in keys if f"{key}.".startswith("model.lora.")]
+        if wrong:
             raise ConfigError("\n".join(wrong))
         if self.run is None:
             named = {"model.path": self.model, "data.train": self.data, **ANY_PORT}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.dynamic_module_utils import custom_object_save
 
@@ -16,13 +17,14 @@ from asyncrl.config.locations import CARD_FILES
 from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.checkpoint import read_policy
 from asyncrl.learner.gathering import gather_all
-from asyncrl.learner.loading import read_model
-from asyncrl.learner.lora import add_adapters, gather_adapters, save_adapters
-from asyncrl.learner.policy import Policy
+from asyncrl.learner.loading import StoredModel, read_model
+from asyncrl.learner.lora import add_adapters, gather_adapters, save_adapters, with_adapters
+from asyncrl.learner.policy import Policy, convert
 from asyncrl.learner.ranks import Ranks
 from asyncrl.machine.files import as_os_errors, sync, when_there_is_room
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.tokenizer import open_tokenizer
+from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.manifest import DTYPES
 
 
@@ -74,16 +76,29 @@ def _policy_of(config: ModelConfig, checkpoint: Path) -> Policy:
     model = read_model(config)
     if config.lora.is_used:
         add_adapters(model, config.lora, "model.lora")
+        # The run merged into weights of this dtype.
+        convert(model, DTYPES[config.dtype])
     policy = Policy(model, temperature=1.0)
     read_policy(checkpoint, policy)
     return policy
+
+
+def merge_adapter(config: ModelConfig, folder: Path) -> None:
+    """Write the model of `config` with the adapters of `config.lora.path` merged into `folder`, the same files as
+    `export`, on the CPU of this process alone. Raises ConfigError: one of the two cannot be loaded; OSError."""
+    stored = with_adapters(StoredModel(read_model(config)), config.lora, "model.lora", seed=0)
+    with torch.no_grad():
+        stored.start()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    tensors = gather_all(stored.model, WeightFormat(stored.model), DTYPES[config.dtype], Ranks.alone())
+    write_model(stored.model, tensors, folder_writer(config), folder)
 
 
 def _write_adapter(model: Any, tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:
     tokenizer = open_tokenizer(config)
 
     def write(partial: Path) -> None:
-        save_adapters(model, tensors, config.path, partial)
+        save_adapters(model, tensors, config, partial)
         tokenizer.save_pretrained(partial)
 
     _write_anew(folder, write)

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from xxhash import xxh3_64_intdigest
 
-from asyncrl.config.schema import LoraConfig
+from asyncrl.config.schema import LoraConfig, ModelConfig
 from asyncrl.config.schema.lora import ALL_LINEAR
 from asyncrl.errors import ConfigError
 from asyncrl.learner.loading import StoredModel, assign_rows
@@ -103,12 +103,13 @@ def gather_adapters(model: nn.Module) -> dict[str, Tensor]:
     return {name: whole_tensor(each).cpu().clone() for name, each in adapter_parameters(model).items()}
 
 
-def save_adapters(model: Any, tensors: Mapping[str, Tensor], base: str, folder: Path) -> None:
+def save_adapters(model: Any, tensors: Mapping[str, Tensor], base: ModelConfig, folder: Path) -> None:
     """Write the adapters `tensors` of `model`, which `add_adapters` prepared, in peft's files into a new folder, for
-    the base model `base`. Raises OSError, SafetensorError."""
+    the model that `base` names. Raises OSError, SafetensorError."""
     folder.mkdir(parents=True)
     config = copy(model.peft_config[ADAPTER])
-    config.base_model_name_or_path, config.task_type, config.inference_mode = base, "CAUSAL_LM", True
+    config.base_model_name_or_path, config.revision = base.path, base.revision
+    config.task_type, config.inference_mode = "CAUSAL_LM", True
     config.target_modules = _target_names(model)
     config.save_pretrained(folder)
     named = {f"{PREFIX}{name}": each.contiguous() for name, each in tensors.items()}

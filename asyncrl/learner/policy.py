@@ -261,7 +261,7 @@ def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks, frozen
         root.requires_grad_(False)
     # What is frozen by patterns keeps the dtype of the rest, in which it is published.
     keeps_masters = frozen is None and not adapted_layers(root)
-    _convert(root, torch.float32 if keeps_masters else DTYPES[config.dtype])
+    convert(root, torch.float32 if keeps_masters else DTYPES[config.dtype])
     offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if frozen and frozen.on_host else OffloadPolicy()
     options: dict[str, Any] = {"mesh": ranks.mesh, "mp_policy": precision, "offload_policy": offload}
     names = set(model._no_split_modules or ())
@@ -292,8 +292,8 @@ def _allow_graphs() -> None:
     shapes.use_duck_shape = False
 
 
-def _convert(root: nn.Module, frozen: torch.dtype) -> None:
-    """Give the weights that are not trained this dtype. All others are float32, and so are buffers, such as the
+def convert(root: nn.Module, frozen: torch.dtype) -> None:
+    """Give the weights that are not trained the dtype `frozen`. All others are float32, and so are buffers, such as the
     frequencies of rotary embeddings."""
     root.float()
     for parameter in root.parameters():

@@ -2,23 +2,28 @@
 
 DIR may be a run of asyncrl, or one of its checkpoints (runs/NAME/checkpoints/step-000040), as `asyncrl export` writes
 it; a folder of verl with FSDP shards (global_step_N/actor with model_world_size_N_rank_K.pt); or one with a Megatron
-distributed checkpoint in the format torch_dist. It works on the CPU, and needs host memory for the whole model, once or
+distributed checkpoint in the format torch_dist; or a peft folder of LoRA adapters, which are merged into the model that
+it names, or that --config names. It works on the CPU, and needs host memory for the whole model, once or
 twice. The configuration and the tokenizer come from the folder `huggingface` that verl writes beside the shards.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.schema import LoraConfig, ModelConfig
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.evaluate.export import export_run, require_new
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_ADAPTERS = "adapter_config.json"
 _TEMPLATES = ("huggingface", "model/huggingface", "../huggingface")
 
 
@@ -33,7 +38,8 @@ def main() -> None:
         "--config",
         type=Path,
         metavar="DIR",
-        help="take config.json and the tokenizer from this folder (huggingface, beside verl's shards)",
+        help="take config.json and the tokenizer from this folder (huggingface, beside verl's shards); of "
+        "adapters, the model that they were trained on",
     )
     parser.add_argument("--dtype", choices=_DTYPES, help="the dtype of the weights (that of the checkpoint)")
     parser.add_argument(
@@ -54,6 +60,9 @@ def merge(source: Path, to: Path, config: Path | None = None, dtype: str | None 
     of no known format, damaged, or its tensors are not those of the configuration; OSError.
     """
     require_new(to)
+    if (source / _ADAPTERS).is_file():
+        _merge_adapter(source, to, config, dtype, tied)
+        return
     own = _own_run(source)
     if own is None:
         _merge_foreign(source, to, config, dtype, tied)
@@ -85,6 +94,24 @@ def _own_run(source: Path) -> tuple[Path, int | None] | None:
     if not (source / COMPLETE).is_file():
         raise CheckpointError(f"{source} is not complete: its learner was stopped while it wrote")
     return run, int(step)
+
+
+def _merge_adapter(source: Path, to: Path, config: Path | None, dtype: str | None, tied: bool) -> None:
+    if tied:
+        raise ConfigError("--tie-word-embedding is for checkpoints of verl: the configuration of the model says this")
+    try:
+        stored = {} if config else json.loads((source / _ADAPTERS).read_text())
+        base, revision = config or stored["base_model_name_or_path"], stored.get("revision")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{source / _ADAPTERS} cannot be read: {error!r}") from error
+    if not base:
+        raise ConfigError(f"{source / _ADAPTERS} names no model: name it with --config")
+    from asyncrl.learner.export import merge_adapter
+    from asyncrl.modelling.opening import open_config
+
+    model = ModelConfig(str(base), revision=revision, lora=LoraConfig(path=str(source)))
+    own = str(open_config(model).dtype or "float32").removeprefix("torch.")
+    merge_adapter(replace(model, dtype=dtype or own), to)
 
 
 def _merge_foreign(source: Path, to: Path, config: Path | None, dtype: str | None, tied: bool) -> None:
@@ -130,5 +157,6 @@ def _unknown(source: Path) -> CheckpointError:
     advice = f"; name the folder of one model, such as {source / inner}" if inner else ""
     return CheckpointError(
         f"{source} is no checkpoint that is known: it has neither {CONFIG_FILE} and checkpoints (a run of asyncrl), "
-        f"nor model_world_size_N_rank_K.pt (verl's FSDP), nor a metadata.json (Megatron's torch_dist){advice}"
+        f"nor model_world_size_N_rank_K.pt (verl's FSDP), nor a metadata.json (Megatron's torch_dist), nor an "
+        f"{_ADAPTERS} (peft){advice}"
     )

@@ -67,6 +67,8 @@ def test_words_that_evaluate_sets_itself_are_refused(run: Path) -> None:
         request(run, "data.eval=x", "learner.eval_attempts=2").read()
     with pytest.raises(ConfigError, match="experiment: the configuration is that of"):
         request(run, "experiment=demo").read()
+    with pytest.raises(ConfigError, match=r"model.lora.path: an evaluation plays a whole model: merge the adapters"):
+        request(run, "model.lora.path=adapter").read()
 
 
 def test_an_evaluation_goes_on_with_what_it_measures_only(run: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import BaseOfPolicy, Policy, load_policy, load_reference
 from asyncrl.learner.ranks import Ranks
+from asyncrl.merge.command import merge
 from asyncrl.modelling.adapters import adapter_parameters
 from asyncrl.weights.delta import diff
 from asyncrl.weights.manifest import take_snapshot
@@ -193,8 +194,22 @@ def test_a_peft_folder_of_a_checkpoint_loads_in_peft_and_starts_another_run_and_
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(one_by_one(merged, batch), expected, atol=5e-5, rtol=1e-3)
     assert AutoTokenizer.from_pretrained(tmp_path / "adapter").get_vocab()
+    merge(tmp_path / "adapter", tmp_path / "merged again")
+    assert contents(tmp_path / "merged again") == contents(tmp_path / "merged")
     started = load_policy(ModelConfig(str(model), lora=LoraConfig(path=str(tmp_path / "adapter"))), 1.0, ranks, 64)
     assert torch.equal(started(PackedSequences.of(batch))[0], expected)
+
+
+def test_a_checkpoint_is_merged_into_weights_of_the_dtype_as_the_run_merged_it(
+    model: Path, ranks: Ranks, tmp_path: Path
+):
+    config = ModelConfig(str(model), lora=SMALL, dtype="bfloat16")
+    policy = with_values(load_policy(config, 1.0, ranks, 64))
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 2, ranks)
+    save_whole(checkpoints, Progress(step=1), {"policy": Trainable(policy, 0.1, LearnerConfig())})
+    export_checkpoint(config, checkpoints.complete()[0], tmp_path / "merged")
+    published = gather_all(policy.model, policy.weight_format, torch.bfloat16, ranks)
+    assert_weights_equal(load_file(tmp_path / "merged/model.safetensors"), published)
 
 
 def test_a_critic_and_an_implicit_model_train_their_adapters_alone(model: Path, ranks: Ranks):
