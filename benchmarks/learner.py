@@ -2,8 +2,8 @@
 
 Qwen3 shapes with random weights, mixtures of experts among them, batches of given lengths, one update a step. The
 policy sampled all tokens of a sequence but the first. Times are medians of `--runs` steps after two others; the device
-is idle before and after each phase. Peak memory is the allocator's. With `--ranks 2` a step has twice the sequences;
-rates and MFU are those of one rank.
+is idle before and after each phase. Peak memory is the allocator's. With `--ranks 2` a step has twice the sequences,
+unless `--context-ranks 2` has the ranks divide the tokens of each pass; rates and MFU are those of one rank.
 
 MFU counts three forward passes: 2 FLOPs a token for each weight of the layers' matrices and of the head (of a layer's
 experts, for those that work on the token), and causal attention, of which one half is masked. Where depth is cut, the
@@ -13,6 +13,12 @@ measured in the same run. Recomputation and the proximal pass do not count as us
 `--ablate` measures each case again with one switch at a time as in `ABLATIONS`; `--set` changes options for all.
 
     python -m benchmarks.learner --shapes 0.6B 4B --cases 8x2048 1x16384 heavy --ablate
+
+`lengths` stands for as many tokens a step in sequences of 2k to 128k. The rows show how much of their activations the
+layers keep, since longer passes leave less room for them:
+
+    python -m benchmarks.learner --cases lengths --runs 2 --name=-lengths
+    python -m benchmarks.learner --cases lengths 1x262144 --runs 2 --ranks 2 --context-ranks 2 --name=-lengths-2
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -51,6 +58,9 @@ from benchmarks.record import machine, write_result
 from benchmarks.shapes import SHAPES, make_model
 
 MICRO_TOKENS = 16384
+STEP_TOKENS = 131_072
+LENGTHS = [f"{STEP_TOKENS >> power}x{1 << power}" for power in range(11, 18)]
+"""The cases that `lengths` stands for."""
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "model.activations=0": {"model.activations": 0.0},
     "model.compile=false": {"model.compile": False},
@@ -75,6 +85,8 @@ class Row:
     mfu_with_proximal: float
     peak_gb: float
     first_step_s: float
+    kept: float
+    """The share of their activations that layers keep."""
 
 
 class Stopwatch:
@@ -113,8 +125,13 @@ def lengths_of(case: str, step: int = 0) -> list[int]:
         count, length = case.split("x")
         return [int(length)] * int(count)
     drawn = np.random.default_rng(step).lognormal(7.0, 1.1, 1000).clip(64, MICRO_TOKENS).astype(int)
-    chosen = drawn[drawn.cumsum() < 131_072].tolist()
-    return [*chosen, 131_072 - sum(chosen)]
+    chosen = drawn[drawn.cumsum() < STEP_TOKENS].tolist()
+    return [*chosen, STEP_TOKENS - sum(chosen)]
+
+
+def largest_pass(case: str, ranks: Ranks) -> int:
+    """The tokens of the largest pass of the case."""
+    return max(MICRO_TOKENS * ranks.context_size, *lengths_of(case))
 
 
 def make_batch(
@@ -155,10 +172,10 @@ def _trajectory(name: str, group: int, length: int, vocabulary: int, rng: np.ran
 
 
 def make_trainer(
-    shape: str, options: Mapping[str, Any], ranks: Ranks, cases: Sequence[str], usable: float | None
-) -> Trainer:
-    """A trainer of a policy with random weights; `options` are those of the configuration by their full names.
-    `cases` and the `usable` bytes of memory say how much of the activations fits."""
+    shape: str, options: Mapping[str, Any], ranks: Ranks, largest: int, usable: float | None
+) -> tuple[Trainer, float]:
+    """A trainer of a policy with random weights; `options` are those of the configuration by their full names. The
+    `largest` pass and the `usable` bytes of memory say which share of the activations is kept, which comes second."""
     sections: dict[str, dict[str, Any]] = {"model": {}, "algorithm": {}, "learner": {}}
     for name, value in options.items():
         section, key = name.split(".")
@@ -172,10 +189,10 @@ def make_trainer(
     learner = LearnerConfig(**sections["learner"])
     algorithm = Algorithm.from_config(AlgorithmConfig(**sections["algorithm"]))
     trainer = Trainer(ranks, algorithm, Timed(policy, learner.lr, learner), None, None, threading.Event())
+    share = 1.0 if config.activations is None else config.activations
     if config.activations is None and ranks.device.type == "cuda":
-        largest = max(MICRO_TOKENS, *(length for case in cases for length in lengths_of(case)))
-        fit_activations(trainer, [largest], usable or usable_bytes(ranks.device))
-    return trainer
+        share = fit_activations(trainer, [largest], usable or usable_bytes(ranks.device, learner.memory))
+    return trainer, share
 
 
 def measure(trainer: Trainer, case: str, runs: int) -> tuple[dict[str, float], int, float, float]:
@@ -184,10 +201,11 @@ def measure(trainer: Trainer, case: str, runs: int) -> tuple[dict[str, float], i
     assert isinstance(policy, Timed)
     steps = []
     for step in range(runs + 2):
-        lengths = [length for rank in range(ranks.size) for length in lengths_of(case, step * ranks.size + rank)]
+        groups = ranks.groups
+        lengths = [length for group in range(groups) for length in lengths_of(case, step * groups + group)]
         costs = ForwardFlops.of(policy.module, policy.module.model.config)(lengths).tolist()
-        (minibatch,) = schedule(lengths, costs, ranks.size, 1, max(MICRO_TOKENS, *lengths))
-        passes = minibatch[ranks.rank]
+        (minibatch,) = schedule(lengths, costs, groups, 1, largest_pass(case, ranks))
+        passes = minibatch[ranks.group]
         own = sorted(member for members in passes for member in members)
         plan, episodes, batch = make_batch(lengths, own, policy.module.vocabulary, ranks.device)
         minibatches = [Minibatch(passes, Totals(sum(plan.sampled), len(lengths)))]
@@ -208,30 +226,36 @@ def rows(options: argparse.Namespace, ranks: Ranks, peak: float) -> Iterator[Row
     changes = {"": {}, **(ABLATIONS if options.ablate else {})}
     for shape in options.shapes:
         for changed, change in changes.items():
-            trainer = make_trainer(shape, {**options.set, **change}, ranks, options.cases, options.usable)
-            for case in options.cases:
-                lengths = lengths_of(case)
-                seconds, passes, memory, first = measure(trainer, case, options.runs)
-                training = seconds["forward_backward"] + seconds["update"]
-                policy = trainer.policy.module
-                useful = 3 * float(ForwardFlops.of(policy, policy.model.config)(lengths).sum())
-                mfu = useful / training / peak
-                yield Row(
-                    shape,
-                    case,
-                    changed,
-                    passes,
-                    sum(lengths),
-                    seconds,
-                    sum(lengths) / training,
-                    mfu,
-                    mfu * training / (training + seconds["proximal"]),
-                    memory,
-                    first,
-                )
-            del trainer
-            gc.collect()
-            torch.cuda.empty_cache()
+            for largest, cases in groupby(options.cases, key=lambda case: largest_pass(case, ranks)):
+                trainer, kept = make_trainer(shape, {**options.set, **change}, ranks, largest, options.usable)
+                for case in cases:
+                    yield _row(trainer, shape, case, changed, options.runs, peak, kept)
+                del trainer
+                gc.collect()
+                if ranks.device.type == "cuda":
+                    torch.cuda.empty_cache()
+
+
+def _row(trainer: Trainer, shape: str, case: str, changed: str, runs: int, peak: float, kept: float) -> Row:
+    policy, lengths, together = trainer.policy.module, lengths_of(case), trainer.ranks.context_size
+    seconds, passes, memory, first = measure(trainer, case, runs)
+    training = seconds["forward_backward"] + seconds["update"]
+    useful = 3 * float(ForwardFlops.of(policy, policy.model.config)(lengths).sum()) / together
+    mfu = useful / training / peak
+    return Row(
+        shape,
+        case,
+        changed,
+        passes,
+        sum(lengths),
+        seconds,
+        sum(lengths) / together / training,
+        mfu,
+        mfu * training / (training + seconds["proximal"]),
+        memory,
+        first,
+        kept,
+    )
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -246,21 +270,25 @@ def _setting(text: str) -> tuple[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["0.6B"], choices=list(SHAPES))
-    parser.add_argument("--cases", nargs="+", default=["8x2048", "1x16384", "heavy"], help="COUNTxLENGTH, or heavy")
+    parser.add_argument(
+        "--cases", nargs="+", default=["8x2048", "1x16384", "heavy"], help="COUNTxLENGTH, heavy, or lengths"
+    )
     parser.add_argument("--runs", type=int, default=5, help="measured steps")
     parser.add_argument("--ranks", type=int, default=1, help="ranks, each with a GPU of its own")
+    parser.add_argument("--context-ranks", type=int, default=1, help="ranks that divide the tokens of each pass")
     parser.add_argument("--set", nargs="+", default=[], type=_setting, metavar="OPTION=VALUE")
     parser.add_argument("--usable", type=float, help="bytes of memory into which activations are fitted")
     parser.add_argument("--ablate", action="store_true", help="measure each of the ablations, too")
     parser.add_argument("--name", default="", help="end of the result's file name")
     options = parser.parse_args()
     options.set = dict(options.set)
+    options.cases = [each for case in options.cases for each in (LENGTHS if case == "lengths" else [case])]
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if options.ranks > 1 and Membership.of_this_process() is None:
         command = [sys.executable, "-m", "benchmarks.learner", *sys.argv[1:]]
         run_ranks(command, options.ranks, threading.Event())
         return
-    with joined() as ranks:
+    with joined(context_ranks=options.context_ranks) as ranks:
         peak = measured_peak(ranks.device, torch.bfloat16 if ranks.device.type == "cuda" else torch.float32)
         found = rows(options, ranks, peak)
         if ranks.rank == 0:
@@ -273,14 +301,15 @@ def _report(options: argparse.Namespace, found: Iterable[Row], device: torch.dev
     """Print the rows as they come, and write them all."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else machine()
     print(f"{options.ranks} x {name}, products at {peak / 1e12:.4g} TFLOP/s, torch {torch.__version__}")
-    print(f"{'':36}{'tok/s':>8}{'MFU':>7}{'+prox':>7}{'prox s':>8}{'f+b s':>8}{'upd s':>7}{'GB':>7}{'first s':>8}")
+    names = f"{'tok/s':>8}{'MFU':>7}{'+prox':>7}{'prox s':>8}{'f+b s':>8}{'upd s':>7}{'GB':>7}{'kept':>6}{'first s':>8}"
+    print(f"{'':36}{names}")
     kept = []
     for row in found:
         times = [row.seconds[name] for name in ("proximal", "forward_backward", "update")]
         print(
             f"{f'{row.shape} {row.case} {row.changed}':36}{row.tokens_per_s:8.0f}{row.mfu:7.1%}"
             f"{row.mfu_with_proximal:7.1%}{times[0]:8.3f}{times[1]:8.3f}{times[2]:7.3f}{row.peak_gb:7.1f}"
-            f"{row.first_step_s:8.1f}",
+            f"{row.kept:6.0%}{row.first_step_s:8.1f}",
             flush=True,
         )
         kept.append(asdict(row))

@@ -153,7 +153,7 @@ def errors(shape: str, case: Case, ranks: Ranks) -> dict[str, tuple[float, float
 
 
 def _trainer(shape: str, ranks: Ranks, changes: Mapping[str, Any]) -> Trainer:
-    return make_trainer(shape, {"model.activations": 1.0, **changes}, ranks, [], None)
+    return make_trainer(shape, {"model.activations": 1.0, **changes}, ranks, 0, None)[0]
 
 
 def _whole(tensor: Tensor) -> Tensor:
