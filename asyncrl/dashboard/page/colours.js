@@ -34,7 +34,7 @@ function none(reason) {
 const KINDS = {
   sampled: {
     label: "mask",
-    meaning: "Blue: the policy sampled the token, so it is trained. Others were given: the prompt, tool results, the template.",
+    meaning: "Blue: the policy sampled the token. Others were given: the prompt, tool results, the template.",
     of: () => ({
       colour: (sampled) => (sampled ? shade(BLUE, 0.45) : ""),
       legend: [
