@@ -193,6 +193,7 @@ def _learner(config: TrainConfig) -> Iterator[str]:
     if config.cluster.learner_ranks is not None and ranks % learner.replicas:
         yield f"learner.replicas cluster.learner_ranks: copies have equal shares of the ranks; use a divisor of {ranks}"
     yield from _context_ranks(config, ranks)
+    yield from _expert_ranks(config, ranks)
     if learner.deterministic and config.model.attention == "flex_attention":
         yield "learner.deterministic model.attention: flex attention is not known to repeat bit for bit; use auto"
     if learner.optimizer_on_host and learner.optimizer == "adamw_8bit":
@@ -242,6 +243,22 @@ def _adapters(config: TrainConfig) -> Iterator[str]:
         yield (
             "learner.reference_on_host model.lora.rank: the reference is the policy without its adapters, and takes no "
             "memory; set the first to false"
+        )
+
+
+def _expert_ranks(config: TrainConfig, ranks: int) -> Iterator[str]:
+    learner = config.learner
+    if learner.expert_ranks == 1:
+        return
+    adapters = {"model": config.model.lora, "critic": config.critic.lora, "implicit": config.implicit.lora}
+    for section, lora in adapters.items():
+        if lora.is_used:
+            yield f"{section}.lora.rank learner.expert_ranks: a model with adapters gathers its experts; use 1"
+    of_copy = ranks // learner.replicas
+    if config.cluster.learner_ranks is not None and ranks % learner.replicas == 0 and of_copy % learner.expert_ranks:
+        yield (
+            "learner.expert_ranks learner.replicas cluster.learner_ranks: groups are equal parts of the ranks of a "
+            f"copy; use a divisor of {of_copy}"
         )
 
 

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.activations import Activations, attention_width
+from asyncrl.learner.expert_ranks import spread_experts
 from asyncrl.learner.loading import StoredModel, open_model
 from asyncrl.learner.lora import with_adapters
 from asyncrl.learner.packed_check import attend_packed, hidden_states, logit_cap
@@ -255,7 +256,9 @@ def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks, frozen
     compiled = compiles(config, ranks.device)
     precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
     share = 1.0 if config.activations is None else config.activations
+    # Ranks that compute a pass together, or to which tokens travel, must compute the same layers again.
     agree = None if ranks.context is None else ranks.context.largest
+    agree = agree if ranks.expert_mesh is None else ranks.largest
     activations = Activations(share, attention_width(model.config), agree)
     if frozen is not None:
         root.requires_grad_(False)
@@ -268,6 +271,7 @@ def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks, frozen
     layers = [module for module in model.modules() if type(module).__name__ in names]
     if compiled:
         _allow_graphs()
+    options["ignored_params"] = spread_experts(model, ranks, DTYPES[config.dtype])
     for layer in layers:
         if compiled:
             layer.forward = torch.compile(layer.forward, dynamic=True)

@@ -42,6 +42,7 @@ T = TypeVar("T")
 ENDED_BY_LAUNCHER_S = 60.0
 """A collective's time limit is so much longer than a rank may be stuck: the launcher, which knows the stuck one, ends
 the ranks first."""
+EXPERT_MESH = ("replicas", "experts", "parts")
 WAIT = timedelta(days=365)
 """How long ranks wait for one that waits for the replay."""
 
@@ -61,6 +62,8 @@ class Ranks:
     leaving: Leaving = field(default_factory=Leaving)
     context: ContextGroup | None = None
     """The ranks that divide the tokens of a pass among them, this one included; None: each has passes of its own."""
+    expert_mesh: DeviceMesh | None = None
+    """The same ranks with the dimensions EXPERT_MESH; None: no tokens travel to experts (see `expert_ranks`)."""
 
     @staticmethod
     def alone() -> Ranks:
@@ -162,6 +165,12 @@ class Ranks:
         self.leave_if(not answers)
         return answers[0]
 
+    def largest(self, value: float) -> float:
+        """The largest of the ranks' values."""
+        values = torch.zeros(self.size, dtype=torch.float64)
+        values[self.rank] = value
+        return float(self.sum(values).max())
+
     def any(self, value: bool) -> bool:
         """Whether `value` is true on one of the ranks."""
         return bool(self.sum(torch.tensor(int(value))))
@@ -197,6 +206,13 @@ def context_group(rank: int, size: int, together: int, limit: timedelta) -> Cont
     return ContextGroup(own.group_name, together, rank % together)
 
 
+def _expert_mesh(kind: str, size: int, replicas: int, expert_ranks: int) -> DeviceMesh | None:
+    if expert_ranks == 1:
+        return None
+    shape = (replicas, expert_ranks, size // (replicas * expert_ranks))
+    return init_device_mesh(kind, shape, mesh_dim_names=EXPERT_MESH)
+
+
 @contextmanager
 def joined(
     replicas: int = 1,
@@ -206,23 +222,26 @@ def joined(
     leaving: Leaving | None = None,
     member: Membership | None = None,
     context_ranks: int = 1,
+    expert_ranks: int = 1,
 ) -> Iterator[Ranks]:
     """The ranks of which this process is `member`, those that `launcher.run_ranks` started with it, or this process
     alone. They hold `replicas` copies
-    of a model, a divisor of their number. They disconnect at the end. A collective fails after `limit_s` and a minute,
+    of a model, a divisor of their number; `expert_ranks`, a divisor of the ranks of a copy, have all experts of a layer
+    among them. They disconnect at the end. A collective fails after `limit_s` and a minute,
     except those that may wait for the replay. Ranks of several hosts find each other at host 0 with `keys`. `activity`
     and `leaving` are those of this process. `context_ranks` at a time divide the tokens of a pass.
 
-    Raises ConfigError: the ranks of a copy cannot be dealt out to groups of `context_ranks`.
+    Raises ConfigError: the ranks of a copy cannot be dealt out to groups of `context_ranks`, or of `expert_ranks`.
     """
     activity, leaving = activity or Activity(), leaving or Leaving()
     member = member or Membership.of_this_process() or Membership(0, 0, Meeting(0, 1, ""))
     meeting, rank, size = member.meeting, member.rank, member.meeting.size
-    if size % (replicas * context_ranks):
-        raise ConfigError(
-            f"learner.context_ranks={context_ranks} learner.replicas={replicas}: {size} ranks (cluster.learner_ranks "
-            f"on each host) are no multiple of {replicas * context_ranks}; change one of the three"
-        )
+    for key, count in {"context_ranks": context_ranks, "expert_ranks": expert_ranks}.items():
+        if size % (replicas * count):
+            raise ConfigError(
+                f"learner.{key}={count} learner.replicas={replicas}: {size} ranks (cluster.learner_ranks on each host) "
+                f"are no multiple of {replicas * count}; change one of the three"
+            )
     # gloo listens even with one rank. Ranks on one machine need no more than loopback.
     os.environ["GLOO_SOCKET_IFNAME"] = meeting.interface or loopback_interface()
     if size > 1:
@@ -244,7 +263,8 @@ def joined(
         names = ("replicas", "shards")[-len(shape) :]
         mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
         context = context_group(rank, size, context_ranks, limit) if context_ranks > 1 else None
-        ranks = Ranks(rank, size, device, mesh, waiting, activity, leaving, context)
+        experts = _expert_mesh(kind, size, replicas, expert_ranks)
+        ranks = Ranks(rank, size, device, mesh, waiting, activity, leaving, context, experts)
         leaving.ask = ranks.leave_if
         try:
             yield ranks

@@ -92,6 +92,7 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
                 activity,
                 leaving,
                 context_ranks=learner.context_ranks,
+                expert_ranks=learner.expert_ranks,
             )
         )
         context = stack.enter_context(zmq.Context())

@@ -151,6 +151,8 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"cluster.learner_ranks": 4, "learner.replicas": 3}, "a divisor of 4"),
         ({"cluster.learner_ranks": 3, "learner.nodes": 2, "learner.replicas": 4}, "a divisor of 6"),
         ({"cluster.learner_ranks": 8, "learner.replicas": 2, "learner.context_ranks": 3}, "use a divisor of 4"),
+        ({"cluster.learner_ranks": 8, "learner.replicas": 2, "learner.expert_ranks": 3}, "use a divisor of 4"),
+        ({"learner.expert_ranks": 2, "model.lora.rank": 8}, "a model with adapters gathers its experts"),
         (
             {"learner.context_ranks": 2, "model.attention": "flex_attention"},
             "tokens of one rank only; use auto or sdpa",

@@ -139,6 +139,12 @@ class LearnerConfig:
         "a pass, and so a sequence, may have so many times the tokens; 1: each rank has passes of its own",
         "[1, inf)",
     )
+    expert_ranks: int = option(
+        1,
+        "ranks that have all experts of a layer among them, a divisor of the ranks of a copy: tokens travel to the "
+        "ranks of their experts (expert parallelism); 1: ranks gather all experts, as they do other weights",
+        "[1, inf)",
+    )
     deterministic: bool = option(
         False, "only kernels that repeat bit for bit on the same GPUs, which are slower; on the CPU all do"
     )

@@ -39,7 +39,8 @@ def joined_workers(worker: Worker, config: TrainConfig) -> Iterator[Ranks]:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         yield Ranks(0, 1, torch.device(kind), init_device_mesh(kind, (1,), mesh_dim_names=("shards",)))
         return
-    with joined(config.learner.replicas, config.learner.rank_timeout_s, member=_member(worker)) as ranks:
+    learner, member = config.learner, _member(worker)
+    with joined(learner.replicas, learner.rank_timeout_s, member=member, expert_ranks=learner.expert_ranks) as ranks:
         yield ranks
 
 
