@@ -18,11 +18,14 @@ from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.data.command import convert
 from asyncrl.demo.step_scorer import JUDGEMENTS_FILE
 from asyncrl.demo.summary import audit
+from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Task, Trajectory
 from tests.chaos.world import World
 from tests.end_to_end.support import ROOT, Run, read_config
 from tests.helpers import GENEROUS_S
-from tests.learner.support import write_model
+from tests.learner.support import VOCABULARY, write_model
+from tests.mixtures import save_mixture
 
 pytestmark = pytest.mark.slow
 
@@ -115,6 +118,32 @@ def test_three_steps_on_gsm8k_with_a_tiny_model(start: Start, tmp_path: Path) ->
     run.finish()
     assert [line["step"] for line in run.steps()] == [0, 1, 2]
     assert (run.dir / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.long
+def test_a_mixture_trains_with_the_experts_that_its_engine_used(start: Start, tmp_path: Path) -> None:
+    convert("gsm8k", str(EXCERPT), tmp_path / "gsm8k.parquet", "train")
+    model = save_mixture(tmp_path / "model", "qwen3_moe", vocab_size=VOCABULARY, max_position_embeddings=8192)
+    build_tokenizer().save_pretrained(model)
+    run = start(
+        "train",
+        *("experiment=gsm8k_calculator", f"model.path={model}", "model.dtype=float32"),
+        *(f"data.train={tmp_path / 'gsm8k.parquet'}", "actor.max_turn_tokens=24", "replay.max_lag=0"),
+        *("learner.batch_size=8", "learner.group_size=4", "learner.steps=2"),
+        *("engine.return_routed_experts=true", "learner.router_replay=true", "replay.retention=all"),
+    )
+    run.finish()
+    for row in run.steps():
+        assert row["routing/replayed"] > 0.9
+        # The same weights in the same precision choose the same experts but at near ties.
+        assert row["routing/changed"] < 0.01
+        assert row["routing/refused"] == 0
+    stored = StoredRun(run.dir / "replay")
+    for each in stored.plan(0).ids:
+        trajectory = stored.trajectory(each)
+        assert trajectory.routed_experts.shape == (len(trajectory), 2 * 2)
+        assert (trajectory.routed_experts < 4).all(1)[trajectory.loss_mask].mean() > 0.9
+    stored.close()
 
 
 @pytest.mark.long
