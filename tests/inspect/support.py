@@ -41,6 +41,7 @@ def make_episode(ticket: Ticket, version: int = 0) -> Trajectory:
         steps=STEPS,
         rewards={"calculator": 0.5},
         timings={"generate": 0.125, "tools": 0.1},
+        routed_experts=np.arange(12 * 6, dtype=np.uint8).reshape(12, 6),
     )
 
 

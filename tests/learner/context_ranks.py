@@ -25,6 +25,7 @@ from tests.learner.support import VOCABULARY, PlannedReplay, Run, make_config, r
 from tests.learner.test_models_beside_the_policy import RepeatingReplay, prime
 
 TEMPERATURE = 0.7
+MIXTURE = "mixture"
 SIZES = {"hidden_size": 48, "intermediate_size": 24, "head_dim": 16, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
 EXTRAS: dict[str, dict[str, Any]] = {
     "qwen3": {},
@@ -114,13 +115,15 @@ def arranged(ranks: Ranks, together: int, replicas: int) -> Ranks:
 
 
 def configs(model: Path, folder: Path) -> dict[str, TrainConfig]:
-    """Runs with shared prefixes, with passes without rows, with a critic and a reference, and an implicit model."""
+    """Runs with shared prefixes, with passes without rows, with a critic and a reference, with an implicit model,
+    and of a mixture with replayed experts."""
     several = {"batch_size": 8, "group_size": 4}
     odd = {"batch_size": 3, "group_size": 3, "steps": 2, "micro_tokens": 32}
     return {
         "alike": make_config(model, folder / "alike", **several, steps=3, shared_prefixes=True, minibatches=2),
         "lonely": make_config(model, folder / "lonely", batch_size=1, group_size=1, steps=2),
         "critic": with_critic(make_config(model, folder / "critic", **odd)),
+        "replayed": make_config(folder.parent / MIXTURE, folder / "replayed", **odd, router_replay=True),
         "implicit": prime(model, folder / "implicit", **several, steps=2, micro_tokens=40),
     }
 

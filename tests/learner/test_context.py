@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError
 from asyncrl.learner.launcher import Meeting, Membership, run_ranks
 from asyncrl.learner.packing import PackedSequences
@@ -23,18 +24,29 @@ from asyncrl.learner.prefixes import EVERY
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.packed_layout import PackedLayout
-from tests.learner.context_ranks import ARRANGEMENTS, FAMILIES, LENGTHS, configs, outputs, trained, write_family
-from tests.learner.support import Run
+from tests.learner.context_ranks import (
+    ARRANGEMENTS,
+    FAMILIES,
+    LENGTHS,
+    MIXTURE,
+    configs,
+    outputs,
+    trained,
+    write_family,
+)
+from tests.learner.support import VOCABULARY, Run
+from tests.mixtures import save_mixture
 
 MEASURED = ("seconds/", "memory/", "idle", "tokens_per_s")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models of all families."""
+    """The models of all families, and a mixture for runs."""
     folder = tmp_path_factory.mktemp("context")
     for family in FAMILIES:
         write_family(family, folder)
+    build_tokenizer().save_pretrained(save_mixture(folder / MIXTURE, "qwen3_moe", vocab_size=VOCABULARY))
     return folder
 
 

@@ -60,6 +60,14 @@ def _recompute(source: VerlConfig) -> Iterator[Setting | str]:
         yield "model.activations", 1.0
 
 
+def _router_replay(source: VerlConfig) -> Iterator[Setting | str]:
+    mode = source[f"{ACTOR}.router_replay.mode"]
+    if mode == "R3":
+        yield "learner.router_replay", True
+    elif mode not in (None, "disabled"):
+        yield f"{ACTOR}.router_replay.mode={mode}: only experts of the rollout are replayed (R3); none are"
+
+
 def _attention(source: VerlConfig) -> Iterator[Setting | str]:
     changes = source.below(f"{MODEL}.override_config")
     implementation = changes.pop("attn_implementation", None) or changes.pop("model_config.attn_implementation", None)
@@ -291,8 +299,15 @@ ROWS = (
         "ulysses_sequence_parallel_size entropy_from_logits_with_chunking entropy_from_logits_chunk_size "
         "entropy_checkpointing pad_to_length use_remove_padding use_prefix_grouper freeze_vision_tower "
         "calculate_entropy calculate_sum_pi_squared load_weight veomni.* megatron.* torchtitan.* engine.* "
-        "router_replay.*",
+        "router_replay.record_file router_replay.replay_file",
         "Checkpoints always have everything, and the entropy is always reported. " + LEARNERS_OWN,
+    ),
+    made(
+        f"{ACTOR}.router_replay.mode",
+        "`learner.router_replay`",
+        "disabled",
+        "`R3` is true.",
+        _router_replay,
     ),
     same(
         f"{REF}.fsdp_config.param_offload",

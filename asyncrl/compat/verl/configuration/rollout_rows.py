@@ -36,6 +36,14 @@ def _engine(source: VerlConfig) -> Iterator[Setting | str]:
         )
 
 
+def _routed_experts(source: VerlConfig) -> Iterator[Setting | str]:
+    if (
+        source[f"{ROLLOUT}.enable_rollout_routing_replay"]
+        or source["actor_rollout_ref.actor.router_replay.mode"] == "R3"
+    ):
+        yield "engine.return_routed_experts", True
+
+
 def _tensor_parallel(source: VerlConfig) -> Iterator[Setting | str]:
     if source[f"{ROLLOUT}.name"] != "hf":
         yield "engine.server.tp_size", source[f"{ROLLOUT}.tensor_model_parallel_size"]
@@ -274,6 +282,13 @@ ROWS = (
         "log_prob_max_token_len_per_gpu",
         "Log-probs are computed in passes of `learner.micro_tokens`.",
     ),
+    made(
+        f"{ROLLOUT}.enable_rollout_routing_replay",
+        "`engine.return_routed_experts`",
+        False,
+        "True also with `actor.router_replay.mode=R3`.",
+        _routed_experts,
+    ),
     none(ROLLOUT, "agent.*", "`actor.agent` names an agent of yours (docs/agents.md)."),
     none(
         ROLLOUT,
@@ -282,7 +297,7 @@ ROWS = (
     ),
     none(
         ROLLOUT,
-        "multi_stage_wake_up router_config_path enable_rollout_routing_replay moe_load_balance_metrics_interval "
+        "multi_stage_wake_up router_config_path moe_load_balance_metrics_interval "
         "profiler.* trace.* prometheus.* custom.*",
         "There is no such setting; `observe.*` and docs/metrics.md say what is measured.",
     ),

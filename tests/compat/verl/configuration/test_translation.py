@@ -282,6 +282,16 @@ def test_rejections_of_older_releases_bound_the_ratio(name: str, over: str) -> N
     assert rejection["params"] == {"by": "k1", "over": over, **bounds}
 
 
+def test_experts_of_the_rollout_are_replayed_and_those_of_other_passes_are_named() -> None:
+    mode = "actor_rollout_ref.actor.router_replay.mode"
+    replayed = from_words(f"{mode}=R3")
+    assert replayed.settings["learner.router_replay"] is True
+    assert replayed.settings["engine.return_routed_experts"] is True
+    named = from_words(f"{mode}=R2")
+    assert "learner.router_replay" not in named.settings
+    assert has(named.differs, "only experts of the rollout")
+
+
 def test_minibatches_of_no_prompts_are_named() -> None:
     result = from_words("actor_rollout_ref.actor.ppo_mini_batch_size=0")
     assert has(result.differs, "data.train_batch_size=1024", "or one that goes with it, is left out")

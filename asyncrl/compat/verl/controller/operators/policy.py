@@ -46,6 +46,8 @@ class ActorRolloutRefWorker(Worker):
         super().__init__()
         if config.implicit.train:
             raise ConfigError("implicit.train=true: the operators train no implicit process model; use `asyncrl train`")
+        if config.learner.router_replay:
+            raise ConfigError("learner.router_replay=true: verl's batches carry no experts here; use `asyncrl train`")
         self._config = config
         self._stack = ExitStack()
         self._step = 0
