@@ -88,8 +88,9 @@ class Wandb(Sink):
                 resume="allow",
                 config=dict(source.config),
                 mode="online" if os.environ.get("WANDB_API_KEY") else "offline",
-                # The role's own log has what it prints, and this thread must not replace its streams.
-                settings=wandb.Settings(console="off", silent=True),
+                # The role's own log has what it prints, and this thread must not replace its streams. The command
+                # line, which is part of wandb's metadata, may have keys of services.
+                settings=wandb.Settings(console="off", silent=True, x_disable_meta=True),
             )
             run.define_metric("step")
             run.define_metric("*", step_metric="step")

@@ -18,6 +18,7 @@ pytest.importorskip("wandb")
 
 HEADER, BLOCK = 7, 1 << 15
 FULL, LAST = 1, 4
+SECRET = "s3cr3t"
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -52,7 +53,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     (folder / "model").mkdir()
     (folder / "model" / "model.safetensors").write_bytes(b"weights")
     environment = {"PATH": "", "HOME": str(folder), "WANDB_MODE": "offline", "PYTHONPATH": ":".join(sys.path)}
-    subprocess.run([sys.executable, "-c", PROGRAM, str(folder)], check=True, env=environment, timeout=300)
+    environment |= {"SOME_API_KEY": SECRET}
+    command = [sys.executable, "-c", PROGRAM, str(folder), f"engine.server.arguments=[--api-key,{SECRET}]"]
+    subprocess.run(command, check=True, env=environment, timeout=300)
     return sorted((folder / "wandb").glob("offline-run-*"))
 
 
@@ -64,6 +67,12 @@ def test_a_role_that_starts_again_continues_its_own_run_in_the_group_of_the_run(
     assert {each.job_type for each in found} == {"learner"}
     config = {item.key: json.loads(item.value_json) for each in found for item in each.config.update}
     assert config["learner"] == {"steps": 4}
+
+
+def test_neither_the_command_line_nor_the_environment_is_kept(runs: list[Path]) -> None:
+    files = [path for path in runs[0].parent.rglob("*") if path.is_file()]
+    assert any(b"0123abcd-learner" in path.read_bytes() for path in files)
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
