@@ -38,6 +38,7 @@ from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.run import train
 from asyncrl.learner.state import Models
 from asyncrl.modelling.routing import RoutingShape, routing_shape
+from asyncrl.observe.spans import Spans
 from asyncrl.replay.admission import Admission
 from asyncrl.types import BatchPlan, Role, Ticket, Trajectory, Turn
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
@@ -314,9 +315,9 @@ class Run:
         self.metrics, self.evaluations = FakeMetrics(), FakeMetrics()
         self.stop = threading.Event()
 
-    def train(self, ranks: Ranks) -> Run:
+    def train(self, ranks: Ranks, spans: Spans | None = None) -> Run:
         push = self.push if ranks.rank == 0 else None
-        train(self._config, ranks, self.replay, push, self.metrics, self.evaluations, self.stop)
+        train(self._config, ranks, self.replay, push, self.metrics, self.evaluations, self.stop, spans)
         return self
 
     def until_stopped(self, ranks: Ranks) -> Run:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import threading
@@ -16,6 +17,7 @@ from asyncrl.learner.export import export_checkpoint
 from asyncrl.learner.launcher import run_ranks
 from asyncrl.learner.ranks import Ranks
 from asyncrl.observe.kept.reading import KeptEpisodes
+from asyncrl.observe.spans import spans_file
 from tests.learner.support import Run, assert_weights_close, assert_weights_equal
 from tests.learner.two_ranks import (
     EXPERTS,
@@ -109,6 +111,17 @@ def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple
 
 def test_two_ranks_fine_tune_as_one_does(model: Path, ranks: Ranks, two: tuple[dict[str, Any], Path], tmp_path: Path):
     assert_weights_close(fine_tuned(model, tmp_path, ranks), two[0]["sft"], atol=1e-5)
+
+
+def test_recording_spans_changes_no_bit_of_what_two_ranks_train(two: tuple[dict[str, Any], Path]):
+    plain, recorded = two[0]["results"]["odd"][0], two[0]["recorded"]
+    assert list(plain) == list(recorded)
+    for version, tensors in plain.items():
+        assert_weights_equal(recorded[version], tensors)
+    for rank in range(2):
+        lines = spans_file(two[1] / "recorded", f"learner-{rank}").read_text().splitlines()
+        names = {line[0] for line in map(json.loads, lines) if isinstance(line, list)}
+        assert "train" in names, names
 
 
 def test_copies_of_the_model_train_as_one_rank_does(

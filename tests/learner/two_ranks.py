@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Collection, Iterable
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.policy import Policy, shard
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.modelling.weight_format import WeightFormat
+from asyncrl.observe.spans import open_spans
 from asyncrl.sft.rank import fine_tune
 from asyncrl.weights.buckets import Bucket, on_host
 from asyncrl.weights.manifest import TensorSpec
@@ -134,6 +136,14 @@ def fine_tuned(model: Path, folder: Path, ranks: Ranks) -> dict[str, Tensor]:
     fine_tune(config, ranks, FakeMetrics(), FakeMetrics(), threading.Event())
     ranks.barrier()
     return load_file(folder / "sft" / "run" / "model" / "model.safetensors")
+
+
+def train_with_spans(model: Path, experts: Path, folder: Path, ranks: Ranks) -> dict[int, dict[str, Tensor]]:
+    """What the run "odd" publishes while each rank records what it does, in the folder of the run."""
+    config = configs(model, experts, folder / "recorded")["odd"]
+    spans = open_spans(config.observe, folder / "recorded", f"learner-{ranks.rank}")
+    with closing(spans):
+        return Run(config, changes=[CHANGE]).train(ranks, spans).weights
 
 
 def stop_one_of_two(model: Path, folder: Path, ranks: Ranks) -> bool:
@@ -325,6 +335,7 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
     refuse_pickles()
     with joined(replicas) as ranks:
         results = train_all(model, experts, folder, ranks, names)
+        recorded = train_with_spans(model, experts, folder, ranks)
         stopped = stop_one_of_two(model, folder, ranks)
         imitated = fine_tuned(model, folder, ranks)
         check_gathering(ranks)
@@ -334,6 +345,7 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
         done = {
             "results": results,
             "sft": imitated,
+            "recorded": recorded,
             "stopped": stopped,
             "size": ranks.size,
             "gathered": ["odd shapes", *MIXTURES],
