@@ -175,7 +175,8 @@ def status(arguments: Namespace) -> int:
                     table.update(status_table(view), refresh=True)
             return 0
         view = next(views)
-        if view["running"]:
+        # Rates need a second look. A shard that does not answer would be waited for again.
+        if view["running"] and not view["problem"]:
             view = next(views)
     return _print(arguments, view, lambda: status_table(view), console)
 

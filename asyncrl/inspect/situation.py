@@ -25,8 +25,8 @@ ROW_S = 60.0
 @dataclass(frozen=True, slots=True)
 class RoleNow:
     """A role of a supervised run. `runs`: it has a process; `placed`: it has a host. `silent_s`: seconds since its last
-    sign of life, if it gave any. `does`: what it says that it does, and `does_s` for how long. `row`: its newest
-    metrics; empty if they are old."""
+    sign of life, if it gave any. `does`: what it says that it does, and `does_s` for how long, and `part_silent_s`
+    how long the part is silent that `does` names. `row`: its newest metrics; empty if they are old."""
 
     name: str
     runs: bool = True
@@ -35,6 +35,7 @@ class RoleNow:
     silent_s: float | None = None
     does: Doing | None = None
     does_s: float = 0.0
+    part_silent_s: float = 0.0
     row: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -119,6 +120,7 @@ class RolesReader:
             silent_s=silent_s,
             does=does,
             does_s=max(0.0, now - does.since) if does else 0.0,
+            part_silent_s=max(0.0, now - does.silent_since) if does and does.silent else 0.0,
             row=row,
         )
 

@@ -41,6 +41,8 @@ CAUSES = (-signal.SIGKILL, EXIT_USAGE, EXIT_HOPELESS)
 """Statuses that no failure of another rank explains."""
 PIPE_BYTES = 1 << 16
 """As many as a pipe holds."""
+SILENT_BEATS = 5
+"""A rank is shown as silent after the time of so many heartbeats."""
 KILLED_S = 10.0
 """How long to wait for a process that was killed: one that hangs in the kernel may never end."""
 
@@ -208,6 +210,11 @@ class _Rank:
             return None
         return msgspec.structs.replace(self._state, still_s=self._still)
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds without a heartbeat, once it had one and until its end."""
+        return 0.0 if self._state is None or self.status is not None else self._silent
+
     def check_heartbeat(self) -> None:
         """Call this at every poll. Raises RanksError: it runs, and had no heartbeat for too long."""
         try:
@@ -302,6 +309,9 @@ def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, ho
                 raise RanksError(f"the ranks did not stop within {timeouts.stop:.0f} s, and were killed")
         for rank in ranks:
             rank.check_heartbeat()
+        worst = max(ranks, key=lambda rank: rank.silent_s)
+        is_silent = worst.silent_s > SILENT_BEATS * timeouts.heartbeat
+        activity.miss(worst.name if is_silent else "", worst.silent_s)
 
 
 def _show(first: RankState, activity: Activity) -> None:

@@ -47,6 +47,8 @@ class Activity:
         """When the phase began."""
         self.work = ""
         """Long work, with what is left of it."""
+        self.silent, self.silent_since = "", 0.0
+        """A part of the process that gives no sign of life, and since when; empty if there is none."""
         self.waits = True
         """Whether it waits for something that may take any time."""
         self.unfinished: list[str] = []
@@ -54,7 +56,12 @@ class Activity:
 
     @property
     def doing(self) -> Doing:
-        return Doing(self.phase, self.since, self.work)
+        return Doing(self.phase, self.since, self.work, self.silent, self.silent_since)
+
+    def miss(self, part: str, silent_s: float) -> None:
+        """A part of this process has given no sign of life for so long. An empty one: all have."""
+        if part != self.silent:
+            self.silent, self.silent_since = part, self._clock() - silent_s
 
     def advance(self) -> None:
         """The main thread has got on."""

@@ -17,11 +17,14 @@ SUFFIX = ".doing"
 
 class Doing(msgspec.Struct, frozen=True):
     """The `phase` of the main thread and when it began, in seconds since 1970; `work`, such as "loading the model: 12
-    of 30 GB, 20 s left", or empty where there is none."""
+    of 30 GB, 20 s left", or empty where there is none. `silent` names a part of the process that has given no sign of
+    life since `silent_since`, such as a rank of the learner; empty where there is none."""
 
     phase: str
     since: float
     work: str = ""
+    silent: str = ""
+    silent_since: float = 0.0
 
     def write(self, heartbeat: Path) -> None:
         """Write it beside the file of a heartbeat; a reader sees all of it or what was there before. Raises OSError."""

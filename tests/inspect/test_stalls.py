@@ -47,6 +47,10 @@ CASES = [
     (situation(), "learner waits for the batch of step 12 for 31 s"),
     # The learner itself.
     (situation(role("learner", silent_s=40.0)), "learner has been silent for 40 s"),
+    (
+        situation(role("learner", does=Doing("train", 0.0, silent="rank 1 of 2"), part_silent_s=9.0)),
+        "learner's rank 1 of 2 has been silent for 9 s",
+    ),
     (situation(role("learner", does=None)), "learner has been starting"),
     (
         situation(role("learner", does=Doing("start", 0.0), restarts=2)),

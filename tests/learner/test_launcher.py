@@ -90,6 +90,20 @@ def test_a_rank_that_gets_a_signal_ends_the_others_and_is_named(
         run_ranks(ranks_of(tmp_path, FOREVER, STOPS), 2, threading.Event(), SHORT)
 
 
+def test_a_rank_that_is_stopped_is_shown_as_silent_until_it_goes_on(tmp_path: Path) -> None:
+    activity, stop = Activity(), threading.Event()
+
+    def look(found: list[int]) -> None:
+        os.kill(found[1], signal.SIGSTOP)
+        until(lambda: activity.doing.silent == "rank 1 of 2")
+        os.kill(found[1], signal.SIGCONT)
+        until(lambda: activity.doing.silent == "")
+        stop.set()
+
+    with once_running(tmp_path, look), pytest.raises(StoppedError):
+        run_ranks(ranks_of(tmp_path, FOREVER, STOPS), 2, stop, replace(SHORT, silence=60.0), activity=activity)
+
+
 @pytest.mark.parametrize(
     ("body", "error", "reason"),
     [
