@@ -316,13 +316,18 @@ def step_of(folder: Path) -> int:
 
 
 def read_policy(folder: Path, policy: nn.Module) -> None:
-    """Load the policy's weights from a checkpoint into a module that is not sharded. Raises CheckpointError: they
-    cannot be read, or are another model's."""
+    """As `read_model_of`, of the policy."""
+    read_model_of("policy", folder, policy)
+
+
+def read_model_of(name: str, folder: Path, module: nn.Module) -> None:
+    """Load the weights of the model `name` from a checkpoint into a module that is not sharded. Raises CheckpointError:
+    they cannot be read, or are another model's."""
     try:
         ranks = json.loads((folder / PROGRESS).read_text())["ranks"]
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
-    read_weights("policy", policy, folder, ranks)
+    read_weights(name, module, folder, ranks)
 
 
 def _moved(models: Models) -> int:

@@ -16,24 +16,26 @@ from asyncrl.learner.packed_check import hidden_states
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import load_sharded, open_decoder
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.value_head import new_value_head
 from asyncrl.modelling.freezing import freeze
 from asyncrl.modelling.opening import beside
 from asyncrl.modelling.routers import route_in_float32
 
 
 class Critic(nn.Module):
-    """Values of packed tokens: a Hugging Face decoder and a linear head, which is zero at first."""
+    """Values of packed tokens: a Hugging Face decoder and a linear head, by default one that is zero."""
 
     activations: Activations
     """What its layers keep for the backward pass; there once it is sharded."""
 
-    def __init__(self, decoder: Any) -> None:
+    def __init__(self, decoder: Any, head: nn.Linear | None = None) -> None:
         super().__init__()
         self.decoder = decoder
         route_in_float32(decoder)
-        self.head = nn.Linear(decoder.config.get_text_config().hidden_size, 1)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = nn.Linear(decoder.config.get_text_config().hidden_size, 1) if head is None else head
+        if head is None:
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
 
     def forward(self, packed: PackedSequences) -> Tensor:
         """Values float32[N]: at each needed token that of the state in which it was sampled, 0 elsewhere."""
@@ -46,13 +48,14 @@ def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: 
     """The critic that `config` names, for sequences of at most `length` tokens, sharded over the ranks. New adapters
     follow from `seed`.
 
-    Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters` and `load_sharded`.
+    Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `new_value_head` and `load_sharded`.
     """
     model = beside(model, config.path)
-    stored = open_decoder(model, ranks, length)
+    stored = open_decoder(model, ranks, length, with_head=False)
     freeze(stored.model, config.freeze, "critic.freeze", may_be_all=True)
     stored = with_adapters(stored, config.lora, "critic.lora", seed)
-    critic = Critic(stored.model.get_decoder())
+    decoder = stored.model.get_decoder()
+    critic = Critic(decoder, new_value_head(model, decoder.config.get_text_config().hidden_size))
     critic.activations = load_sharded(critic, critic.decoder, stored, model, ranks, length)
     return critic
 

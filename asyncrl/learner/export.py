@@ -101,7 +101,7 @@ def _write_adapter(model: Any, tensors: Mapping[str, Tensor], config: ModelConfi
         save_adapters(model, tensors, config, partial)
         tokenizer.save_pretrained(partial)
 
-    _write_anew(folder, write)
+    write_anew(folder, write)
 
 
 def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callable[[Path], None], folder: Path) -> None:
@@ -115,10 +115,10 @@ def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callabl
         # Its config names the dtype in which the learner keeps its weights.
         write_beside(partial)
 
-    _write_anew(folder, write)
+    write_anew(folder, write)
 
 
-def _write_anew(folder: Path, write: Callable[[Path], None]) -> None:
+def write_anew(folder: Path, write: Callable[[Path], None]) -> None:
     """Have `write` fill a folder that takes the place of `folder`, but for a model card that is there."""
     partial = folder.with_name(f".tmp-{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -145,13 +145,15 @@ def save_code(model: Any, folder: Path) -> None:
         model.config.save_pretrained(partial)
         custom_object_save(model, partial, config=model.config)
 
-    _write_anew(folder, write)
+    write_anew(folder, write)
 
 
-def folder_writer(config: ModelConfig) -> Callable[[Path], None]:
-    """A function that writes the files beside the weights into a Hugging Face folder. They name the compute dtype."""
+def folder_writer(config: ModelConfig, change: Callable[[Any], None] = lambda _: None) -> Callable[[Path], None]:
+    """A function that writes the files beside the weights into a Hugging Face folder. They name the compute dtype, and
+    the configuration is as `change` leaves it."""
     model = open_config(config)
     model.dtype = config.dtype
+    change(model)
     tokenizer = open_tokenizer(config)
 
     def write(folder: Path) -> None:

@@ -42,12 +42,17 @@ class _LoadWholeError(Exception):
     """Why a model cannot be read shard by shard."""
 
 
-def open_model(config: ModelConfig, activity: Activity | None = None) -> StoredModel:
+class NoSafetensorsError(_LoadWholeError):
+    """A model has no safetensors files."""
+
+
+def open_model(config: ModelConfig, activity: Activity | None = None, with_head: bool = True) -> StoredModel:
     """The causal language model that `config` names, whose weights are read once it is sharded. Where all of it must be
-    loaded at once, `activity` shows for how long. Raises ConfigError: it cannot be loaded."""
+    loaded at once, `activity` shows for how long. A critic needs no head of a language model: without `with_head` the
+    files may lack it. Raises ConfigError: it cannot be loaded."""
     path = config.path
     try:
-        return _open_shards(config)
+        return _open_shards(config, with_head)
     except _LoadWholeError as reason:
         logger.warning("each rank loads the whole of %s, which takes more memory: %s", path, reason)
         model, missing = _read_whole(config, activity)
@@ -183,14 +188,14 @@ def _own_rows(tensor: Tensor) -> range | None:
     return None
 
 
-def _open_shards(named: ModelConfig) -> StoredModel:
+def _open_shards(named: ModelConfig, with_head: bool) -> StoredModel:
     """Raises _LoadWholeError; ConfigError, OSError, ValueError, ImportError, SafetensorError: the model cannot be
     loaded at all."""
     source = source_of(named)
     config = open_config(named)
     if getattr(config, "quantization_config", None):
         raise _LoadWholeError("its weights are quantised")
-    files, shapes = _stored(source)
+    files, shapes = stored_tensors(source)
     # As from_pretrained decides with dtype="auto".
     floats = (each for file in dict.fromkeys(files.values()) for each in _float_dtypes(file))
     dtype = config.dtype or next(floats, None)
@@ -203,13 +208,15 @@ def _open_shards(named: ModelConfig) -> StoredModel:
         with suppress(OSError):
             model.generation_config = GenerationConfig.from_pretrained(source.path, revision=source.options["revision"])
     weights = _Weights(WeightFormat(model, files), files, shapes)
-    _check_stored(model, weights)
+    _check_stored(model, weights, with_head)
     _read_buffers(model, weights)
     return StoredModel(model, weights)
 
 
-def _stored(source: ModelSource) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
-    """The file and the shape of each tensor in the safetensors files of a folder or hub model. Downloads them."""
+def stored_tensors(source: ModelSource) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+    """The file and the shape of each tensor in the safetensors files of a folder or hub model. Downloads them.
+
+    Raises NoSafetensorsError; OSError, SafetensorError: they cannot be read."""
     path, revision = source.path, source.revision
     found = cached_file(path, SAFE_WEIGHTS_NAME, revision=revision, _raise_exceptions_for_missing_entries=False)
     files = [found or ""]
@@ -218,7 +225,7 @@ def _stored(source: ModelSource) -> tuple[dict[str, str], dict[str, tuple[int, .
             path, SAFE_WEIGHTS_INDEX_NAME, revision=revision, _raise_exceptions_for_missing_entries=False
         )
         if index is None:
-            raise _LoadWholeError("it has no safetensors files")
+            raise NoSafetensorsError("it has no safetensors files")
         files, _ = get_checkpoint_shard_files(path, index, revision=revision)
     stored: dict[str, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -252,10 +259,13 @@ def _parameters_on_meta() -> Iterator[None]:
         hook.remove()
 
 
-def _check_stored(model: Any, weights: _Weights) -> None:
-    """Raises _LoadWholeError: transformers makes more of the files than to read and convert what a model would save."""
+def _check_stored(model: Any, weights: _Weights, with_head: bool) -> None:
+    """Raises _LoadWholeError: transformers makes more of the files than to read and convert what a model would save,
+    without its head if it needs none."""
+    head = None if with_head else model.get_output_embeddings()
+    left_out = {name for name, each in model.named_parameters() if head is not None and each is head.weight}
     for name, shape in weights.form.shapes.items():
-        if weights.shapes.get(name) != shape:
+        if name not in left_out and weights.shapes.get(name) != shape:
             raise _LoadWholeError(f"transformers would save {name} {list(shape)}, which its files do not have")
     own = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):

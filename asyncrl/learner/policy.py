@@ -171,14 +171,15 @@ def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length
     return policy
 
 
-def open_decoder(config: ModelConfig, ranks: Ranks, length: int) -> StoredModel:
-    """The causal language model that `config` names, for sequences of at most `length` tokens.
+def open_decoder(config: ModelConfig, ranks: Ranks, length: int, with_head: bool = True) -> StoredModel:
+    """The causal language model that `config` names, for sequences of at most `length` tokens; `with_head` is as for
+    `open_model`.
 
     Raises ConfigError: it cannot be loaded, or encodes positions otherwise for shorter sequences.
     """
     if config.attention not in ("auto", "sdpa") and ranks.device.type == "cpu":
         raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use auto")
-    stored = open_model(config, ranks.activity)
+    stored = open_model(config, ranks.activity, with_head)
     with _advice(config.path, config):
         check_positions(stored.model.config, length)
     return stored

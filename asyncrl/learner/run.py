@@ -24,6 +24,7 @@ from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.colocation import Turns
 from asyncrl.learner.compiling import compile_passes
 from asyncrl.learner.critic import load_critic
+from asyncrl.learner.critic_export import export_critic
 from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.determinism import be_deterministic
 from asyncrl.learner.export import export, export_adapter, folder_writer, save_code
@@ -244,6 +245,8 @@ def _train(
         export(policy, config.model, folder / "model", ranks, stop)
         if config.model.lora.is_used:
             export_adapter(policy, config.model, folder / "adapter", ranks, stop)
+        if critic is not None:
+            export_critic(critic, config.critic, config.model, folder / "critic", ranks, stop)
         if "model" in config.observe.upload:
             metrics.model(learner.total_steps, folder / "model")
     logger.info("the learner is done after %d steps", learner.total_steps)
