@@ -201,6 +201,8 @@ def _learner(config: TrainConfig) -> Iterator[str]:
     if len(learner.betas) != 2:
         yield "learner.betas: AdamW takes two, such as [0.9,0.99]"
     # Without training, as in an evaluation, there is nothing to warm up and no step to record.
+    if 0 < steps < config.critic.warmup_steps:
+        yield "critic.warmup_steps learner.steps: the policy would never be trained; lower the first one"
     if 0 < steps < learner.warmup_steps:
         yield "learner.warmup_steps learner.steps: the run would end before its full learning rate; lower the first one"
     for key in ("profile_steps", "memory_steps"):

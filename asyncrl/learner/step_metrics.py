@@ -164,9 +164,11 @@ def step_values(
     plan: BatchPlan, episodes: Episodes, lags: Tensor, result: StepResult, progress: Progress
 ) -> dict[str, Value]:
     """What one step learned, and from what; `lags` are `lag_counts` over all ranks."""
+    # A step without updates of the policy has no norm, rather than one of 0, from which nothing is learned.
+    norms = {"grad_norm": result.mean_norm} if result.norms else {}
     return {
         "loss": result.loss,
-        "grad_norm": result.mean_norm,
+        **norms,
         "outcome/mean": float(episodes.outcome.mean()),
         "version": float(plan.version),
         "tokens": float(sum(plan.tokens)),

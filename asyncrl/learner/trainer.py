@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -107,6 +108,8 @@ class Trainer:
     reference: Policy | BaseOfPolicy | None
     stop: threading.Event
     implicit: Trainable[Policy] | None = None
+    critic_alone: int = 0
+    """First learner steps in which the critic is trained, and the policy is not."""
     balance: Balance = field(default_factory=Balance)
     """What balances the experts of the policy, if it is a mixture."""
 
@@ -120,6 +123,7 @@ class Trainer:
         self.policy.configure(config.learner.lr, config.learner)
         if self.critic is not None:
             self.critic.configure(config.critic.lr, config.learner)
+            self.critic_alone = config.critic.warmup_steps
         if self.implicit is not None:
             self.implicit.configure(config.implicit.lr, config.learner)
 
@@ -187,27 +191,34 @@ class Trainer:
     ) -> StepResult:
         """One update for each minibatch, and beside it for the demonstrations of `imitation`. The host waits for the
         GPU once an update, and in a pass only where the algorithm drops tokens. `seen` float32[N], if given, gets the
-        log-probs of the policy that its passes give."""
+        log-probs of the policy that its passes give. In the critic's warm-up the policy stays as it is."""
         result, sums = StepResult(), Sums()
+        trained = self.models
+        if is_warmup := step < self.critic_alone:
+            imitation = None
+            del trained["policy"]
         if batch.refused:
             sums[REFUSED] = torch.tensor(batch.refused, dtype=torch.float64)
         for index, minibatch in enumerate(minibatches):
             loads = Sums()
             imitates = imitation is not None and bool(imitation.passes[index])
-            self._balance_by_loss(batch, minibatch.passes)
+            if not is_warmup:
+                self._balance_by_loss(batch, minibatch.passes)
             for number, each in enumerate(self._passes(batch, minibatch.passes), 1):
-                for model in self.models.values():
+                for model in trained.values():
                     follows = imitates and model is self.policy
                     model.begin_pass(is_last=number == len(minibatch.passes) and not follows)
-                _add(sums, self._backward(batch, episodes, each, minibatch.totals, seen))
+                _add(sums, self._backward(batch, episodes, each, minibatch.totals, seen, is_warmup))
                 _add(loads, self.policy.module.loads.sums())
             if imitation is not None:
                 # Experts are balanced over the tokens of episodes.
                 self.policy.module.loads.push(None)
                 self._imitate(imitation, index, sums)
-            self._update(step, result, loads)
+            self._update(step, result, loads, trained)
             _add(sums, loads)
         result.summary |= self._loss_scales()
+        if self.critic_alone:
+            result.summary["value/warmup"] = float(is_warmup)
         total = self.ranks.merge(sums)
         result.loss = float(total.pop(LOSS)) / len(minibatches)
         result.ratios = {name: total[name].tolist() for name in (RAW, CORRECTED) if name in total}
@@ -224,7 +235,7 @@ class Trainer:
             if passes:
                 self._balance_by_loss(imitation.batch, passes)
             loads = self._imitate(imitation, index, sums)
-            self._update(step, result, loads)
+            self._update(step, result, loads, self.models)
             _add(sums, loads)
         result.summary |= self._loss_scales()
         total = self.ranks.merge(sums)
@@ -261,15 +272,16 @@ class Trainer:
             _add(loads, self.policy.module.loads.sums())
         return loads
 
-    def _update(self, step: int, result: StepResult, loads: Sums) -> None:
-        """Turn the gradients into updates of all models, or leave where a rank was asked to stop. `loads` are those of
-        the experts in the update's passes."""
+    def _update(self, step: int, result: StepResult, loads: Sums, trained: Mapping[str, Trainable[Any]]) -> None:
+        """Turn the gradients of the `trained` models into updates, or leave where a rank was asked to stop. `loads` are
+        those of the experts in the update's passes."""
         self.ranks.leave_if(self.stop.is_set(), updating=True)
-        updates = {name: model.update(step) for name, model in self.models.items()}
-        if self.balance.bias_rate and updates["policy"].is_applied:
+        updates = {name: model.update(step) for name, model in trained.items()}
+        policy = updates.get("policy")
+        if self.balance.bias_rate and policy is not None and policy.is_applied:
             self.policy.module.loads.move_biases(self._over_ranks(loads), self.balance.bias_rate)
-        if not updates["policy"].overflowed:
-            result.norms.append(updates["policy"].norm)
+        if policy is not None and not policy.overflowed:
+            result.norms.append(policy.norm)
         result.too_large += sum(each.too_large for each in updates.values())
         result.overflowed += sum(each.overflowed for each in updates.values())
         prefixes = {"critic": "value/", "implicit": "implicit/"}
@@ -299,12 +311,20 @@ class Trainer:
         return {name: self.ranks.sum_groups(value) for name, value in sums.items()}
 
     def _backward(
-        self, batch: LocalBatch, episodes: Episodes, this: ForwardPass, totals: Totals, seen: Tensor | None
+        self,
+        batch: LocalBatch,
+        episodes: Episodes,
+        this: ForwardPass,
+        totals: Totals,
+        seen: Tensor | None,
+        is_warmup: bool = False,
     ) -> Sums:
-        """Add the gradients of one pass to those of all models; its sums."""
+        """Add the gradients of one pass to those of all models, in a warm-up of the critic not to the policy's; its
+        sums."""
         algorithm, packed, rows = self.algorithm, this.packed, this.rows
         tokens = replace(batch.tokens.select(rows), view=this.view)
-        logprobs, entropy = self.policy.module(packed, algorithm.needs_entropy)
+        with torch.no_grad() if is_warmup else nullcontext():
+            logprobs, entropy = self.policy.module(packed, algorithm.needs_entropy)
         replayed = self.policy.module.replay_sums(packed) if len(rows) else {}
         if seen is not None and len(rows):
             seen[rows] = logprobs.detach().to(seen.dtype)
@@ -313,7 +333,10 @@ class Trainer:
             loss, sums = algorithm.loss(logprobs, tokens, totals, entropy)
             return loss, {**sums, LOSS: loss}
 
-        sums = replayed | add_gradient(self.policy, self.ranks, logprobs, rows, policy_loss)
+        if not is_warmup:
+            sums = replayed | add_gradient(self.policy, self.ranks, logprobs, rows, policy_loss)
+        else:
+            sums = replayed | (policy_loss()[1] if len(rows) else {})
         if self.critic is not None:
             values = self.critic.module(packed)
             sums |= add_gradient(

@@ -188,6 +188,9 @@ class CriticConfig:
         fixed="the checkpoints hold moments of what it leaves to train",
     )
     lr: float = option(1e-5, "its learning rate, which learner.schedule scales", "(0, inf)")
+    warmup_steps: int = option(
+        0, "first learner steps in which it is trained alone, and the policy stays as it is", "[0, inf)"
+    )
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 

@@ -139,6 +139,7 @@ _OTHER_MODELS = (
     gauge("value/explained_variance", "share", "variance of the returns that the critic explains"),
     gauge("value/clipped", "share", "tokens whose value the critic's loss clips"),
     gauge("value/grad_norm", "", "the critic's gradient norm before clipping"),
+    gauge("value/warmup", "", "1 while the critic is trained alone (critic.warmup_steps), then 0"),
     gauge("value/loss_scale", "", "as loss_scale, of the critic"),
     gauge("implicit/loss", "", "loss of the implicit process model"),
     gauge("implicit/grad_norm", "", "gradient norm of the implicit process model before clipping"),

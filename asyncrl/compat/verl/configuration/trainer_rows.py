@@ -84,10 +84,7 @@ def _resume(source: VerlConfig) -> Iterator[Setting | str]:
 
 def _warmup(source: VerlConfig) -> Iterator[Setting | str]:
     if source["trainer.critic_warmup"]:
-        yield (
-            f"trainer.critic_warmup={source['trainer.critic_warmup']}: the policy trains from the first step; "
-            "learner.warmup_steps makes its first steps small"
-        )
+        yield "critic.warmup_steps", source["trainer.critic_warmup"]
 
 
 ROWS = (
@@ -152,7 +149,7 @@ ROWS = (
         None,
         "verl's checkpoints are not read; its exported weights are a `model.path`.",
     ),
-    made("trainer.critic_warmup", "", 0, "The policy trains from the first step.", _warmup),
+    made("trainer.critic_warmup", "`critic.warmup_steps`", 0, "The same.", _warmup),
     none(
         "trainer",
         "rollout_data_dir validation_data_dir log_val_generations",
