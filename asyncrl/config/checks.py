@@ -201,7 +201,18 @@ def _learner(config: TrainConfig) -> Iterator[str]:
     if len(learner.betas) != 2:
         yield "learner.betas: AdamW takes two, such as [0.9,0.99]"
     # Without training, as in an evaluation, there is nothing to warm up and no step to record.
-    if 0 < steps < config.critic.warmup_steps:
+    critic = config.critic
+    if critic.shared:
+        if critic.warmup_steps:
+            yield "critic.warmup_steps critic.shared: it would train the policy's backbone too; set the first to 0"
+        if critic.path is not None:
+            yield "critic.path critic.shared: its backbone is the policy's; set the first to null"
+        if critic.freeze:
+            yield "critic.freeze critic.shared: its backbone is the policy's; use model.freeze"
+        for section, lora in (("critic", critic.lora), ("model", config.model.lora)):
+            if lora.is_used:
+                yield f"critic.shared {section}.lora.rank: no test has trained a shared backbone by adapters; use false"
+    if 0 < steps < critic.warmup_steps:
         yield "critic.warmup_steps learner.steps: the policy would never be trained; lower the first one"
     if 0 < steps < learner.warmup_steps:
         yield "learner.warmup_steps learner.steps: the run would end before its full learning rate; lower the first one"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncrl.algorithms.metrics import moments
@@ -16,7 +15,7 @@ from asyncrl.learner.packed_check import hidden_states
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import load_sharded, open_decoder
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.value_head import new_value_head
+from asyncrl.learner.value_head import new_value_head, values_of
 from asyncrl.modelling.freezing import freeze
 from asyncrl.modelling.opening import beside
 from asyncrl.modelling.routers import route_in_float32
@@ -40,8 +39,7 @@ class Critic(nn.Module):
     def forward(self, packed: PackedSequences) -> Tensor:
         """Values float32[N]: at each needed token that of the state in which it was sampled, 0 elsewhere."""
         states = hidden_states(self.decoder, packed)[packed.sources]
-        values = F.linear(states.float(), self.head.weight.float(), self.head.bias.float())[:, 0]
-        return packed.spread(values)
+        return packed.spread(values_of(self.head, states))
 
 
 def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: int, seed: int = 0) -> Critic:

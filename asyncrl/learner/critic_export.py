@@ -19,6 +19,7 @@ from asyncrl.learner.export import folder_writer, write_anew, write_model
 from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.loading import read_model
 from asyncrl.learner.lora import add_adapters
+from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.machine.files import save_tensors, when_there_is_room
 from asyncrl.modelling.opening import beside
@@ -26,8 +27,6 @@ from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.manifest import DTYPES
 
 logger = logging.getLogger(__name__)
-
-ROLE = "critic"
 
 
 def export_critic(
@@ -46,6 +45,11 @@ def export_critic(
     ranks.together(write)
 
 
+def shared_critic(policy: Policy) -> Critic:
+    """The critic that `policy` is with its value head, of which it has the parameters."""
+    return Critic(policy.model.get_decoder(), policy.value_head)
+
+
 def export_checkpoint_critic(config: CriticConfig, model: ModelConfig, checkpoint: Path, folder: Path) -> None:
     """Write the critic of a checkpoint into `folder`, the same files as `export_critic`, on the CPU of this process
     alone. Raises ConfigError: its model cannot be loaded; CheckpointError: the checkpoint cannot be read; OSError."""
@@ -53,8 +57,13 @@ def export_checkpoint_critic(config: CriticConfig, model: ModelConfig, checkpoin
     whole = read_model(named)
     if config.lora.is_used:
         add_adapters(whole, config.lora, "critic.lora")
-    critic = Critic(whole.get_decoder())
-    read_model_of(ROLE, checkpoint, critic)
+    if config.shared:
+        policy = Policy(whole, 1.0, value_head=torch.nn.Linear(whole.config.get_text_config().hidden_size, 1))
+        read_model_of("policy", checkpoint, policy)
+        critic = shared_critic(policy)
+    else:
+        critic = Critic(whole.get_decoder())
+        read_model_of("critic", checkpoint, critic)
     classifier = _classifier(critic)
     folder.parent.mkdir(parents=True, exist_ok=True)
     tensors = gather_all(classifier, WeightFormat(classifier), DTYPES[model.dtype], Ranks.alone())

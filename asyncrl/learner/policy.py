@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
 from asyncrl.config.schema import ModelConfig, TrainConfig
@@ -25,6 +31,7 @@ from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.router_balance import RouterLoads
 from asyncrl.learner.routing_replay import RoutingReplay
+from asyncrl.learner.value_head import new_value_head, values_of
 from asyncrl.modelling.adapters import adapted_layers, without_adapters
 from asyncrl.modelling.attention import check_positions
 from asyncrl.modelling.freezing import freeze
@@ -39,7 +46,8 @@ from asyncrl.weights.manifest import DTYPES
 class Policy(nn.Module):
     """Log-probs of packed tokens at `temperature`, of the Hugging Face causal language model `model`, which is not
     sharded yet. `weight_format` converts its weights to what is published, and `loads` are those of its experts. With
-    `replays_routing` it sends tokens to the experts that a pass names.
+    `replays_routing` it sends tokens to the experts that a pass names. With a `value_head` it is the critic too, over
+    one backbone.
 
     Raises ConfigError: see `WeightFormat` and `RoutingReplay`.
     """
@@ -47,9 +55,17 @@ class Policy(nn.Module):
     activations: Activations
     """What its layers keep for the backward pass; there once it is sharded."""
 
-    def __init__(self, model: Any, temperature: float, compiled: bool = False, replays_routing: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        temperature: float,
+        compiled: bool = False,
+        replays_routing: bool = False,
+        value_head: nn.Linear | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
+        self.value_head = value_head
         self.weight_format = WeightFormat(model)
         route_in_float32(model)
         self._replay = RoutingReplay(model) if replays_routing else None
@@ -92,10 +108,36 @@ class Policy(nn.Module):
         the distributions they were drawn from, or None; with collisions, in their place the sums of squared
         probabilities, without gradient. All are 0 on tokens that are not needed. They are of another `temperature` than
         the policy's if one is given."""
+        return self._statistics(self._states(packed), packed, with_entropy, temperature, with_collisions)
+
+    def with_values(self, packed: PackedSequences, with_entropy: bool = False) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What `forward` gives, and from the same pass values float32[N]: at each needed token that of the state in
+        which it was sampled, 0 elsewhere. For a policy with a value head."""
+        assert self.value_head is not None
+        states = self._states(packed)
+        values = packed.spread(values_of(self.value_head, states))
+        return *self._statistics(states, packed, with_entropy), values
+
+    def values(self, packed: PackedSequences) -> Tensor:
+        """The values of `with_values` alone."""
+        assert self.value_head is not None
+        return packed.spread(values_of(self.value_head, self._states(packed)))
+
+    def _states(self, packed: PackedSequences) -> Tensor:
+        """The hidden states [M, D] that the needed tokens were sampled in."""
         self.loads.begin(packed)
         arguments = None if self._replay is None else self._replay.arguments(packed)
-        states = hidden_states(self.model.get_decoder(), packed, arguments)
-        head, states = self.model.get_output_embeddings(), states[packed.sources]
+        return hidden_states(self.model.get_decoder(), packed, arguments)[packed.sources]
+
+    def _statistics(
+        self,
+        states: Tensor,
+        packed: PackedSequences,
+        with_entropy: bool,
+        temperature: float | None = None,
+        with_collisions: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        head = self.model.get_output_embeddings()
         logprobs, entropy = token_logprobs(
             states,
             packed.targets,
@@ -133,18 +175,25 @@ def load_policy(
     section: str = "model",
     replays_routing: bool = False,
     seed: int = 0,
+    with_values: bool = False,
 ) -> Policy:
     """The policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks. `section` is
     the section that `config.freeze` and `config.lora` come from, `seed` that of new adapters; `replays_routing` is as
-    for Policy.
+    for Policy, which has a value head `with_values`.
 
-    Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `RoutingReplay` and `load_sharded`.
+    Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `RoutingReplay`, `new_value_head` and
+    `load_sharded`.
     """
     stored = open_decoder(config, ranks, length)
     freeze(stored.model, config.freeze, f"{section}.freeze")
     stored = with_adapters(stored, config.lora, f"{section}.lora", seed)
-    policy = Policy(stored.model, temperature, compiles(config, ranks.device), replays_routing)
+    hidden = stored.model.config.get_text_config().hidden_size
+    head = new_value_head(config, hidden) if with_values else None
+    policy = Policy(stored.model, temperature, compiles(config, ranks.device), replays_routing, head)
     policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length)
+    # FSDP gathers the weights for these calls too.
+    for method in ("with_values", "values"):
+        register_fsdp_forward_method(policy, method)
     return policy
 
 

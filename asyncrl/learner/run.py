@@ -24,7 +24,7 @@ from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.colocation import Turns
 from asyncrl.learner.compiling import compile_passes
 from asyncrl.learner.critic import load_critic
-from asyncrl.learner.critic_export import export_critic
+from asyncrl.learner.critic_export import export_critic, shared_critic
 from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.determinism import be_deterministic
 from asyncrl.learner.export import export, export_adapter, folder_writer, save_code
@@ -192,13 +192,16 @@ def _train(
     algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
     temperature, length, learner = config.actor.temperature, _longest(config), config.learner
     replays = any(each.learner.router_replay for each in history.configs())
-    policy = load_policy(config.model, temperature, ranks, length, replays_routing=replays, seed=config.run.seed)
+    seed, shares = config.run.seed, algorithm.needs_critic and config.critic.shared
+    policy = load_policy(
+        config.model, temperature, ranks, length, replays_routing=replays, seed=seed, with_values=shares
+    )
     implicit = _implicit(config, ranks)
     algorithms = (Algorithm.from_config(each.algorithm, each.learner.minibatches) for each in history.configs())
     wants_reference = implicit is not None or any(each.needs_reference for each in algorithms)
     reference = reference_of(policy, config, ranks) if wants_reference else None
-    seed = config.run.seed
-    critic = load_critic(config.critic, config.model, ranks, length, seed) if algorithm.needs_critic else None
+    has_critic = algorithm.needs_critic and not shares
+    critic = load_critic(config.critic, config.model, ranks, length, seed) if has_critic else None
     trainer = Trainer(
         ranks,
         algorithm,
@@ -245,8 +248,9 @@ def _train(
         export(policy, config.model, folder / "model", ranks, stop)
         if config.model.lora.is_used:
             export_adapter(policy, config.model, folder / "adapter", ranks, stop)
-        if critic is not None:
-            export_critic(critic, config.critic, config.model, folder / "critic", ranks, stop)
+        values = shared_critic(policy) if shares else critic
+        if values is not None:
+            export_critic(values, config.critic, config.model, folder / "critic", ranks, stop)
         if "model" in config.observe.upload:
             metrics.model(learner.total_steps, folder / "model")
     logger.info("the learner is done after %d steps", learner.total_steps)

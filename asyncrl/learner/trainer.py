@@ -108,6 +108,8 @@ class Trainer:
     reference: Policy | BaseOfPolicy | None
     stop: threading.Event
     implicit: Trainable[Policy] | None = None
+    value_weight: float = 0.0
+    """Of the critic's loss where the policy has the value head."""
     critic_alone: int = 0
     """First learner steps in which the critic is trained, and the policy is not."""
     balance: Balance = field(default_factory=Balance)
@@ -121,6 +123,7 @@ class Trainer:
         self.algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
         self.balance = Balance.from_config(config.algorithm, self.policy.module.model)
         self.policy.configure(config.learner.lr, config.learner)
+        self.value_weight = config.critic.weight
         if self.critic is not None:
             self.critic.configure(config.critic.lr, config.learner)
             self.critic_alone = config.critic.warmup_steps
@@ -150,6 +153,8 @@ class Trainer:
             tokens = replace(tokens, reference=of_all(lambda packed: reference(packed.unrouted())[0]))
         if critic is not None:
             tokens = replace(tokens, values=of_all(critic.module))
+        elif policy.value_head is not None:
+            tokens = replace(tokens, values=of_all(policy.values))
         if implicit is not None:
             assert tokens.reference is not None
             tokens = replace(tokens, implicit=of_all(lambda packed: implicit.module(packed)[0]) - tokens.reference)
@@ -324,24 +329,31 @@ class Trainer:
         algorithm, packed, rows = self.algorithm, this.packed, this.rows
         tokens = replace(batch.tokens.select(rows), view=this.view)
         with torch.no_grad() if is_warmup else nullcontext():
-            logprobs, entropy = self.policy.module(packed, algorithm.needs_entropy)
+            values = None
+            if self.policy.module.value_head is None:
+                logprobs, entropy = self.policy.module(packed, algorithm.needs_entropy)
+            else:
+                logprobs, entropy, values = self.policy.module.with_values(packed, algorithm.needs_entropy)
         replayed = self.policy.module.replay_sums(packed) if len(rows) else {}
         if seen is not None and len(rows):
             seen[rows] = logprobs.detach().to(seen.dtype)
 
         def policy_loss() -> tuple[Tensor, Sums]:
             loss, sums = algorithm.loss(logprobs, tokens, totals, entropy)
-            return loss, {**sums, LOSS: loss}
+            sums = {**sums, LOSS: loss}
+            if values is not None:
+                value_loss, more = algorithm.value_loss(values, tokens, totals)
+                loss, sums = loss + self.value_weight * value_loss, sums | more
+            return loss, sums
 
         if not is_warmup:
-            sums = replayed | add_gradient(self.policy, self.ranks, logprobs, rows, policy_loss)
+            outputs = logprobs if values is None else torch.cat([logprobs, values])
+            sums = replayed | add_gradient(self.policy, self.ranks, outputs, rows, policy_loss)
         else:
             sums = replayed | (policy_loss()[1] if len(rows) else {})
         if self.critic is not None:
-            values = self.critic.module(packed)
-            sums |= add_gradient(
-                self.critic, self.ranks, values, rows, lambda: algorithm.value_loss(values, tokens, totals)
-            )
+            own = self.critic.module(packed)
+            sums |= add_gradient(self.critic, self.ranks, own, rows, lambda: algorithm.value_loss(own, tokens, totals))
         if self.implicit is not None:
             assert tokens.reference is not None
             implicit, reference, outcome = self.implicit.module(packed)[0], tokens.reference, episodes.outcome

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils.hub import cached_file
 
 from asyncrl.config.schema import ModelConfig
@@ -22,6 +23,11 @@ logger = logging.getLogger(__name__)
 
 HEADS = ("score", "v_head.summary", "classifier")
 """The names of value heads in files."""
+
+
+def values_of(head: nn.Linear, states: Tensor) -> Tensor:
+    """Values float32[M] of states [M, D]."""
+    return F.linear(states.float(), head.weight.float(), head.bias.float())[:, 0]
 
 
 def new_value_head(model: ModelConfig, hidden: int) -> nn.Linear:

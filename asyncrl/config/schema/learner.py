@@ -188,6 +188,13 @@ class CriticConfig:
         fixed="the checkpoints hold moments of what it leaves to train",
     )
     lr: float = option(1e-5, "its learning rate, which learner.schedule scales", "(0, inf)")
+    shared: bool = option(
+        False,
+        "a value head on the policy's own backbone instead of a model of its own: one pass gives both, and learner.lr "
+        "holds for all",
+        fixed="the checkpoints hold another model",
+    )
+    weight: float = option(0.5, "weight of its loss beside the policy's where the backbone is shared", "[0, inf)")
     warmup_steps: int = option(
         0, "first learner steps in which it is trained alone, and the policy stays as it is", "[0, inf)"
     )

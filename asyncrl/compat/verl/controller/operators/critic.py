@@ -65,6 +65,8 @@ class CriticWorker(Worker):
                 f"algorithm.advantage={config.algorithm.advantage.name} needs no critic: leave this worker out, or set "
                 "algorithm.advantage=gae"
             )
+        if config.critic.shared:
+            raise ConfigError("critic.shared=true: this worker has a critic of its own; set it to false")
         self._stack = ExitStack()
         self._step = 0
 
