@@ -13,15 +13,16 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.ranks import Ranks, joined
 from tests.learner.support import Run, make_config
 
-MEASURED = ("loss", "grad_norm", "experts/imbalance", "experts/balance_loss")
+MEASURED = ("loss", "grad_norm", "experts/imbalance", "experts/balance_loss", "routing/replayed", "routing/changed")
 
 
 def configs(models: Path, folder: Path, steps: int) -> dict[str, TrainConfig]:
-    """A run for each of the `models`: a balanced one whose layers are computed again, one with biases, and one of which
-    the experts are frozen."""
+    """A run for each of the `models`: a balanced one with replayed experts whose layers are computed again, one with
+    biases, and one of which the experts are frozen."""
     batch = {"batch_size": 3, "group_size": 3, "checkpoint_every": 1, "steps": steps}
     families = sorted(each.name for each in models.iterdir())
     runs = {family: make_config(models / family, folder / family, **batch) for family in families}
+    runs["qwen3_moe"].learner.router_replay = True
     runs["qwen3_moe"].model.activations, runs["qwen3_moe"].algorithm.balance_weight = 0.4, 0.5
     runs["glm4_moe"].model.freeze = ["moe_experts"]
     return runs
