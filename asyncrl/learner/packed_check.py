@@ -5,7 +5,6 @@ The model is sharded by then, so all ranks run these passes alike, as one forwar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -94,11 +93,11 @@ def logit_cap(config: Any) -> float | None:
     return cap
 
 
-def hidden_states(decoder: Any, packed: PackedSequences, arguments: Mapping[str, Tensor] | None = None) -> Tensor:
+def hidden_states(decoder: Any, packed: PackedSequences) -> Tensor:
     """The last hidden states [U, D], or those of this rank's part; those of a sequence depend on nothing but that
-    sequence. `arguments` are further ones of its layers."""
+    sequence."""
     ids, positions = packed.computed
-    kwargs: dict[str, Any] = {"layout": packed.layout} if decoder.config._attn_implementation == PACKED else {}
-    output = decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, **kwargs, **arguments or {})
+    kwargs = {"layout": packed.layout} if decoder.config._attn_implementation == PACKED else {}
+    output = decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, **kwargs)
     states: Tensor = output.last_hidden_state[0]
     return states

@@ -126,8 +126,9 @@ class Policy(nn.Module):
     def _states(self, packed: PackedSequences) -> Tensor:
         """The hidden states [M, D] that the needed tokens were sampled in."""
         self.loads.begin(packed)
-        arguments = None if self._replay is None else self._replay.arguments(packed)
-        return hidden_states(self.model.get_decoder(), packed, arguments)[packed.sources]
+        if self._replay is not None:
+            self._replay.begin(packed)
+        return hidden_states(self.model.get_decoder(), packed)[packed.sources]
 
     def _statistics(
         self,

@@ -4,13 +4,13 @@ A router's own forward gives its logits and its choice. Where the engine's exper
 choice; the weights of either are computed from the router's own logits, as its family does it, so that gradients reach
 the router. With the router's own choice nothing changes, bit for bit.
 
-The experts are an argument of each layer. So a layer that is computed again in the backward pass has them again.
+Each router has the experts of a pass until the next one. So a layer that is computed again in the backward pass has
+them again. They are no arguments of the layers, whose number torch.compile would put into a graph for each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from asyncrl.learner.packing import PackedSequences
 from asyncrl.modelling.routers import extend
 from asyncrl.modelling.routing import RoutingShape, routers_of, routing_shape, weights_at
 
-ARGUMENT = "routed_experts"
 REPLAYED, CHANGED, CHOICES, REFUSED = (f"routing/{name}" for name in ("replayed", "changed", "choices", "refused"))
 TOKENS = "routing/tokens"
 
@@ -48,20 +47,20 @@ class RoutingReplay:
             router.changed = None
             router.weigh = weights_at(family)
         extend(routers, _Replaying)
-        for number, layer in enumerate(layers):
-            at = self.shape.layers.index(number) if number in self.shape.layers else None
-            own: Any = None if at is None else routers[at]
-            layer.forward = partial(_run_layer, own, at, layer.forward)
 
-    def arguments(self, packed: PackedSequences) -> Mapping[str, Tensor]:
-        """What layers need for a pass; nothing where no token's experts are known to the pass."""
+    def begin(self, packed: PackedSequences) -> None:
+        """The pass `packed` begins: its tokens go to the experts that it names."""
         rows, shape = packed.computed_routing, self.shape
         if rows is None:
-            return {}
+            for router in self._routers:
+                router.replayed = None
+            return
         known = (rows != 255).any(1)
         numbers = rows.view(len(rows), len(shape.layers), shape.top_k, shape.dtype.itemsize).to(torch.int32)
         experts = numbers[..., 0] if shape.dtype.itemsize == 1 else numbers[..., 0] + 256 * numbers[..., 1]
-        return {ARGUMENT: experts.masked_fill(~known[:, None, None], -1)}
+        experts = experts.masked_fill(~known[:, None, None], -1)
+        for router, own in zip(self._routers, experts.unbind(1), strict=True):
+            router.replayed = own.contiguous()
 
     def sums(self, packed: PackedSequences) -> dict[str, Tensor]:
         """Of the last forward pass, which was that of `packed`: how many tokens it computed, at how many of them, and
@@ -93,14 +92,6 @@ def replay_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
         CHANGED: get[CHANGED] / max(1.0, get[CHOICES]),
         REFUSED: get[REFUSED],
     }
-
-
-def _run_layer(router: Any, at: int | None, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A layer whose router is number `at`."""
-    experts = kwargs.pop(ARGUMENT, None)
-    if router is not None:
-        router.replayed = None if experts is None else experts[:, at]
-    return forward(*args, **kwargs)
 
 
 class _Replaying:
