@@ -140,7 +140,7 @@ def test_a_manager_that_cannot_be_made_is_refused_before_the_run_and_at_the_star
             check_managers(replace(config, manager=ManagerConfig(name=wrong)))
     with pytest.raises(ConfigError, match=r"cannot be imported .*no_such"):
         check_managers(replace(config, manager=ManagerConfig(name="naive", compute_score="no_such.score")))
-    with pytest.raises(ConfigError, match=r"model\.path=.* has no tokenizer"):
+    with pytest.raises(ConfigError, match=r"model\.path=.*its tokenizer cannot be loaded"):
         Managers(ScoringConfig(manager=ManagerConfig(name=SHARES)), ModelConfig(path=str(tmp_path / "nothing")))
 
 
