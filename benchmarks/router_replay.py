@@ -70,7 +70,6 @@ def save_model(folder: Path) -> RoutingShape:
         num_hidden_layers=8,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,
         num_experts=32,
         num_experts_per_tok=4,
         norm_topk_prob=True,

@@ -50,7 +50,7 @@ def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cp
 
     torch.manual_seed(0)
     sizes = SHAPES[shape]
-    common = {
+    common: dict[str, Any] = {
         "hidden_size": sizes.hidden,
         "num_hidden_layers": sizes.layers,
         "vocab_size": sizes.vocabulary,
@@ -60,8 +60,8 @@ def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cp
     }
     config: Any = Qwen3Config(**common, intermediate_size=sizes.intermediate, tie_word_embeddings=True)
     if sizes.experts:
-        routed = {"num_experts": sizes.experts, "num_experts_per_tok": sizes.active, "norm_topk_prob": True}
-        config = Qwen3MoeConfig(**common, **routed, moe_intermediate_size=sizes.intermediate)
+        common |= {"num_experts": sizes.experts, "num_experts_per_tok": sizes.active, "norm_topk_prob": True}
+        config = Qwen3MoeConfig(**common, moe_intermediate_size=sizes.intermediate)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
