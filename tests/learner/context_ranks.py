@@ -4,6 +4,7 @@ trained so. What came of it is written down."""
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,13 +15,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from asyncrl.config.schema import CriticConfig, ModelConfig, TrainConfig
+from asyncrl.algorithms.compose import Algorithm
+from asyncrl.config.schema import CriticConfig, LearnerConfig, ModelConfig, TrainConfig
 from asyncrl.learner.canary import canary_of
+from asyncrl.learner.compiling import compile_passes
 from asyncrl.learner.critic import load_critic
+from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import load_policy, load_reference
 from asyncrl.learner.prefixes import EVERY
 from asyncrl.learner.ranks import Ranks, context_group, joined
+from asyncrl.learner.trainer import Trainer
 from tests.learner.support import VOCABULARY, PlannedReplay, Run, make_config, random_sequences, with_critic
 from tests.learner.test_models_beside_the_policy import RepeatingReplay, prime
 
@@ -106,6 +111,22 @@ def outputs(folder: Path, ranks: Ranks, activations: float, compiled: bool = Fal
     return found
 
 
+def compile_once(folder: Path, ranks: Ranks) -> None:
+    """No pass compiles a layer once the first ones have, whether heads are divided or keys are gathered."""
+    torch.compiler.set_default_backend("eager")
+    policy = load_policy(ModelConfig(str(folder), compile=True), TEMPERATURE, ranks, 96)
+    algorithm, trained = Algorithm.from_config(TrainConfig().algorithm, 1), Trainable(policy, 1e-3, LearnerConfig())
+    compile_passes(Trainer(ranks, algorithm, trained, None, None, threading.Event()), share_prefixes=True)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for lengths in ([3, 40], [7, 7, 21], [2], [50, 50]):
+            sequences = random_sequences(33, *lengths)
+            sequences = [torch.cat([sequences[0], each]) for each in sequences]
+            for sharing in (None, EVERY):
+                batch = PackedSequences.of(sequences, sharing).padded().divided(ranks.context)
+                policy(batch.to(ranks.device))[0].sum().backward()
+    torch.compiler.set_default_backend("inductor")
+
+
 def arranged(ranks: Ranks, together: int, replicas: int) -> Ranks:
     """The same ranks, of which so many `together` divide passes, with so many copies of a model."""
     group = context_group(ranks.rank, ranks.size, together, timedelta(seconds=60))
@@ -146,6 +167,9 @@ def main(folder: Path, model: Path) -> None:
             ranks = arranged(alone, *name[:2])
             for family in name[2]:
                 done[(*name[:2], family)] = outputs(folder / family, ranks, 0.3)
+            if name[:2] == (4, 1):
+                compile_once(folder / "qwen3 4/2", ranks)
+                compile_once(folder / "llama 6/3", ranks)
             done[name[:2]] = trained(model, folder / f"{alone.size} ranks, {name[:2]}", ranks)
         if alone.rank == 0:
             torch.save(done, folder / f"{alone.size}.pt")

@@ -281,6 +281,12 @@ ROWS = (
     ),
     same(f"{FSDP}.optimizer_offload", "learner.optimizer_on_host", False),
     made(f"{FSDP}.reshard_after_forward", "`learner.reshard`", True, "False is 0.", _reshard),
+    same(
+        f"{ACTOR}.ulysses_sequence_parallel_size",
+        "learner.context_ranks",
+        1,
+        "The ranks that divide the tokens of a pass; `ppo_max_token_len_per_gpu` is per rank here, too.",
+    ),
     same(f"{FSDP}.full_determinism", "learner.deterministic", False),
     used(f"{FSDP}.use_torch_compile", "`model.compile`", True, "False if either key of verl is false."),
     made(f"{ACTOR}.use_torch_compile", "`model.compile`", True, "True leaves our default.", _compile),
@@ -290,13 +296,13 @@ ROWS = (
         "ulysses_sequence_parallel_size entropy_from_logits_with_chunking entropy_from_logits_chunk_size "
         "entropy_checkpointing use_no_sync_for_gradient_accumulation pad_to_length pad_to_length_bucket forward_only "
         "strategy qat.* turbo_config.* mixed_precision.*",
-        "Weights are sharded over all ranks (`learner.replicas` makes copies), and long sequences are not divided. "
-        + LEARNERS_OWN,
+        "Weights are sharded over all ranks (`learner.replicas` makes copies), and the actor's own "
+        "`ulysses_sequence_parallel_size` says how many divide sequences. " + LEARNERS_OWN,
     ),
     none(
         ACTOR,
         "strategy rollout_n shuffle data_loader_seed checkpoint.* profiler.* qat.* use_fused_kernels "
-        "ulysses_sequence_parallel_size entropy_from_logits_with_chunking entropy_from_logits_chunk_size "
+        "entropy_from_logits_with_chunking entropy_from_logits_chunk_size "
         "entropy_checkpointing pad_to_length use_remove_padding use_prefix_grouper freeze_vision_tower "
         "calculate_entropy calculate_sum_pi_squared load_weight veomni.* megatron.* torchtitan.* engine.* "
         "router_replay.record_file router_replay.replay_file",

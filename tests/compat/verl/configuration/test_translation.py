@@ -94,7 +94,7 @@ def test_dapo_with_its_buffer(tmp_path: Path) -> None:
     assert (config.replay.filter.zero_variance, config.replay.oversample) == (True, 3.0)
     assert (config.learner.warmup_steps, config.learner.micro_tokens) == (10, 22528)
     assert has(report, "trainer.nnodes=16")
-    assert has(report, "ulysses_sequence_parallel_size=8")
+    assert config.learner.context_ranks == 8
     assert has(report, "val_kwargs.top_p=0.7")
     assert config.model.override_config["attention_dropout"] == 0.0
 
