@@ -85,5 +85,6 @@ def test_demonstrations_are_trained_from_the_first_one_on_once_the_warm_up_is_ov
 
 
 def test_a_warm_up_that_never_ends_is_refused(model: Path, tmp_path: Path) -> None:
-    lines = refusals(warming(model, tmp_path, STEPS + 1))
+    lines = refusals(warming(model, tmp_path, STEPS))
     assert any("critic.warmup_steps" in line and "would never be trained" in line for line in lines)
+    assert not refusals(warming(model, tmp_path, STEPS - 1))
