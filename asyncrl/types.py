@@ -29,6 +29,9 @@ MAX_LOGPROB = 1e-4
 INT32, FLOAT32, UINT8 = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.uint8)
 NO_MASS = np.zeros(0, np.float32)
 NO_ROUTING = np.zeros((0, 0), np.uint8)
+NO_IMAGE_SPANS = np.zeros((0, 2), np.int32)
+DIGEST_BYTES = 32
+NO_IMAGE_DIGESTS = np.zeros((0, DIGEST_BYTES), np.uint8)
 MAX_ROUTING_BYTES = 4096
 """Of one token: enough for 128 layers that send a token to 16 of 65535 experts."""
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -177,6 +180,9 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
       grammar gave to all tokens that it allowed there. 1 without a grammar, and 0 where it was not measured.
     - `routed_experts` uint8[T, R], or uint8[0, 0] where the engine does not tell: the experts that computed each token
       in the engine, as `modelling.routing.RoutingShape` packs them. A token without them has 255 in all R bytes.
+    - `image_spans` int32[I, 2]: the tokens [start, end) in which images stand, one placeholder for each feature of the
+      model's vision tower, and `image_digests` uint8[I, 32]: the SHA-256 of the bytes of each image, which the replay
+      keeps once for all episodes that show it.
     - The id is the ticket's, so that an episode that ran twice is stored once.
 
     Every field travels and is exported: `wire` and `inspect` derive their formats from this class. A new field needs
@@ -185,7 +191,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     Raises InvariantError: shapes or dtypes differ from the above, a sampled token has no valid log-prob, another token
     has one, spans are out of order, an assistant's turn or a step has a token that was not sampled, a branch begins
     with a sampled token, a turn that is not the assistant's has a score, a number is not finite, a mass is none, is
-    missing or stands where nothing was sampled, or a token's experts take more than `MAX_ROUTING_BYTES`.
+    missing or stands where nothing was sampled, a token's experts take more than `MAX_ROUTING_BYTES`, or an image
+    stands where tokens were sampled, in two branches, or in no order.
     """
 
     id: str
@@ -202,6 +209,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     timings: Mapping[str, float] = {}
     grammar_mass: NDArray[np.float32] = NO_MASS
     routed_experts: NDArray[np.uint8] = NO_ROUTING
+    image_spans: NDArray[np.int32] = NO_IMAGE_SPANS
+    image_digests: NDArray[np.uint8] = NO_IMAGE_DIGESTS
 
     def __post_init__(self) -> None:
         # This runs for every trajectory that the replay takes. So it looks at runs instead of tokens, passes over each
@@ -225,6 +234,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
             self._check_mass()
         if self.routed_experts is not NO_ROUTING:
             self._check_routing()
+        if self.image_spans is not NO_IMAGE_SPANS or self.image_digests is not NO_IMAGE_DIGESTS:
+            self._check_images(runs)
 
     def _check_mass(self) -> None:
         mass = self.grammar_mass
@@ -243,8 +254,25 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
                 f"{self.id}: a token's experts take {width} bytes; at most {MAX_ROUTING_BYTES} are taken"
             )
 
+    def _check_images(self, runs: _Runs) -> None:
+        count = len(self.image_spans)
+        _check_array(self.id, "image_spans", self.image_spans, INT32, (count, 2))
+        _check_array(self.id, "image_digests", self.image_digests, UINT8, (count, DIGEST_BYTES))
+        position, bounds = 0, {start for start, _ in self.branches}
+        for start, end in self.image_spans.tolist():
+            if not position <= start < end <= len(self):
+                raise InvariantError(f"{self.id}: image [{start}, {end}) overlaps the one before or leaves the tokens")
+            if not runs.none_sampled(start, end) or any(start < bound < end for bound in bounds):
+                raise InvariantError(f"{self.id}: image [{start}, {end}) has tokens that were sampled, or two branches")
+            position = end
+
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def image_names(self) -> list[bytes]:
+        """The digests of its images, in their order."""
+        return [each.tobytes() for each in self.image_digests]
 
     @cached_property
     def versions(self) -> NDArray[np.int32]:
@@ -382,8 +410,15 @@ class _Runs(NamedTuple):
 
     def _all_sampled(self, start: int, end: int) -> bool:
         """Whether all of [start, end), which is not empty, was sampled."""
+        return NO_VERSION not in self._versions_in(start, end)
+
+    def none_sampled(self, start: int, end: int) -> bool:
+        """Whether nothing of [start, end), which is not empty, was sampled."""
+        return set(self._versions_in(start, end)) == {NO_VERSION}
+
+    def _versions_in(self, start: int, end: int) -> list[int]:
         first, behind = bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
-        return NO_VERSION not in self.versions[first:behind]
+        return self.versions[first:behind]
 
 
 MAX_REASONS, MAX_REASON_CHARS = 32, 4000

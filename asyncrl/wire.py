@@ -310,7 +310,9 @@ class _Codec(Generic[T]):
 
 
 _RENAMED = {"task_id": "task", "group_id": "group", "version_runs": "versions"}
-_TRAJECTORY = _Codec("trajectory", Trajectory, added=("grammar_mass", "routed_experts"), **_RENAMED)
+_TRAJECTORY = _Codec(
+    "trajectory", Trajectory, added=("grammar_mass", "routed_experts", "image_spans", "image_digests"), **_RENAMED
+)
 _LABELS = _Codec("labels", Labels, trajectory_id="id")
 
 

@@ -46,6 +46,11 @@ def under_grammar(mass: np.ndarray) -> dict[str, Any]:
     return {"turns": turns, "grammar_mass": mass.astype(np.float32)}
 
 
+def images(*spans: tuple[int, int]) -> dict[str, Any]:
+    """Changes that let images stand in these tokens."""
+    return {"image_spans": runs(*spans), "image_digests": np.zeros((len(spans), 32), np.uint8)}
+
+
 def runs(*rows: tuple[int, int]) -> np.ndarray:
     return np.array(rows, np.int32).reshape(-1, 2)
 
@@ -85,6 +90,18 @@ def runs(*rows: tuple[int, int]) -> np.ndarray:
         ({"timings": {"tool": float("inf")}}, "not finite"),
         ({"turns": (Turn(0, 8, Role.TOOL, score=1.0),)}, "the tool's turn .* has the score 1.0"),
         ({"turns": (Turn(4, 8, Role.ASSISTANT, score=float("nan")),)}, "has the score nan"),
+        (images((1, 1)), "overlaps the one before"),
+        (images((2, 3), (0, 1)), "overlaps the one before"),
+        (images((7, 9)), "overlaps the one before or leaves the tokens"),
+        (images((2, 5)), "has tokens that were sampled"),
+        (images((4, 8)), "has tokens that were sampled"),
+        (images((0, 2), (3, 4)) | {"image_digests": np.zeros((1, 32), np.uint8)}, r"image_digests is uint8\[1, 32\]"),
+        ({"image_spans": np.array([[0, 1]], np.int32)}, "image_digests is"),
+        ({"image_digests": np.zeros((1, 32), np.uint8)}, "image_digests is"),
+        (
+            images((1, 3)) | {"turns": (Turn(0, 2, Role.PROMPT), Turn(2, 4, Role.PROMPT))},
+            "sampled, or two branches",
+        ),
     ],
 )
 def test_a_trajectory_that_breaks_an_invariant_is_refused(changes: dict[str, Any], reason: str) -> None:

@@ -38,6 +38,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     cut = draw(st.integers(1, length - 1))
     mask = np.arange(length) >= cut
     grammar = draw(st.sampled_from(["", "regex"]))
+    bounds = sorted(draw(st.sets(st.integers(0, cut))))
+    images = np.array(list(zip(bounds[::2], bounds[1::2], strict=False)), np.int32).reshape(-1, 2)
     mass = np.where(mask, draw(hnp.arrays(np.float32, length, elements=st.floats(0, 1, width=32))), 1)
     return Trajectory(
         id=draw(st.text(min_size=1, max_size=20)),
@@ -67,6 +69,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         timings={"generate": 0.5},
         grammar_mass=mass.astype(np.float32) if grammar else np.zeros(0, np.float32),
         routed_experts=draw(st.just(NO_ROUTING) | hnp.arrays(np.uint8, st.tuples(st.just(length), st.integers(1, 9)))),
+        image_spans=images,
+        image_digests=draw(hnp.arrays(np.uint8, (len(images), 32))),
     )
 
 
@@ -372,6 +376,14 @@ def test_a_trajectory_of_protocol_4_has_no_grammars() -> None:
     read = wire.read_trajectory(decode([msgpack.packb([4, *header[1:]]), *frames[1:]]))
     assert read.turns == trajectory.turns
     assert read.grammar_mass.size == 0
+
+
+def test_a_trajectory_of_an_older_store_has_no_images() -> None:
+    message = wire.trajectory_message(make_trajectory())
+    arrays = {name: array for name, array in message.arrays.items() if not name.startswith("image_")}
+    read = wire.read_trajectory(structs.replace(message, arrays=arrays))
+    assert read.image_names == []
+    assert read.image_spans.shape == (0, 2)
 
 
 def test_a_trajectory_without_routed_experts_is_read_as_one_whose_engine_did_not_tell() -> None:

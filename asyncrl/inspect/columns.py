@@ -22,9 +22,9 @@ from asyncrl.inspect.episodes import EpisodeRow, StepRow, answer, prompt
 from asyncrl.inspect.run import Decode
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredTrajectory
-from asyncrl.types import NO_ROUTING, BatchPlan, Finish, Labels, Step, Trajectory, Turn, dtype_of, runs_of
+from asyncrl.types import DIGEST_BYTES, NO_ROUTING, BatchPlan, Finish, Labels, Step, Trajectory, Turn, dtype_of, runs_of
 
-FORMAT = 7
+FORMAT = 8
 
 
 class Column(NamedTuple):
@@ -107,12 +107,14 @@ _EPISODE = columns_of(EpisodeRow)
 _TEXTS = {"prompt": column_of(str), "answer": column_of(str)}
 _SPANS: Mapping[str, type] = {"turns": Turn, "steps": Step}
 _IN_SPANS = {field: _parallel(field, noun) for field, noun in _SPANS.items()}
+_TABLES = {name: column_of(get_type_hints(Trajectory)[name]) for name in ("image_spans", "image_digests")}
+"""Arrays of a trajectory in two dimensions, row by row."""
+_ROUTING = {"routed_experts": column_of(NDArray[np.uint8])}
 _TRAJECTORY = columns_of(
-    Trajectory, but=["id", "group_id", "member", "finish", "tokens", "version_runs", "routed_experts", *_SPANS]
+    Trajectory, but=["id", "group_id", "member", "finish", "tokens", "version_runs", *_ROUTING, *_TABLES, *_SPANS]
 )
 _BY_TOKEN = {"loss_mask": column_of(NDArray[np.bool_]), "versions": column_of(NDArray[np.int32])}
 _TOKENS = {"token_ids": column_of(NDArray[np.int32])}
-_ROUTING = {"routed_experts": column_of(NDArray[np.uint8])}
 _LABELS = columns_of(Labels, but=["trajectory_id", "reward", "outcome"])
 _IN_BOTH = tuple(_EPISODE.keys() & get_type_hints(TrajectoryRecord).keys() - {"state"})
 _RECORD = columns_of(TrajectoryRecord, but=["table", "leased", "group", "state", "last_plan", *_IN_BOTH])
@@ -120,7 +122,7 @@ PLAN = columns_of(BatchPlan)
 STEP = columns_of(StepRow)
 DEAD_LETTER = columns_of(DeadLetter, but=["table", "order", "size"])
 
-_DATA = (_TRAJECTORY, *_IN_SPANS.values(), _TOKENS, _BY_TOKEN, _ROUTING)
+_DATA = (_TRAJECTORY, *_IN_SPANS.values(), _TOKENS, _BY_TOKEN, _ROUTING, _TABLES)
 TRAJECTORIES = schema_of(_EPISODE, _RECORD, _TEXTS, *_DATA, _LABELS)
 PLANS = schema_of(PLAN)
 STEPS = schema_of(STEP)
@@ -153,7 +155,7 @@ def _row(stored: StoredTrajectory, decode: Decode | None) -> dict[str, Any]:
         **row_of(_TRAJECTORY, trajectory),
         **row_of(_BY_TOKEN, trajectory),
         "token_ids": trajectory.tokens,
-        "routed_experts": trajectory.routed_experts.ravel(),
+        **{name: getattr(trajectory, name).ravel() for name in (*_ROUTING, *_TABLES)},
     }
 
 
@@ -201,6 +203,8 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         tokens=tokens,
         version_runs=runs_of(_BY_TOKEN["versions"].read(row["versions"])),
         routed_experts=routing.reshape(len(tokens), -1) if routing.size else NO_ROUTING,
+        image_spans=_TABLES["image_spans"].read(row["image_spans"]).reshape(-1, 2),
+        image_digests=_TABLES["image_digests"].read(row["image_digests"]).reshape(-1, DIGEST_BYTES),
         **spans,
         **values_of(_TRAJECTORY, row),
     )

@@ -27,7 +27,7 @@ from asyncrl.types import Labels, Trajectory, Turn, runs_of
 
 SAMPLED, GIVEN = "green", "dim"
 GOOD, BAD = 0.66, 0.33
-ARRAYS = ("tokens", "logprobs", "version_runs", "grammar_mass", "routed_experts")
+ARRAYS = ("tokens", "logprobs", "version_runs", "grammar_mass", "routed_experts", "image_digests")
 
 
 def describe(record: StoredTrajectory, decode: Decode, kept: KeptEpisode | None = None) -> dict[str, Any]:

@@ -63,6 +63,17 @@ class Activations:
         layer.forward = partial(self._forward, layer, layer.forward, self._layers)
         self._layers += 1
 
+    def wrap_tower(self, layer: nn.Module) -> None:
+        """Have a layer that encodes images keep its inputs alone, unless every layer keeps everything."""
+        forward = layer.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled() or self._share >= 1:
+                return forward(*args, **kwargs)
+            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+        layer.forward = run
+
     def _forward(self, layer: nn.Module, forward: Callable[..., Any], index: int, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or self._share >= 1:
             return forward(*args, **kwargs)

@@ -23,7 +23,9 @@ from asyncrl.learner.policy import Policy, convert
 from asyncrl.learner.ranks import Ranks
 from asyncrl.machine.files import as_os_errors, sync, when_there_is_room
 from asyncrl.modelling.opening import open_config
+from asyncrl.modelling.source import source_of
 from asyncrl.modelling.tokenizer import open_tokenizer
+from asyncrl.modelling.vision import processor_files, sees_images
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.manifest import DTYPES
 
@@ -155,9 +157,13 @@ def folder_writer(config: ModelConfig, change: Callable[[Any], None] = lambda _:
     model.dtype = config.dtype
     change(model)
     tokenizer = open_tokenizer(config)
+    source = source_of(config)
+    beside = [] if not sees_images(model) else processor_files(source)
 
     def write(folder: Path) -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        for file in beside:
+            shutil.copyfile(file, folder / file.name)
 
     return write

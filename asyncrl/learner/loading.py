@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
@@ -31,6 +31,7 @@ from asyncrl.machine.long_work import tracked, unmeasured_work
 from asyncrl.modelling.adapters import base_parameters
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.source import ModelSource, source_of
+from asyncrl.modelling.vision import auto_class
 from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat
 
 logger = logging.getLogger(__name__)
@@ -73,8 +74,9 @@ def _read_whole(config: ModelConfig, activity: Activity | None = None) -> tuple[
         source = source_of(config)
         with unmeasured_work(f"loading {config.path}", activity):
             # With the dtype that its configuration names, float32 files might be rounded.
-            read: Any = AutoModelForCausalLM.from_pretrained(
-                source.path, config=open_config(config), dtype=torch.float32, output_loading_info=True, **source.options
+            opened = open_config(config)
+            read: Any = auto_class(opened).from_pretrained(
+                source.path, config=opened, dtype=torch.float32, output_loading_info=True, **source.options
             )
     except (OSError, ValueError, LookupError, ImportError, RuntimeError) as error:
         raise ConfigError(f"{config.path!r} cannot be loaded: {error!r}") from error
@@ -202,7 +204,7 @@ def _open_shards(named: ModelConfig, with_head: bool) -> StoredModel:
     if dtype is None:
         raise ValueError("its files have no floating-point tensor")
     with _parameters_on_meta():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=named.trust_remote_code).eval()
+        model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=named.trust_remote_code).eval()
     if model.can_generate():
         # Without such a file the model has made its own from its configuration.
         with suppress(OSError):

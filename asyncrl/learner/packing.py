@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from torch.nn.functional import pad
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.view import View
 from asyncrl.data.rendered import Rendered
+from asyncrl.learner.images import BatchImages, PackedImages, batch_images
 from asyncrl.learner.prefixes import Sharing, find_shared
 from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.packed_layout import PackedLayout, send
 from asyncrl.modelling.routing import RoutingError, RoutingShape
+from asyncrl.modelling.vision import ImagePatches, VisionShape
 from asyncrl.types import NO_VERSION, BatchPlan, Labels, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,7 @@ class PackedSequences:
       `modelling.routing.RoutingShape` packs them.
     - `count` is N; without shared prefixes and padding N = U.
     - `part` is this rank's part, where several ranks divide the tokens.
+    - `images` are those that stand among the tokens, if any.
     """
 
     ids: Tensor
@@ -53,6 +57,7 @@ class PackedSequences:
     copies: tuple[Tensor, Tensor] | None = None
     routing: Tensor | None = None
     part: RankPart | None = None
+    images: PackedImages | None = None
 
     @property
     def computed(self) -> tuple[Tensor, Tensor]:
@@ -98,23 +103,24 @@ class PackedSequences:
         lengths: Sequence[int],
         sharing: Sharing | None,
         routing: Tensor | None = None,
+        images: PackedImages | None = None,
     ) -> PackedSequences:
         """N tokens on the host, in sequences of these `lengths`; those of `mask` bool[N] are needed, which never has
         the first of a sequence. Prefixes that `sharing` takes are computed once, by the experts of `routing` uint8[N,
-        W] that one of their sequences has there."""
+        W] that one of their sequences has there. A prefix with `images` is shared where these are the same."""
         needed = mask.nonzero()[:, 0]
-        shared = None if sharing is None else find_shared(ids.numpy(), lengths, sharing)
+        keys = ids if images is None else images.keys(ids)
+        shared = None if sharing is None else find_shared(keys.numpy(), lengths, sharing)
         if shared is None:
             counts = PackedLayout.of(lengths), len(ids), torch.ones(len(ids))
-            return PackedSequences(ids, positions, needed, needed - 1, *counts, None, routing)
+            return PackedSequences(ids, positions, needed, needed - 1, *counts, None, routing, images=images)
         kept, rows, paths = (torch.from_numpy(each) for each in (shared.kept, shared.rows, shared.paths))
         once, copies = rows[needed].unique(return_inverse=True)
         layout = PackedLayout.of(shared.queries, shared.keys, paths)
         before, uses = rows[kept[once] - 1], rows.bincount(minlength=len(kept)).float()
-        routing = None if routing is None else routing[kept]
-        return PackedSequences(
-            ids[kept], positions[kept], once, before, layout, len(ids), uses, (needed, copies), routing
-        )
+        routing, images = None if routing is None else routing[kept], None if images is None else images.kept(kept)
+        tokens = ids[kept], positions[kept], once, before
+        return PackedSequences(*tokens, layout, len(ids), uses, (needed, copies), routing, images=images)
 
     def padded(self) -> PackedSequences:
         """The same with tokens behind the sequences, up to one of 16 sizes between a number and its double, so that few
@@ -125,7 +131,8 @@ class PackedSequences:
         missing = -len(self.ids) % step
         routing = None if self.routing is None else pad(self.routing, (0, 0, 0, missing), value=255)
         ids, positions, uses = (pad(each, (0, missing)) for each in (self.ids, self.positions, self.uses))
-        return replace(self, ids=ids, positions=positions, uses=uses, routing=routing)
+        images = None if self.images is None else self.images.padded(missing)
+        return replace(self, ids=ids, positions=positions, uses=uses, routing=routing, images=images)
 
     def divided(self, group: ContextGroup | None) -> PackedSequences:
         """The same on the host for a rank of `group`, whose ranks divide the tokens; None: it computes all of them."""
@@ -145,7 +152,8 @@ class PackedSequences:
         copies = None if self.copies is None else (send(self.copies[0], device), send(self.copies[1], device))
         layout, routing = self.layout.to(device), None if self.routing is None else send(self.routing, device)
         part = None if self.part is None else self.part.to(device)
-        return PackedSequences(ids, positions, needed, before, layout, self.count, uses, copies, routing, part)
+        images = None if self.images is None else self.images.to(device)
+        return PackedSequences(ids, positions, needed, before, layout, self.count, uses, copies, routing, part, images)
 
     def unrouted(self) -> PackedSequences:
         """The same for a model that routes its tokens itself."""
@@ -216,7 +224,7 @@ class LocalBatch:
     of an episode as a sequence: positions int64[N] restart with each branch, and `lengths` has the tokens of each
     branch by the episode's index in the plan, ascending. A pass computes prefixes once that its sequences share and
     `sharing` takes. With `routing` uint8[N, W] tokens go to these experts (see `PackedSequences`); `refused` counts the
-    episodes whose own were none of the model's.
+    episodes whose own were none of the model's. `images` are those that stand among the tokens, if any.
     """
 
     ids: Tensor
@@ -227,6 +235,7 @@ class LocalBatch:
     sharing: Sharing | None = None
     routing: Tensor | None = None
     refused: int = 0
+    images: BatchImages | None = None
 
     def rows(self, members: Sequence[int]) -> Tensor:
         """Where among the N tokens those of the episodes `members` are, int64, on the host."""
@@ -250,8 +259,9 @@ class LocalBatch:
             return replace(dummy, uses=torch.zeros_like(dummy.uses), routing=missing)
         lengths = [length for each in members for length in self.lengths[each]]
         routing = None if routing is None else routing[rows]
+        images = None if self.images is None else self.images.chosen(rows)
         return PackedSequences.build(
-            self.ids[rows], self.positions[rows], self.mask[rows], lengths, self.sharing, routing
+            self.ids[rows], self.positions[rows], self.mask[rows], lengths, self.sharing, routing, images
         )
 
 
@@ -262,10 +272,16 @@ def build_local_batch(
     sharing: Sharing | None = None,
     min_grammar_mass: float = 1.0,
     routing: RoutingShape | None = None,
+    vision: VisionShape | None = None,
+    images: Mapping[bytes, ImagePatches] = MappingProxyType({}),
 ) -> LocalBatch:
     """The batch of `trajectories`, whose indices in the plan are `members`, ascending. Tokens are restricted where a
     grammar left less than `min_grammar_mass`. With the model's `routing` they go to the experts that their engine used,
-    where these are known; those of an episode that are none of this model's are refused and counted."""
+    where these are known; those of an episode that are none of this model's are refused and counted. For a model that
+    reads images, `vision` says how, and `images` has those that the trajectories name.
+
+    Raises ImageError: see `batch_images`.
+    """
     restricted = [_restricted(each, min_grammar_mass) for each in trajectories]
     owners = [np.full(len(each), member) for member, each in zip(members, trajectories, strict=True)]
     tokens = Tokens(
@@ -281,7 +297,8 @@ def build_local_batch(
     mask = _joined([each.loss_mask for each in trajectories], torch.bool, host)
     lengths = [[end - start for start, end in each.branches] for each in trajectories]
     positions = _joined([np.arange(length) for branches in lengths for length in branches], torch.int64, host)
-    batch = LocalBatch(ids, tokens, mask, positions, dict(zip(members, lengths, strict=True)), sharing)
+    seen = None if vision is None else batch_images(trajectories, images, vision)
+    batch = LocalBatch(ids, tokens, mask, positions, dict(zip(members, lengths, strict=True)), sharing, images=seen)
     return batch if routing is None else _routed(batch, trajectories, routing)
 
 

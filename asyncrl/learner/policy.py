@@ -24,6 +24,7 @@ from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.activations import Activations, attention_width
 from asyncrl.learner.expert_ranks import spread_experts
+from asyncrl.learner.images import image_encoder
 from asyncrl.learner.loading import StoredModel, open_model
 from asyncrl.learner.lora import with_adapters
 from asyncrl.learner.packed_check import attend_packed, hidden_states, logit_cap
@@ -34,11 +35,12 @@ from asyncrl.learner.routing_replay import RoutingReplay
 from asyncrl.learner.value_head import new_value_head, values_of
 from asyncrl.modelling.adapters import adapted_layers, without_adapters
 from asyncrl.modelling.attention import check_positions
-from asyncrl.modelling.freezing import freeze
+from asyncrl.modelling.freezing import freeze, in_tower
 from asyncrl.modelling.logprobs import collision_probabilities, token_logprobs
 from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.modelling.routers import route_in_float32
 from asyncrl.modelling.routing import RoutingShape
+from asyncrl.modelling.vision import VisionShape, sees_images
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.manifest import DTYPES
 
@@ -49,7 +51,7 @@ class Policy(nn.Module):
     `replays_routing` it sends tokens to the experts that a pass names. With a `value_head` it is the critic too, over
     one backbone.
 
-    Raises ConfigError: see `WeightFormat` and `RoutingReplay`.
+    Raises ConfigError: see `WeightFormat`, `RoutingReplay` and `image_encoder`.
     """
 
     activations: Activations
@@ -70,6 +72,7 @@ class Policy(nn.Module):
         route_in_float32(model)
         self._replay = RoutingReplay(model) if replays_routing else None
         self.loads = RouterLoads(model)
+        self._images = image_encoder(model)
         self._temperature = temperature
         self.is_compiled = compiled
 
@@ -81,7 +84,12 @@ class Policy(nn.Module):
     @property
     def shares_prefixes(self) -> bool:
         """Whether a pass may compute a prefix once that several sequences share."""
-        return bool(self.model.config._attn_implementation == PACKED)
+        return bool(self.model.get_decoder().config._attn_implementation == PACKED)
+
+    @property
+    def vision(self) -> VisionShape | None:
+        """How images stand among its tokens; None: it reads none."""
+        return None if self._images is None else self._images.shape
 
     @property
     def replays(self) -> RoutingShape | None:
@@ -128,7 +136,7 @@ class Policy(nn.Module):
         self.loads.begin(packed)
         if self._replay is not None:
             self._replay.begin(packed)
-        return hidden_states(self.model.get_decoder(), packed)[packed.sources]
+        return hidden_states(self.model.get_decoder(), packed, self._images)[packed.sources]
 
     def _statistics(
         self,
@@ -230,9 +238,24 @@ def open_decoder(config: ModelConfig, ranks: Ranks, length: int, with_head: bool
     if config.attention not in ("auto", "sdpa") and ranks.device.type == "cpu":
         raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use auto")
     stored = open_model(config, ranks.activity, with_head)
+    if sees_images(stored.model.config):
+        _check_vision(config, ranks, with_head)
     with _advice(config.path, config):
         check_positions(stored.model.config, length)
     return stored
+
+
+def _check_vision(config: ModelConfig, ranks: Ranks, with_head: bool) -> None:
+    """Raises ConfigError: what is asked for is not there for models that read images."""
+    if not with_head:
+        raise ConfigError(
+            f"{config.path!r} reads images, and a critic of its own would see none: use critic.shared, or an advantage "
+            "without a critic"
+        )
+    if ranks.context is not None:
+        raise ConfigError(
+            f"{config.path!r} reads images, whose tokens ranks cannot divide: use learner.context_ranks=1"
+        )
 
 
 def load_sharded(
@@ -319,16 +342,22 @@ def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks, frozen
     offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if frozen and frozen.on_host else OffloadPolicy()
     options: dict[str, Any] = {"mesh": ranks.mesh, "mp_policy": precision, "offload_policy": offload}
     names = set(model._no_split_modules or ())
-    layers = [module for module in model.modules() if type(module).__name__ in names]
+    layers = {name: module for name, module in model.named_modules() if type(module).__name__ in names}
+    towers = [layer for name, layer in layers.items() if in_tower(name)]
+    decoding = [layer for name, layer in layers.items() if not in_tower(name)]
     if compiled:
         _allow_graphs()
     options["ignored_params"] = spread_experts(model, ranks, DTYPES[config.dtype])
-    for layer in layers:
+    # The tower's layers split images by their sizes, which no graph can. Its rotary angles stay float32.
+    for layer in towers:
+        activations.wrap_tower(layer)
+        fully_shard(layer, **options | {"mp_policy": replace(precision, cast_forward_inputs=False)})
+    for layer in decoding:
         if compiled:
             layer.forward = torch.compile(layer.forward, dynamic=True)
         activations.wrap(layer)
         fully_shard(layer, **options)
-    for layer, following in pairwise(layers):
+    for layer, following in pairwise([*towers, *decoding]):
         layer.set_modules_to_forward_prefetch([following])
     fully_shard(root, **options, reshard_after_forward=True)
     return activations

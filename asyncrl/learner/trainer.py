@@ -136,10 +136,6 @@ class Trainer:
         models = {"policy": self.policy, "critic": self.critic, "implicit": self.implicit}
         return {name: model for name, model in models.items() if model is not None}
 
-    def trains_policy(self, step: int) -> bool:
-        """Whether a learner step trains the policy, and not the critic alone."""
-        return step >= self.critic_alone
-
     def prepare(self, batch: LocalBatch, episodes: Episodes, minibatches: Sequence[Minibatch]) -> LocalBatch:
         """The batch with everything that is fixed for the step: log-probs, values, advantages."""
 
@@ -200,12 +196,11 @@ class Trainer:
     ) -> StepResult:
         """One update for each minibatch, and beside it for the demonstrations of `imitation`. The host waits for the
         GPU once an update, and in a pass only where the algorithm drops tokens. `seen` float32[N], if given, gets the
-        log-probs of the policy that its passes give. In the critic's warm-up the policy stays as it is, and there must
-        be no `imitation`."""
+        log-probs of the policy that its passes give. In the critic's warm-up the policy stays as it is."""
         result, sums = StepResult(), Sums()
         trained = self.models
-        is_warmup = not self.trains_policy(step)
-        if is_warmup:
+        if is_warmup := step < self.critic_alone:
+            imitation = None
             del trained["policy"]
         if batch.refused:
             sums[REFUSED] = torch.tensor(batch.refused, dtype=torch.float64)

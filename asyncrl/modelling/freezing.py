@@ -118,7 +118,12 @@ def _is_expert(name: str) -> bool:
 
 
 def _vision(model: nn.Module) -> Iterator[str]:
-    return (name for name, _ in _all(model) if not TOWERS.isdisjoint(name.split(".")))
+    return (name for name, _ in _all(model) if in_tower(name))
+
+
+def in_tower(name: str) -> bool:
+    """Whether this is the name of a parameter or module of an image encoder."""
+    return not TOWERS.isdisjoint(name.split("."))
 
 
 def _embeddings(model: Any) -> Iterator[str]:

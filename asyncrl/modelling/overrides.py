@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from asyncrl.config.keys import did_you_mean
 from asyncrl.config.option import as_yaml
 from asyncrl.errors import ConfigError
+from asyncrl.modelling.vision import auto_class
 from asyncrl.modelling.weight_format import Shapes, model_tensors
 
 KEY = "model.override_config"
@@ -133,7 +134,7 @@ def _shape(shapes: Shapes, name: str) -> str:
 def _shapes(config: Any, text: str, trust_remote_code: bool) -> dict[str, tuple[int, ...]]:
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            model = auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
     # A model raises whatever its modules raise, such as a KeyError for an activation function that does not exist.
     except Exception as error:
         raise ConfigError(f"{text}: transformers cannot make a model of it: {error!r}") from error

@@ -12,12 +12,12 @@ import torch
 from huggingface_hub import get_safetensors_metadata, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, NotASafetensorsRepoError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.source import source_of
+from asyncrl.modelling.vision import auto_class
 from asyncrl.modelling.weight_format import WeightFormat
 
 FILES = ("model.safetensors", "pytorch_model.bin")
@@ -58,7 +58,7 @@ def empty_model(model: ModelConfig) -> Any:
     try:
         config = open_config(model)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+            return auto_class(config).from_config(config, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
 

@@ -1,0 +1,114 @@
+"""What a vision-language model makes of images: how many tokens one takes, and where its tokens stand in rotary
+positions.
+
+An image processor cuts an image into patches, in a grid of times, rows and columns. The model's vision tower merges
+squares of patches into features, one for each placeholder token of the image. In the families here, text stands at the
+same position in all three dimensions, and an image's tokens at those of their squares; text goes on behind the longer
+side of the image.
+Source: Wang et al. 2024, "Qwen2-VL", section 2.1 (multimodal rotary position embedding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.utils.hub import cached_file
+
+from asyncrl.errors import ConfigError
+from asyncrl.modelling.source import ModelSource
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""By `model_type` of their configuration."""
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+
+Grid = tuple[int, int, int]
+"""Times, rows and columns of the patches of an image."""
+
+
+class ImagePatches(NamedTuple):
+    """An image as its processor gives it: `patches` float32[times * rows * columns, W] of `grid`."""
+
+    patches: Tensor
+    grid: Grid
+
+
+@dataclass(frozen=True, slots=True)
+class VisionShape:
+    """How the images of a model stand among its tokens: `image_token` is the id of each placeholder, a square of
+    `merge` by `merge` patches is one feature, and a patch has `width` numbers."""
+
+    image_token: int
+    merge: int
+    width: int
+
+    def features(self, grid: Grid) -> int:
+        """How many tokens an image of this grid takes."""
+        times, rows, columns = grid
+        return times * (rows // self.merge) * (columns // self.merge)
+
+    def places(self, length: int, spans: Sequence[tuple[int, int]], grids: Sequence[Grid]) -> NDArray[np.int64]:
+        """Rotary positions int64[3, length] of a sequence whose images stand in the token `spans`, in their order."""
+        parts, position, done = [], 0, 0
+        for (start, end), (times, rows, columns) in zip(spans, grids, strict=True):
+            parts.append(_line(position, start - done))
+            position += start - done
+            sides = times, rows // self.merge, columns // self.merge
+            parts.append(position + np.indices(sides).reshape(3, -1))
+            position += max(sides[1:])
+            done = end
+        parts.append(_line(position, length - done))
+        return np.concatenate(parts, 1)
+
+
+def _line(start: int, count: int) -> NDArray[np.int64]:
+    return np.broadcast_to(np.arange(start, start + count), (3, count))
+
+
+def sees_images(config: Any) -> bool:
+    """Whether transformers has only a model that reads images for this Hugging Face configuration."""
+    kind = type(config)
+    return kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that makes language models of this Hugging Face configuration."""
+    return AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
+
+
+def vision_shape(config: Any) -> VisionShape | None:
+    """The images of models of this Hugging Face configuration; None where they read none. Raises ConfigError: the
+    family is none whose images are known here."""
+    if not sees_images(config):
+        return None
+    if config.model_type not in FAMILIES:
+        raise ConfigError(
+            f"images of a {config.model_type} model cannot be trained; families are {', '.join(FAMILIES)}"
+        )
+    vision = config.vision_config
+    channels = getattr(vision, "in_channels", None) or vision.in_chans
+    width = channels * vision.temporal_patch_size * vision.patch_size**2
+    return VisionShape(int(config.image_token_id), int(vision.spatial_merge_size), int(width))
+
+
+def processor_files(source: ModelSource) -> list[Path]:
+    """The files of a model that say how its images and videos are processed, downloaded if need be."""
+    found = (
+        cached_file(source.path, name, revision=source.revision, _raise_exceptions_for_missing_entries=False)
+        for name in PROCESSOR_FILES
+    )
+    return [Path(each) for each in found if each is not None]
+
+
+def decoder_attention(config: Any, name: str) -> str | dict[str, str]:
+    """What `set_attn_implementation` takes to give the decoder alone the attention `name`: images are no packed
+    sequences."""
+    return {"text_config": name} if sees_images(config) else name

@@ -1,0 +1,110 @@
+"""Tiny vision-language models, and images for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.modelling.vision import Grid, ImagePatches
+from asyncrl.types import Role, Trajectory, Turn
+from tests.helpers import make_trajectory
+
+VOCABULARY = 280
+IMAGE_TOKEN = 270
+PATCH = 4
+MERGE = 2
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+}
+_VISION: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "patch_size": PATCH,
+    "spatial_merge_size": MERGE,
+    "initializer_range": 0.2,
+}
+_TOWERS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2},
+    "qwen2_5_vl": {"intermediate_size": 32, "out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]},
+    "qwen3_vl": {
+        "intermediate_size": 32,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1],
+    },
+}
+VISION_FAMILIES = tuple(_TOWERS)
+
+
+def vision_model(family: str, seed: int = 0) -> Any:
+    """A model with large weights, whose tokens are those of the demo's tokenizer, and ids for images behind them."""
+    torch.manual_seed(seed)
+    marks = {"image_token_id": IMAGE_TOKEN, "video_token_id": 271, "vision_start_token_id": 272}
+    config = AutoConfig.for_model(
+        family, text_config=_TEXT, vision_config=_VISION | _TOWERS[family], vision_end_token_id=273, **marks
+    )
+    return AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+
+
+def save_vision_model(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> Path:
+    """A model with its tokenizer and its image processor."""
+    vision_model(family, seed).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    size = {"shortest_edge": 4 * PATCH**2, "longest_edge": 64 * PATCH**2}
+    Qwen2VLImageProcessorPil(patch_size=PATCH, merge_size=MERGE, size=size).save_pretrained(folder)
+    return folder
+
+
+def random_image(grid: Grid, seed: int = 0) -> ImagePatches:
+    """Patches of noise."""
+    times, rows, columns = grid
+    generator = torch.Generator().manual_seed(seed)
+    return ImagePatches(torch.randn(times * rows * columns, 3 * 2 * PATCH**2, generator=generator), grid)
+
+
+def shown(
+    images: Mapping[bytes, ImagePatches], prompt: Sequence[int | bytes], answer: Sequence[int], **fields: Any
+) -> Trajectory:
+    """An episode of one answer to a prompt in which digests stand for the placeholders of their images."""
+    tokens: list[int] = []
+    spans, digests = [], []
+    for each in prompt:
+        if isinstance(each, bytes):
+            times, rows, columns = images[each].grid
+            count = times * rows * columns // MERGE**2
+            spans.append((len(tokens), len(tokens) + count))
+            digests.append(np.frombuffer(each, np.uint8))
+            tokens += [IMAGE_TOKEN] * count
+        else:
+            tokens.append(each)
+    start, end = len(tokens), len(tokens) + len(answer)
+    is_sampled = np.arange(end) >= start
+    return make_trajectory(
+        tokens=np.array([*tokens, *answer], np.int32),
+        logprobs=np.where(is_sampled, -1.0, 0.0).astype(np.float32),
+        versions=np.where(is_sampled, 0, -1).astype(np.int32),
+        turns=(Turn(0, start, Role.PROMPT), Turn(start, end, Role.ASSISTANT)),
+        steps=(),
+        image_spans=np.array(spans, np.int32).reshape(-1, 2),
+        image_digests=np.array(digests, np.uint8).reshape(-1, 32),
+        **fields,
+    )
