@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 
 def encodable(value: Any) -> Any:
     """The plain value with text that UTF-8 can encode: half of a surrogate pair becomes a question mark.
@@ -18,6 +20,11 @@ def encodable(value: Any) -> Any:
         case list() | tuple():
             return [encodable(inner) for inner in value]
     return value
+
+
+def json_text(value: Any) -> str:
+    """The value as indented JSON that every program can read: a number that is not finite becomes null."""
+    return msgspec.json.format(msgspec.json.encode(encodable(value)), indent=2).decode()
 
 
 def cut(text: str, max_chars: int) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config import load
-from asyncrl.text import cut, encodable, reason_of
+from asyncrl.text import cut, encodable, json_text, reason_of
 
 ANY_TEXT = st.text(st.characters(codec=None, categories=None), max_size=30)
 PLAIN = st.recursive(
@@ -25,6 +25,15 @@ PLAIN = st.recursive(
 def test_every_text_within_a_plain_value_has_an_encoding_afterwards(value: Any) -> None:
     found = encodable(value)
     json.dumps(found, ensure_ascii=False).encode()
+
+
+def test_json_text_has_null_where_a_number_is_not_finite() -> None:
+    written = json_text({"loss": float("nan"), "curve": [1.5, float("inf")], 3: "half \ud800 of a pair"})
+    assert json.loads(written, parse_constant=pytest.fail) == {
+        "loss": None,
+        "curve": [1.5, None],
+        "3": "half ? of a pair",
+    }
 
 
 @given(text=ANY_TEXT, size=st.integers(1, 10))

@@ -212,7 +212,7 @@ def _learner(config: TrainConfig) -> Iterator[str]:
         for section, lora in (("critic", critic.lora), ("model", config.model.lora)):
             if lora.is_used:
                 yield f"critic.shared {section}.lora.rank: no test has trained a shared backbone by adapters; use false"
-    if 0 < steps < critic.warmup_steps:
+    if 0 < steps <= critic.warmup_steps:
         yield "critic.warmup_steps learner.steps: the policy would never be trained; lower the first one"
     if 0 < steps < learner.warmup_steps:
         yield "learner.warmup_steps learner.steps: the run would end before its full learning rate; lower the first one"

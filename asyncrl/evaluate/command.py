@@ -17,7 +17,6 @@ evaluation's folder: `asyncrl inspect show e0-000000.0.0 --run FOLDER`.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
 import sys
@@ -57,6 +56,7 @@ from asyncrl.launch.survivors import end_here
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
 from asyncrl.replay.stored import StoredRun
+from asyncrl.text import json_text
 
 log = logging.getLogger("asyncrl.evaluate")
 
@@ -147,7 +147,7 @@ def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) ->
         else:
             _run(config, folder)
         result = _read(config, folder, threshold)
-        write_whole(folder / RESULT_FILE, f"{json.dumps(_described(config, request, steps, result))}\n")
+        write_whole(folder / RESULT_FILE, f"{json_text(_described(config, request, steps, result))}\n")
         for weights in model.glob("*.safetensors"):
             weights.unlink()
     return folder, result

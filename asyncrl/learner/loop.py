@@ -252,7 +252,7 @@ class Learner:
 
     def _imitation(self, step: int, updates: int) -> ImitationBatch | None:
         """The demonstrations that a step trains beside its episodes, if it does."""
-        if self.demonstrations is None:
+        if self.demonstrations is None or not self.trainer.trains_policy(step):
             return None
         config = self._step_config
         return self.demonstrations.beside(

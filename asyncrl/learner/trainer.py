@@ -136,6 +136,10 @@ class Trainer:
         models = {"policy": self.policy, "critic": self.critic, "implicit": self.implicit}
         return {name: model for name, model in models.items() if model is not None}
 
+    def trains_policy(self, step: int) -> bool:
+        """Whether a learner step trains the policy, and not the critic alone."""
+        return step >= self.critic_alone
+
     def prepare(self, batch: LocalBatch, episodes: Episodes, minibatches: Sequence[Minibatch]) -> LocalBatch:
         """The batch with everything that is fixed for the step: log-probs, values, advantages."""
 
@@ -196,11 +200,12 @@ class Trainer:
     ) -> StepResult:
         """One update for each minibatch, and beside it for the demonstrations of `imitation`. The host waits for the
         GPU once an update, and in a pass only where the algorithm drops tokens. `seen` float32[N], if given, gets the
-        log-probs of the policy that its passes give. In the critic's warm-up the policy stays as it is."""
+        log-probs of the policy that its passes give. In the critic's warm-up the policy stays as it is, and there must
+        be no `imitation`."""
         result, sums = StepResult(), Sums()
         trained = self.models
-        if is_warmup := step < self.critic_alone:
-            imitation = None
+        is_warmup = not self.trains_policy(step)
+        if is_warmup:
             del trained["policy"]
         if batch.refused:
             sums[REFUSED] = torch.tensor(batch.refused, dtype=torch.float64)

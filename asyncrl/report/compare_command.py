@@ -8,7 +8,6 @@ its name; it may still run. --html also writes a page with the curves of all run
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from asyncrl.report.episodes import visible
 from asyncrl.report.page import drawn, page
 from asyncrl.report.run import read_run
 from asyncrl.report.svg import Plot, Series, short
+from asyncrl.text import json_text
 
 UNKNOWN = "-"
 NOT_RECORDED = "not recorded"
@@ -47,7 +47,7 @@ def main() -> None:
         if given.html is not None:
             write_whole(given.html, comparison_page(comparison))
         if given.json:
-            sys.stdout.write(f"{json.dumps(as_plain(comparison), indent=2)}\n")
+            sys.stdout.write(f"{json_text(as_plain(comparison))}\n")
         else:
             Console().print(as_tables(comparison), soft_wrap=True, highlight=False)
 

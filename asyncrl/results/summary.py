@@ -6,7 +6,6 @@ programs.
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 from collections import Counter, deque
@@ -30,6 +29,7 @@ from asyncrl.replay.planning import recorded_plan
 from asyncrl.replay.records import ENDS, TrajectoryState
 from asyncrl.replay.stored import StoredRun
 from asyncrl.replay.transaction import Transaction
+from asyncrl.text import json_text
 
 log = logging.getLogger(__name__)
 
@@ -291,7 +291,7 @@ def report(run_dir: Path, planned_steps: int, result: str, reason: str, resume: 
     """The summary as text; writes it into the run's folder too."""
     summary = summarise(run_dir, planned_steps, result, reason, resume)
     try:
-        write_whole(run_dir / SUMMARY_FILE, json.dumps(asdict(summary), indent=2) + "\n")
+        write_whole(run_dir / SUMMARY_FILE, f"{json_text(asdict(summary))}\n")
     except OSError as error:
         log.warning("%s was not written: %s", run_dir / SUMMARY_FILE, error)
     return as_text(summary)

@@ -9,7 +9,14 @@ import pytest
 from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.ranks import Ranks
-from tests.learner.support import Run, assert_weights_equal, make_config, with_critic
+from tests.learner.support import (
+    Run,
+    assert_weights_equal,
+    make_config,
+    with_critic,
+    with_demonstrations,
+    write_demonstrations,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +73,18 @@ def test_a_run_that_ends_in_the_warm_up_goes_on_with_the_same_bits(
     assert_weights_equal(resumed.final, trained[0].final)
 
 
+def test_demonstrations_are_trained_from_the_first_one_on_once_the_warm_up_is_over(
+    model: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    config = with_demonstrations(warming(model, tmp_path))
+    write_demonstrations(config, config.algorithm.sft.path or [], 4)
+    run = Run(config).train(ranks)
+    # A step takes two of the four.
+    assert run.metrics.of("sft/epoch") == {step: max(0, step + 1 - ALONE) / 2 for step in range(STEPS)}
+    assert set(run.metrics.of("sft/loss")) == set(range(ALONE, STEPS))
+
+
 def test_a_warm_up_that_never_ends_is_refused(model: Path, tmp_path: Path) -> None:
-    lines = refusals(warming(model, tmp_path, STEPS + 1))
+    lines = refusals(warming(model, tmp_path, STEPS))
     assert any("critic.warmup_steps" in line and "would never be trained" in line for line in lines)
+    assert not refusals(warming(model, tmp_path, STEPS - 1))
