@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import metadata as described
@@ -40,7 +40,7 @@ def distributed_folder(folder: Path) -> Path | None:
     try:
         description = json.loads((place / _DESCRIPTION).read_text())
         backend = description["sharded_backend"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{place / _DESCRIPTION} cannot be read: {error!r}") from error
     if backend != BACKEND:
         raise CheckpointError(f"{place} has the format {backend!r}, of which only {BACKEND} is merged")
@@ -56,8 +56,10 @@ class DistributedTensors:
         try:
             with path.open("rb") as file:
                 metadata = _MetadataUnpickler(file).load()
-            self._described: Mapping[str, Any] = metadata.state_dict_metadata
-            self._stored: Mapping[Any, Any] = metadata.storage_data
+            self._described: Mapping[str, Any] = {
+                str(name): each for name, each in metadata.state_dict_metadata.items()
+            }
+            self._stored: Mapping[Any, Any] = dict(metadata.storage_data)
         except CheckpointError:
             raise
         except Exception as error:
@@ -70,19 +72,26 @@ class DistributedTensors:
         return {name: tuple(each.size) for name, each in self._described.items() if isinstance(each, kind)}
 
     def read(self, name: str) -> Tensor:
-        """A tensor whole. Raises CheckpointError: chunks of it are missing or damaged."""
-        description = self._described[name]
+        """A tensor whole. Raises CheckpointError: its chunks are missing or damaged, or do not cover it once."""
+        try:
+            return self._read(name, self._described[name])
+        except CheckpointError:
+            raise
+        except Exception as error:
+            # `.metadata` may say anything, such as a size for which there is no memory.
+            raise CheckpointError(f"{name} cannot be read from {self._folder}: {error!r}") from error
+
+    def _read(self, name: str, description: Any) -> Tensor:
+        _check_cover(name, description.size, description.chunks)
         whole = torch.empty(description.size, dtype=description.properties.dtype)
-        covered = 0
         for chunk in description.chunks:
             part = self._chunk(name, chunk)
             if part.shape != torch.Size(chunk.sizes):
                 raise CheckpointError(f"a chunk of {name} has the shape {list(part.shape)}, not {list(chunk.sizes)}")
+            if part.dtype != whole.dtype:
+                raise CheckpointError(f"a chunk of {name} is of {part.dtype}, and the whole of {whole.dtype}")
             place = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
             whole[place] = part
-            covered += part.numel()
-        if covered != math.prod(description.size):
-            raise CheckpointError(f"the chunks of {name} have {covered} of its {whole.numel()} elements")
         return whole
 
     def _chunk(self, name: str, chunk: Any) -> Tensor:
@@ -105,6 +114,26 @@ class DistributedTensors:
         if not isinstance(part, Tensor):
             raise CheckpointError(f"{path} has a {type(part).__name__} in the place of {name}")
         return part
+
+
+def _check_cover(name: str, size: Sequence[int], chunks: Sequence[Any]) -> None:
+    """Raises CheckpointError: not every element of a tensor is in one chunk, and in no other."""
+    edges = []
+    for dim, length in enumerate(size):
+        starts = [each.offsets[dim] for each in chunks]
+        ends = [each.offsets[dim] + each.sizes[dim] for each in chunks]
+        edges.append(sorted({0, length, *starts, *ends}))
+    if any(each[0] < 0 or each[-1] > length for each, length in zip(edges, size, strict=True)):
+        raise CheckpointError(f"a chunk of {name} is outside of its {list(size)}")
+    # Of the boxes between all edges, each has so many chunks.
+    times = np.zeros([len(each) - 1 for each in edges], np.int32)
+    numbers = [{edge: number for number, edge in enumerate(each)} for each in edges]
+    for each in chunks:
+        spans = zip(numbers, each.offsets, each.sizes, strict=True)
+        times[tuple(slice(number[start], number[start + length]) for number, start, length in spans)] += 1
+    if (times != 1).any():
+        fault = "lack a part of it" if times.min() == 0 else "overlap"
+        raise CheckpointError(f"the {len(chunks)} chunks of {name} {fault}: a rank's part is missing or there twice")
 
 
 class _FlattenedTensor:
@@ -138,8 +167,19 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
 }
 
 
-class _MetadataUnpickler(pickle.Unpickler):
-    """Makes the objects that a `.metadata` consists of, and calls nothing else that a pickle names."""
+class _MetadataUnpickler(pickle._Unpickler):
+    """Makes the objects that a `.metadata` consists of, and calls nothing else that a pickle names. It changes none of
+    the classes: a pickle could give a path a method of its own. That needs pickle's reader in Python."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
+    def load_build(self) -> None:
+        made = self.stack[-2]  # type: ignore[attr-defined]
+        if type(made) not in _CLASSES.values():
+            raise CheckpointError(f"{_METADATA} sets attributes of {made!r}, as no such file does: it is not unpickled")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch[pickle.BUILD[0]] = load_build
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _CLASSES:
