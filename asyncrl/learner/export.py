@@ -121,7 +121,9 @@ def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callabl
 
 
 def write_anew(folder: Path, write: Callable[[Path], None]) -> None:
-    """Have `write` fill a folder that takes the place of `folder`, but for a model card that is there."""
+    """Have `write` fill a folder that takes the place of `folder`, but for a model card that is there. A link stays,
+    and the folder to which it leads is the new one."""
+    folder = folder.resolve()
     partial = folder.with_name(f".tmp-{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
     with as_os_errors(partial):

@@ -102,7 +102,7 @@ def _merge_adapter(source: Path, to: Path, config: Path | None, dtype: str | Non
     try:
         stored = {} if config else json.loads((source / _ADAPTERS).read_text())
         base, revision = config or stored["base_model_name_or_path"], stored.get("revision")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{source / _ADAPTERS} cannot be read: {error!r}") from error
     if not base:
         raise ConfigError(f"{source / _ADAPTERS} names no model: name it with --config")

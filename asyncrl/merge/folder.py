@@ -27,6 +27,7 @@ from asyncrl.learner.export import write_model
 from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 
 _VALUE_HEADS = ("score.weight", "classifier.weight")
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NOT_BESIDE = (".safetensors", ".bin", ".pt", ".index.json")
 
 
@@ -44,9 +45,16 @@ class OutputSettings:
         if not (self.folder / "config.json").is_file():
             raise ConfigError(f"{self.folder} has no config.json: name a folder with --config that has one")
         try:
-            config = AutoConfig.from_pretrained(self.folder)
-        except (OSError, ValueError, LookupError, ImportError) as error:
+            # Without the second transformers asks at the terminal whether to run code of the folder.
+            config = AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
+        # Configurations raise whatever their checks raise.
+        except Exception as error:
             raise ConfigError(f"the configuration in {self.folder} cannot be read: {error}") from error
+        if getattr(config, "quantization_config", None):
+            raise ConfigError(
+                f"the configuration in {self.folder} is that of quantised weights, and the result has whole ones: "
+                "remove quantization_config from its config.json"
+            )
         if self.tied:
             config.tie_word_embeddings = True
         return config
@@ -56,7 +64,8 @@ class OutputSettings:
 def empty_model(config: Any, value_head: bool) -> Any:
     """The model that a configuration describes, without memory. `value_head`: it gives a value a token instead of
     logits. Raises ConfigError: transformers has no such model."""
-    architecture = (config.architectures or [""])[0]
+    named = config.architectures
+    architecture = str(named[0]) if isinstance(named, list) and named else ""
     if value_head or architecture.endswith("ForTokenClassification"):
         config.num_labels = 1 if value_head else config.num_labels
         kind: Any = AutoModelForTokenClassification
@@ -67,8 +76,9 @@ def empty_model(config: Any, value_head: bool) -> Any:
     try:
         with torch.device("meta"):
             return kind.from_config(config, dtype=torch.float32)
-    except (ValueError, LookupError, ImportError) as error:
-        raise ConfigError(f"transformers has no model for this configuration: {error}") from error
+    # A model raises whatever its modules raise.
+    except Exception as error:
+        raise ConfigError(f"transformers can make no model of this configuration: {error!r}") from error
 
 
 def has_value_head(names: set[str]) -> bool:
@@ -92,6 +102,7 @@ def write_folder(model: Any, tensors: Mapping[str, Tensor], settings: OutputSett
     adapters = sorted(name for name in tensors if "lora_" in name)
     if adapters:
         raise CheckpointError(f"the checkpoint has LoRA adapters, such as {adapters[0]}, which are not merged")
+    _check_kinds(model, tensors)
     tensors = _without_tied(model, tensors, settings.tied)
     published = _published(model, tensors)
     floating = {name for name, each in model.named_parameters() if each.is_floating_point()}
@@ -102,6 +113,18 @@ def write_folder(model: Any, tensors: Mapping[str, Tensor], settings: OutputSett
     write_beside = _files_beside(model.config, reduce(torch.promote_types, dtypes), settings.folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     write_model(model, published, write_beside, folder)
+
+
+def _check_kinds(model: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError: a tensor has no values of its own, or a parameter is of a dtype that no layer computes
+    with."""
+    floating = {name for name, each in model.named_parameters(remove_duplicate=False) if each.is_floating_point()}
+    for name, each in tensors.items():
+        if each.layout != torch.strided or each.is_meta:
+            raise CheckpointError(f"{name} has no plain values: it is a tensor of {each.layout} on {each.device}")
+        if name in floating and each.dtype not in _FLOATS:
+            kinds = ", ".join(str(kind).removeprefix("torch.") for kind in _FLOATS)
+            raise CheckpointError(f"{name} is of {each.dtype}, such as quantised weights have; {kinds} are merged")
 
 
 def _without_tied(model: Any, tensors: Mapping[str, Tensor], drop: bool) -> dict[str, Tensor]:
@@ -148,7 +171,18 @@ def _published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         raise CheckpointError(
             f"the checkpoint has {len(unknown)} tensors that the model of its configuration lacks, such as {unknown[0]}"
         )
-    return {name: each.contiguous() for name, each in published.items()}
+    return _apart({name: each.contiguous() for name, each in published.items()})
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, each with values of its own: transformers writes one of two that share them, and leaves the other to
+    a model that ties them."""
+    taken: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, each in tensors.items():
+        apart[name] = each.clone() if each.data_ptr() in taken else each
+        taken.add(each.data_ptr())
+    return apart
 
 
 def _files_beside(config: Any, dtype: torch.dtype, source: Path) -> Callable[[Path], None]:

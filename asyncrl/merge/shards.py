@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from xxhash import xxh3_64_intdigest
 
 from asyncrl.errors import CheckpointError
 
@@ -28,19 +29,24 @@ _MESH_LOGGER = logging.getLogger("torch.distributed.device_mesh")
 
 def shard_files(folder: Path) -> list[Path]:
     """The files of all ranks, in their order; none where `folder` is no such checkpoint. Raises CheckpointError: ranks
-    are missing, or two numbers of ranks wrote."""
+    are missing, or there are more than their number, or two numbers of ranks wrote."""
     found = {path: match for path in folder.glob("model_world_size_*.pt") if (match := _FILE.fullmatch(path.name))}
     sizes = sorted({int(match[1]) for match in found.values()})
     if len(sizes) > 1:
         raise CheckpointError(f"{folder} has shards of {sizes} ranks: move all but one of these sets away")
+    if not sizes:
+        return []
     by_rank = {int(match[2]): path for path, match in found.items()}
-    missing = [rank for rank in range(sizes[0] if sizes else 0) if rank not in by_rank]
+    missing = [rank for rank in range(sizes[0]) if rank not in by_rank]
     if missing:
         raise CheckpointError(
             f"{folder} lacks the shards of ranks {missing} of {sizes[0]}: each host wrote those of its own ranks, "
             "copy them all into one folder"
         )
-    return [by_rank[rank] for rank in range(sizes[0] if sizes else 0)]
+    if len(found) != sizes[0]:
+        names = ", ".join(sorted(path.name for path in found))
+        raise CheckpointError(f"{folder} has the shards of {len(found)} ranks instead of {sizes[0]}: {names}")
+    return [by_rank[rank] for rank in range(sizes[0])]
 
 
 class FsdpShards:
@@ -60,11 +66,27 @@ class FsdpShards:
     @torch.no_grad()
     def merge(self, expected: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
         """All tensors whole. `expected` has the shapes of the model's tensors by name. Raises CheckpointError: the
-        shards of a tensor do not fit together."""
-        return {name: self._merge(name, expected.get(name)) for name in self._states[0]}
+        shards of a tensor do not fit together, or two ranks have the same ones."""
+        tensors = {name: self._merge(name, expected.get(name)) for name in self._states[0]}
+        split = [name for name, whole in tensors.items() if _local(self._states[0][name]).shape != whole.shape]
+        # Equal parts of one tensor may be: those of a bias that is zero.
+        if split and not any(map(self._has_other_parts, split)):
+            raise CheckpointError(
+                "two ranks have the same part of every tensor that is split among them: the file of one was copied "
+                "over that of another"
+            )
+        return tensors
+
+    def _has_other_parts(self, name: str) -> bool:
+        """Whether the parts of a tensor that is split differ from rank to rank, but for those that are copies."""
+        shards = [state[name] for state in self._states]
+        parts = [_local(each).reshape(-1).view(torch.uint8).numpy() for each in shards if _local(each).numel()]
+        return len({xxh3_64_intdigest(each.data) for each in parts}) * _count_of_copies(shards[0]) >= len(parts)
 
     def _merge(self, name: str, expected: Sequence[int] | None) -> Tensor:
         shards = [state[name] for state in self._states]
+        if len(kinds := sorted({str(each.dtype) for each in shards})) > 1:
+            raise CheckpointError(f"{name} is of {' and '.join(kinds)} on different ranks")
         if distributed := [each for each in shards if isinstance(each, DTensor)]:
             if len(distributed) < len(shards):
                 raise CheckpointError(f"{name} is a DTensor on some ranks only")
@@ -83,7 +105,9 @@ def _read(file: Path) -> Mapping[str, Tensor]:
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
-    if not isinstance(state, Mapping) or not all(isinstance(each, Tensor) for each in state.values()):
+    if not isinstance(state, Mapping) or not all(
+        isinstance(name, str) and isinstance(each, Tensor) for name, each in state.items()
+    ):
         raise CheckpointError(f"{file} is no state dict of tensors")
     return state
 
@@ -132,10 +156,22 @@ def _along_mesh(name: str, ranks: Tensor, placements: Sequence[Any], local: Sequ
     return _copies(name, parts)
 
 
+def _local(shard: Tensor) -> Tensor:
+    return shard.to_local() if isinstance(shard, DTensor) else shard
+
+
+def _count_of_copies(shard: Tensor) -> int:
+    if not isinstance(shard, DTensor):
+        return 1
+    mesh = shard.device_mesh.mesh.shape
+    return math.prod(size for size, each in zip(mesh, shard.placements, strict=True) if isinstance(each, Replicate))
+
+
 def _copies(name: str, parts: Sequence[Tensor]) -> Tensor:
-    if not all(torch.equal(part, parts[0]) for part in parts[1:]):
+    first = parts[0]
+    if not all(torch.equal(part, first) or torch.allclose(part, first, 0, 0, equal_nan=True) for part in parts[1:]):
         raise CheckpointError(f"ranks have different values for {name}, of which each has a copy")
-    return parts[0]
+    return first
 
 
 def _from_plain(name: str, shards: Sequence[Tensor], expected: torch.Size) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.merge.command import merge
+from asyncrl.merge.shards import FsdpShards, shard_files
 from tests.families import family_model
 from tests.merge.support import fsdp_states, load, logits, save_states, save_template
 
@@ -116,6 +119,62 @@ def test_tied_tensors_that_differ_need_a_decision(tmp_path: Path) -> None:
     assert torch.equal(logits(load(tmp_path / "merged")), logits(model))
 
 
+def test_a_head_that_shares_its_values_with_the_embedding_is_written_where_the_configuration_ties_nothing(
+    tmp_path: Path,
+) -> None:
+    model = family_model("qwen3", 1)
+    state = dict(model.state_dict())
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    source = save_states([state], tmp_path / "actor")
+    save_template(model, source / "huggingface")
+    merge(source, tmp_path / "merged")
+    model.lm_head.weight = model.model.embed_tokens.weight
+    assert torch.equal(logits(load(tmp_path / "merged")), logits(model))
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
+def test_the_file_of_one_rank_in_the_place_of_another_is_refused(mesh: tuple[int, ...], tmp_path: Path) -> None:
+    names = ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight")
+    states = [
+        {name: each for name, each in state.items() if name in names}
+        for state in fsdp_states(lambda: family_model("qwen3", 1), mesh)
+    ]
+    source = save_states(states, tmp_path / "actor")
+    merged = FsdpShards(shard_files(source)).merge({})
+    assert torch.equal(merged[names[0]], family_model("qwen3", 1).state_dict()[names[0]])
+    for last in range(1, len(states), 2):
+        shutil.copy(source / f"model_world_size_{len(states)}_rank_0.pt", shard_files(source)[last])
+    with pytest.raises(CheckpointError, match="the file of one was copied over that of another"):
+        FsdpShards(shard_files(source)).merge({})
+
+
+def test_a_configuration_that_cannot_be_used_is_refused_and_its_code_is_not_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = family_model("qwen3", 1)
+    source = save_states([model.state_dict()], tmp_path / "actor")
+    save_template(model, source / "huggingface")
+    path = source / "huggingface" / "config.json"
+    good = json.loads(path.read_text())
+    code = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration_unheard_of.C"}}
+    fp8 = {"quantization_config": {"quant_method": "fp8"}}
+    for change in (code, fp8, {"hidden_size": "64"}, {"hidden_size": -1}, {"num_attention_heads": 0}, {"dtype": "no"}):
+        path.write_text(json.dumps({**good, **change}))
+        with pytest.raises(ConfigError, match=r"of this configuration|the configuration in"):
+            merge(source, tmp_path / "merged")
+    assert "run the custom code" not in capsys.readouterr().out
+
+
+def test_the_result_may_be_where_a_link_leads(tmp_path: Path) -> None:
+    model = family_model("qwen3", 1)
+    source = _save_plain(model, tmp_path / "actor", _copies)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "merged").symlink_to(tmp_path / "disk")
+    merge(source, tmp_path / "merged")
+    assert (tmp_path / "merged").is_symlink()
+    assert torch.equal(logits(load(tmp_path / "disk")), logits(model))
+
+
 class _Runs:
     def __init__(self, path: str) -> None:
         self._path = path
@@ -142,6 +201,12 @@ def test_what_does_not_fit_is_refused_with_what_is_wrong(tmp_path: Path) -> None
         ([{**whole, "model.norm.weight": torch.ones(3)}], "which do not make"),
         ([whole, {**whole, "model.norm.weight": torch.rand(64)}], "different values for model.norm.weight"),
         ([{**whole, "base_model.q_proj.lora_A.default.weight": torch.ones(2)}], "LoRA adapters"),
+        ([{**whole, 3: torch.ones(2)}], "no state dict of tensors"),  # type: ignore[dict-item]
+        ([whole, {**whole, "model.norm.weight": torch.rand(64).half()}], "of torch.float16 and torch.float32 on diff"),
+        ([{**whole, "model.norm.weight": torch.ones(64, dtype=torch.int8)}], "of torch.int8, such as quantised"),
+        ([{**whole, "model.norm.weight": torch.ones(64).to(torch.float8_e4m3fn)}], "such as quantised weights have"),
+        ([{**whole, "model.norm.weight": torch.ones(64).to_sparse()}], "no plain values: .*sparse_coo"),
+        ([{**whole, "model.norm.weight": torch.ones(64, device="meta")}], "no plain values: .* on meta"),
     ]
     for number, (states, match) in enumerate(refused):
         folder = save_states(states, tmp_path / str(number))
@@ -150,6 +215,10 @@ def test_what_does_not_fit_is_refused_with_what_is_wrong(tmp_path: Path) -> None
     assert not (tmp_path / "merged").exists()
     with pytest.raises(ConfigError, match="--config"):
         merge(tmp_path / "0", tmp_path / "merged")
+    (source / "model_world_size_2_rank_00.pt").touch()
+    with pytest.raises(CheckpointError, match=r"the shards of 3 ranks instead of 2: .*_rank_0.pt, .*_rank_00.pt"):
+        merge(source, tmp_path / "merged")
+    (source / "model_world_size_2_rank_00.pt").unlink()
     (source / "model_world_size_2_rank_0.pt").unlink()
     with pytest.raises(CheckpointError, match=r"lacks the shards of ranks \[0\] of 2"):
         merge(source, tmp_path / "merged")
