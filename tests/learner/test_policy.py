@@ -143,7 +143,7 @@ def test_published_tensors_are_copies_of_the_bare_models_in_the_compute_dtype(mo
 def test_a_model_that_cannot_be_loaded_or_needs_a_gpu_is_refused_with_its_key(
     model: Path, tmp_path: Path, ranks: Ranks
 ):
-    with pytest.raises(ConfigError, match=r"nowhere.*cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"nowhere.*cannot read its configuration"):
         load_policy(ModelConfig(str(tmp_path / "nowhere")), 1.0, ranks, 64)
     if ranks.device.type == "cpu":
         with pytest.raises(ConfigError, match="use auto"):

@@ -22,6 +22,7 @@ from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.scoring.rules.verl import USER_TURN_REWARDS, rollout_reward_scores
 from asyncrl.types import (
     NO_MASS,
+    NO_ROUTING,
     NO_VERSION,
     Finish,
     Labels,
@@ -36,6 +37,8 @@ from asyncrl.types import (
 
 UNSAMPLED = 0.0
 """The log-prob and the score of a token that has none."""
+UNROUTED = 255
+"""All bytes of the experts of a token that has none, as in Trajectory."""
 
 
 OF_RESPONSES = ("response_mask", "rollout_log_probs", "old_log_probs", "versions", "token_level_scores")
@@ -68,7 +71,8 @@ def from_trajectories(
     response_mask int64[B, R] (1 on what the policy sampled), rollout_log_probs float32[B, R] and versions int64[B, R]
     (NO_VERSION on what it did not). With `labels`, token_level_scores and token_level_rewards float32[B, R] have the
     shaped reward at the last token of every branch's response. P and R are the lengths given, else the longest. Where a
-    turn has a grammar, grammar_mass float32[B, R] is there, too: as in Trajectory, 1 on padding.
+    turn has a grammar, grammar_mass float32[B, R] is there, too: as in Trajectory, 1 on padding. Where a trajectory has
+    routed experts, routed_expert_bytes uint8[B, P + R, W] has them, of which a row's `routing_width` are its own.
 
     `non_tensor_batch` has `uid`, the group's id, and what `to_trajectories` needs; with `labels` what `to_labels`
     needs; with `tasks` by id what verl's data sets give: raw_prompt, data_source, reward_model, extra_info and
@@ -223,6 +227,7 @@ def _tensors(branches: Sequence[_Branch], prompts: int, responses: int, pad: int
         if trajectory.grammar_mass.size:
             mass[row, answer] = trajectory.grammar_mass[response:end]
     mask = torch.from_numpy(attention)
+    routing = _routing(branches, prompts, responses)
     has_grammars = any(branch.trajectory.grammar_mass.size for branch in branches)
     return {
         "prompts": torch.from_numpy(ids[:, :prompts].copy()),
@@ -234,7 +239,21 @@ def _tensors(branches: Sequence[_Branch], prompts: int, responses: int, pad: int
         "rollout_log_probs": torch.from_numpy(logprobs),
         "versions": torch.from_numpy(versions),
         **({"grammar_mass": torch.from_numpy(mass)} if has_grammars else {}),
+        **({"routed_expert_bytes": torch.from_numpy(routing)} if routing.size else {}),
     }
+
+
+def _routing(branches: Sequence[_Branch], prompts: int, responses: int) -> NDArray[np.uint8]:
+    """The experts of all branches, uint8[B, P + R, W]; W is 0 where no trajectory has any."""
+    width = max((branch.trajectory.routed_experts.shape[1] for branch in branches), default=0)
+    found = np.full((len(branches), prompts + responses, width), UNROUTED, np.uint8)
+    for row, (trajectory, _, start, response, end, *_) in enumerate(branches):
+        experts = trajectory.routed_experts
+        if experts.size:
+            found[row, prompts - (response - start) : prompts + (end - response), : experts.shape[1]] = experts[
+                start:end
+            ]
+    return found
 
 
 def _facts(branch: _Branch) -> dict[str, Any]:
@@ -258,6 +277,7 @@ def _facts(branch: _Branch) -> dict[str, Any]:
         "reward_scores": rollout_reward_scores(trajectory),
         "turn_scores": trajectory.turn_scores,
         "timings": dict(trajectory.timings),
+        "routing_width": trajectory.routed_experts.shape[1],
         "__num_turns__": sum(1 for _ in groupby(turn.role for turn in branch.turns)),
     }
 
@@ -283,12 +303,13 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
 
 class _Row(NamedTuple):
     """One branch without its padding: tokens int32[T], logprobs float32[T], versions int32[T], grammar_mass float32[T],
-    and what else is known of its trajectory."""
+    routed_experts uint8[T, W], and what else is known of its trajectory."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     grammar_mass: NDArray[np.float32]
+    routed_experts: NDArray[np.uint8]
     facts: Mapping[str, Any]
 
 
@@ -305,6 +326,8 @@ def _row(data: DataProto, row: int, logprobs: Tensor, version: int | None) -> _R
     # A mass that the batch does not have is not known.
     mass = batch["grammar_mass"][row].cpu()[real].numpy() if "grammar_mass" in batch else np.zeros(len(response))
     before = np.zeros(len(prompt))
+    known = _known(data, row, len(prompt), sampled)
+    routing = batch.get("routed_expert_bytes", torch.empty((len(data), len(attended), 0), dtype=torch.uint8))
     return _Row(
         np.concatenate([prompt, response]).astype(np.int32),
         np.concatenate([before, np.where(sampled, logprobs[row].cpu()[real].float().numpy(), UNSAMPLED)]).astype(
@@ -312,7 +335,8 @@ def _row(data: DataProto, row: int, logprobs: Tensor, version: int | None) -> _R
         ),
         np.concatenate([before + NO_VERSION, np.where(sampled, versions, NO_VERSION)]).astype(np.int32),
         np.concatenate([before + 1, np.where(sampled, mass, 1)]).astype(np.float32),
-        _known(data, row, len(prompt), sampled),
+        routing[row].cpu()[attended, : known["routing_width"]].numpy(),
+        known,
     )
 
 
@@ -333,6 +357,7 @@ def _known(data: DataProto, row: int, prompt: int, sampled: NDArray[np.bool_]) -
         "steps": [[start, end] for start, end, policy in spans if policy],
         "reward_scores": {},
         "timings": {},
+        "routing_width": 0,
         **given,
     }
 
@@ -349,6 +374,7 @@ def _joined(rows: Sequence[_Row], members: dict[str, int]) -> Trajectory:
     members[group] = members.get(group, -1) + 1
     starts = np.cumsum([0, *(len(row.tokens) for row in rows)]).tolist()
     mass = np.concatenate([row.grammar_mass for row in rows])
+    routing = np.concatenate([row.routed_experts for row in rows])
     turns, steps = [], []
     for start, row in zip(starts, rows, strict=False):
         for begin, end, role, reason, calls, *more in row.facts["turns"]:
@@ -370,4 +396,5 @@ def _joined(rows: Sequence[_Row], members: dict[str, int]) -> Trajectory:
         rewards={name: each for name, each in (first["reward_scores"] or {}).items() if name != USER_TURN_REWARDS},
         timings=first["timings"] or {},
         grammar_mass=mass if any(turn.grammar for turn in turns) else NO_MASS,
+        routed_experts=routing if routing.size else NO_ROUTING,
     )
