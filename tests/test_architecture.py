@@ -193,7 +193,12 @@ def test_no_part_decides_by_the_wall_clock() -> None:
     wall = re.compile(r"\btime\.time(_ns)?\b|\bdatetime\.(now|utcnow|today)\b|\bfrom time import\b")
     users = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if wall.search(path.read_text())}
     assert users <= {
-        *("observe/sinks/json_lines.py", "observe/sinks/tensorboard.py", "observe/spans.py", "actor/chat_api/agent.py"),
+        *(
+            "observe/sinks/json_lines.py",
+            "observe/sinks/tensorboard.py",
+            "observe/spans.py",
+            "actor/chat_api/server.py",
+        ),
         *("learner/run.py", "doctor/sharing.py", "dashboard/overview.py"),
         *("results/environment.py", "machine/activity.py", "inspect/situation.py"),
     }, "these may write down or tell people when something was, and doctor compares the clocks of hosts"

@@ -28,6 +28,7 @@ from asyncrl.actor.formats.base import Format, Functions, WrittenCall
 from asyncrl.actor.formats.registry import FORMATS
 from asyncrl.actor.parsing import ParsedTurn, parse_turn
 from asyncrl.actor.template import MARK, QUESTION, TOOL, Messages, Template, answer, calling, result
+from asyncrl.actor.thoughts import OPENING, join_thought, split_thought
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.types import ToolCall
 
@@ -45,7 +46,8 @@ class Chat:
     calls: the format that `tool_call_format` names or, with "auto", the one that reads the template's own rendering of
     a call; None if there is none. `stop_ids` are the tokenizer's eos, the tokens with which the template ends an
     assistant turn (an answer, and a turn that calls tools), and those of the format. `one_call` is true if the template
-    shows only one call a turn. `piece` returns the text of one token; a part of a character reads U+FFFD.
+    shows only one call a turn, `opens_thought` if its generation prompt opens a thought. `piece` returns the text of
+    one token; a part of a character reads U+FFFD.
 
     Raises ConfigError: there is no template, or it ends an assistant turn without a special token.
     """
@@ -60,6 +62,7 @@ class Chat:
         added = sorted((text for text in tokenizer.get_added_vocab() if text.strip()), key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, added)) or "(?!)")
         self._ends_at_next, self._last_end, self._answer_end, self._call_end = self._ends_of_turns()
+        self.opens_thought = self._template.render([QUESTION], ()).rstrip().endswith(OPENING)
         self.format = self._recognised() if tool_call_format == "auto" else FORMATS[tool_call_format]
         of_format = self.format.stop_tokens if self.format else ()
         known = [text for text in of_format if text in tokenizer.get_added_vocab()]
@@ -142,6 +145,25 @@ class Chat:
     def parse(self, text: str, functions: Functions) -> ParsedTurn:
         """What the policy wrote in the turn `text`, with the tools `functions` on offer."""
         return parse_turn(text, functions, self.format, self.one_call) if self.format else ParsedTurn(text)
+
+    def parse_apart(self, text: str, functions: Functions) -> ParsedTurn:
+        """As `parse`, with thoughts apart from the content in every family."""
+        turn = self.parse(text, functions)
+        if self.format is not None and self.format.reasoning_apart:
+            return turn
+        reasoning, content = split_thought(turn.content, self.opens_thought)
+        return turn._replace(reasoning=reasoning, content=content)
+
+    def with_thoughts(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+        """The messages with reasoning within the content, if the template shows none that is beside it."""
+        if self._template.shows_reasoning:
+            return tuple(messages)
+        return tuple(
+            {**message, "content": join_thought(reasoning, message["content"])}
+            if (reasoning := message.get("reasoning_content"))
+            else message
+            for message in messages
+        )
 
     def _ends_of_turns(self) -> tuple[bool, str, str, str]:
         """Whether a turn ends with the first token of the next turn, as in GLM's templates, and has no end of its own.

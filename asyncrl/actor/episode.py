@@ -10,16 +10,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.engine.base import Engine
+from asyncrl.actor.engine.base import Engine, Generation
+from asyncrl.actor.history import Message
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions, OpenInteraction
 from asyncrl.actor.parsing import ParsedTurn
-from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Message, Recorder, Reservation
+from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
 from asyncrl.actor.steps import Split
 from asyncrl.actor.template import answer, calling, result, with_reasoning
 from asyncrl.actor.toolbox import OpenTools, Toolbox
@@ -35,13 +39,15 @@ ReadTurn = Callable[[str, bool], ParsedTurn]
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One turn of the policy: `message` as templates take it, which is all text if one of the calls of `turn` is
-    malformed. `prompt_tokens` stood before it, `sampled_tokens` were sampled; `finish_reason` is stop or length."""
+    malformed. The tokens `prompt` stood before it. `finish_reason` is stop or length. If one of the request's stop
+    texts was in it, that is `stop`, and message and turn end before it; all that was `sampled` is recorded."""
 
     message: Message
     turn: ParsedTurn
     finish_reason: str
-    prompt_tokens: int
-    sampled_tokens: int
+    prompt: NDArray[np.int32]
+    sampled: Generation
+    stop: str = ""
 
 
 class Episode:
@@ -50,6 +56,7 @@ class Episode:
     def __init__(self, ticket: Ticket, runner: EpisodeRunner) -> None:
         self.ticket = ticket
         self.chat = runner.chat
+        self.limits = runner.limits
         self.recorder = Recorder(ticket, runner.limits, runner.chat, runner.as_rendered)
         self.seconds: dict[str, float] = defaultdict(float)
         self.is_over = False
@@ -75,17 +82,29 @@ class Episode:
         RefusedError: the chat template does not take the request, the engine takes no grammar, or there are tools
         beside it. Raises EngineError: the engine gave nothing. Raises StoppedError: the episode is over.
         """
+        [completion] = await self.complete_all(request, read_turn, 1)
+        return completion
+
+    async def complete_all(self, request: CompletionRequest, read_turn: ReadTurn, count: int) -> list[Completion]:
+        """As `complete`, for `count` completions, each of which is recorded in a branch of its own; all or none."""
         if request.grammar is not None:
             self._check_grammar(request)
-        reservation = await self._reserve(request)
+        reservations = await self._reserve(request, count)
         try:
-            return await self._sample(reservation, read_turn)
+            sampled = await self._generate_all(reservations)
+            if self.is_over:
+                raise StoppedError("the episode is over")
+            for each, tokens in zip(reservations, sampled, strict=True):
+                self.recorder.check(each, tokens)
+            read = [self._read(request, tokens, read_turn) for tokens in sampled]
         except BaseException:
-            if session := self.recorder.cancel(reservation):
-                self._engine.release(session)
+            for each in reservations:
+                if session := self.recorder.cancel(each):
+                    self._engine.release(session)
             raise
         finally:
             self._room_changed.set()
+        return [self._record(*each) for each in zip(reservations, sampled, read, strict=True)]
 
     def _check_grammar(self, request: CompletionRequest) -> None:
         if not self._engine.takes_grammars:
@@ -106,37 +125,72 @@ class Episode:
         for session in (self.ticket.id, *(branch.session for branch in self.recorder.branches)):
             self._engine.release(session)
 
-    async def _reserve(self, request: CompletionRequest) -> Reservation:
+    async def _reserve(self, request: CompletionRequest, count: int) -> list[Reservation]:
         while not self.is_over:
             with suppress(BusyError):
-                return self.recorder.reserve(request)
+                return self.recorder.reserve_all(request, count)
             self._room_changed.clear()
             await self._room_changed.wait()
         raise StoppedError("the episode is over")
 
-    async def _sample(self, reservation: Reservation, read_turn: ReadTurn) -> Completion:
-        branch, chat = reservation.branch, self.chat
-        seen = len(branch)
+    async def _generate_all(self, reservations: Sequence[Reservation]) -> list[Generation]:
+        """The first error ends all."""
+        if len(reservations) == 1:
+            return [await self._generate(reservations[0])]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._generate(each)) for each in reservations]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        return [task.result() for task in tasks]
+
+    async def _generate(self, reservation: Reservation) -> Generation:
+        branch = reservation.branch
         with self.timed("generate") as values:
-            grammar = reservation.request.grammar
-            sampling = Sampling(self.ticket.temperature, branch.reserved, grammar)
-            sampled = await self._engine.generate(branch.tokens, sampling, chat.stop_ids, branch.session)
-            values |= {"prompt_tokens": seen, "tokens": len(sampled.tokens), "finish": sampled.finish_reason}
+            sampling = Sampling(self.ticket.temperature, branch.reserved, reservation.request.grammar)
+            sampled = await self._engine.generate(branch.tokens, sampling, self.chat.stop_ids, branch.session)
+            values |= {"prompt_tokens": len(branch), "tokens": len(sampled.tokens), "finish": sampled.finish_reason}
             if len(sampled.versions):
                 values["version"] = int(sampled.versions[-1])
-        if self.is_over:
-            raise StoppedError("the episode is over")
+        return sampled
+
+    def _read(self, request: CompletionRequest, sampled: Generation, read_turn: ReadTurn) -> _ReadText:
+        """What was sampled, and what the caller gets of it."""
         ended = sampled.finish_reason == "stop"
-        text = chat.text(sampled.tokens[:-1] if ended else sampled.tokens)
-        turn = ParsedTurn(text) if grammar is not None else read_turn(text, ended)
-        if made := turn.made:
-            message = calling([call.arguments for call in made], [call.name for call in made], turn.content, turn.ids)
-        else:
-            message = answer(turn.content)
-        calls = [call for call in turn.calls if isinstance(call, ToolCall)]
-        message = with_reasoning(message, turn.reasoning)
-        self.recorder.record(reservation, sampled, message, calls)
-        return Completion(message, turn, sampled.finish_reason, seen, len(sampled.tokens))
+        text = self.chat.text(sampled.tokens[:-1] if ended else sampled.tokens)
+        read = (lambda part, _: ParsedTurn(part)) if request.grammar is not None else read_turn
+        whole = read(text, ended)
+        found = [(place, stop) for stop in request.stop if (place := text.find(stop)) >= 0]
+        if not found:
+            return _ReadText(whole, whole)
+        place, stop = min(found)
+        return _ReadText(whole, read(text[:place], True), stop, text[place:].strip() == stop.strip())
+
+    def _record(self, reservation: Reservation, sampled: Generation, read: _ReadText) -> Completion:
+        prompt, message = reservation.branch.tokens, _message(read.shown)
+        calls = [call for call in read.shown.calls if isinstance(call, ToolCall)]
+        shown = message if read.only_stop else None
+        self.recorder.record(reservation, sampled, _message(read.whole), calls, shown)
+        finish = "stop" if read.stop else sampled.finish_reason
+        return Completion(message, read.shown, finish, prompt, sampled, read.stop)
+
+
+class _ReadText(NamedTuple):
+    """A turn, `whole` and as it is `shown`, up to the text `stop`. `only_stop`: nothing else was cut off."""
+
+    whole: ParsedTurn
+    shown: ParsedTurn
+    stop: str = ""
+    only_stop: bool = False
+
+
+def _message(turn: ParsedTurn) -> Message:
+    """A turn as templates take it."""
+    if made := turn.made:
+        message = calling([call.arguments for call in made], [call.name for call in made], turn.content, turn.ids)
+    else:
+        message = answer(turn.content)
+    return with_reasoning(message, turn.reasoning)
 
 
 class Player(Protocol):

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.history import Message, repeats, same_message
 from asyncrl.actor.prompt_lengths import cut_prompt
 from asyncrl.actor.steps import Split, split_steps
 from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
@@ -49,8 +50,6 @@ from asyncrl.types import (
     Turn,
     runs_of,
 )
-
-Message = Mapping[str, Any]
 
 
 class LimitError(RefusedError):
@@ -77,12 +76,14 @@ class EpisodeLimits:
 
 class CompletionRequest(NamedTuple):
     """A request for a completion: all messages so far and the tools, both in the form that templates take.
-    `max_tokens` is the caller's own limit of the completion, if any, and `grammar` what the completion must be."""
+    `max_tokens` is the caller's own limit of the completion, if any, and `grammar` what the completion must be. The
+    caller gets the completion up to the first of the texts `stop`."""
 
     messages: tuple[Message, ...]
     tools: tuple[Message, ...]
     max_tokens: int | None = None
     grammar: Grammar | None = None
+    stop: tuple[str, ...] = ()
 
 
 class Branch:
@@ -164,23 +165,23 @@ def _experts(branches: Sequence[tuple[NDArray[np.uint8] | None, int]]) -> NDArra
     )
 
 
-def _same(repeated: Sequence[Message], known: Sequence[Message]) -> bool:
-    """Whether messages were repeated word for word. Most clients drop the reasoning beside an answer."""
-    return repeated == known or [*map(_without_reasoning, repeated)] == [*map(_without_reasoning, known)]
-
-
-def _without_reasoning(message: Message) -> Message:
-    return {key: message[key] for key in message if key != "reasoning_content"}
-
-
 class Prefix(NamedTuple):
     """The tokens of `branch` up to the end of one of its completions, which is `turn`. They are the conversation of
-    `messages`, the completion among them, with `tools`."""
+    `messages`, the completion among them, with `tools`. `shown` is the completion as the caller has it where that lacks
+    no more than the text at which it was cut."""
 
     branch: Branch
     turn: Turn
     messages: tuple[Message, ...]
     tools: tuple[Message, ...]
+    shown: Message | None = None
+
+    def repeated_by(self, messages: Sequence[Message]) -> bool:
+        """Whether `messages` begin with this conversation."""
+        *before, turn = self.messages
+        if len(messages) <= len(before) or not repeats(messages[: len(before)], before):
+            return False
+        return any(same_message(messages[len(before)], each) for each in (turn, self.shown) if each is not None)
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -248,25 +249,53 @@ class Recorder:
         branch.reserved = min(room, request.max_tokens or room)
         return Reservation(request, branch, start, self.truncated)
 
-    def record(self, reservation: Reservation, sampled: Generation, answer: Message, calls: Sequence[ToolCall]) -> None:
-        """Record a completion, in which the policy made `calls`. Later requests repeat it as the message `answer`.
+    def reserve_all(self, request: CompletionRequest, count: int) -> list[Reservation]:
+        """Room for `count` completions of a request, each in a branch of its own, all or none; raises as `reserve`."""
+        others = any(branch.reserved for branch in self.branches)
+        made: list[Reservation] = []
+        try:
+            while len(made) < count:
+                made.append(self.reserve(request))
+        except (RefusedError, BusyError) as error:
+            for each in reversed(made):
+                self.cancel(each)
+            if isinstance(error, BusyError) and made and not others:
+                self.truncated = True
+                code = "turn_limit" if self.turns_left < count else "context_length_exceeded"
+                raise LimitError(code, f"the episode has no room for {count} completions at once") from error
+            raise
+        return made
 
-        Raises EngineError, and records nothing: the engine aborted the completion, or gave more tokens than reserved.
-        """
-        request, branch, tokens = reservation.request, reservation.branch, len(sampled.tokens)
+    @staticmethod
+    def check(reservation: Reservation, sampled: Generation) -> None:
+        """Raises EngineError: the engine aborted the completion, or gave more tokens than reserved."""
+        tokens, reserved = len(sampled.tokens), reservation.branch.reserved
         if sampled.finish_reason == "abort" or tokens == 0:
             raise EngineError("the engine aborted the generation")
-        if tokens > branch.reserved or sampled.finish_reason not in ("stop", "length"):
-            raise EngineError(
-                f"the engine gave {tokens} tokens of at most {branch.reserved}, finish {sampled.finish_reason!r}"
-            )
+        if tokens > reserved or sampled.finish_reason not in ("stop", "length"):
+            finish = sampled.finish_reason
+            raise EngineError(f"the engine gave {tokens} tokens of at most {reserved}, finish {finish!r}")
+
+    def record(
+        self,
+        reservation: Reservation,
+        sampled: Generation,
+        answer: Message,
+        calls: Sequence[ToolCall],
+        shown: Message | None = None,
+    ) -> None:
+        """Record a completion, in which the policy made `calls`. Later requests repeat it as the message `answer`, or
+        `shown` as in Prefix. Raises EngineError, and records nothing: see `check`."""
+        self.check(reservation, sampled)
+        request, branch = reservation.request, reservation.branch
         branch.add(sampled.tokens, Role.ASSISTANT, calls, sampled.logprobs, sampled.versions, sampled.finish_reason)
         if request.grammar is not None:
             branch.mark_grammar(request.grammar, sampled.grammar_mass)
         branch.note_experts(sampled.routing)
         branch.reserved = 0
         self.truncated = self.truncated and not reservation.after_refusal
-        self.completions.append(Prefix(branch, branch.turns[-1], (*request.messages, answer), request.tools))
+        messages = (*request.messages, answer)
+        self.completions.append(Prefix(branch, branch.turns[-1], messages, request.tools, shown))
 
     def score(self, score: float) -> None:
         """A simulated user gives `score` to the last completion, which must be the end of its branch."""
@@ -325,9 +354,9 @@ class Recorder:
     def _continuation(self, request: CompletionRequest) -> tuple[Prefix | None, NDArray[np.int32]]:
         """The prefix that the request continues, if any, and the tokens that it adds."""
         for prefix in reversed(self.completions):
-            known, following = request.messages[: len(prefix.messages)], request.messages[len(prefix.messages) :]
+            following = request.messages[len(prefix.messages) :]
             is_context = following and all(message["role"] != "assistant" for message in following)
-            if _same(known, prefix.messages) and request.tools == prefix.tools and is_context:
+            if is_context and request.tools == prefix.tools and prefix.repeated_by(request.messages):
                 added = self._chat.suffix(following, request.tools, int(prefix.tokens[-1]))
                 if self._keeps(prefix, added, request):
                     return prefix, added
@@ -341,7 +370,9 @@ class Recorder:
         if limit is None or len(tokens) <= limit:
             return tokens
         if truncation == "error":
-            reason = f"the prompt has {len(tokens)} tokens, more than data.max_prompt_length={limit}"
+            reason = (
+                f"the prompt has {len(tokens)} tokens; its maximum context length is data.max_prompt_length={limit}"
+            )
             raise LimitError("context_length_exceeded", reason)
         return cut_prompt(tokens, limit, truncation)
 
@@ -369,10 +400,14 @@ class Recorder:
         if self.turns_left < 1:
             return LimitError("turn_limit", f"the episode has all of its actor.max_turns={limits.max_turns} turns")
         if seen >= limits.max_tokens:
-            reason = f"the conversation has {seen} tokens, which leaves no room in actor.max_tokens={limits.max_tokens}"
+            reason = (
+                f"the conversation has {seen} tokens, which leaves no room: the maximum context length is "
+                f"actor.max_tokens={limits.max_tokens}"
+            )
         else:
             total = sum(map(len, self.branches)) + new
             reason = (
-                f"the episode has {total} tokens, no room is left in actor.max_total_tokens={limits.max_total_tokens}"
+                f"the episode has {total} tokens, which leaves no room: the maximum context length of its sequences "
+                f"together is actor.max_total_tokens={limits.max_total_tokens}"
             )
         return LimitError("context_length_exceeded", reason)

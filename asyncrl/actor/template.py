@@ -99,6 +99,7 @@ class Template:
             self._arguments_as_text = self._shows(MARK)
         self.one_call = self._shows(MARK) and not self._shows(MARK, MARK + "2")
         self._ids_name_tools = self._shows(MARK) and not self._shows(MARK, name=MARK + "name")
+        self.shows_reasoning = self._shows_reasoning()
 
     def render(self, messages: Messages, tools: Messages, generation_prompt: bool = True) -> str:
         """Raises RefusedError: the template does not take the messages, or the tools."""
@@ -167,6 +168,12 @@ class Template:
             arguments = json.dumps(arguments, ensure_ascii=False)
         function["arguments"] = arguments
         return {"id": id or call_id(number), "type": "function", "function": function}
+
+    def _shows_reasoning(self) -> bool:
+        try:
+            return MARK in self.render([QUESTION, with_reasoning(answer("15"), MARK)], (), generation_prompt=False)
+        except RefusedError:
+            return False
 
     def _shows(self, *arguments: str, name: str = "") -> bool:
         """Whether the template shows calls with these arguments in one turn, and not as Python writes a dict. With

@@ -178,7 +178,7 @@ def test_running_out_of_turns_or_tokens_truncates(as_rendered: bool):
 
 @BOTH_HISTORIES
 def test_a_prompt_without_room_fails_the_episode_and_names_the_key(as_rendered: bool):
-    with pytest.raises(LimitError, match=r"tokens, which leaves no room in actor\.max_tokens=10"):
+    with pytest.raises(LimitError, match=r"no room: the maximum context length is actor\.max_tokens=10"):
         run([], limits=replace(LIMITS, max_tokens=10), as_rendered=as_rendered)
 
 

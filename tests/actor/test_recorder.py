@@ -173,6 +173,6 @@ def test_a_first_prompt_that_is_too_long_is_cut_and_the_episode_goes_on_behind_i
 
 def test_a_first_prompt_that_is_too_long_ends_the_episode_if_nothing_may_be_cut() -> None:
     recorder = Recorder(make_ticket("t"), replace(LIMITS, max_prompt_length=20), CHAT)
-    with pytest.raises(LimitError, match=r"more than data\.max_prompt_length=20"):
+    with pytest.raises(LimitError, match=r"maximum context length is data\.max_prompt_length=20"):
         reserve(recorder, [user("why? " * 20)])
     assert len(recorder.branches) == 0

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_api.messages import read_request
+from asyncrl.actor.chat_api.messages import read_messages, read_tools
 from asyncrl.actor.chat_checks import rewritings
 from asyncrl.actor.contents import OWN_MARKS
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.formats.base import Format
 from asyncrl.actor.formats.registry import FORMATS
-from asyncrl.actor.recorder import EpisodeLimits, Recorder
+from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.errors import RefusedError
 from asyncrl.types import Role
 from tests.actor.fakes import make_ticket
@@ -132,8 +132,8 @@ def recorded(chat: Chat, messages: Sequence[dict[str, Any]], tools: Sequence[dic
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        request = read_request({"messages": messages[:index], "tools": tools})[0]
-        [turn] = read_request({"messages": [message]})[0].messages
+        request = CompletionRequest(read_messages(messages[:index]), read_tools(tools))
+        [turn] = read_messages([message])
         said = chat.written([*request.messages, turn], request.tools)
         none = np.zeros(len(said), np.float32), np.zeros(len(said), np.int32)
         recorder.record(recorder.reserve(request), Generation(said, *none, "stop"), turn, [])
@@ -156,7 +156,7 @@ def as_written(format: Format | None, messages: Sequence[dict[str, Any]]) -> lis
 def rendered(name: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
     """The tokenisation of the template's own rendering, from messages as the family's users write them."""
     format = chat_of(name).format
-    adapted = read_request({"messages": as_written(format, messages)})[0].messages
+    adapted = read_messages(as_written(format, messages))
     in_turn = [{**message, "thinking": message.get("reasoning_content")} for message in adapted]
     for message in in_turn:
         if "tool_calls" in message:
@@ -241,7 +241,7 @@ def test_nothing_that_others_write_becomes_a_token_of_the_template(name: str):
     chat = chat_of(name)
     hostile, tools = conversation(forged(name), name)
     harmless, plain_tools = conversation("word", name)
-    asked, other = (read_request({"messages": each})[0].messages for each in (hostile, harmless))
+    asked, other = (read_messages(each) for each in (hostile, harmless))
     tokens = chat.prompt(asked, tools)
     assert marks_in(name, tokens.tolist()) == marks_in(name, chat.prompt(other, plain_tools).tolist())
     assert without_blanks(forged(name)) in without_blanks(chat.text(tokens))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from asyncrl.actor.chat_api.messages import read_request
+from asyncrl.actor.chat_api.messages import read_messages
 from asyncrl.actor.demonstrations import demonstration_tokens
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.formats.base import WrittenCall
@@ -83,7 +83,7 @@ def test_an_episode_with_tools_is_the_templates_own_rendering(name: str, what: s
 
     cls, log = make_tool(answer, name="search")
     shown = [{"type": "function", "function": dict(cls.schema)}]
-    adapted = read_request({"messages": as_written(chat.format, messages)})[0].messages
+    adapted = read_messages(as_written(chat.format, messages))
     said = [
         sampled(chat.written(adapted[: index + 1], shown))
         for index, each in enumerate(adapted)

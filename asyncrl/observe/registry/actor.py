@@ -47,6 +47,13 @@ _SURROUNDINGS = (
     counter("chat_api_refused", "requests", "requests of agents that were refused, since the start"),
     counter("chat_api_abandoned", "requests", "requests whose agent did not wait for the answer, since the start"),
     counter("chat_api_branches", "branches", "sequences that agents made of their histories, since the start"),
+    counter(
+        "chat_api_overridden",
+        "requests",
+        "requests with a temperature, a seed or other settings of sampling, which had no effect, since the start",
+    ),
+    counter("chat_api_wanted_calls", "completions", "completions that should call a tool, since the start"),
+    counter("chat_api_unmet_calls", "completions", "completions of these that called none, since the start"),
     gauge("agent/NAME", "", "mean of a metric that agents returned, over the episodes since the last row"),
 )
 

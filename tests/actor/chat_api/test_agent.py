@@ -6,37 +6,31 @@ import asyncio
 import json
 import re
 import runpy
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.agent import (
     MAX_METRICS,
-    MAX_REQUEST_BYTES,
     AgentError,
     AgentPlayer,
     AgentResult,
     load_agent,
 )
+from asyncrl.actor.chat_api.server import MAX_REQUEST_BYTES
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.episode import EpisodeRunner
-from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.errors import ConfigError, EngineError, InvariantError
-from asyncrl.types import Finish, Grammar, Role, Task, Trajectory
+from asyncrl.types import Finish, Grammar, Role, Task
+from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER, TOOL, episode, says, user
 from tests.actor.fakes import (
     CHATML,
     END,
     Cut,
-    Script,
     ScriptedEngine,
-    assert_trains_what_was_sampled,
     call,
     ids,
     make_ticket,
@@ -46,95 +40,6 @@ from tests.helpers import async_until
 from tests.templates.families import tokenizer as family
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
-TOKENIZER = make_tokenizer(CHATML)
-CHAT = Chat(TOKENIZER)
-LIMITS = EpisodeLimits(max_turns=8, max_turn_tokens=400, max_tokens=4000, max_total_tokens=40_000)
-TOOL = {
-    "type": "function",
-    "function": {"name": "echo", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
-}
-
-
-class Agent:
-    """An agent's side of an episode: what it knows, sends and, at its end, returns or raises. `pending` are requests
-    that it does not wait for; they end before the episode's `trajectory` is there."""
-
-    def __init__(self, engine: ScriptedEngine) -> None:
-        self.engine = engine
-        self.player = AgentPlayer(self)
-        self.counts = self.player.counts
-        self.outcome: AgentResult | dict[str, float] | Exception | None = None
-        self.pending: list[asyncio.Task[Any]] = []
-        self.address: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        self.done = asyncio.Event()
-        self.trajectory: Trajectory
-
-    async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult | dict[str, float] | None:
-        self.address.set_result((base_url, api_key))
-        await self.done.wait()
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return self.outcome
-
-    async def send(self, url: str = "", key: str = "", headers: Any = None, **body: Any) -> tuple[int, Any]:
-        """The status and the body of the answer. `url` and `key` are the episode's, unless others are given."""
-        own_url, own_key = await self.address
-        headers = {"Authorization": f"Bearer {key or own_key}", **(headers or {})}
-        async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.post(f"{url or own_url}/chat/completions", **body) as answer,
-        ):
-            return answer.status, await (answer.json() if answer.content_type == "application/json" else answer.text())
-
-    async def post(self, *messages: dict[str, Any], **body: Any) -> tuple[int, Any]:
-        return await self.send(json={"messages": messages, **body})
-
-    async def ask(self, *messages: dict[str, Any], **body: Any) -> dict[str, Any]:
-        """The message of the answer."""
-        status, answer = await self.post(*messages, **body)
-        assert status == 200, answer
-        return dict(answer["choices"][0]["message"])
-
-    async def refusal(self, *messages: dict[str, Any], **body: Any) -> dict[str, Any]:
-        status, answer = await self.post(*messages, **body)
-        assert status == 400, answer
-        return dict(answer["error"])
-
-
-@asynccontextmanager
-async def episode(
-    script: Script,
-    limits: EpisodeLimits = LIMITS,
-    tokenizer: Any = TOKENIZER,
-    end: str = END,
-    fails: tuple[type[Exception], str] | None = None,
-) -> AsyncIterator[Agent]:
-    """An episode whose agent does what the body does. Then it has a trajectory, or `fails` so."""
-    agent = Agent(ScriptedEngine(tokenizer, script, end=end))
-    await agent.player.start()
-    runner = EpisodeRunner(agent.engine, Chat(tokenizer), agent.player, limits)
-    running = asyncio.create_task(runner.run(make_ticket("t/1"), lambda: None))
-    try:
-        yield agent
-        agent.done.set()
-        if fails:
-            with pytest.raises(fails[0], match=fails[1]):
-                await running
-            return
-        agent.trajectory = await running
-        await asyncio.gather(*agent.pending)
-        assert_trains_what_was_sampled(agent.trajectory, agent.engine)
-    finally:
-        running.cancel()
-        await agent.player.close()
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def says(text: str, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": text, **more}
 
 
 def empty(finish: str) -> Generation:
@@ -331,20 +236,21 @@ async def test_two_calls_of_an_agent_in_one_turn_are_a_400_where_the_template_sh
     assert agent.trajectory.finish is Finish.COMPLETED
 
 
-async def test_a_client_that_streams_gets_the_same_in_one_piece():
-    async with episode(["a"]) as agent:
-        status, text = await agent.post(user("one"), stream=True)
-    events = [line.removeprefix("data: ") for line in text.splitlines() if line]
-    assert status == 200
-    assert events[-1] == "[DONE]"
-    assert json.loads(events[0])["choices"][0]["delta"]["content"] == "a"
-
-
 DEEP = {"function": {"name": "x", "arguments": "[" * 10**5}}
 REQUESTS = [
-    ({"n": 2}, "n=2"),
-    ({"stop": ["x"]}, "stop="),
-    ({"tool_choice": "required"}, "tool_choice"),
+    ({"n": 0}, "n is 0"),
+    ({"n": True}, "n is True"),
+    ({"n": 9}, "no room for 9 completions"),
+    ({"stop": [3]}, "stop is [3]"),
+    ({"stop": ["x"] * 17}, "up to 16"),
+    ({"logit_bias": {"5": 100}}, "logit_bias"),
+    ({"tool_choice": "always"}, "tool_choice is always"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "not among the tools"),
+    ({"logprobs": 3}, "logprobs is 3"),
+    ({"logprobs": True, "top_logprobs": 6}, "from 0 to 5"),
+    ({"top_logprobs": 1}, "needs logprobs=true"),
+    ({"stream": "yes"}, "stream is yes"),
+    ({"stream_options": 5}, "stream_options is 5"),
     ({"response_format": {"type": "yaml"}}, "response_format"),
     ({"response_format": "text"}, "response_format"),
     ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "cannot call them"),

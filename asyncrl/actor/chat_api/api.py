@@ -1,0 +1,178 @@
+"""What all protocols share: the request that they come to, and how settings that several of them have are read.
+
+A request that would change the policy's distribution, or that cannot be recorded as tokens, is refused with the reason.
+A grammar changes it, too, but what it does is recorded (docs/structured.md). How tokens are sampled is the ticket's: a
+request with other settings is answered, and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.episode import Completion
+from asyncrl.actor.history import Message
+from asyncrl.actor.recorder import CompletionRequest
+from asyncrl.errors import RefusedError
+
+MAX_COUNT = 128
+MAX_STOPS = 16
+MOST_PIECES = 64
+"""Events of a stream for one text."""
+
+Conversations = dict[str, tuple[Message, ...]]
+"""The messages of earlier answers of an episode by their ids, for protocols that name them."""
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "temperature": (),
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "seed": (),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "parallel_tool_calls": (True,),
+}
+"""Settings of sampling that have no effect, with their values that would have none anyway."""
+
+_WORDS = re.compile(r"\s*\S+|\s+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRequest:
+    """What a request asks for: `count` completions. With `wants_call` the caller wants a call, which the policy is free
+    not to make. `overridden` are the settings that have no effect. `options` are what the answer needs to know."""
+
+    completion: CompletionRequest
+    stream: bool = False
+    count: int = 1
+    wants_call: bool = False
+    overridden: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Api(ABC):
+    """A protocol by which agents reach the policy, at `path` behind the address of their episode."""
+
+    path: ClassVar[str]
+
+    @abstractmethod
+    def read(self, body: Mapping[str, Any], conversations: Conversations) -> PolicyRequest:
+        """The request in a decoded body. Raises RefusedError."""
+
+    @abstractmethod
+    def answer(
+        self,
+        request: PolicyRequest,
+        completions: Sequence[Completion],
+        chat: Chat,
+        created: int,
+        conversations: Conversations,
+    ) -> dict[str, Any]:
+        """The body of the answer; `created` is the time in seconds. Notes in `conversations` what may be named."""
+
+    @abstractmethod
+    def events(self, request: PolicyRequest, answer: Mapping[str, Any]) -> Iterator[bytes]:
+        """An answer as the events of a stream."""
+
+    @abstractmethod
+    def error(self, status: int, message: str, code: str) -> dict[str, Any]:
+        """The body of an answer with an HTTP `status` of 400 or more."""
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{uuid.uuid4().hex}"
+
+
+def read_limit(body: Mapping[str, Any], *names: str) -> int | None:
+    """The most tokens of a completion, under the first name that the body has. Raises RefusedError."""
+    for name in names:
+        limit = body.get(name)
+        if limit is not None:
+            if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+                raise RefusedError(f"{name} is {limit!s:.100}; it must be a positive integer")
+            return limit
+    return None
+
+
+def read_stop(stop: Any, name: str) -> tuple[str, ...]:
+    """The texts at which a completion is cut. Raises RefusedError."""
+    texts = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(texts, list) or len(texts) > MAX_STOPS or not all(isinstance(each, str) for each in texts):
+        raise RefusedError(f"{name} is {stop!s:.100}; it must be a text, or a list of up to {MAX_STOPS}")
+    return tuple(each for each in texts if each)
+
+
+def overridden(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """The settings in a body that have no effect."""
+    return tuple(name for name, same in _NEUTRAL.items() if body.get(name) is not None and body[name] not in same)
+
+
+def only_named(tools: tuple[Message, ...], names: Sequence[Any]) -> tuple[Message, ...]:
+    """The tools with these names. Raises RefusedError: there is none of a name."""
+    known = {tool["function"]["name"] for tool in tools}
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise RefusedError(f"tool_choice names {name!s:.100}, which is not among the tools")
+    return tuple(tool for tool in tools if tool["function"]["name"] in names)
+
+
+def refuse_fields(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+    """Raises RefusedError: the body has one of these fields."""
+    for name, reason in reasons.items():
+        if body.get(name):
+            raise RefusedError(f"{name}: {reason}")
+
+
+def read_flag(body: Mapping[str, Any], name: str) -> bool:
+    """A setting that is on or off. Raises RefusedError."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RefusedError(f"{name} is {value!s:.100}; it must be true or false")
+    return bool(value)
+
+
+def calls_of(completion: Completion) -> list[dict[str, Any]]:
+    """The calls of a completion as the chat-completions API has them."""
+    return [
+        {
+            "id": call.get("id") or new_id("call_"),
+            "type": "function",
+            "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])},
+        }
+        for call in completion.message.get("tool_calls", ())
+    ]
+
+
+def pieces(text: str) -> list[str]:
+    """A text in pieces of whole words, as a stream sends it."""
+    words = _WORDS.findall(text)
+    size = -(-len(words) // MOST_PIECES) or 1
+    return ["".join(words[start : start + size]) for start in range(0, len(words), size)]
+
+
+def event(data: Mapping[str, Any], name: str = "") -> bytes:
+    """A server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n".encode()
+
+
+def logprobs_of(completion: Completion, chat: Chat) -> list[dict[str, Any]]:
+    """Log-probs of all tokens that were sampled, as OpenAI's protocols have them."""
+    return [
+        _token(int(token), float(logprob), chat) | {"top_logprobs": []}
+        for token, logprob in zip(completion.sampled.tokens, completion.sampled.logprobs, strict=True)
+    ]
+
+
+def _token(token: int, logprob: float, chat: Chat) -> dict[str, Any]:
+    """A token that is a part of a character has no bytes of its own here: its text is U+FFFD."""
+    text = chat.piece(token)
+    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

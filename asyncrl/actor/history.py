@@ -1,0 +1,64 @@
+"""Whether a request repeats the conversation that an episode has recorded.
+
+A client sends an earlier turn of the policy back in its own form: with or without the reasoning, beside the content or
+within it, stripped of blanks, or with its calls as text. So turns of the policy are compared by content and calls
+alone. All other messages must be the same word for word.
+
+The form with calls as text is that of smolagents, whose agents write `Calling tools:` and a list of calls, as Python
+prints it, behind what the policy said. Its CodeAgent lists there the code that the policy wrote, as a call of
+`python_interpreter`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncrl.actor.thoughts import split_thought
+
+Message = Mapping[str, Any]
+
+_LISTED = "Calling tools:\n"
+_CODE = "python_interpreter"
+_LONGEST_LIST = 1 << 20
+
+
+def repeats(repeated: Sequence[Message], known: Sequence[Message]) -> bool:
+    """Whether the messages `repeated` are those that are `known`."""
+    return len(repeated) == len(known) and all(map(same_message, repeated, known))
+
+
+def same_message(repeated: Message, known: Message) -> bool:
+    """Whether a message is the `known` one, in the form of any client."""
+    if repeated == known:
+        return True
+    if not repeated["role"] == known["role"] == "assistant":
+        return False
+    said, known_said = _said(repeated), _said(known)
+    made, known_made = _calls(repeated), _calls(known)
+    return (said == known_said and made == known_made) or (not made and _lists(said, known_said, known_made))
+
+
+def _said(turn: Message) -> str:
+    return split_thought(turn["content"])[1].strip()
+
+
+def _calls(turn: Message) -> list[tuple[str, Any]]:
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in turn.get("tool_calls", ())]
+
+
+def _lists(said: str, known_said: str, known_made: list[tuple[str, Any]]) -> bool:
+    """Whether `said` is what the policy said, with its calls as text behind it."""
+    before, mark, text = said.rpartition(_LISTED)
+    if not mark or before.strip() != known_said or len(text) > _LONGEST_LIST:
+        return False
+    try:
+        listed = [(call["function"]["name"], call["function"]["arguments"]) for call in ast.literal_eval(text)]
+        if not known_made:
+            return all(name == _CODE for name, _ in listed)
+        # They are sorted by their ids, which are random.
+        return sorted(map(json.dumps, listed)) == sorted(map(json.dumps, known_made))
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        return False
