@@ -63,7 +63,8 @@ class Trainable(Generic[M]):
     def __init__(self, module: M, lr: float, config: LearnerConfig, dtype: str = "float32") -> None:
         self.module = module
         self.loss_scale = LossScale() if dtype == "float16" else None
-        """By what its losses are multiplied before the backward pass; None: by nothing."""
+        """By what its losses are multiplied before the backward pass; None: its gradients need no scale."""
+        self._ranks = _ranks_of(module)
         self.norms: deque[float] = deque(maxlen=NORMS)
         """The latest norms, also of updates that were too large: so larger gradients may become usual."""
         self._optimizers = list(_optimizers(module, config.optimizer))
@@ -176,14 +177,17 @@ class Trainable(Generic[M]):
         self.module.zero_grad()
         return update
 
-    def scaled(self, loss: Tensor) -> Tensor:
-        """A loss as the backward pass takes it: `update` divides by the scale again."""
-        return loss if self.loss_scale is None else loss * self.loss_scale.scale
+    @property
+    def loss_factor(self) -> float:
+        """By what a rank multiplies its loss before the backward pass, so that `update` finds the sum of the ranks'
+        gradients, of which FSDP takes the mean. In float16, `update` makes a sum of the mean itself: gradients would
+        overflow the sooner, the more ranks there are."""
+        return float(self._ranks) if self.loss_scale is None else self.loss_scale.scale
 
     def _unscale(self, parameters: Collection[nn.Parameter]) -> None:
         if self.loss_scale is not None and parameters:
             gradients = [each.grad for each in parameters if each.grad is not None]
-            torch._foreach_mul_(gradients, 1 / self.loss_scale.scale)
+            torch._foreach_mul_(gradients, self._ranks / self.loss_scale.scale)
 
     def _largest_norm(self) -> tuple[float, str]:
         """The largest norm of a gradient that is applied, and the option that says so."""
@@ -192,6 +196,11 @@ class Trainable(Generic[M]):
         if factor is not None and len(self.norms) >= FEWEST_NORMS:
             limits.append((factor * median(self.norms), "learner.skip_grad_norm_factor"))
         return min(limits)
+
+
+def _ranks_of(module: nn.Module) -> int:
+    """How many ranks FSDP takes the mean of a module's gradients over."""
+    return max((each.device_mesh.size() for each in module.parameters() if isinstance(each, DTensor)), default=1)
 
 
 def lr_scale(config: LearnerConfig, step: int) -> float:

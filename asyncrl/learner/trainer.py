@@ -278,7 +278,7 @@ class Trainer:
                 weighed = imitation.weight / tokens * total
                 return weighed, {NLL: total, LOSS: weighed}
 
-            _add(sums, add_gradient(self.policy, self.ranks, logprobs, each.rows, loss))
+            _add(sums, add_gradient(self.policy, logprobs, each.rows, loss))
             _add(loads, self.policy.module.loads.sums())
         return loads
 
@@ -313,9 +313,7 @@ class Trainer:
                 for each in self._passes(batch, passes):
                     self.policy.module(each.packed)
                     _add(sums, loads.sums())
-            # As in `add_gradient`: FSDP divides by the number of ranks, and float16 needs larger gradients.
-            scale = 1.0 if self.policy.loss_scale is None else self.policy.loss_scale.scale
-            loads.push(self._over_ranks(sums), self.balance.weight * self.ranks.size * scale)
+            loads.push(self._over_ranks(sums), self.balance.weight * self.policy.loss_factor)
 
     def _over_ranks(self, sums: Sums) -> Sums:
         return {name: self.ranks.sum_groups(value) for name, value in sums.items()}
@@ -353,18 +351,17 @@ class Trainer:
 
         if not is_warmup:
             outputs = logprobs if values is None else torch.cat([logprobs, values])
-            sums = replayed | add_gradient(self.policy, self.ranks, outputs, rows, policy_loss)
+            sums = replayed | add_gradient(self.policy, outputs, rows, policy_loss)
         else:
             sums = replayed | (policy_loss()[1] if len(rows) else {})
         if self.critic is not None:
             own = self.critic.module(packed)
-            sums |= add_gradient(self.critic, self.ranks, own, rows, lambda: algorithm.value_loss(own, tokens, totals))
+            sums |= add_gradient(self.critic, own, rows, lambda: algorithm.value_loss(own, tokens, totals))
         if self.implicit is not None:
             assert tokens.reference is not None
             implicit, reference, outcome = self.implicit.module(packed)[0], tokens.reference, episodes.outcome
             sums |= add_gradient(
                 self.implicit,
-                self.ranks,
                 implicit,
                 rows,
                 lambda: algorithm.implicit_loss(implicit - reference, outcome, tokens, totals),
@@ -378,9 +375,7 @@ def _add(sums: Sums, more: Mapping[str, Tensor]) -> None:
         sums[name] = sums[name] + value if name in sums else value
 
 
-def add_gradient(
-    model: Trainable[Any], ranks: Ranks, output: Tensor, rows: Tensor, loss: Callable[[], tuple[Tensor, Sums]]
-) -> Sums:
+def add_gradient(model: Trainable[Any], output: Tensor, rows: Tensor, loss: Callable[[], tuple[Tensor, Sums]]) -> Sums:
     """Add the gradient of `loss`, which is one of the model's `output`, to that of the model; its sums. On a pass
     without rows the gradient of a dummy is 0: the backward pass only takes part in the collectives of the other
     ranks.
@@ -391,7 +386,7 @@ def add_gradient(
         (output.sum() * 0).backward()
         return {}
     value, sums = loss()
-    model.scaled(value * ranks.size).backward()
+    (value * model.loss_factor).backward()
     return sums
 
 

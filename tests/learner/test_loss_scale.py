@@ -55,7 +55,7 @@ def after_updates(losses: list[float], dtype: str) -> tuple[Trainable[Linear], l
     model = Trainable(Linear(), 1e-2, LearnerConfig(steps=10, max_grad_norm=2.0), dtype)
     results = []
     for step, loss in enumerate(losses):
-        model.scaled(loss * sum(each.sum() for each in model.module.parameters())).backward()
+        (model.loss_factor * loss * sum(each.sum() for each in model.module.parameters())).backward()
         results.append(model.update(step))
     return model, results
 

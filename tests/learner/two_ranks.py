@@ -16,11 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -307,12 +308,24 @@ def check_overflow(ranks: Ranks) -> None:
     before = [each.to_local().clone() for each in model.parameters()]
     trained.begin_pass(is_last=True)
     factor = float("inf") if ranks.rank == ranks.size - 1 else 1.0
-    trained.scaled(factor * model(torch.ones(1, 4)).sum()).backward()
+    (trained.loss_factor * factor * model(torch.ones(1, 4)).sum()).backward()
     assert trained.update(0).overflowed
     assert trained.loss_scale is not None
     assert trained.loss_scale.state() == [2.0**15, 0.0]
     assert all(torch.equal(each.to_local(), old) for each, old in zip(model.parameters(), before, strict=True))
     ranks.barrier()
+
+
+def check_range(ranks: Ranks) -> None:
+    """A gradient that float16 can just hold on one rank overflows on no number of them, and they are added up."""
+    model = nn.Linear(4, 4, bias=False)
+    fully_shard(model, mesh=ranks.mesh, mp_policy=MixedPrecisionPolicy(torch.float16, torch.float32))
+    trained, slope = Trainable(model, 1e-2, LearnerConfig(), "float16"), 0.75
+    trained.begin_pass(is_last=True)
+    (trained.loss_factor * slope * model(torch.ones(1, 4)).float().sum()).backward()
+    update = trained.update(0)
+    assert not update.overflowed
+    assert update.norm == pytest.approx(slope * ranks.size * 4)
 
 
 def refuse_pickles() -> None:
@@ -340,6 +353,7 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
         imitated = fine_tuned(model, folder, ranks)
         check_gathering(ranks)
         check_overflow(ranks)
+        check_range(ranks)
         check_restoring(model, folder, ranks)
         check_memory(folder, ranks)
         done = {

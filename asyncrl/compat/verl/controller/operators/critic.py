@@ -142,7 +142,7 @@ class CriticWorker(Worker):
                 value, sums = self._algorithm.value_loss(values, tokens, minibatch.totals)
                 return value, {**sums, **return_sums(View.of(tokens), tokens)}
 
-            for name, value in add_gradient(self._critic, self._ranks, values, this.rows, loss).items():
+            for name, value in add_gradient(self._critic, values, this.rows, loss).items():
                 value = value.detach().double()
                 sums[name] = sums[name] + value if name in sums else value
         return sums
