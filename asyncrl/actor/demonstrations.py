@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.messages import read_messages
 from asyncrl.actor.chat_checks import as_tool, open_chat
-from asyncrl.actor.tools.registry import tool_classes
+from asyncrl.actor.offered import Offer
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.demonstrations import Demonstration, DemonstrationFile
 from asyncrl.data.rendered import (
@@ -137,8 +137,7 @@ def prepare_demonstrations(
     folder = rendered_folder(config, sources)
     if folder.exists():
         return read_rendered(folder)
-    file, functions = DemonstrationFile(sources), tool_classes(config.actor.tools)
-    schemas = {name: tool.schema for name, tool in functions.items()}
+    file, schemas = DemonstrationFile(sources), Offer(config.actor).always
     most, overlong = longest(config), config.algorithm.sft.overlong
     rendered = render_file(open_chat(config), file, schemas, most, overlong, stop)
     write_rendered(rendered, folder)

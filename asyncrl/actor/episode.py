@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Engine, Generation
+from asyncrl.actor.environments.environments import Environments, OpenEnvironment
 from asyncrl.actor.history import Message
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions, OpenInteraction
 from asyncrl.actor.parsing import ParsedTurn
@@ -238,11 +239,12 @@ class EpisodeRunner:
 
 @dataclass(frozen=True)
 class ToolPlayer:
-    """Answers the policy's tool calls with the tools of `toolbox`. Where it calls none, the task's user among
-    `interactions` responds. The episode ends when the user ends it, without a user at the first turn that calls no
-    tool, or at a limit. Turns are sampled under the grammar of the task, or under `grammar` where it names none."""
+    """Answers the policy's tool calls with the tools of `toolbox`, or with those of the episode's environment. Where it
+    calls none, the task's user among `interactions` responds. The episode ends when the user ends it, without a user at
+    the first turn that calls no tool, or at a limit. Turns are sampled under the grammar of the task, or under
+    `grammar` where it names none."""
 
-    toolbox: Toolbox
+    toolbox: Toolbox | Environments
     grammar: Grammar | None = None
     interactions: Interactions = field(default_factory=lambda: Interactions({}, InteractionLimits()))
 
@@ -253,15 +255,17 @@ class ToolPlayer:
             return await tools.rewards()
 
     def counters(self) -> Mapping[str, float]:
-        counts = {"tool": asdict(self.toolbox.counts), "interaction": asdict(self.interactions.counts)}
-        return {f"{kind}_{name}": count for kind, each in counts.items() for name, count in each.items()}
+        of_users = {f"interaction_{name}": count for name, count in asdict(self.interactions.counts).items()}
+        return {**self.toolbox.counters(), **of_users}
 
-    async def _converse(self, episode: Episode, tools: OpenTools, user: OpenInteraction | None) -> None:
+    async def _converse(
+        self, episode: Episode, tools: OpenTools | OpenEnvironment, user: OpenInteraction | None
+    ) -> None:
         def read_turn(text: str, ended: bool) -> ParsedTurn:
             return episode.chat.parse(text, tools.functions) if ended else ParsedTurn(text)
 
         task, recorder = episode.ticket.task, episode.recorder
-        messages = tuple(task.messages)
+        messages = tools.prompt(task.messages)
         form = task.extra_info.get(KEY)
         grammar = self.grammar if form is None else read_grammar(form)
         while True:
@@ -281,7 +285,7 @@ class ToolPlayer:
     async def _following(
         self,
         episode: Episode,
-        tools: OpenTools,
+        tools: OpenTools | OpenEnvironment,
         user: OpenInteraction | None,
         messages: tuple[Message, ...],
         completion: Completion,

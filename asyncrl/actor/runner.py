@@ -6,23 +6,35 @@ from contextlib import AsyncExitStack
 
 from asyncrl.actor.chat_checks import check_tools, open_chat, report_rewritings
 from asyncrl.actor.engine.base import Engine
+from asyncrl.actor.environments.classes import environment_classes
+from asyncrl.actor.environments.environments import Environments
 from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer
 from asyncrl.actor.interactions.registry import load_interactions
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions
+from asyncrl.actor.offered import Offer
 from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.actor.steps import find_split
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.registry import tool_classes
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ActorConfig, TrainConfig
 from asyncrl.grammar import read_grammar
 from asyncrl.observe.spans import NoSpans, Spans
+
+
+def open_toolbox(actor: ActorConfig, spans: Spans | None = None) -> Toolbox | Environments:
+    """The tools of `actor.tools`, or the environments. Raises ConfigError: one of them cannot be used."""
+    if actor.has_environments:
+        limits = ToolLimits(actor.environment_timeout_s, actor.tool_retries, actor.max_tool_chars)
+        return Environments(environment_classes(actor), limits, spans)
+    limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
+    return Toolbox(tool_classes(actor.tools), limits, spans)
 
 
 async def open_runner(
     config: TrainConfig, engine: Engine, stack: AsyncExitStack, spans: Spans | None = None
 ) -> EpisodeRunner:
-    """Runs episodes with the agent of `actor.agent`, whose server `stack` closes, or else with our own tools and
-    simulated users. `spans` get what each episode does.
+    """Runs episodes with the agent of `actor.agent`, whose server `stack` closes, or else with our own tools or
+    environments and simulated users. `spans` get what each episode does.
 
     Raises ConfigError: the chat template, a tool, a user or the agent cannot be used.
     """
@@ -31,9 +43,9 @@ async def open_runner(
     report_rewritings(chat, actor.history)
     player: Player
     if actor.agent is None:
-        limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
-        toolbox = Toolbox(tool_classes(actor.tools), limits, spans)
-        check_tools(chat, toolbox.functions)
+        toolbox = open_toolbox(actor, spans)
+        for functions in Offer(actor).every:
+            check_tools(chat, functions)
         of_users = InteractionLimits(actor.interaction_timeout_s, actor.max_user_turns, actor.max_tool_chars)
         users = Interactions(load_interactions(actor.interactions), of_users)
         player = ToolPlayer(toolbox, read_grammar(actor.response_format), users)

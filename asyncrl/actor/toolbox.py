@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -66,6 +66,10 @@ class Toolbox:
         """The tools' own function objects by name."""
         return {name: cls.schema for name, cls in self._classes.items()}
 
+    def counters(self) -> Mapping[str, float]:
+        """What is counted, by the names of metrics."""
+        return {f"tool_{name}": count for name, count in asdict(self.counts).items()}
+
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenTools]:
         """The tools of one episode: all on offer or, if the task has its own schemas, those that the schemas name.
@@ -74,6 +78,9 @@ class Toolbox:
         """
         schemas = self._schemas(ticket)
         tools = {name: self._classes[name](ticket.id) for name in schemas}
+        shared: dict[str, Any] = {}
+        for tool in tools.values():
+            tool.shared = shared
         try:
             opened = OpenTools(ticket.id, tools, schemas, self._limits, self.counts, self._error_logger, self._spans)
             await opened.create(ticket.task.tools_kwargs)
@@ -122,6 +129,10 @@ class OpenTools:
         self._counts = counts
         self._error_logger = error_logger
         self._used: set[str] = set()
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+        """The messages with which the episode begins: those of its task."""
+        return tuple(messages)
 
     async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
         """Prepare each tool with its own entry, which may be under `create_kwargs`, as in verl's data."""

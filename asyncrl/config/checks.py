@@ -13,7 +13,7 @@ from pathlib import Path
 from asyncrl.config.bind import CHAT_API_FIX, PROMETHEUS_FIX, is_loopback
 from asyncrl.config.deployment_checks import cluster_conflicts, hosts_conflicts, network_conflicts, weights_conflicts
 from asyncrl.config.option import options
-from asyncrl.config.schema import CriticConfig, ImplicitConfig, LoraConfig, ModelConfig, TrainConfig
+from asyncrl.config.schema import ActorConfig, CriticConfig, ImplicitConfig, LoraConfig, ModelConfig, TrainConfig
 from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured
 from asyncrl.errors import RefusedError
 from asyncrl.grammar import FORMS, read_grammar
@@ -99,10 +99,24 @@ def _actor(config: TrainConfig) -> Iterator[str]:
     if actor.step_split not in ("turn", "paragraph", "line") and "." not in actor.step_split:
         yield "actor.step_split: use turn, paragraph or line, or the dotted path of a function"
     yield from _response_format(config)
+    yield from _environments(config)
     if actor.interactions and actor.agent is not None:
         yield "actor.interactions actor.agent: an agent plays the user itself; leave one of them out"
     if not is_loopback(actor.chat_api_host) and not config.network.insecure:
         yield f"actor.chat_api_host: other machines can reach this address: {CHAT_API_FIX}"
+
+
+def _environments(config: TrainConfig) -> Iterator[str]:
+    actor = config.actor
+    if not actor.has_environments:
+        return
+    key = "actor.environments" if actor.environment is None else "actor.environment"
+    if actor.environment is not None and actor.environments:
+        yield "actor.environment actor.environments: the first is for one class, the second for several; leave out one"
+    if actor.agent is not None:
+        yield f"{key} actor.agent: an agent plays the environment itself; leave one of them out"
+    if actor.tools not in ([], ActorConfig().tools):
+        yield f"actor.tools {key}: the methods of an environment are the tools of its episodes; leave out the first"
 
 
 def _response_format(config: TrainConfig) -> Iterator[str]:
@@ -118,6 +132,9 @@ def _response_format(config: TrainConfig) -> Iterator[str]:
         yield "actor.response_format engine.kind: this engine samples without grammars; use sglang or vllm"
     if actor.agent is not None:
         yield "actor.response_format actor.agent: an agent gives the response_format in each of its requests; set {}"
+    elif actor.has_environments:
+        key = "actor.environments" if actor.environment is None else "actor.environment"
+        yield f"actor.response_format {key}: a turn under a grammar cannot call tools; set the first to {{}}"
     elif actor.tools:
         yield "actor.response_format actor.tools: a turn under a grammar cannot call tools; set actor.tools=[]"
     if actor.temperature != 1:

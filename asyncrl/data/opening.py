@@ -69,7 +69,15 @@ def lengths_file(config: TrainConfig, tasks: TaskFile) -> Path:
     files = [(str(each.path), each.rows, each.path.stat().st_size) for each in tasks.files]
     policy = config.model
     model = [policy.path, policy.revision, policy.tokenizer, policy.chat_template]
-    made_from = [files, *model, actor.tools, actor.template_kwargs, actor.tool_call_format]
+    made_from = [
+        files,
+        *model,
+        actor.tools,
+        actor.environment,
+        actor.environments,
+        actor.template_kwargs,
+        actor.tool_call_format,
+    ]
     return locations.run_dir(config.run) / "prompt_lengths" / f"{_digest(made_from)}.npy"
 
 

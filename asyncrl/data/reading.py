@@ -1,7 +1,8 @@
 """Tasks from files in verl's layout. Rows are read from columns on demand, so millions of them take little memory.
 
 Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `ground_truth`), optional `extra_info` (a
-struct with `index`, `split`, `tools_kwargs` ...) and optional `tools` (OpenAI schemas, as structs or as JSON text).
+struct with `index`, `split`, `tools_kwargs` ...), optional `tools` (OpenAI schemas, as structs or as JSON text) and
+optional `environment` (text, which becomes `extra_info.environment` of the task).
 A task's id is `data_source/split/index`. The row's number in all files together replaces an `index` that is missing or
 not unique, and the stem of the row's file replaces a missing `split`.
 
@@ -31,7 +32,9 @@ from asyncrl.types import Task
 from asyncrl.wire import task_body
 
 REQUIRED = ("prompt", "data_source", "reward_model")
-OPTIONAL = ("extra_info", "tools")
+ENVIRONMENT = "environment"
+"""The column, or else the field of `extra_info`, that names the environment of a task."""
+OPTIONAL = ("extra_info", "tools", ENVIRONMENT)
 RECENT_TASKS = 1024
 
 
@@ -77,11 +80,12 @@ class TaskFile(Sequence[Task]):
     def _name_sources(self) -> None:
         """Data sources as plain texts. pandas writes few different texts as categories, which cannot be searched.
 
-        Raises DataError: a data source is no text or number, or a split is none.
+        Raises DataError: a data source is no text or number, or a split or an environment is none.
         """
-        sources = self._table.column("data_source")
-        texts = self._as_texts("data_source", sources)
-        self._table = self._table.set_column(self._table.column_names.index("data_source"), "data_source", texts)
+        for name in ("data_source", ENVIRONMENT):
+            if name in self._table.column_names:
+                texts = self._as_texts(name, self._table.column(name))
+                self._table = self._table.set_column(self._table.column_names.index(name), name, texts)
         if "extra_info" in self._table.column_names and "split" in self._fields("extra_info"):
             self._as_texts("extra_info.split", pc.struct_field(self._table.column("extra_info"), "split"))
 
@@ -245,6 +249,20 @@ class TaskFile(Sequence[Task]):
                 found.setdefault(text, row)
         return found
 
+    def by_environment(self) -> dict[int, Task]:
+        """The first row of each environment that tasks name, by its number, and the first row of a file with such a
+        column that names none; empty where there is no such column."""
+        if ENVIRONMENT in self._table.column_names:
+            names = self._table.column(ENVIRONMENT)
+        elif "extra_info" in self._table.column_names and ENVIRONMENT in self._fields("extra_info"):
+            names = pc.struct_field(self._table.column("extra_info"), ENVIRONMENT)
+        else:
+            return {}
+        rows = [pc.index(names, name).as_py() for name in pc.unique(names.drop_null())]
+        if names.null_count:
+            rows.append(pc.index(pc.is_null(names), True).as_py())
+        return {row: self[row] for row in rows}
+
     def by_user(self) -> dict[int, Task]:
         """The first row of each simulated user that `extra_info.interaction_kwargs.name` names, by its number."""
         kind = self._table.schema.field("extra_info").type if "extra_info" in self._table.column_names else pa.null()
@@ -267,6 +285,8 @@ class TaskFile(Sequence[Task]):
 
     def _task(self, row: int, values: Mapping[str, Any]) -> Task:
         extra = plain(values.get("extra_info") or {})
+        if values.get(ENVIRONMENT) is not None:
+            extra[ENVIRONMENT] = values[ENVIRONMENT]
         source = str(values["data_source"])
         truth = values["reward_model"]["ground_truth"]
         number = self._numbers[row]

@@ -72,7 +72,7 @@ def rendered_folder(config: TrainConfig, sources: Sequence[str]) -> Path:
     actor, policy, sft = config.actor, config.model, config.algorithm.sft
     files = [(str(path), _bytes(path)) for source in sources for path in find_files(str(source))]
     model = [policy.path, policy.revision, policy.tokenizer, policy.chat_template]
-    shown = [actor.tools, actor.template_kwargs, actor.tool_call_format]
+    shown = [actor.tools, actor.environment, actor.environments, actor.template_kwargs, actor.tool_call_format]
     made_from = [files, model, shown, longest(config), sft.overlong]
     digest = hashlib.sha256(json.dumps(made_from, default=str).encode()).hexdigest()[:16]
     return locations.run_dir(config.run) / "demonstrations" / digest

@@ -135,6 +135,9 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"observe.upload": ["episodes"], "observe.keep_episodes": 0}, "no episodes are kept"),
         ({"observe.upload": ["model"], "learner.export": False}, "no model is exported"),
         ({"actor.agent": "a.b", "actor.max_total_tokens": 9}, "must fit into an episode; raise"),
+        ({"actor.environment": "a.B", "actor.environments": {"c": "a.C"}}, "the second for several; leave out one"),
+        ({"actor.environment": "a.B", "actor.agent": "a.b"}, "an agent plays the environment itself"),
+        ({"actor.environments": {"c": "a.C"}, "actor.tools": ["python"]}, "methods of an environment are the tools"),
         ({"data.band": [0.9, 0.1]}, "the lowest and the highest"),
         ({"learner.optimizer_on_host": True, "learner.optimizer": "adamw_8bit"}, "use adamw or muon"),
         ({"model.lora.path": "a", "model.lora.rank": 8}, "leave out what is beside path"),
@@ -211,6 +214,7 @@ def test_a_bind_off_loopback_needs_an_explicit_word() -> None:
     ("changes", "reason"),
     [
         ({"engine.kind": "embedded"}, "samples without grammars; use sglang or vllm"),
+        ({"actor.environment": "a.B"}, "cannot call tools; set the first to {}"),
         ({"actor.agent": "my.agent"}, "an agent gives the response_format in each of its requests"),
         ({"actor.tools": ["calculator"]}, "cannot call tools"),
         ({"actor.temperature": 0.7}, "no token would be trained; use 1"),

@@ -22,6 +22,9 @@ class Tool(ABC):
 
     schema: ClassVar[Mapping[str, Any]]
 
+    shared: dict[str, Any]
+    """One dictionary of the episode, which all of its tools have; set before `create`."""
+
     @classmethod
     def prepare(cls) -> None:
         """Called once when an actor starts: warn of what this machine lacks, or raise ConfigError."""

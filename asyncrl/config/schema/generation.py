@@ -27,6 +27,18 @@ class ActorConfig:
         "tools of the policy: built-in names or dotted paths of Tool classes",
         fixed="all members of a group have the same tools",
     )
+    environment: str | None = option(
+        None,
+        "dotted path of a class whose objects hold the state of an episode, and whose methods are its tools in place "
+        "of actor.tools (docs/environments.md)",
+        fixed="all members of a group are played in one environment",
+    )
+    environments: dict[str, str] = option(
+        {},
+        "several such classes by name, where the column `environment` of a task chooses one (docs/environments.md)",
+        fixed="all members of a group are played in one environment",
+    )
+    environment_timeout_s: float = option(60.0, "seconds that one call of an environment may take", "(0, inf)")
     tool_timeout_s: float = option(10.0, "seconds that one tool call may take", "(0, inf)")
     tool_retries: int = option(2, "further attempts at a failing tool before the episode fails", "[0, inf)")
     max_failure_share: float | None = option(
@@ -95,6 +107,11 @@ class ActorConfig:
         "what one step is: turn, paragraph, line, or the dotted path of a function",
         fixed="stored step scores belong to such steps",
     )
+
+    @property
+    def has_environments(self) -> bool:
+        """Whether the tools of an episode are those of its environment."""
+        return self.environment is not None or bool(self.environments)
 
 
 @dataclass

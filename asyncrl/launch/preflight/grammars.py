@@ -29,6 +29,8 @@ def _obstacle(config: TrainConfig) -> str:
     """Why this run cannot sample under grammars; "" if it can."""
     if config.engine.kind == "embedded":
         return "engine.kind=embedded samples without grammars; use sglang or vllm"
+    if config.actor.has_environments:
+        return "a turn under a grammar cannot call the tools of an environment; leave it out of the data"
     if config.actor.tools:
         return "a turn under a grammar cannot call tools; set actor.tools=[]"
     if config.actor.temperature != 1:

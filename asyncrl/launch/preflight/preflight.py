@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -156,12 +156,12 @@ def _check_policy(config: TrainConfig) -> None:
 def _check_tools(config: TrainConfig) -> None:
     from asyncrl.actor.chat_api.agent import load_agent
     from asyncrl.actor.interactions.registry import load_interactions
+    from asyncrl.actor.offered import Offer
     from asyncrl.actor.steps import find_split
-    from asyncrl.actor.tools.registry import tool_classes
 
     find_split(config.actor.step_split)
     load_interactions(config.actor.interactions)
-    tool_classes(config.actor.tools)
+    Offer(config.actor)
     if config.actor.agent is not None:
         load_agent(config.actor.agent)
 
@@ -193,32 +193,35 @@ def _check_algorithm(config: TrainConfig) -> None:
 def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the model's chat template does not take the tools or the data."""
     from asyncrl.actor.chat_checks import check_tasks, check_tools, open_chat
-    from asyncrl.actor.tools.registry import tool_classes
+    from asyncrl.actor.offered import Offer
 
-    chat = open_chat(config)
-    functions = {name: tool.schema for name, tool in tool_classes(config.actor.tools).items()}
-    check_tools(chat, functions)
+    chat, offer = open_chat(config), Offer(config.actor)
+    for functions in offer.every:
+        check_tools(chat, functions)
     for file in files:
-        check_tasks(chat, {file.place(row): task for row, task in file.by_roles().items()}, functions)
+        for row, task in file.by_roles().items():
+            with suppress(ToolError):  # Another check refuses the task's environment.
+                check_tasks(chat, {file.place(row): task}, offer.functions(task))
 
 
 def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the tools of a row cannot be created, or are not all on offer. They are released again."""
-    from asyncrl.actor.toolbox import Toolbox, ToolLimits
-    from asyncrl.actor.tools.registry import tool_classes
+    from asyncrl.actor.runner import open_toolbox
+    from asyncrl.actor.toolbox import Toolbox
 
-    limits = ToolLimits(config.actor.tool_timeout_s, config.actor.tool_retries)
-    toolbox = Toolbox(tool_classes(config.actor.tools), limits)
+    toolbox = open_toolbox(config.actor)
+    is_tools = isinstance(toolbox, Toolbox)
 
     async def create(ticket: Ticket) -> None:
         async with toolbox.open(ticket):
             pass
 
     for file in files:
-        for row, task in file.by_roles().items():
+        for row, task in (file.by_roles() | file.by_environment()).items():
             place = file.place(row)
             # A `create` that blocks cannot be interrupted; one that makes much for the first time may take minutes.
-            waits = f"`create` of actor.tools has not ended yet with {place}; Ctrl-C twice ends the start"
+            what = "`create` of actor.tools" if is_tools else "`reset` of an environment"
+            waits = f"{what} has not ended yet with {place}; Ctrl-C twice ends the start"
             notice = threading.Timer(CREATION_NOTICE_S, log.warning, (waits,))
             notice.daemon = True
             notice.start()
@@ -226,6 +229,10 @@ def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
                 asyncio.run(create(_try_out(task)))
             except Exception as error:
                 reason = error if isinstance(error, ToolError) else reason_of(error)
+                if not isinstance(toolbox, Toolbox):
+                    raise ConfigError(
+                        f"with {place}, {reason}; `reset` gets the task's row as keywords (docs/environments.md)"
+                    ) from error
                 given = ", ".join(name for name, kwargs in task.tools_kwargs.items() if kwargs) or "none"
                 raise ConfigError(
                     f"actor.tools: with {place}, {reason}; `create` gets the row's "

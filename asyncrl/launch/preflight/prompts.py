@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import DataError, RefusedError, StoppedError
+from asyncrl.errors import DataError, RefusedError, StoppedError, ToolError
 from asyncrl.machine.files import partial_name, sync
 from asyncrl.machine.long_work import tracked
 
@@ -52,8 +52,8 @@ def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event |
     """Tokens of each prompt, int32[rows], with the tools of its task as an actor shows them. They are measured once and
     kept in the run's folder. Raises DataError: the chat template refuses a task; StoppedError: `stop` was set."""
     from asyncrl.actor.chat_checks import open_chat
+    from asyncrl.actor.offered import Offer
     from asyncrl.actor.prompt_lengths import prompt_tokens
-    from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.data.opening import lengths_file, read_lengths
 
     path = lengths_file(config, tasks)
@@ -63,15 +63,17 @@ def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event |
         except DataError as error:
             log.warning("prompts are measured anew: %s", error)
     chat = open_chat(config)
-    functions = {name: tool.schema for name, tool in tool_classes(config.actor.tools).items()}
+    offer = Offer(config.actor)
     lengths = np.zeros(len(tasks), np.int32)
     for row, task in enumerate(tracked(tasks, "measuring prompts", len(tasks), "tasks")):
         if stop is not None and stop.is_set():
             raise StoppedError("stopped while prompts were measured; nothing was started")
         try:
-            lengths[row] = len(prompt_tokens(chat, task, functions))
+            lengths[row] = len(prompt_tokens(chat, task, offer.functions(task)))
         except RefusedError as error:
             raise DataError(f"{tasks.place(row)} has messages that the chat template refuses: {error}") from error
+        except ToolError as error:
+            raise DataError(f"{tasks.place(row)}: {error}") from error
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_name(path)
     with partial.open("wb") as file:

@@ -315,3 +315,44 @@ def test_a_class_of_users_that_is_none_does_not_start(tmp_path: Path):
     config = config_with_users(tmp_path, {"checker": "nowhere.Class"}, {"name": "checker"})
     with pytest.raises(ConfigError, match=r"actor\.interactions: checker: class_name=nowhere\.Class cannot be"):
         preflight(config)
+
+
+def config_with_environments(folder: Path, rows: list[Mapping[str, Any]], **actor: Any) -> TrainConfig:
+    config = config_of(folder, "hermes3", ["user"], [])
+    row = {"prompt": [{"role": "user", "content": "1+1"}], "data_source": "s", "reward_model": {"ground_truth": "2"}}
+    pq.write_table(pa.Table.from_pylist([{**row, **each} for each in rows]), folder / "tasks.parquet")
+    return replace(config, actor=replace(config.actor, **actor))
+
+
+class Flight:
+    def reset(self, city: str) -> None:
+        self.city = city
+
+    def fly(self, to: str) -> str:
+        """Flies.
+
+        Args:
+            to: where to
+        """
+        return to
+
+
+def test_each_environment_is_reset_with_the_first_row_that_names_it_before_the_run_starts(tmp_path: Path):
+    games, named = "tests.actor.environments.games", f"{Flight.__module__}.Flight"
+    several = {"flight": named, "quiet": f"{games}.Quiet"}
+    rows: list[Mapping[str, Any]] = [
+        {"environment": "quiet", "extra_info": {"city": None}},
+        {"environment": "flight", "extra_info": {"city": "Ulm"}},
+    ]
+    preflight(config_with_environments(tmp_path, rows, environments=several))
+    preflight(config_with_environments(tmp_path, rows[1:], environment=named))
+    for wrong, reason in (
+        ([{"environment": "flight"}], r"row 0, reset of environment flight failed: TypeError.*missing.*city"),
+        (
+            [rows[0], {"environment": "train"}],
+            r"row 1, task s/tasks/1 has environment='train'; actor\.environments has",
+        ),
+        ([rows[0], {"environment": None}], r"row 1, task s/tasks/1 has environment=None"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            preflight(config_with_environments(tmp_path, wrong, environments=several))

@@ -1,0 +1,96 @@
+"""The classes of environments that `actor.environment` and `actor.environments` name, and the tools that they offer.
+
+The contract is that of TRL's `environment_factory`: `reset` begins an episode, `get_reward` may score it, and every
+other public method is a tool, which its type hints and its Google docstring describe.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any
+
+from asyncrl.config.imports import imported
+from asyncrl.config.schema import ActorConfig
+from asyncrl.data.reading import ENVIRONMENT
+from asyncrl.data.sendable import schemas
+from asyncrl.errors import ConfigError, ToolError
+from asyncrl.text import reason_of
+from asyncrl.types import Task
+
+LIFE = ("reset", "get_reward")
+"""The public methods that are no tools."""
+
+Function = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class EnvironmentClass:
+    """A class under the `name` of its reward. `functions` are the schemas of its tools by name."""
+
+    name: str
+    make: Callable[[], Any]
+    functions: Mapping[str, Function]
+    rewards: bool
+
+
+def environment_classes(actor: ActorConfig) -> dict[str, EnvironmentClass]:
+    """The classes by the names by which tasks choose them. `actor.environment`, which every task has, stands under the
+    empty name. Raises ConfigError: one cannot be used."""
+    if actor.environment is not None:
+        setting = f"actor.environment={actor.environment}"
+        return {"": _load(actor.environment.rpartition(".")[2], actor.environment, setting)}
+    return {name: _load(name, path, f"actor.environments: {name}={path}") for name, path in actor.environments.items()}
+
+
+def class_of(classes: Mapping[str, EnvironmentClass], task: Task) -> EnvironmentClass:
+    """The class of the task's environment. Raises ToolError: it names none that is on offer."""
+    if "" in classes:
+        return classes[""]
+    name = task.extra_info.get(ENVIRONMENT)
+    if not isinstance(name, str) or name not in classes:
+        raise ToolError(f"task {task.id} has {ENVIRONMENT}={name!r:.100}; actor.environments has {', '.join(classes)}")
+    return classes[name]
+
+
+def _load(name: str, path: str, setting: str) -> EnvironmentClass:
+    cls = imported(path, setting, "the dotted path of a class, such as my_environments.Guess")
+    if not isinstance(cls, type):
+        raise ConfigError(f"{setting} is no class; give a class with a method reset (docs/environments.md)")
+    if not callable(getattr(cls, "reset", None)):
+        raise ConfigError(f"{setting} has no method reset, which begins an episode (docs/environments.md)")
+    try:
+        inspect.signature(cls).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"{setting} must be made without arguments: {error}; `reset` gets the task's row as keywords"
+        ) from error
+    return EnvironmentClass(name, cls, _functions(cls, setting), callable(getattr(cls, "get_reward", None)))
+
+
+def _functions(cls: type, setting: str) -> dict[str, Function]:
+    """Raises ConfigError: a public method cannot be a tool."""
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    functions = {}
+    # Looked up on the class, since looking at an object would compute its properties.
+    for name, function in inspect.getmembers(cls, inspect.isfunction):
+        if name.startswith("_") or name in LIFE:
+            continue
+        try:
+            described = get_json_schema(_as_called(cls, name, function))
+            (functions[name],) = (schema["function"] for schema in schemas(described))
+        except Exception as error:
+            raise ConfigError(
+                f"{setting}: the method {name} cannot be a tool: {reason_of(error)}; give each argument a type hint "
+                "and a line in a Google docstring, or begin the name of a method that is no tool with _"
+            ) from error
+    return functions
+
+
+def _as_called(cls: type, name: str, function: FunctionType) -> Callable[..., Any]:
+    """The function without `self`."""
+    static = isinstance(inspect.getattr_static(cls, name), staticmethod)
+    return function if static else MethodType(function, object())

@@ -1,0 +1,134 @@
+"""Environments for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, ClassVar
+
+TASK_ROW = {"secret": 42}
+
+
+class Counter:
+    """Sums what it is told; each object counts for itself."""
+
+    closed: ClassVar[list[Counter]] = []
+
+    def __init__(self) -> None:
+        self.threads = {threading.get_ident()}
+        self.total = 0
+
+    def reset(self, start: int = 0) -> str | None:
+        self.threads.add(threading.get_ident())
+        self.total = start
+        return f" (from {start})" if start else None
+
+    def add(self, number: int, times: int = 1) -> int:
+        """Adds a number.
+
+        Args:
+            number: what to add
+            times: how often
+        """
+        self.threads.add(threading.get_ident())
+        if number < 0:
+            raise ValueError("only upwards")
+        self.total += number * times
+        return self.total
+
+    async def read(self) -> str:
+        """Tells the sum."""
+        await asyncio.sleep(0)
+        return f"sum {self.total}"
+
+    def get_reward(self) -> float:
+        assert len(self.threads | {threading.get_ident()}) == 1
+        return float(self.total)
+
+    def _close(self) -> None:
+        Counter.closed.append(self)
+
+
+class Quiet:
+    """Has neither tools nor a reward."""
+
+    def reset(self, **row: Any) -> None:
+        self.row = row
+
+
+class AsyncReward:
+    """A coroutine scores it, and its row is kept."""
+
+    rows: ClassVar[list[dict[str, Any]]] = []
+
+    async def reset(self, **row: Any) -> str:
+        AsyncReward.rows.append(row)
+        return "!"
+
+    async def get_reward(self) -> float:
+        await asyncio.sleep(0)
+        return 0.5
+
+
+class Hanging:
+    """Its call waits for `release`."""
+
+    release: ClassVar[threading.Event] = threading.Event()
+
+    def reset(self) -> None: ...
+
+    def wait(self) -> str:
+        """Waits."""
+        self.release.wait(60)
+        return "late"
+
+
+class FailingReset:
+    """Begins at the third attempt."""
+
+    left: ClassVar[list[int]] = []
+
+    def reset(self) -> None:
+        if self.left:
+            self.left.pop()
+            raise OSError("no room")
+
+
+class NoNumber:
+    def reset(self) -> None: ...
+
+    def get_reward(self) -> Any:
+        return None
+
+
+class Ending:
+    """Its tool would end the program."""
+
+    def reset(self) -> None: ...
+
+    def leave(self) -> str:
+        """Leaves."""
+        raise SystemExit(3)
+
+    def stop(self) -> str:
+        """Stops."""
+        raise StopIteration
+
+
+class Unhinted:
+    def reset(self) -> None: ...
+
+    def move(self, where):  # type: ignore[no-untyped-def]
+        """Moves."""
+
+
+class NoReset:
+    def move(self) -> str:
+        """Moves."""
+        return "moved"
+
+
+class NeedsArguments:
+    def __init__(self, size: int) -> None: ...
+
+    def reset(self) -> None: ...
