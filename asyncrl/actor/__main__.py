@@ -1,6 +1,7 @@
 """`python -m asyncrl.actor`: run episodes on one engine until SIGTERM or Ctrl-C, or until the run is done.
 
-On SIGUSR2 it finishes and delivers the running episodes first, within cluster.drain_s.
+On SIGUSR2 it finishes and delivers the running episodes first, within cluster.drain_s, and hands the tickets that are
+left back to the replay.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
 from asyncrl.machine.activity import BEAT_S, Activity, heartbeat
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
+from asyncrl.replay.leaving import leave
 
 if TYPE_CHECKING:
     from asyncrl.actor.episode import EpisodeRunner
@@ -52,7 +54,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
 
     # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.actor.concurrency))
-    keys = client_keys(config.network)
+    keys, life = client_keys(config.network), process.incarnation()
     async with AsyncExitStack() as stack:
         reports = stack.enter_context(open_reports(config, process.worker_name("actor")))
         opened = open_engine(config, reports.spans)
@@ -63,7 +65,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
         channels, tolerance = open_channels(config, keys), config.weights.canary_tolerance
         receiver = Receiver(channels, opened.expected, canary_tolerance=tolerance, spans=reports.spans)
         measured = RolloutMetrics(engine, [runner.player.counters, receiver.counters], metrics)
-        workers = _workers(config, runner, measured, reports, keys, stop, stack)
+        workers = _workers(config, runner, measured, reports, keys, life, stop, stack)
         process.freeze_heap()
         await first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),
@@ -73,6 +75,8 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
             _drain(workers, _as_asyncio(drain), stop, config.cluster.drain_s),
             *(keep() for keep in opened.keepers),
         )
+        if drain.is_set():
+            leave(config, reports.name, life)
 
 
 def _workers(
@@ -81,13 +85,14 @@ def _workers(
     measured: RolloutMetrics,
     reports: Reports,
     keys: ClientKeys | None,
+    life: str,
     stop: threading.Event,
     stack: AsyncExitStack,
 ) -> list[RolloutWorker]:
     """One for each shard of the replay: one that cannot be reached blocks its own share of the episodes only."""
     from asyncrl.actor.worker import RolloutWorker
 
-    actor, life, run = config.actor, process.incarnation(), locations.run_identity(config.run)
+    actor, run = config.actor, locations.run_identity(config.run)
     endpoints = locations.replay_endpoints(config.network, config.replay.shards)
     share, renew_s = max(1, actor.concurrency // len(endpoints)), config.replay.lease_s / RENEWALS_PER_LEASE
 
@@ -121,7 +126,7 @@ async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: t
             while any(worker.undelivered for worker in workers):
                 await asyncio.sleep(STOP_POLL_S)
     if late := sum(worker.undelivered for worker in workers):
-        log.warning("%d episodes did not end in time: they are run again later (cluster.drain_s)", late)
+        log.warning("%d episodes did not end in time: they are run again (cluster.drain_s)", late)
     else:
         log.info("all running episodes were delivered")
     stop.set()

@@ -59,7 +59,7 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
             role.name,
             role_command(role.module, path, *role.arguments),
             role_environment(role),
-            drains=role.module == "actor",
+            drains=role.module in ("actor", "scoring"),
         )
         for role in placement.roles
     ]

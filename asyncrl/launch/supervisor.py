@@ -89,9 +89,9 @@ class Supervisor:
     """Keeps the roles of one run alive until the one named `until` is done.
 
     No pause before a start is longer than `longest_pause_s`. A role that has not ended `stop_s` after it was asked to
-    is killed; one that says that it must finish something, after `finish_s`. A stop before the run is done gives roles
-    that drain `drain_s` before. A role without a heartbeat for `hang_s` hangs. A stop waits `killed_s` for roles that
-    it killed. `clock` gives seconds.
+    is killed; one that says that it must finish something, after `finish_s`. A role that drains gets `drain_s` more to
+    finish what it runs when it is not wanted any more, and at a stop before the run is done. A role without a heartbeat
+    for `hang_s` hangs. A stop waits `killed_s` for roles that it killed. `clock` gives seconds.
     """
 
     def __init__(
@@ -140,10 +140,11 @@ class Supervisor:
         return {name: child.process.pid for name, child in self._children.items() if child.process.poll() is None}
 
     def set_roles(self, roles: Sequence[RoleCommand]) -> None:
-        """Start the roles that are new, and stop those that are not among `roles` any more."""
+        """Start the roles that are new, and stop those that are not among `roles` any more. These drain also without
+        a time for it: nobody takes their place, so they hand back what they hold."""
         for name in self._children.keys() - {role.name for role in roles}:
             child = self._children.pop(name)
-            self._ask_to_end(child)
+            self._ask_to_end(child, child.role.drains)
             self._leaving.append(child)
         self._roles = list(roles)
 
@@ -151,10 +152,10 @@ class Supervisor:
         """Ask roles to stop, and start them again. This counts as no failure."""
         for name in names:
             if self._children[name].process.poll() is None:
-                self._ask_to_end(self._children[name])
+                self._ask_to_end(self._children[name], self._drains(self._children[name]))
 
-    def _ask_to_end(self, child: _Child) -> None:
-        if self._drains(child):
+    def _ask_to_end(self, child: _Child, drains: bool) -> None:
+        if drains:
             child.process.drain()
         else:
             child.process.terminate()
@@ -278,9 +279,9 @@ class Supervisor:
         draining = [child for child in self._running() if self._drains(child)]
         until = self._clock() + self._drain_s + self._stop_s
         if draining:
-            log.info("waiting up to %g s for running episodes (cluster.drain_s)", self._drain_s)
+            log.info("waiting up to %g s for running episodes and scores (cluster.drain_s)", self._drain_s)
         for child in draining:
-            self._ask_to_end(child)
+            self._ask_to_end(child, drains=True)
         while self._clock() < until and any(child.process.poll() is None for child in draining):
             self._record()
             time.sleep(interval_s)

@@ -127,6 +127,10 @@ class ReplayClient:
         request = protocol.GetTickets(self._worker, self._incarnation, list(holding), list(waiting), want)
         return self._ask(request, protocol.TICKETS) or []
 
+    def leave(self) -> None:
+        """This start of the worker ends: what it holds goes to others at once."""
+        self._send(protocol.Leave(self._worker, self._incarnation))
+
     def put(self, trajectory: Trajectory) -> str:
         """Deliver a trajectory; returns once it is durable: stored, duplicate, or late (counted, not kept)."""
         return self.put_all([trajectory])[0]

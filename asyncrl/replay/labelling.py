@@ -21,7 +21,7 @@ from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.failure_limit import FailureLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.leases import WorkerLeases
-from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Reply
+from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Leave, Reply
 from asyncrl.replay.records import (
     DeadLetter,
     GroupRecord,
@@ -87,6 +87,8 @@ class Labelling:
         some, a reply was lost or an older incarnation died: these are leased again. What was leased before without a
         result is leased alone, so that an episode that kills its scorer uses up no other's attempts.
         """
+        if self._scorers.has_left(request.worker, request.incarnation):
+            return Reply([])
         self._take_back(tx, request.worker, self._scorers.renew(tx, request.worker, request.incarnation))
         # Later kinds first, so that what is begun is finished before something new is begun.
         kinds = request.serves[::-1]
@@ -168,6 +170,11 @@ class Labelling:
                 record.attempts -= not died
                 self.offer(tx, name, record, GroupRecord.of(tx, record.group), urgent=True)
                 tx.add("leases_redelivered")
+
+    def leave(self, tx: Transaction, request: Leave) -> None:
+        """A scorer ends: give its leases to others. That is no failed attempt of what it has leased."""
+        if self._scorers.leave(tx, request.worker, request.incarnation):
+            self._take_back(tx, request.worker, died=False)
 
     def expire(self, tx: Transaction) -> None:
         """Give the leases of silent scorers to others."""

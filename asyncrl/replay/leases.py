@@ -2,7 +2,7 @@
 
 Times are of a monotonic clock and live in memory, so that neither a jumping clock nor a restart of the replay takes
 work away: after a restart every worker has a fresh lease. A worker that asks but finishes nothing for LONGEST_LEASES
-leases counts as silent.
+leases counts as silent. A worker that ends in order says so, and its work goes to others at once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class WorkerLeases:
         self._clock = clock
         self._seen: dict[str, float] = {}
         self._worked: dict[str, float] = {}
+        self._left: dict[str, str] = {}
 
     def resume(self, tx: Transaction) -> None:
         """Give every worker in the store a fresh lease."""
@@ -36,6 +37,18 @@ class WorkerLeases:
             return False
         tx.put(self._table, worker, incarnation)
         return True
+
+    def leave(self, tx: Transaction, worker: str, incarnation: str) -> bool:
+        """This start of the worker ends. True where it held the worker's lease: what it holds must go to others."""
+        self._left[worker] = incarnation
+        if tx.get(self._table, worker, str) != incarnation:
+            return False
+        self._forget(tx, worker)
+        return True
+
+    def has_left(self, worker: str, incarnation: str) -> bool:
+        """Whether this start of the worker has ended: a request of it that comes now had waited somewhere."""
+        return self._left.get(worker) == incarnation
 
     def touch(self, worker: str) -> None:
         """Renew a known worker's lease, unless it has finished nothing for too long."""
@@ -53,9 +66,13 @@ class WorkerLeases:
         horizon = self._clock() - self._lease_s
         silent = [worker for worker, when in self._seen.items() if when < horizon]
         for worker in silent:
-            del self._seen[worker], self._worked[worker]
-            tx.delete(self._table, worker)
+            self._forget(tx, worker)
         return silent
+
+    def _forget(self, tx: Transaction, worker: str) -> None:
+        self._seen.pop(worker, None)
+        self._worked.pop(worker, None)
+        tx.delete(self._table, worker)
 
     def silence(self) -> dict[str, float]:
         """Seconds since each worker's last request."""

@@ -73,6 +73,10 @@ class GetTickets(WorkerRequest, frozen=True):
         return self.kind
 
 
+class Leave(WorkerRequest, frozen=True):
+    """This start of a worker ends, and takes no further work: what it holds goes to others at once."""
+
+
 class PutTrajectory(ReplayRequest, frozen=True):
     """Store the trajectory in the frames."""
 

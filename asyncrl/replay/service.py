@@ -156,6 +156,9 @@ class ReplayService:
             case protocol.GetTickets():
                 tickets = self._tickets.give(tx, request)
                 return Reply(tickets) if tickets or not request.want else None
+            case protocol.Leave():
+                self._tickets.leave(tx, request)
+                self._labelling.leave(tx, request)
             case protocol.PutTrajectory():
                 return Reply(self._tickets.put(tx, read_trajectory(decode(call.frames)), call.frames))
             case protocol.LeaseTrajectories():

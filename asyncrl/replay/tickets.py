@@ -11,7 +11,7 @@ from asyncrl.replay.failure_limit import FailureLimit
 from asyncrl.replay.groups import EVALUATION, TRAINING, OpenGroups, pending_queue
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.leases import WorkerLeases
-from asyncrl.replay.protocol import GetTickets
+from asyncrl.replay.protocol import GetTickets, Leave
 from asyncrl.replay.records import GroupRecord, TicketRecord, TrajectoryRecord, shorten
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.stages import Stage, Stages
@@ -59,6 +59,8 @@ class TicketQueue:
         next, but half of the actor's slots are for training as long as there is any. While everything fails, new
         tickets are few. Where tasks are so large that a reply has no room for all, the rest comes with the next.
         """
+        if self._actors.has_left(request.worker, request.incarnation):
+            return []
         now = self._clock()
         self._given |= {name: now for name in request.waiting if name in self._given}
         if self._actors.renew(tx, request.worker, request.incarnation):
@@ -136,6 +138,11 @@ class TicketQueue:
             self._stages.end(tx, Stage.TICKET, name, worker=worker, outcome="taken back")
             tx.append("pending", name, pending_queue(name), urgent=True)
             tx.add("tickets_redelivered")
+
+    def leave(self, tx: Transaction, request: Leave) -> None:
+        """An actor ends: give its tickets to others."""
+        if self._actors.leave(tx, request.worker, request.incarnation):
+            self._take_back(tx, request.worker)
 
     def expire(self, tx: Transaction) -> None:
         """Give the tickets of silent actors to others; fail those that were held for too long."""

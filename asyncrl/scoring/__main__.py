@@ -1,9 +1,17 @@
-"""`python -m asyncrl.scoring`: verify and score trajectories until SIGTERM or Ctrl-C, or until the run is done."""
+"""`python -m asyncrl.scoring`: verify and score trajectories until SIGTERM or Ctrl-C, or until the run is done.
+
+On SIGUSR2 it finishes what it has leased first, within cluster.drain_s, and hands the leases that are left back to the
+replay.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import time
+from collections.abc import Collection
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
@@ -14,33 +22,59 @@ from asyncrl.machine import process
 from asyncrl.machine.activity import BEAT_S, Activity, heartbeat
 from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.leaving import leave
 
 if TYPE_CHECKING:
     from asyncrl.scoring.worker import ScoringWorker
 
+log = logging.getLogger(__name__)
+
 
 def run(config: TrainConfig) -> None:
     """Score until a signal. Raises ConfigError: a rule or a model cannot be loaded; RunOverError."""
-    stop, activity = process.stop_on_signals(), Activity()
+    stop, drain, activity = process.stop_on_signals(), process.event_on(process.DRAIN), Activity()
+    name, life = process.worker_name("scoring"), process.incarnation()
     process.limit_threads(config.cluster.scorer_threads)
     with heartbeat(activity, config.cluster.hang_timeout_s), ExitStack() as stack:
-        workers = _workers(config, stop, stack)
+        workers = _workers(config, name, life, stop, stack)
         process.freeze_heap()
-        # Every worker has a thread. When one ends, it ends the others.
+        # Every worker has a thread.
         with ThreadPoolExecutor(len(workers), thread_name_prefix="shard") as threads:
-            running = [threads.submit(worker.run, stop) for worker in workers]
+            running = [threads.submit(worker.run, stop, drain) for worker in workers]
             activity.enter("score")
-            done: set[Future[None]] = set()
-            while not done:
-                # Workers may wait for the replay. They end by themselves where scoring hangs: scoring.stall_s.
-                activity.advance()
-                done, _ = wait(running, BEAT_S, FIRST_COMPLETED)
+            done = _wait(running, activity, drain, config.cluster.drain_s)
             stop.set()
         for each in done:
             each.result()
+        if drain.is_set():
+            leave(config, name, life)
 
 
-def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> list[ScoringWorker]:
+def _wait(
+    running: Collection[Future[None]], activity: Activity, drain: threading.Event, limit_s: float
+) -> set[Future[None]]:
+    """Wait until one has ended, which ends the others; or once `drain` is set until all have, for up to `limit_s`
+    seconds. Returns those that have ended."""
+    until = math.inf
+    while True:
+        # Workers may wait for the replay. They end by themselves where scoring hangs: scoring.stall_s.
+        activity.advance()
+        when = ALL_COMPLETED if drain.is_set() else FIRST_COMPLETED
+        done, rest = wait(running, min(BEAT_S, max(0.0, until - time.monotonic())), when)
+        if done and not drain.is_set():
+            return done
+        if drain.is_set() and math.isinf(until):
+            until = time.monotonic() + limit_s
+            log.info("waiting up to %g s for what is being scored", limit_s)
+        if not rest:
+            log.info("all that was leased is scored")
+            return done
+        if time.monotonic() >= until:
+            log.warning("not all that was leased was scored in time: others score it (cluster.drain_s)")
+            return done
+
+
+def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, stack: ExitStack) -> list[ScoringWorker]:
     """One for each shard of the replay, so that an unavailable shard delays only its own trajectories. All share one
     scorer."""
     from asyncrl.config.schema.scoring import GROUP_KIND, serves
@@ -54,7 +88,6 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     from asyncrl.scoring.worker import ScoringWorker
 
     scoring, kinds = config.scoring, serves(config.scoring)
-    name, life = process.worker_name("scoring"), process.incarnation()
     tokenizer = open_tokenizer(config.model)
     prm = load_prm(scoring.prm) if "prm" in kinds else None
     outcome = load_outcome_model(scoring.outcome_model) if "outcome_model" in kinds else None

@@ -235,6 +235,9 @@ def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer])
     `arguments` are those of the command line: the pipe's file descriptor, and the settings, of which `timeout_s` has
     the seconds for a request. `load` makes from these what answers; a ConfigError that it raises is reported.
     """
+    # Slurm sends these, by which it asks a scorer to stop or to drain, to its children, too.
+    for ignored in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(ignored, signal.SIG_IGN)
     fd, settings = int(arguments[0]), json.loads(arguments[1])
     # Processes that the code starts must not hold the pipe open.
     os.set_inheritable(fd, False)

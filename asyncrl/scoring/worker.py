@@ -70,13 +70,14 @@ class ScoringWorker:
         self._error_logger = ErrorLogger(logger)
         self._background = _Background(scorer, self._spans)
 
-    def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set. The replay then gives unfinished leases to others.
+    def run(self, stop: threading.Event, drain: threading.Event) -> None:
+        """Work until `stop` is set, when the replay gives unfinished leases to others; or until `drain` is set and what
+        is leased is scored.
 
         Raises ScoringError: the scorer hangs, or its thread died.
         """
         try:
-            while not stop.is_set():
+            while not (stop.is_set() or drain.is_set()):
                 self.work(stop)
                 if self._stats.age(self._clock()) >= REPORT_S:
                     self.report()

@@ -373,6 +373,20 @@ while not pathlib.Path({str(tmp_path)!r}, "done").exists(): time.sleep(0.01)
     assert (told["learner"]["pid"], told["learner"]["host"]) == (0, socket.gethostname())
 
 
+def test_a_role_that_is_not_wanted_any_more_drains_also_without_a_time_for_it(tmp_path: Path) -> None:
+    actor = replace(script("actor-0", DRAINS.format(folder=str(tmp_path), hangs=False)), drains=True)
+    learner = script("learner", LEARNS.format(folder=str(tmp_path)))
+    supervisor = supervise(tmp_path, actor, learner, drain_s=0.0)
+    until(lambda: (tmp_path / "ready").exists() and (tmp_path / "learner_runs").exists())
+    supervisor.set_roles([learner])
+
+    def progress() -> None:
+        if (tmp_path / "drained").exists():
+            (tmp_path / "end").touch()
+
+    assert supervisor.run(lambda: False, progress, 0.01)
+
+
 def test_a_role_that_the_system_cannot_start_now_is_started_later(tmp_path: Path) -> None:
     code = "import pathlib, sys; done = pathlib.Path(sys.argv[1]); was = done.exists(); done.touch(); sys.exit(not was)"
     role, starts = RoleCommand("learner", [sys.executable, "-c", code, str(tmp_path / "done")]), count(1)

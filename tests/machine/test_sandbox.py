@@ -100,6 +100,11 @@ import time
 """
 
 
+def test_the_signals_by_which_slurm_asks_an_actor_to_stop_or_drain_do_not_end_a_program(either: bool):
+    program = "import os, signal; [os.kill(os.getpid(), each) for each in (signal.SIGUSR1, signal.SIGUSR2)]; print(1)"
+    assert run(program, namespaces=either).printed == "1\n"
+
+
 def test_nothing_outlives_a_call_that_leaves_its_session_and_its_parent(either: bool):
     mark = f"escaped-{os.getpid()}-{either}"
     ran = run(ESCAPES.format(mark=mark, end="print('gone')"), namespaces=either)

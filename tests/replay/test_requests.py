@@ -24,6 +24,7 @@ WHO = ("w", "1")
 # Each is valid, and none changes what honest clients get: the fuzz damages these.
 VALID: list[ReplayRequest] = [
     protocol.GetTickets(*WHO, ["nobody"], [], 0),
+    protocol.Leave("gone", "1"),
     protocol.PutTrajectory(),
     protocol.FailEpisode("nobody", "x"),
     protocol.LeaseTrajectories(*WHO, ["rules", "process"], 0, 4096, 1),

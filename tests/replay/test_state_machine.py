@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.protocol import Leave
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised
 from asyncrl.types import Ticket
@@ -51,6 +52,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.core = Core(Path(self.folder.name), self.settings)
         self.held: dict[str, list[Ticket]] = {"a": [], "b": []}
         self.leased: dict[str, list[str]] = {"a": [], "b": []}
+        self.lives: Counter[str] = Counter()
         self.stored: Counter[str] = Counter()
         self.plans: list[tuple[str, ...]] = []
         self.bounds: list[int] = []
@@ -59,11 +61,12 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(worker=WORKERS, want=st.integers(0, 5))
     def take_tickets(self, worker: str, want: int) -> None:
         holding = [ticket.id for ticket in self.held[worker]]
-        self.held[worker] += self.core.tickets(want, worker, holding)
+        self.held[worker] += self.core.tickets(want, worker, holding, life=str(self.lives[worker]))
 
     @rule(worker=WORKERS)
     def lose_a_ticket_reply(self, worker: str) -> None:
-        self.core.tickets(2, worker, [ticket.id for ticket in self.held[worker]])
+        holding = [ticket.id for ticket in self.held[worker]]
+        self.core.tickets(2, worker, holding, life=str(self.lives[worker]))
 
     @precondition(lambda self: any(self.held.values()))
     @rule(data=st.data(), age=st.integers(0, 3), twice=st.booleans())
@@ -83,7 +86,8 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(worker=WORKERS, count=st.integers(1, 4), data=st.data())
     def lease(self, worker: str, count: int, data: st.DataObject) -> None:
         serves = data.draw(st.sampled_from([self.kinds, self.kinds[:1], self.kinds[-1:]]))
-        self.leased[worker] = [trajectory.id for trajectory in self.core.lease(count, worker, serves=serves)]
+        leased = self.core.lease(count, worker, serves=serves, life=str(self.lives[worker]))
+        self.leased[worker] = [trajectory.id for trajectory in leased]
 
     @rule(worker=WORKERS, ok=st.booleans(), reward=st.sampled_from([0.0, 1.0]))
     def score_what_is_leased(self, worker: str, ok: bool, reward: float) -> None:
@@ -128,6 +132,15 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(worker=WORKERS)
     def kill_an_actor(self, worker: str) -> None:
         self.held[worker] = []
+
+    @rule(worker=WORKERS, twice=st.booleans())
+    def leave_in_order(self, worker: str, twice: bool) -> None:
+        """As an actor and as a scorer of this name; the next one has another incarnation."""
+        for _ in range(1 + twice):
+            self.core.ask(Leave(worker, str(self.lives[worker])))
+        assert self.core.tickets(1, worker, life=str(self.lives[worker])) == []
+        self.held[worker], self.leased[worker] = [], []
+        self.lives[worker] += 1
 
     @invariant()
     def nothing_is_stored_or_planned_twice(self) -> None:

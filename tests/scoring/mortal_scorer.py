@@ -79,7 +79,7 @@ def main(endpoint: str, worker: str, incarnation: str, kinds: str, life_s: str) 
     client = Mortal(endpoint, worker, incarnation)
     client.life_s = float(life_s)
     scorer = make_scorer(config, SlowPRM(), FakeOutcome(), OneNumber(int(incarnation)))
-    ScoringWorker(client, scorer, config, Silent(), 10.0).run(threading.Event())
+    ScoringWorker(client, scorer, config, Silent(), 10.0).run(threading.Event(), threading.Event())
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tests.scoring.fakes import answered, rule_input
 pytestmark = pytest.mark.slow
 
 MODULE = """
-import os, re, subprocess, sys, time
+import os, re, signal, subprocess, sys, time
 from pathlib import Path
 
 class Mute(Exception):
@@ -59,6 +59,10 @@ def obeys(task, answer, trajectory):
         Path(answer.split()[1]).write_text(str(child.pid))
         while answer.endswith("overrun"):
             time.sleep(0.01)
+        return 1.0
+    if answer == "signals":
+        for each in (signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(os.getpid(), each)
         return 1.0
     if answer == "mute":
         raise Mute
@@ -98,6 +102,10 @@ def test_the_scores_of_the_process_are_those_of_the_rule(verifier):
     scores = verifier.score(rule_input("0.25", index=3))
     assert (scores.outcome, scores.total) == (0.25, 0.25)
     assert scores.scores == {"obeys": 0.25, "obeys/tokens": 17, "obeys/member": 3}
+
+
+def test_the_signals_by_which_slurm_asks_a_scorer_to_stop_or_drain_do_not_end_a_rule(verifier):
+    assert verifier.score(rule_input("signals")).outcome == 1.0
 
 
 def test_a_rule_may_say_why_and_a_long_reason_is_cut(verifier):

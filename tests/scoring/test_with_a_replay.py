@@ -124,7 +124,9 @@ def test_no_trajectory_is_dead_lettered_however_often_its_service_is_unavailable
     def work(endpoint, name, kinds):
         own = replace(config, serve=kinds)
         with closing(ReplayClient(endpoint, name, "1")) as client:
-            ScoringWorker(client, make_scorer(own, prm), own, Silent(), 1e6, lambda: 1000 * time.monotonic()).run(stop)
+            ScoringWorker(client, make_scorer(own, prm), own, Silent(), 1e6, lambda: 1000 * time.monotonic()).run(
+                stop, threading.Event()
+            )
 
     with (
         replay_at(tmp_path, config, FEW, ATTEMPTS) as endpoint,

@@ -102,7 +102,7 @@ def test_leases_are_renewed_while_one_forward_pass_runs():
 def test_a_scorer_that_hangs_ends_instead_of_keeping_its_leases_for_ever():
     prm, replay = Slow(), replay_of([answered("72")])
     with pytest.raises(ScoringError, match=r"no result within scoring\.stall_s=600"):
-        worker(replay, Clock(tick=50.0), prm=prm).run(threading.Event())
+        worker(replay, Clock(tick=50.0), prm=prm).run(threading.Event(), threading.Event())
     prm.ready.set()
     assert replay.renewals > 0
     assert replay.labelled == replay.failed == {}
@@ -114,7 +114,7 @@ def test_a_scorer_whose_thread_dies_ends():
             raise MemoryError("no more")
 
     with pytest.raises(ScoringError, match="thread died"):
-        worker(replay_of([answered("72")]), scorer=Broken()).run(threading.Event())
+        worker(replay_of([answered("72")]), scorer=Broken()).run(threading.Event(), threading.Event())
 
 
 def test_labels_that_are_ready_together_are_delivered_together():
@@ -135,7 +135,7 @@ def test_metrics_tell_counts_rates_agreement_and_the_shape_of_the_scores():
     stop = threading.Event()
     log = Log(stop)
     replay = replay_of([answered("72", 0), answered("5", 1)], [answered("72", 2), answered("bad", 3)])
-    worker(replay, Clock(tick=0.25), log).run(stop)
+    worker(replay, Clock(tick=0.25), log).run(stop, threading.Event())
     assert len(replay.labelled) == 3
     (step, values), (_, last) = log.rows
     assert step == values["labelled"] == 3
@@ -189,9 +189,22 @@ def test_a_stop_ends_the_work_after_what_is_being_delivered():
                 assert stop.wait(30)
 
     replay = replay_of([answered("72", index) for index in range(9)], kind=Stopping)
-    worker(replay, scorer=OneByOne()).run(stop)
+    worker(replay, scorer=OneByOne()).run(stop, threading.Event())
     assert len(replay.labelled) == 1
     assert replay.failed == {}
+
+
+def test_a_scorer_that_drains_scores_what_it_has_leased_and_leases_no_more():
+    drain = threading.Event()
+
+    class Draining(ReplayOf):
+        def label(self, labels):
+            super().label(labels)
+            drain.set()
+
+    replay = replay_of([answered("72", index) for index in range(9)], [answered("72", 9)], kind=Draining)
+    worker(replay).run(threading.Event(), drain)
+    assert len(replay.labelled) == 9
 
 
 def test_trajectories_pass_through_workers_of_different_kinds():

@@ -122,8 +122,8 @@ class ClusterConfig:
     )
     drain_s: float = option(
         0.0,
-        "seconds that a stop of the run gives the actors to finish and deliver their running episodes; episodes that "
-        "are not finished by then are run again later",
+        "seconds that a stop of the run, and `asyncrl scale`, give actors and scorers to finish and deliver the "
+        "episodes that they run or score; what is not finished by then is done again later, or by others",
         "[0, inf)",
     )
 

@@ -4,6 +4,7 @@ On the control socket the watcher reports `status N` or `failed REASON`, and rea
 """
 
 import os
+import signal
 import sys
 from contextlib import suppress
 
@@ -16,6 +17,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
+    # Slurm sends these, by which it asks a role to stop or to drain, to the role's children, too.
+    for ignored in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(ignored, signal.SIG_IGN)
     options = Options(sys.argv[1:])
     try:
         if options.namespaces:

@@ -1,0 +1,31 @@
+"""The orderly end of a worker: it tells the replay, which gives what the worker still holds to others at once."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+
+from asyncrl.config import locations
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import AsyncrlError
+from asyncrl.network.keys import client_keys
+from asyncrl.replay.client import ReplayClient
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 3.0
+"""A shard that does not answer so soon may have ended too. It gives the work to others after replay.lease_s."""
+
+
+def leave(config: TrainConfig, worker: str, incarnation: str) -> None:
+    """Tell every shard that this start of a worker ends. Call it when the worker has ended its calls. A shard that
+    cannot be told is named in the log."""
+    keys, run = client_keys(config.network), locations.run_identity(config.run)
+    for endpoint in locations.replay_endpoints(config.network, config.replay.shards):
+        with closing(ReplayClient(endpoint, worker, incarnation, give_up_s=ANSWER_S, keys=keys, run=run)) as client:
+            try:
+                client.leave()
+            except AsyncrlError as error:
+                log.warning(
+                    "the replay gives what %s still holds to others only after replay.lease_s: %s", worker, error
+                )
