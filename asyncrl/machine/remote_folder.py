@@ -60,6 +60,8 @@ def local_copy(url: str, place: str | None = None) -> Path:
     try:
         system, base = _opened(url)
         listed = _listed(system, base)
+    except ConfigError:
+        raise
     # Each kind of store raises errors of its own.
     except Exception as error:
         if (known := known_copy(url, place)) is not None:
@@ -113,12 +115,19 @@ def _short_hash(text: str) -> str:
 
 
 def _listed(system: Any, base: str) -> dict[str, _File]:
-    """The files below `base` by their paths in it, without hidden ones."""
+    """The files below `base` by their paths in it, without hidden ones and without the empty files that some stores
+    keep in the place of folders. Raises ConfigError: `base` is a file, or a path leads out of it."""
     system.invalidate_cache()
-    found = {}
+    found, prefix = {}, f"{base.strip('/')}/".lstrip("/")
     for path, info in sorted(system.find(base, detail=True).items()):
-        name = path.removeprefix(base).lstrip("/")
-        if not any(part.startswith(".") for part in name.split("/")) and ".." not in name.split("/"):
+        if path.rstrip("/") == base or path.endswith("/"):
+            if int(info["size"]):
+                raise ConfigError(f"{path} is a file: name the folder that it is in")
+            continue
+        name = path.lstrip("/").removeprefix(prefix)
+        if not path.lstrip("/").startswith(prefix) or ".." in name.split("/"):
+            raise ConfigError(f"the store lists {path!r} in {base}, which is outside of it")
+        if not any(part.startswith(".") for part in name.split("/")):
             tag = next((str(info[each]) for each in _TAGS if info.get(each) is not None), "")
             found[name] = _File(int(info["size"]), tag.strip('"'))
     return found

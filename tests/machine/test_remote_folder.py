@@ -130,6 +130,32 @@ def test_a_url_that_names_nothing_is_refused_with_the_reason(url: str, message: 
         local_copy(url, str(tmp_path))
 
 
+def test_a_store_cannot_have_files_written_elsewhere(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = MemoryFileSystem.find
+    for listed in ("/models/tiny/../../../x", "/models/tiny/deep/../../x", "/etc/x", "/models/tiny2/x"):
+        more = {listed: {"size": 1, "type": "file"}}
+        monkeypatch.setattr(MemoryFileSystem, "find", lambda *a, more=more, **k: {**find(*a, **k), **more})
+        with pytest.raises(ConfigError, match="outside of it"):
+            local_copy(URL, str(tmp_path))
+    assert contents(tmp_path) == {}
+
+
+def test_empty_files_in_the_place_of_folders_are_not_copied(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = MemoryFileSystem.find
+    marks = {f"/models/tiny/{name}": {"size": 0, "type": "file"} for name in ("", "deep/")}
+    monkeypatch.setattr(MemoryFileSystem, "find", lambda *a, **k: {**find(*a, **k), **marks})
+    assert contents(local_copy(URL, str(tmp_path))) == FILES
+
+
+def test_a_url_of_one_file_is_refused(store: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config.json is a file: name the folder"):
+        local_copy(f"{URL}/config.json", str(tmp_path))
+
+
 def test_one_file_is_read_without_a_copy(store: Any, tmp_path: Path) -> None:
     assert read_remote(f"{URL}/config.json") == "{}"
     with pytest.raises(OSError, match="absent"):
