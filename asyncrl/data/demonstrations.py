@@ -7,15 +7,14 @@ files are those that `asyncrl.data.tables` reads.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-from asyncrl.data.sendable import plain, schemas
+from asyncrl.data.sendable import check_sendable, parse_json, plain, schemas
 from asyncrl.data.tables import TableFile, read_rows
-from asyncrl.errors import DataError
+from asyncrl.errors import DataError, WireError
 
 COLUMNS = ("messages", "prompt", "response", "tools")
 
@@ -89,14 +88,20 @@ class DemonstrationFile(Sequence[Demonstration]):
 def _messages(value: Any) -> list[Mapping[str, Any]]:
     """Raises ValueError."""
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        found = parse_json(value) if isinstance(value, str) else value
     except RecursionError as error:
         raise ValueError(str(error)) from error
     if not isinstance(found, list) or not found:
         raise ValueError("there are no messages")
     if not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in found):
         raise ValueError("each message must have a role and a content")
-    return [plain(each) for each in found]
+    messages = [plain(each) for each in found]
+    try:
+        # Text of JSON may have half a character, which no tokenizer takes.
+        check_sendable(messages)
+    except WireError as error:
+        raise ValueError(str(error)) from error
+    return messages
 
 
 def _prompt(value: Any) -> list[Mapping[str, Any]]:

@@ -18,7 +18,7 @@ MAX_DEPTH = 64
 def schemas(tools: Any) -> list[Any]:
     """The OpenAI schemas in JSON text, or the one in a mapping or its JSON text. Raises ValueError."""
     try:
-        parsed = _JSON.decode(tools) if isinstance(tools, str) else plain(tools)
+        parsed = parse_json(tools) if isinstance(tools, str) else plain(tools)
         found = parsed if isinstance(parsed, list) else [parsed]
         for schema in found:
             _check_schema(schema)
@@ -40,6 +40,11 @@ def _no_number(name: str) -> Any:
 
 
 _JSON = json.JSONDecoder(parse_constant=_no_number)
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. NaN and infinities are none. Raises ValueError, RecursionError."""
+    return _JSON.decode(text)
 
 
 def check_sendable(value: Any) -> None:
