@@ -10,10 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_128
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.messages import read_messages
@@ -24,6 +28,7 @@ from asyncrl.data.demonstrations import Demonstration, DemonstrationFile
 from asyncrl.data.rendered import (
     Rendered,
     RenderedDemonstrations,
+    files_of,
     longest,
     read_rendered,
     rendered_folder,
@@ -31,8 +36,12 @@ from asyncrl.data.rendered import (
 )
 from asyncrl.errors import DataError, RefusedError, StoppedError
 from asyncrl.machine.long_work import tracked
+from asyncrl.modelling.tokenizer import tokenizer_source
 
 log = logging.getLogger(__name__)
+
+_OF_TOKENIZERS = (".json", ".jinja", ".model", ".txt")
+_CHUNK_BYTES = 16 << 20
 
 
 def demonstration_tokens(
@@ -42,7 +51,7 @@ def demonstration_tokens(
     template lists the demonstration's own tools, or else all `functions` on offer, as for a task.
 
     Raises RefusedError: the chat template does not take the messages; an assistant turn is the first message, follows
-    another one, or has a token within that would end it; there is no such turn.
+    another one, has neither text nor calls, or has a token within that would end it; there is no such turn.
     """
     messages = read_messages(list(_with_names(shown.messages)))
     tools = [as_tool(each) for each in shown.tools or functions.values()]
@@ -54,6 +63,8 @@ def demonstration_tokens(
     for turn in turns:
         if after == turn:
             raise RefusedError(f"message {turn} is an assistant turn without a message of somebody else before it")
+        if all(shown.messages[turn].get(key) is None for key in ("content", "tool_calls", "reasoning_content")):
+            raise RefusedError(f"message {turn} has neither content nor tool_calls, and its turn would be learned")
         context = messages[after:turn]
         parts.append(chat.suffix(context, tools, int(parts[-1][-1])) if parts else chat.prompt(context, tools))
         said = chat.written(messages[: turn + 1], tools)
@@ -126,20 +137,40 @@ def render_file(
     return RenderedDemonstrations.of(rows, cut, left_out)
 
 
+def _contents(config: TrainConfig, sources: Sequence[str]) -> str:
+    """A digest of the files that the tokens depend on: another one where the content has changed, and no size has."""
+    digest = xxh3_128()
+    tokenizer = Path(tokenizer_source(config.model).path)
+    beside = [path for path in sorted(tokenizer.glob("*")) if path.suffix in _OF_TOKENIZERS and path.is_file()]
+    for path in (*chain.from_iterable(map(files_of, sources)), *beside):
+        digest.update(path.name.encode(errors="surrogateescape"))
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return str(digest.hexdigest())
+
+
 def prepare_demonstrations(
     config: TrainConfig, sources: Sequence[str], stop: threading.Event | None = None
 ) -> RenderedDemonstrations:
-    """The rendered demonstrations of `sources`; if the run's folder does not have them, they are rendered into it.
+    """The rendered demonstrations of `sources`. They are rendered into the run's folder if it does not have them, or if
+    the content of the files or of the tokenizer's has changed since then.
 
     Raises DataError: as `render_file` and `DemonstrationFile`; ConfigError: the chat template or a tool cannot be used;
     StoppedError: `stop` was set meanwhile.
     """
-    folder = rendered_folder(config, sources)
+    folder, made_from = rendered_folder(config, sources), _contents(config, sources)
     if folder.exists():
-        return read_rendered(folder)
+        try:
+            if (found := read_rendered(folder)).made_from == made_from:
+                return found
+            log.info("%s has changed: demonstrations are rendered again", ", ".join(map(str, sources)))
+        except DataError as error:
+            log.warning("%s; they are rendered again", error)
     file, schemas = DemonstrationFile(sources), Offer(config.actor).always
     most, overlong = longest(config), config.algorithm.sft.overlong
     rendered = render_file(open_chat(config), file, schemas, most, overlong, stop)
+    rendered = replace(rendered, made_from=made_from)
     write_rendered(rendered, folder)
     log.info(
         "%d demonstrations have %d tokens, of which %d are learned; %d are cut to %d tokens, and %d are left out",

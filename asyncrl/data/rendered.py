@@ -30,7 +30,8 @@ Rendered = tuple[NDArray[np.int32], NDArray[np.bool_]]
 @dataclass(frozen=True)
 class RenderedDemonstrations:
     """D demonstrations of N tokens together: `tokens` int32[N], `mask` bool[N] as in `Rendered`, `ends` int64[D], where
-    each ends. `digest` tells these from others; `cut` and `left_out` count the rows that were too long."""
+    each ends. `digest` tells these from others; `cut` and `left_out` count the rows that were too long; `made_from` is
+    a digest of the files from which they were made."""
 
     tokens: NDArray[np.int32]
     mask: NDArray[np.bool_]
@@ -38,6 +39,7 @@ class RenderedDemonstrations:
     digest: str
     cut: int = 0
     left_out: int = 0
+    made_from: str = ""
 
     @staticmethod
     def of(rows: Sequence[Rendered], cut: int = 0, left_out: int = 0) -> RenderedDemonstrations:
@@ -83,26 +85,35 @@ def longest(config: TrainConfig) -> int:
     return config.algorithm.sft.max_tokens or config.actor.max_tokens
 
 
+def files_of(source: str) -> list[Path]:
+    """The files that a source has, those of a folder of `datasets` too."""
+    return [file for path in find_files(str(source)) for file in _within(path)]
+
+
+def _within(path: Path) -> list[Path]:
+    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+
+
 def _bytes(path: Path) -> int:
     """Raises DataError: there is nothing at `path`."""
     try:
-        files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-        return sum(each.stat().st_size for each in files)
+        return sum(each.stat().st_size for each in _within(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
 def write_rendered(rendered: RenderedDemonstrations, folder: Path) -> None:
-    """Write `folder`, which appears whole or not at all. Raises OSError."""
+    """Write `folder`, in place of what is there; it appears whole or not at all. Raises OSError."""
     partial = partial_name(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for name in ("tokens", "mask", "ends"):
         np.save(partial / f"{name}.npy", getattr(rendered, name), allow_pickle=False)
-    about = {"digest": rendered.digest, "cut": rendered.cut, "left_out": rendered.left_out}
+    about = {name: getattr(rendered, name) for name in ("digest", "cut", "left_out", "made_from")}
     (partial / "about.json").write_text(json.dumps(about))
     for each in (*partial.iterdir(), partial):
         sync(each)
+    shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     sync(folder.parent)
 

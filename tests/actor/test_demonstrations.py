@@ -80,6 +80,7 @@ def test_the_messages_of_a_rollout_render_as_the_rollout(template: str, messages
         ),
         ([USER, {"role": "assistant", "content": f"4{END}5"}], "message 1 has .* which ends a turn"),
         ([{"role": "nobody", "content": "4"}], "must have a role"),
+        ([USER, {"role": "assistant", "content": None}], "message 1 has neither content nor tool_calls"),
         ([USER, {"role": "assistant", "content": [{"type": "image"}]}], "only text"),
     ],
 )
@@ -142,6 +143,28 @@ def test_demonstrations_are_rendered_once(config: TrainConfig, monkeypatch: pyte
     first = ids(make_tokenizer(CHATML), f"<|im_start|>user\n1+2{END}\n<|im_start|>assistant\n3{END}")
     assert np.array_equal(found.row(0)[0][-len(first) :], first)
     assert found.row(0)[1].sum() == 2
+
+
+@pytest.mark.parametrize("what", ["shown.jsonl", "model/chat_template.jinja"])
+def test_a_file_that_changes_and_keeps_its_size_is_rendered_again(what: str, config: TrainConfig) -> None:
+    config.algorithm.sft.overlong = "cut"
+    sources = config.algorithm.sft.path
+    assert sources
+    before, folder = prepare_demonstrations(config, sources), rendered_folder(config, sources)
+    changed = Path(config.run.dir) / what
+    changed.write_text(changed.read_text().replace("1+2", "3+4").replace("im_start", "im_strat"))
+    assert rendered_folder(config, sources) == folder
+    assert prepare_demonstrations(config, sources).digest != before.digest
+    assert read_rendered(folder).digest == prepare_demonstrations(config, sources).digest
+
+
+def test_rendered_demonstrations_that_are_damaged_are_rendered_again(config: TrainConfig) -> None:
+    config.algorithm.sft.overlong = "cut"
+    sources = config.algorithm.sft.path
+    assert sources
+    before = prepare_demonstrations(config, sources)
+    (rendered_folder(config, sources) / "tokens.npy").write_bytes(b"half")
+    assert prepare_demonstrations(config, sources).digest == before.digest
 
 
 def test_a_stop_ends_the_rendering(config: TrainConfig) -> None:
