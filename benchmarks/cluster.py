@@ -114,7 +114,7 @@ def act(
                 episode = structs.replace(
                     made, id=ticket.id, task_id=ticket.task.id, group_id=ticket.group_id, member=ticket.member
                 )
-                actor.send(PutTrajectory(), encode(trajectory_message(episode)))
+                actor.send(PutTrajectory(0), encode(trajectory_message(episode)))
                 actor.asked_at = 0.0
         wait_s = min(due[0][0] if due else now + 0.1, now + 0.1) - now
         for socket, _ in poller.poll(max(0, int(wait_s * 1000))):

@@ -113,7 +113,7 @@ class Soak:
         """One learner step, from tickets to release; returns its trajectories."""
         tickets = self._ask(GetTickets(*WHO, [], [], BATCH)).read(TICKETS)
         made = make_trajectory(TOKENS, version=self._step)
-        self._requests.ask(self._server, [(PutTrajectory(), _frames(made, ticket)) for ticket in tickets])
+        self._requests.ask(self._server, [(PutTrajectory(0), _frames(made, ticket)) for ticket in tickets])
         leased = self._ask(LeaseTrajectories(*WHO, ["rules"], BATCH, 1 << 20, 1))
         names = [read_trajectory(decode(split(frame))).id for frame in leased.frames]
         labels = [encode(labels_message(Labels(name, 1.0, 1.0, "soak"))) for name in names]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 from asyncrl.config.changes import ConfigChange
@@ -44,9 +45,9 @@ class FakeReplay:
         with self._lock:
             return self.core.tickets(want, holding=holding, waiting=waiting)
 
-    def put(self, trajectory: Trajectory) -> str:
+    def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
         with self._lock:
-            return self.core.put(trajectory)
+            return self.core.put(trajectory, list(images.values()))
 
     def fail(self, ticket_id: str, reason: str) -> None:
         with self._lock:
@@ -91,6 +92,9 @@ class FakeReplay:
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
         return self.core.fetch(ids)
+
+    def image(self, trajectory: str, name: bytes) -> bytes:
+        return self.core.image(trajectory, name)
 
     def task(self, name: str) -> Task | None:
         return self.core.task(name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -108,3 +110,12 @@ def shown(
         image_digests=np.array(digests, np.uint8).reshape(-1, 32),
         **fields,
     )
+
+
+def encoded(size: tuple[int, int], seed: int = 0, format: str = "PNG") -> bytes:
+    """The bytes of an image file of noise, `size` pixels wide and high."""
+    width, height = size
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format)
+    return buffer.getvalue()

@@ -80,7 +80,7 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
             steps=(),
             finish=Finish.COMPLETED,
         )
-        self._ask(protocol.PutTrajectory(), encode(trajectory_message(trajectory)))
+        self._ask(protocol.PutTrajectory(0), encode(trajectory_message(trajectory)))
 
     def fail(self, ticket: Ticket) -> None:
         """Give an episode up."""

@@ -12,7 +12,7 @@ import zmq
 from asyncrl.config import locations
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError, StoreError
+from asyncrl.errors import ConfigError, RefusedError, StoreError
 from asyncrl.machine import process
 from asyncrl.network.keys import client_keys
 from asyncrl.observe.spans import Spans
@@ -38,8 +38,11 @@ class BatchSource(Protocol):
 
     def plan_ahead(self, step: int) -> BatchPlan | None: ...
 
-    # A source without actors inherits what follows: it has no tasks, and nobody waits for its versions, or evaluates
-    # them.
+    # A source without actors inherits what follows: it has no images and no tasks, and nobody waits for its versions,
+    # or evaluates them.
+
+    def image(self, trajectory: str, name: bytes) -> bytes:
+        raise RefusedError(f"the image {name.hex()} of {trajectory} is not there")
 
     def task(self, name: str) -> Task | None:
         return None
@@ -91,6 +94,10 @@ class RecordedReplay(BatchSource):
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
         """The trajectories of `ids`. Raises StoreError: one was not kept."""
         return [self._kept(name, self._stored.trajectory) for name in ids]
+
+    def image(self, trajectory: str, name: bytes) -> bytes:
+        """The image of this digest that a trajectory shows. Raises RefusedError: it was not kept."""
+        return self._stored.image(trajectory, name)
 
     def _kept(self, name: str, read: Callable[[str], T | None]) -> T:
         found = read(name)

@@ -28,10 +28,12 @@ from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.schedule import Passes
 from asyncrl.learner.trainer import Minibatch
 from asyncrl.modelling.flops import ForwardFlops
+from asyncrl.modelling.images import ImageReader
 from asyncrl.modelling.packed_layout import send
 from asyncrl.modelling.routing import RoutingShape
+from asyncrl.modelling.vision import ImagePatches, VisionShape
 from asyncrl.observe.spans import NoSpans, Spans
-from asyncrl.types import BatchPlan
+from asyncrl.types import BatchPlan, Trajectory
 
 LOOK_S = 0.2
 """Seconds between two requests for a plan that is not certain yet."""
@@ -50,6 +52,10 @@ class PackedModel(Protocol):
     def replays(self) -> RoutingShape | None:
         """The shape of the routing that it can replay; None: it routes all tokens itself."""
 
+    @property
+    def vision(self) -> VisionShape | None:
+        """How images stand among its tokens; None: it reads none."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedBatch:
@@ -64,8 +70,8 @@ class FetchedBatch:
 
 @dataclass(eq=False)
 class BatchFetcher:
-    """Fetches and builds the batches of one rank. Nobody else may use `replay` within `ahead_of`. The time of
-    each fetch goes to `spans`."""
+    """Fetches and builds the batches of one rank, with `reader` the images of a policy that reads them. Nobody else may
+    use `replay` within `ahead_of`. The time of each fetch goes to `spans`."""
 
     config: TrainConfig
     history: ConfigHistory
@@ -74,6 +80,7 @@ class BatchFetcher:
     flops: ForwardFlops
     replay: BatchSource
     keeper: EpisodeKeeper | None = None
+    reader: ImageReader | None = None
     spans: Spans = field(default_factory=NoSpans)
     _next: tuple[int, Future[FetchedBatch | None]] | None = field(default=None, init=False)
 
@@ -126,12 +133,22 @@ class BatchFetcher:
         episodes = build_episodes(plan, labels, device, self.config.algorithm.greedy_sibling)
         learner = self.history.at(plan.step).learner
         routing = self.policy.replays if learner.router_replay else None
-        batch = build_local_batch(members, trajectories, device, sharing, learner.min_grammar_mass, routing)
+        images, vision = self._images(trajectories), self.policy.vision
+        batch = build_local_batch(
+            members, trajectories, device, sharing, learner.min_grammar_mass, routing, vision, images
+        )
         sample = Sample(plan)
         if self.keeper is not None:
             own = dict(zip(members, trajectories, strict=True))
             sample = self.keeper.sample(plan, labels, own, self.replay)
         return FetchedBatch(plan, minibatches, episodes, batch, sample)
+
+    def _images(self, trajectories: Sequence[Trajectory]) -> dict[bytes, ImagePatches]:
+        owners = {name: each.id for each in trajectories for name in each.image_names}
+        if owners and self.reader is None:
+            raise InvariantError(f"{next(iter(owners.values()))} shows images, and model.path reads none")
+        reader = self.reader
+        return {name: reader.read(self.replay.image(owner, name)) for name, owner in owners.items() if reader}
 
     def _sharing(self, step: int) -> Sharing | None:
         shares = self.history.at(step).learner.shared_prefixes

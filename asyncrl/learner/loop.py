@@ -46,6 +46,7 @@ from asyncrl.learner.step_metrics import (
 from asyncrl.learner.trainer import ImitationBatch, StepResult, Trainer
 from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
+from asyncrl.modelling.images import ImageReader
 from asyncrl.observe.metrics import Sink, Value
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.tally import SAMPLE, evaluation_values
@@ -98,8 +99,9 @@ class Learner:
         policy = self.trainer.policy.module
         device, dtype = self.ranks.device, DTYPES[self.config.model.dtype]
         self._flops = ForwardFlops.of(policy, policy.model.config)
+        reader = None if policy.vision is None else ImageReader.of(self.config.model, self.config.data.images)
         self._fetcher = BatchFetcher(
-            self.config, self.history, self.ranks, policy, self._flops, self.replay, self.keeper, self.spans
+            self.config, self.history, self.ranks, policy, self._flops, self.replay, self.keeper, reader, self.spans
         )
         self._peak = measured_peak(device, dtype) if device.type == "cuda" else None
         self.progress = self.checkpoints.restore(self.trainer.models) or Progress()

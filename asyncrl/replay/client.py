@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 import zmq
@@ -71,6 +72,7 @@ POLL_MS = 100
 CREDITS = 32
 CREDIT_BYTES = 2 << 20
 """Bounds on the number and bytes of the unanswered requests of one client; one request always fits."""
+INCOMPLETE = "incomplete"
 FETCH_CREDITS = 4
 """The bound on the number of requests whose replies are large."""
 RENEWALS_PER_LEASE = 4
@@ -131,16 +133,29 @@ class ReplayClient:
         """This start of the worker ends: what it holds goes to others at once."""
         self._send(protocol.Leave(self._worker, self._incarnation))
 
-    def put(self, trajectory: Trajectory) -> str:
-        """Deliver a trajectory; returns once it is durable: stored, duplicate, or late (counted, not kept)."""
-        return self.put_all([trajectory])[0]
+    def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
+        """Deliver a trajectory; returns once it is durable: stored, duplicate, or late (counted, not kept). `images`
+        are at least those that it shows, by their digests; they are sent if the replay lacks one of them."""
+        return self.put_all([trajectory], images)[0]
 
-    def put_all(self, trajectories: Sequence[Trajectory]) -> list[str]:
+    def put_all(
+        self, trajectories: Sequence[Trajectory], images: Mapping[bytes, bytes] = MappingProxyType({})
+    ) -> list[str]:
         """Deliver several with one wait; what became of each, as `put` says. Raises RefusedError for the first that was
         refused, when the others are durable."""
-        request = protocol.PutTrajectory()
+        request = protocol.PutTrajectory(0)
         answers = self._send_all([(request, encode(trajectory_message(each))) for each in trajectories])
-        return [answer.read(protocol.TEXT) for answer in answers]
+        found = [answer.read(protocol.TEXT) for answer in answers]
+        for index, trajectory in enumerate(trajectories):
+            if found[index] == INCOMPLETE:
+                found[index] = self._put_whole(trajectory, images)
+        return found
+
+    def _put_whole(self, trajectory: Trajectory, images: Mapping[bytes, bytes]) -> str:
+        shown = [images[name] for name in dict.fromkeys(trajectory.image_names)]
+        frames = [*encode(trajectory_message(trajectory)), *shown]
+        [answer] = self._send_all([(protocol.PutTrajectory(len(shown)), frames)])
+        return answer.read(protocol.TEXT)
 
     def fail(self, ticket_id: str, reason: str) -> None:
         """Give an episode up, with the reason."""
@@ -205,6 +220,10 @@ class ReplayClient:
         batches = [list(ids[start : start + MAX_FETCH]) for start in range(0, len(ids), MAX_FETCH)]
         answers = self._send_all([(protocol.Fetch(table, batch), ()) for batch in batches], FETCH_CREDITS)
         return (_stored(frame) for answer in answers for frame in answer.frames)
+
+    def image(self, trajectory: str, name: bytes) -> bytes:
+        """The bytes of the image of this digest that a trajectory shows. Raises RefusedError: it is gone."""
+        return bytes(self._send(protocol.FetchImage(trajectory, name)).frames[0])
 
     def task(self, name: str) -> Task | None:
         """The task of which the trajectory `name` is an episode; None: the replay does not know it."""

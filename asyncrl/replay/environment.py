@@ -22,9 +22,10 @@ UPGRADE = "resume its run with this version, which upgrades it"
 
 
 def open_environment(
-    path: Path, names: Sequence[str], multiple: Collection[str], **options: Any
+    path: Path, names: Sequence[str], multiple: Collection[str], newer: Collection[str] = (), **options: Any
 ) -> tuple[lmdb.Environment, dict[str, Any]]:
-    """The environment in a folder, and its tables by name; those in `multiple` take many values a key.
+    """The environment in a folder, and its tables by name; those in `multiple` take many values a key. A
+    reader goes without those in `newer` that a store of an earlier version lacks.
 
     Raises StoreError: the environment cannot be opened, or its file is truncated.
     """
@@ -33,9 +34,10 @@ def open_environment(
         try:
             _require_whole(environment, path / "data.mdb")
             create = not options.get("readonly", False)
-            tables = {
-                name: environment.open_db(name.encode(), dupsort=name in multiple, create=create) for name in names
-            }
+            tables = {}
+            for name in names:
+                with contextlib.suppress(*([lmdb.NotFoundError] if name in newer else [])):
+                    tables[name] = environment.open_db(name.encode(), dupsort=name in multiple, create=create)
         except BaseException:
             environment.close()
             raise

@@ -20,7 +20,7 @@ from msgspec.msgpack import Decoder
 from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import WireError
 from asyncrl.text import cut
-from asyncrl.types import BatchPlan, RunIdentity, Task, Ticket
+from asyncrl.types import DIGEST_BYTES, BatchPlan, RunIdentity, Task, Ticket
 from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CHARS, PROTOCOL, Buffer, pack
 
 T = TypeVar("T")
@@ -78,8 +78,9 @@ class Leave(WorkerRequest, frozen=True):
 
 
 class PutTrajectory(ReplayRequest, frozen=True):
-    """Store the trajectory in the frames."""
+    """Store the trajectory in the frames, of which the last `images` are images that it shows."""
 
+    images: Whole
     frames = True
 
 
@@ -149,6 +150,13 @@ class Fetch(ReplayRequest, frozen=True):
 
     table: Literal["data", "labels"]
     ids: Annotated[list[Name], Meta(max_length=MAX_FETCH)]
+
+
+class FetchImage(ReplayRequest, frozen=True):
+    """The stored bytes of an image that a trajectory shows, by their SHA-256."""
+
+    id: Name
+    digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 
 
 class GetTask(ReplayRequest, frozen=True):

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 from msgspec import Struct
 
 from asyncrl.ids import ticket_id
+from asyncrl.replay.images import forget_images
 from asyncrl.replay.transaction import Key, Transaction
 from asyncrl.types import Purpose
 
@@ -196,6 +197,7 @@ def count_revived(tx: Transaction, record: TrajectoryRecord) -> None:
 
 
 def forget(tx: Transaction, trajectory: str) -> None:
-    """Drop the large parts of a trajectory; its record stays."""
+    """Drop the large parts of a trajectory, and images that it alone shows; its record stays."""
     tx.delete("data", trajectory)
     tx.delete("labels", trajectory)
+    forget_images(tx, trajectory)

@@ -34,6 +34,7 @@ from asyncrl.replay.protocol import (
     REFUSED,
     Call,
     Fetch,
+    FetchImage,
     GetClock,
     Reply,
     decode_request,
@@ -161,7 +162,7 @@ class ReplayServer:
             if isinstance(call.request, GetClock):
                 now = self._spans.wall(self._spans.clock())
                 self._send(client.bytes, encode_reply(OK, call.sequence, Reply(now)))
-            elif not (isinstance(call.request, Fetch) and self._fetch(client.bytes, call)):
+            elif not (isinstance(call.request, (Fetch, FetchImage)) and self._fetch(client.bytes, call)):
                 self._requests.append((client.bytes, call))
         return any_arrived
 

@@ -18,6 +18,7 @@ from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.ending import RunEnd
 from asyncrl.replay.failure_limit import FailureLimit, check_all
 from asyncrl.replay.groups import OpenGroups
+from asyncrl.replay.images import image_of
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.leases import WorkerLeases
 from asyncrl.replay.pinned import require_pinned
@@ -160,7 +161,9 @@ class ReplayService:
                 self._tickets.leave(tx, request)
                 self._labelling.leave(tx, request)
             case protocol.PutTrajectory():
-                return Reply(self._tickets.put(tx, read_trajectory(decode(call.frames)), call.frames))
+                behind = len(call.frames) - request.images
+                frames, images = call.frames[: max(0, behind)], call.frames[max(0, behind) :]
+                return Reply(self._tickets.put(tx, read_trajectory(decode(frames)), frames, images))
             case protocol.LeaseTrajectories():
                 return self._labelling.lease(tx, request)
             case protocol.PutLabels():
@@ -169,6 +172,11 @@ class ReplayService:
                 self._labelling.label_group(tx, request.worker, call.frames)
             case protocol.Fetch():
                 return self._fetch(tx, request)
+            case protocol.FetchImage():
+                record = TrajectoryRecord.load(tx, request.id)
+                if record is None:
+                    raise RefusedError(f"the trajectory {request.id} is unknown")
+                return Reply(frames=[image_of(tx, request.id, record.group, request.digest)])
             case protocol.FailEpisode():
                 self._tickets.fail(tx, request.ticket, request.reason)
             case protocol.FailScoring():

@@ -58,6 +58,10 @@ class ShardedReplay:
         """Trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
         return self._by_id(ids, lambda client, own: client.fetch(own))
 
+    def image(self, trajectory: str, name: bytes) -> bytes:
+        """The image of this digest that a trajectory shows. Raises RefusedError: it is gone."""
+        return self._clients[shard_of(trajectory, len(self._clients))].image(trajectory, name)
+
     def task(self, name: str) -> Task | None:
         """The task of which the trajectory `name` is an episode; None: its shard does not know it."""
         return self._clients[shard_of(name, len(self._clients))].task(name)

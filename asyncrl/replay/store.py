@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from asyncrl.errors import StoreError
+from asyncrl.replay import images
 from asyncrl.replay.environment import ADVICE, UPGRADE, clear_errors, open_environment
 from asyncrl.replay.transaction import Transaction
 
@@ -38,8 +39,9 @@ TABLES = (
     "dead",  # ticket -> DeadLetter
     "dead_by_age",  # order -> ticket of a dead letter
     "evaluations",  # policy version -> EvaluationRecord
+    *images.TABLES,
 )
-MULTIPLE = ("held", "leased")
+MULTIPLE = ("held", "leased", *images.MULTIPLE)
 FORMAT = 2
 """Format 1 had the tables of RENAMED under their old names, and no number."""
 RENAMED = {"facts": "trajectories", "burials": "dead_by_age"}
@@ -80,7 +82,7 @@ class Store:
             # LMDB would create an empty store, and the run would begin again.
             raise StoreError(f"{file} is gone or empty, but there was a store; {ADVICE}")
         self._environment, self._tables = open_environment(
-            path, TABLES, MULTIPLE, map_size=max_bytes, sync=durable, metasync=durable
+            path, TABLES, MULTIPLE, images.TABLES, map_size=max_bytes, sync=durable, metasync=durable
         )
         if not self._was_made():
             self._lock.write(MADE)
@@ -164,7 +166,7 @@ class StoreReader:
             if not listed:
                 stack.enter_context(_without_writers(path))
             self._environment, self._tables = open_environment(
-                path, TABLES, MULTIPLE, map_size=READER_MAP_BYTES, readonly=True, lock=listed
+                path, TABLES, MULTIPLE, images.TABLES, map_size=READER_MAP_BYTES, readonly=True, lock=listed
             )
             self._alone = stack.pop_all()
         with _closed_on_error(self), self.transaction() as tx:

@@ -16,6 +16,7 @@ from asyncrl.errors import StoreError
 from asyncrl.ids import shard_of
 from asyncrl.replay import counters
 from asyncrl.replay.changes import changes
+from asyncrl.replay.images import image_of
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord
 from asyncrl.replay.shards import join_plans
 from asyncrl.replay.store import StoreReader
@@ -123,6 +124,10 @@ class StoredRun:
         """A trajectory, if its data is still there."""
         return self._read(self._shard_of(name), _trajectory, name)
 
+    def image(self, trajectory: str, name: bytes) -> bytes:
+        """The image of this digest that a trajectory shows. Raises RefusedError: it is not there."""
+        return self._read(self._shard_of(trajectory), _image, trajectory, name)
+
     def labels(self, name: str) -> Labels | None:
         """A trajectory's labels, if they are there."""
         return self._read(self._shard_of(name), _labels, name)
@@ -158,6 +163,10 @@ def shard_paths(folder: Path) -> list[Path]:
 def _trajectory(tx: Transaction, name: str) -> Trajectory | None:
     frames = tx.get_bytes("data", name)
     return None if frames is None else read_trajectory(decode(split(bytes(frames))))
+
+
+def _image(tx: Transaction, trajectory: str, name: bytes) -> bytes:
+    return bytes(image_of(tx, trajectory, TrajectoryRecord.of(tx, trajectory).group, name))
 
 
 def _labels(tx: Transaction, name: str) -> Labels | None:

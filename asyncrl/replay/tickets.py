@@ -9,6 +9,7 @@ from asyncrl.replay import evaluation
 from asyncrl.replay.backoff import EPISODES, FailureBackoff
 from asyncrl.replay.failure_limit import FailureLimit
 from asyncrl.replay.groups import EVALUATION, TRAINING, OpenGroups, pending_queue
+from asyncrl.replay.images import keep_images, lacks_images, read_images
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.leases import WorkerLeases
 from asyncrl.replay.protocol import GetTickets, Leave
@@ -154,9 +155,13 @@ class TicketQueue:
             if TicketRecord.load(tx, name) is not None:
                 self.fail(tx, name, "its actor held it for longer than actor.episode_timeout_s")
 
-    def put(self, tx: Transaction, trajectory: Trajectory, frames: Sequence[Buffer]) -> str:
-        """Take a trajectory; `frames` is its encoding. Returns stored, duplicate, or late: its ticket has ended,
-        so it is counted and not kept. Raises RefusedError: it does not fit its ticket; BusyError: there is no room."""
+    def put(
+        self, tx: Transaction, trajectory: Trajectory, frames: Sequence[Buffer], images: Sequence[Buffer] = ()
+    ) -> str:
+        """Take a trajectory; `frames` is its encoding, and `images` are some that it shows. Returns stored, duplicate,
+        late: its ticket has ended, so it is counted and not kept; or incomplete: it must be sent again, with all images
+        that it shows. Raises RefusedError: it does not fit its ticket, or see `read_images`; BusyError: there is no
+        room."""
         name = trajectory.id
         if TrajectoryRecord.load(tx, name) is not None:
             tx.add("duplicates")
@@ -173,7 +178,10 @@ class TicketQueue:
                 f"its ticket is for member {ticket.member} of {ticket.group}"
             )
         self._check(tx, trajectory)
-        if tx.table_bytes("data") > self._settings.full_bytes:
+        sent = read_images(images, trajectory)
+        if lacks_images(tx, trajectory, sent):
+            return "incomplete"
+        if tx.table_bytes("data") + tx.table_bytes("images") > self._settings.full_bytes:
             raise BusyError("the store is full until the learner releases what it has trained; see replay.max_store_gb")
         record = TrajectoryRecord(
             ticket.group,
@@ -190,6 +198,7 @@ class TicketQueue:
         tx.afterwards(self._backoff.succeeded, EPISODES)
         tx.afterwards(self._limit.succeeded, name)
         tx.put_bytes("data", name, *join_parts(frames))
+        keep_images(tx, trajectory, sent)
         self._stages.end(tx, Stage.TICKET, name, worker=ticket.worker, outcome="stored")
         self._labelling.offer(tx, name, record, group, urgent=not group.training)
         tx.add("accepted" if group.training else "accepted_evaluations")

@@ -171,6 +171,10 @@ class Transaction:
         cursor = self._raw.cursor(db=self._tables[table])
         return {bytes(key).decode(): int(cursor.count()) for key in cursor.iternext_nodup()}
 
+    def has(self, table: str) -> bool:
+        """Whether the store has a table, which one of an earlier version may lack."""
+        return table in self._tables
+
     def count(self, table: str) -> int:
         return int(self._raw.stat(db=self._tables[table])["entries"])
 

@@ -71,7 +71,7 @@ def test_a_producer_that_floods_costs_bounded_memory_and_holds_up_nobody(replay:
 def flood(endpoint: str, stop: threading.Event) -> None:
     """Trajectories that nobody asked for, as fast as they are taken; no answer is ever read."""
     made = encode(trajectory_message(make_trajectory(length=LENGTH, id="t999999999.0.0")))
-    frames = encode_request(PutTrajectory(), 1, RunIdentity("run"), made)
+    frames = encode_request(PutTrajectory(0), 1, RunIdentity("run"), made)
     with zmq.Context() as context:
         socket = context.socket(zmq.DEALER)
         socket.linger, socket.rcvhwm = 0, 1

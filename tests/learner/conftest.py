@@ -10,11 +10,15 @@ from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.learner.ranks import Ranks, joined
 from tests.learner.support import VOCABULARY, write_model
 from tests.mixtures import save_mixture
+from tests.vision import save_vision_model
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("policy"))
+    """A policy, and in its folder "vision" one that reads images."""
+    folder = write_model(tmp_path_factory.mktemp("policy"))
+    save_vision_model(folder / "vision")
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,7 @@ from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.run import train
 from asyncrl.learner.state import Models
+from asyncrl.modelling.images import digest_of
 from asyncrl.modelling.routing import RoutingShape, routing_shape
 from asyncrl.observe.spans import Spans
 from asyncrl.replay.admission import Admission
@@ -45,8 +46,13 @@ from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
 from asyncrl.weights.canary import Canary
 from tests.fake_replay import FakeReplay
 from tests.helpers import FakeMetrics, make_trajectory
+from tests.vision import IMAGE_TOKEN, MERGE, PATCH, encoded
 
 VOCABULARY = 280
+_FILES = {encoded((columns * PATCH, rows * PATCH)): rows * columns // MERGE**2 for rows, columns in ((4, 4), (4, 8))}
+FILES = {digest_of(data): data for data in _FILES}
+"""Images of sizes that the tests' processor keeps."""
+FILE_TOKENS = {digest_of(data): tokens for data, tokens in _FILES.items()}
 
 
 def write_model(folder: Path, layers: int = 2, seed: int = 0) -> Path:
@@ -141,6 +147,27 @@ def routed(batch: Sequence[Trajectory], shape: RoutingShape, rng: np.random.Gene
     return found
 
 
+def with_images(trajectory: Trajectory, rng: np.random.Generator) -> Trajectory:
+    """The trajectory with one of FILES in front, or two, or none."""
+    names = [name for name in FILES if rng.random() < 0.5]
+    counts = np.array([FILE_TOKENS[name] for name in names], np.int32)
+    shift, ends = int(counts.sum()), counts.cumsum()
+    if not shift:
+        return trajectory
+    runs = trajectory.version_runs + np.array([shift, 0], np.int32)
+    runs[0, 0] = 0
+    first, *others = (turn._replace(start=turn.start + shift, end=turn.end + shift) for turn in trajectory.turns)
+    return structs.replace(
+        trajectory,
+        tokens=np.concatenate([np.full(shift, IMAGE_TOKEN, np.int32), trajectory.tokens]),
+        logprobs=np.concatenate([np.zeros(shift, np.float32), trajectory.logprobs]),
+        version_runs=runs,
+        turns=(first._replace(start=0), *others),
+        image_spans=np.stack([ends - counts, ends], 1).astype(np.int32),
+        image_digests=np.frombuffer(b"".join(names), np.uint8).reshape(-1, 32),
+    )
+
+
 def of_ticket(trajectory: Trajectory, ticket: Ticket) -> Trajectory:
     """The trajectory as the episode of a ticket."""
     return structs.replace(trajectory, id=ticket.id, group_id=ticket.group_id, member=ticket.member)
@@ -187,7 +214,7 @@ class PlannedReplay(FakeReplay):
     `reward` is that of the trajectories, by step, or random. The learner is stopped when it asks for the plan of step
     `stop_at`, and dies when it asks for that of `die_at`. The plan of step `skip` is skipped. A trajectory of step
     `poison` has a token id that the policy does not know. The run had the `changes` before. With `alike` the sequences
-    of a group begin alike.
+    of a group begin alike. A policy in a folder "vision" gets images in most episodes.
     """
 
     def __init__(
@@ -231,6 +258,8 @@ class PlannedReplay(FakeReplay):
                 for start in range(0, len(batch), learner.group_size)
                 for part in beginning_alike(batch[start : start + learner.group_size], rng)
             ]
+        if self.config.model.path.endswith("vision"):
+            batch = [with_images(each, rng) for each in batch]
         if learner.router_replay:
             batch = routed(batch, routing_shape(AutoConfig.from_pretrained(self.config.model.path)), rng)
         rewards = [float(rng.random()) if self._reward is None else self._reward(step) for _ in batch]
@@ -265,7 +294,8 @@ class PlannedReplay(FakeReplay):
                 batch[0] = (structs.replace(batch[0][0], tokens=tokens), batch[0][1])
             tickets = self.core.tickets(len(batch))
             for ticket, (trajectory, _) in zip(tickets, batch, strict=True):
-                self.core.put(of_ticket(trajectory, ticket))
+                images = {name: FILES[name] for name in trajectory.image_names}
+                self.core.put(of_ticket(trajectory, ticket), list(images.values()))
             for each, (_, reward) in zip(self.core.lease(), batch, strict=True):
                 self.core.label(each.id, reward)
             self.core.planned(step)

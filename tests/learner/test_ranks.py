@@ -84,15 +84,19 @@ def one(model: Path, mixture: Path, ranks: Ranks, one_folder: Path) -> dict[str,
         "frozen mixture",
         "adapters",
         "shown",
+        "images",
+        "frozen tower",
     ],
 )
 def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple[dict[str, Any], Path]):
     assert two[0]["size"] == 2
     (expected, expected_metrics), (weights, metrics) = one[batch], two[0]["results"][batch]
     assert weights.keys() == expected.keys()
+    # Adam's first steps are as long for the smallest gradients, such as those of some biases of the tower.
+    error = 5e-5 if batch == "images" else 1e-5
     for version, tensors in weights.items():
         for name, tensor in tensors.items():
-            torch.testing.assert_close(tensor, expected[version][name], atol=1e-5, rtol=0)
+            torch.testing.assert_close(tensor, expected[version][name], atol=error, rtol=0)
     assert metrics["loss"] == pytest.approx(expected_metrics["loss"], abs=1e-6)
     assert metrics["grad_norm"] == pytest.approx(expected_metrics["grad_norm"], rel=1e-4)
     assert metrics["lag/mean"] == expected_metrics["lag/mean"]

@@ -68,7 +68,8 @@ CHANGE = ConfigChange(1, "learner.lr", 2e-3, 1e-3, 0)
 
 def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
     """Runs whose shards are even, uneven, and empty on one of two ranks; one that trains a critic too, one of a mixture
-    of experts, one that trains demonstrations too, two of which parts are frozen, and one of adapters."""
+    of experts, one that trains demonstrations too, two of which parts are frozen, one of adapters, and two of a model
+    that reads images."""
     runs = {name: make_config(model, folder / name, **values) for name, values in BATCHES.items()}
     return runs | {
         "critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"], micro_tokens=32)),
@@ -80,6 +81,8 @@ def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
             make_config(model, folder / "shown", **BATCHES["even"], micro_tokens=48), weight=0.5, share=0.6
         ),
         "frozen mixture": with_frozen(make_config(experts, folder / "few", **BATCHES["odd"]), "moe_experts"),
+        "images": make_config(model / "vision", folder / "images", **BATCHES["odd"]),
+        "frozen tower": with_frozen(make_config(model / "vision", folder / "tower", **BATCHES["odd"]), "vision"),
         "adapters": with_adapters(with_critic(make_config(model, folder / "adapters", **BATCHES["even"]))),
     }
 

@@ -105,8 +105,14 @@ class Core:
     ) -> list[Ticket]:
         return self.ask(protocol.GetTickets(worker, life, list(holding), list(waiting), want)) or []
 
-    def put(self, trajectory: Trajectory) -> str:
-        return str(self.ask(protocol.PutTrajectory(), encode(trajectory_message(trajectory))))
+    def put(self, trajectory: Trajectory, images: Sequence[bytes] = ()) -> str:
+        frames = [*encode(trajectory_message(trajectory)), *images]
+        return str(self.ask(protocol.PutTrajectory(len(images)), frames))
+
+    def image(self, trajectory: str, name: bytes) -> bytes:
+        reply = self.call(Call("FetchImage", 1, protocol.FetchImage(trajectory, name)))
+        assert reply is not None
+        return bytes(reply.frames[0])
 
     def deliver(self, tickets: Iterable[Ticket], **changes: Any) -> list[str]:
         """Put a trajectory for each ticket; their ids."""

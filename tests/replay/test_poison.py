@@ -103,7 +103,7 @@ def test_a_message_with_anything_in_a_field_is_refused_or_can_be_trained(
     try:
         if field in TRAJECTORY:
             sent = changed(trajectory_message(trajectory), field, anything)
-            core.ask(PutTrajectory(), encode(sent))
+            core.ask(PutTrajectory(0), encode(sent))
             assert_trainable(read_trajectory(sent), newest=0)
         else:
             core.put(trajectory)

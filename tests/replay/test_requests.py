@@ -25,7 +25,7 @@ WHO = ("w", "1")
 VALID: list[ReplayRequest] = [
     protocol.GetTickets(*WHO, ["nobody"], [], 0),
     protocol.Leave("gone", "1"),
-    protocol.PutTrajectory(),
+    protocol.PutTrajectory(0),
     protocol.FailEpisode("nobody", "x"),
     protocol.LeaseTrajectories(*WHO, ["rules", "process"], 0, 4096, 1),
     protocol.RenewLease("w"),
@@ -35,6 +35,7 @@ VALID: list[ReplayRequest] = [
     protocol.Configure(values_of(TrainConfig(data=DataConfig(["tasks.parquet"]))), 1),
     protocol.GetPlan(10**6, ahead=False),
     protocol.Fetch("data", ["nobody", "no one"]),
+    protocol.FetchImage("nobody", bytes(32)),
     protocol.GetTask("nobody"),
     protocol.Published(0),
     protocol.Checkpointed(0, 0),
@@ -77,7 +78,8 @@ def test_every_valid_request_is_taken(core: Core) -> None:
     assert set(KINDS) == {request.kind for request in VALID}
     for request in VALID:
         assert decode_request(encode_request(request, 7)).request == request
-        if request.kind not in ("Fetch", "GetPlan", "Requeue", "Discard", "SkipPlan"):  # these name what is not there
+        # These name what is not there.
+        if request.kind not in ("Fetch", "FetchImage", "GetPlan", "Requeue", "Discard", "SkipPlan"):
             send(core, request.kind, fields(request))
 
 
@@ -106,7 +108,7 @@ def test_frames_come_only_with_requests_that_have_some(core: Core) -> None:
         with pytest.raises(AsyncrlError):
             send(core, request.kind, fields(request), [] if request.frames else [b"x"])
     with pytest.raises(AsyncrlError, match="announces"):
-        send(core, "PutTrajectory", {}, [*FRAMES["PutTrajectory"], b""])
+        send(core, "PutTrajectory", {"images": 0}, [*FRAMES["PutTrajectory"], b""])
     assert core.status()["accepted"] == 0
 
 

@@ -121,7 +121,7 @@ def test_strangers_are_refused_with_a_reason_and_harm_nobody(replay: ReplayThrea
         [b"noise"],
         [b""],
         [b"\x95" + b"\xc1" * 40, b"x" * 100],
-        encode_request(PutTrajectory(), 7),
+        encode_request(PutTrajectory(0), 7),
         encode_request(GetTickets("w" * 100_000, "1", [], [], 1), 8),
         encode_request(GetTickets("w", "1", [["w"]], [], 1), 9),  # type: ignore[list-item]
         [msgspec.msgpack.encode([PROTOCOL, "no such request", 10, {}, None])],

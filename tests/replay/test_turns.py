@@ -120,7 +120,7 @@ def tickets(worker: str, want: int = 1, holding: Any = ()) -> list[Buffer]:
 
 
 def trajectory(ticket: Ticket) -> list[Buffer]:
-    return encode_request(PutTrajectory(), 1, frames=encode(trajectory_message(make_trajectory(ticket))))
+    return encode_request(PutTrajectory(0), 1, frames=encode(trajectory_message(make_trajectory(ticket))))
 
 
 @pytest.mark.parametrize("error", [lmdb.MapFullError("full"), BusyError("later"), RefusedError("no"), KeyError("bug")])

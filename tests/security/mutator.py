@@ -35,7 +35,7 @@ REPLAY_REQUESTS: Sequence[Frames] = [
     [bytes(frame) for frame in encode_request(request, number, RunIdentity("run"), frames)]
     for number, (request, frames) in enumerate(
         [
-            *((protocol.PutTrajectory(), encode(trajectory_message(each))) for each in TRAJECTORIES),
+            *((protocol.PutTrajectory(0), encode(trajectory_message(each))) for each in TRAJECTORIES),
             (protocol.PutLabels(*WHO), encode(labels_message(make_labels("nobody")))),
             (protocol.PutGroupLabels(*WHO), [join(encode(labels_message(make_labels("nobody"))))]),
             *((request, ()) for request in VALID if not request.frames and request.kind != "SkipPlan"),

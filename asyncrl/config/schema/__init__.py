@@ -20,7 +20,7 @@ from asyncrl.config.schema.learner import (
 )
 from asyncrl.config.schema.lora import LoraConfig
 from asyncrl.config.schema.replay import FilterConfig, ReplayConfig, SamplerConfig
-from asyncrl.config.schema.run import DataConfig, ModelConfig, ObserveConfig, RunConfig
+from asyncrl.config.schema.run import DataConfig, ImagesConfig, ModelConfig, ObserveConfig, RunConfig
 from asyncrl.config.schema.scoring import (
     GuardConfig,
     ManagerConfig,

@@ -88,6 +88,14 @@ class ModelConfig:
 
 
 @dataclass
+class ImagesConfig:
+    """The images of a policy that reads them. Each is one file: PNG, JPEG or WebP."""
+
+    max_mb: float = option(10.0, "largest file of an image, in MB", "(0, 32]")
+    max_pixels: int = option(1 << 24, "most pixels of an image: larger ones are refused unread", "[1, inf)")
+
+
+@dataclass
 class DataConfig:
     """The tasks, as rows in verl's layout."""
 
@@ -139,6 +147,7 @@ class DataConfig:
     )
     band: list[float] = option([], "draw only tasks with a success rate in [low, high]; empty: draw all", "[0, 1]")
     band_revisit: int = option(4, "epochs after which a task outside the band is tried again", "[1, inf)")
+    images: ImagesConfig = field(default_factory=ImagesConfig)
 
 
 @dataclass

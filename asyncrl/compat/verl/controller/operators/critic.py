@@ -49,6 +49,10 @@ class _CriticModel:
     def replays(self) -> None:
         return None
 
+    @property
+    def vision(self) -> None:
+        return None
+
 
 class CriticWorker(Worker):
     """The critic of `config`, which the workers of a group hold together. `init_model` comes first.

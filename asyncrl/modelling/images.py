@@ -1,0 +1,93 @@
+"""Image files, which are read with care: nobody knows who made them.
+
+A file is PNG, JPEG or WebP; other decoders are never called. Its header says how many pixels it has, and a file that
+would unpack to more than are allowed is refused before it is unpacked. Of an animation the first picture is taken, and
+marks of a camera's orientation are passed over, as servers do.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.config.schema import ImagesConfig, ModelConfig
+from asyncrl.errors import ConfigError, InvariantError
+from asyncrl.modelling.source import source_of
+from asyncrl.modelling.vision import ImagePatches
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+NO_PILLOW = "images need Pillow: install asyncrl[vision]"
+
+
+class BadImageError(InvariantError):
+    """Bytes that are no image, or one that is too large."""
+
+
+def digest_of(data: bytes) -> bytes:
+    """The name of an image: the SHA-256 of its bytes."""
+    return sha256(data).digest()
+
+
+def read_image(data: bytes, limits: ImagesConfig) -> Image:
+    """The picture in a file's bytes, in RGB. Raises BadImageError: it is none, or is too large; ConfigError: Pillow is
+    not installed."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise ConfigError(NO_PILLOW) from error
+    if len(data) > limits.max_mb * 2**20:
+        raise BadImageError(f"an image has {len(data)} bytes; data.images.max_mb={limits.max_mb:g} allows fewer")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > limits.max_pixels:
+                raise BadImageError(
+                    f"an image has {width} by {height} pixels; data.images.max_pixels={limits.max_pixels} allows fewer"
+                )
+            return image.convert("RGB")
+    except UnidentifiedImageError as error:
+        raise BadImageError(f"bytes that should be an image are none of {', '.join(FORMATS)}") from error
+    # Decoders raise whatever damaged files make them raise.
+    except (OSError, ValueError, SyntaxError, EOFError, ArithmeticError, Image.DecompressionBombError) as error:
+        if isinstance(error, BadImageError):
+            raise
+        raise BadImageError(f"an image cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageReader:
+    """Reads image files as the `processor` of a Hugging Face model does, within `limits`."""
+
+    processor: Any
+    limits: ImagesConfig
+
+    @classmethod
+    def of(cls, model: ModelConfig, limits: ImagesConfig) -> ImageReader:
+        """With the image processor in the files of `model`. Raises ConfigError: it cannot be loaded."""
+        from transformers import AutoImageProcessor
+
+        try:
+            source = source_of(model)
+            # The other backend needs torchvision, and rounds otherwise.
+            processor = AutoImageProcessor.from_pretrained(source.path, backend="pil", **source.options)
+        except ImportError as error:
+            raise ConfigError(NO_PILLOW) from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path={model.path}: its image processor cannot be loaded: {error}") from error
+        return cls(processor, limits)
+
+    def read(self, data: bytes) -> ImagePatches:
+        """The patches of the image in a file's bytes. Raises BadImageError: see `read_image`; or the processor does not
+        take it."""
+        image = read_image(data, self.limits)
+        try:
+            found = self.processor(images=[image], return_tensors="pt")
+        except ValueError as error:
+            raise BadImageError(f"the model's image processor does not take an image: {error}") from error
+        times, rows, columns = found["image_grid_thw"][0].tolist()
+        return ImagePatches(found["pixel_values"], (times, rows, columns))
