@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -83,8 +84,9 @@ def add_adapters(model: Any, config: LoraConfig, key: str) -> int:
     adapters = _new(model, config, key) if config.path is None else _stored(config.path, key)
     try:
         inject_adapter_in_model(adapters, model, ADAPTER, low_cpu_mem_usage=next(model.parameters()).is_meta)
-    except ValueError as error:
-        raise ConfigError(f"{key}.path={config.path}: these adapters do not fit the model: {error}") from error
+    # peft raises whatever it meets on its way through a configuration that somebody else has written.
+    except Exception as error:
+        raise ConfigError(f"{key}.path={config.path}: these adapters do not fit the model: {error!r}") from error
     heads = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
     for name, layer in model.named_modules():
         is_adapted = hasattr(layer, "lora_A") and hasattr(layer, "base_layer")
@@ -169,8 +171,8 @@ def _stored(path: str, key: str) -> Any:
 
     try:
         found = PeftConfig.from_pretrained(path)
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise ConfigError(f"{key}.path={path}: it has no adapter_config.json of peft: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{key}.path={path}: it has no adapter_config.json of peft: {error!r}") from error
     plain = PeftLora()
     other = {name for name, value in vars(plain).items() if getattr(found, name, None) != value} - _MAY_DIFFER
     if getattr(found, "init_lora_weights", True) not in (True, False, "gaussian"):
@@ -181,6 +183,9 @@ def _stored(path: str, key: str) -> Any:
             f"{key}.path={path}: only plain LoRA adapters are trained, and these are of the type "
             f"{found.peft_type} with another {', '.join(sorted(other))}"
         )
+    alphas = [found.lora_alpha, *(found.alpha_pattern.values() if isinstance(found.alpha_pattern, dict) else ())]
+    if not all(isinstance(each, int | float) and 0 < each < math.inf for each in alphas):
+        raise ConfigError(f"{key}.path={path}: its lora_alpha must be positive numbers, not {alphas!r:.100}")
     if found.lora_dropout:
         logger.warning("%s was trained with lora_dropout=%s; here it is 0", path, found.lora_dropout)
         found.lora_dropout = 0.0
@@ -188,13 +193,17 @@ def _stored(path: str, key: str) -> Any:
 
 
 def _read(path: str, key: str) -> dict[str, Tensor]:
-    """The tensors in a peft folder. Raises ConfigError."""
+    """The tensors in a peft folder. Raises ConfigError: they cannot be read, or are no finite numbers."""
     from peft.utils import load_peft_weights
 
     try:
-        return {name.removeprefix(PREFIX): each for name, each in load_peft_weights(path, device="cpu").items()}
-    except (OSError, ValueError, SafetensorError) as error:
+        found = {name.removeprefix(PREFIX): each for name, each in load_peft_weights(path, device="cpu").items()}
+    except (OSError, ValueError, RuntimeError, EOFError, SafetensorError, UnpicklingError) as error:
         raise ConfigError(f"{key}.path={path}: its adapters cannot be read: {error}") from error
+    for name, each in found.items():
+        if not (each.is_floating_point() and each.float().isfinite().all()):
+            raise ConfigError(f"{key}.path={path}: {name} of these adapters, {each.dtype}, is not of finite numbers")
+    return found
 
 
 def _first_value(name: str, parameter: nn.Parameter, seed: int) -> Tensor:

@@ -104,7 +104,7 @@ def _merge_adapter(source: Path, to: Path, config: Path | None, dtype: str | Non
         base, revision = config or stored["base_model_name_or_path"], stored.get("revision")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{source / _ADAPTERS} cannot be read: {error!r}") from error
-    if not base:
+    if not base or not isinstance(base, str | Path):
         raise ConfigError(f"{source / _ADAPTERS} names no model: name it with --config")
     from asyncrl.learner.export import merge_adapter
     from asyncrl.modelling.opening import open_config

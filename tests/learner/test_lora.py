@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -274,6 +275,42 @@ def test_a_folder_of_adapters_of_another_kind_or_another_model_is_refused(model:
     )
     with pytest.raises(ConfigError, match="do not fit the model"):
         load_policy(ModelConfig(str(model), lora=LoraConfig(path=str(tmp_path / "other"))), 1.0, ranks, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"r": "4"}, "do not fit the model"),
+        ({"target_modules": "("}, "do not fit the model"),
+        ({"rank_pattern": {"(": 2}}, "do not fit the model"),
+        ({"lora_alpha": None}, "lora_alpha must be positive"),
+        ({"lora_alpha": float("nan")}, "lora_alpha must be positive"),
+        ({"alpha_pattern": {"q_proj": float("inf")}}, "lora_alpha must be positive"),
+        ([], "no adapter_config.json of peft"),
+    ],
+)
+def test_a_folder_of_adapters_with_other_values_is_refused(model: Path, tmp_path: Path, change: Any, problem: str):
+    base = AutoModelForCausalLM.from_pretrained(model)
+    PeftLora(r=2, target_modules=["q_proj"]).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change} if change else change))
+    with pytest.raises(ConfigError, match=problem):
+        add_adapters(base, LoraConfig(path=str(tmp_path)), "model.lora")
+
+
+@pytest.mark.parametrize("what", ["NaN", "int", "pickle"])
+def test_adapters_that_are_no_finite_numbers_are_refused(model: Path, ranks: Ranks, tmp_path: Path, what: str):
+    base = AutoModelForCausalLM.from_pretrained(model)
+    get_peft_model(base, PeftLora(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    if what == "pickle":
+        file.unlink()
+        torch.save({"a": Path("a")}, tmp_path / "adapter_model.bin")
+    else:
+        state = load_file(file)
+        save_file({name: each * torch.nan if what == "NaN" else each.int() for name, each in state.items()}, file)
+    with pytest.raises(ConfigError, match=r"adapters cannot be read|is not of finite numbers"):
+        load_policy(ModelConfig(str(model), lora=LoraConfig(path=str(tmp_path))), 1.0, ranks, 64)
 
 
 def test_a_quantised_model_is_refused_by_name(model: Path):
