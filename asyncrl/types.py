@@ -23,6 +23,8 @@ from asyncrl.errors import InvariantError
 
 NO_VERSION = -1
 """The version of a token that no policy sampled: a prompt, a tool result, a template mark."""
+DEMONSTRATED = -2
+"""The version of a token that a demonstration has in its assistant turns: it is learned, and no policy sampled it."""
 
 MAX_LOGPROB = 1e-4
 """Log-probs are at most 0; engines round some of them up."""
@@ -54,10 +56,12 @@ PROMPT, ASSISTANT = Role.PROMPT, Role.ASSISTANT
 
 
 class Finish(StrEnum):
-    """How an episode that may be trained on ended. An episode that failed has no trajectory at all."""
+    """How an episode that may be trained on ended. An episode that failed has no trajectory at all. A demonstration is
+    no episode: it was recorded as if the policy had said what the task's demonstration says."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
+    DEMONSTRATION = "demonstration"
 
 
 class Purpose(StrEnum):
@@ -83,7 +87,9 @@ class RunIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row of the data. `tools` are OpenAI function schemas; `tools_kwargs` are keyed by tool name."""
+    """One row of the data. `tools` are OpenAI function schemas; `tools_kwargs` are keyed by tool name. `demonstration`
+    has the messages that a demonstration adds to `messages`; it is empty where there is none, and in the tickets of
+    members that the policy plays itself."""
 
     id: str
     messages: Sequence[Mapping[str, Any]]
@@ -92,6 +98,7 @@ class Task:
     tools: Sequence[Mapping[str, Any]] = ()
     tools_kwargs: Mapping[str, Any] = field(default_factory=dict)
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    demonstration: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
         _require(bool(self.id), "a task", "it needs an id")
@@ -123,7 +130,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Permission to run one episode. The engine must serve `min_version` or newer before it starts."""
+    """Permission to run one episode. The engine must serve `min_version` or newer before it starts. If its task has a
+    demonstration, the ticket is for recording that."""
 
     id: str
     task: Task
@@ -178,6 +186,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     - `rewards` come from the environment (tools); `timings` are seconds by phase.
     - `grammar_mass` float32[T], or empty where no turn has a grammar: the probability that the policy without the
       grammar gave to all tokens that it allowed there. 1 without a grammar, and 0 where it was not measured.
+    - A demonstration (`finish`) has the version `DEMONSTRATED` and the log-prob 0 on the tokens that are learned.
     - `routed_experts` uint8[T, R], or uint8[0, 0] where the engine does not tell: the experts that computed each token
       in the engine, as `modelling.routing.RoutingShape` packs them. A token without them has 255 in all R bytes.
     - `image_spans` int32[I, 2]: the tokens [start, end) in which images stand, one placeholder for each feature of the
@@ -220,7 +229,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         _check_array(self.id, "logprobs", self.logprobs, FLOAT32, (length,))
         _check_array(self.id, "version_runs", self.version_runs, INT32, (self.version_runs.size // 2, 2))
         runs = _Runs(self.version_runs[:, 0].tolist(), self.version_runs[:, 1].tolist(), length)
-        runs.check(self.id)
+        runs.check(self.id, DEMONSTRATED if self.is_demonstration else 0)
         if np.minimum.reduce(self.tokens) < 0:
             raise InvariantError(f"{self.id}: a token id is negative")
         runs.check_logprobs(self.id, self.logprobs)
@@ -286,9 +295,14 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def loss_mask(self) -> NDArray[np.bool_]:
-        """bool[T]: true exactly on the tokens that the policy sampled."""
+        """bool[T]: true exactly on the tokens that the policy sampled, or that a demonstration teaches."""
         mask: NDArray[np.bool_] = self.versions != NO_VERSION
         return mask
+
+    @property
+    def is_demonstration(self) -> bool:
+        """Whether no policy sampled it."""
+        return self.finish is Finish.DEMONSTRATION
 
     @property
     def turn_scores(self) -> list[float]:
@@ -307,20 +321,23 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def oldest_version(self) -> int:
-        """The oldest policy version that sampled one of its tokens."""
+        """The oldest policy version that sampled one of its tokens; `DEMONSTRATED` where none did."""
         return int(min(version for version in self.version_runs[:, 1].tolist() if version != NO_VERSION))
 
     @property
     def newest_version(self) -> int:
-        """The newest policy version that sampled one of its tokens."""
+        """The newest policy version that sampled one of its tokens; negative where none did."""
         return int(self.version_runs[:, 1].max())
 
     @property
     def sampled_tokens(self) -> int:
+        """The tokens of the policy's turns: those that it sampled, or that a demonstration teaches."""
         # Runs are few: lists of them take a fifth of the time of arrays.
         starts, versions = self.version_runs.T.tolist()
         ends = (*starts[1:], len(self))
-        return sum(end - start for start, end, version in zip(starts, ends, versions, strict=True) if version >= 0)
+        return sum(
+            end - start for start, end, version in zip(starts, ends, versions, strict=True) if version != NO_VERSION
+        )
 
 
 def common_prefix(left: NDArray[Any], right: NDArray[Any]) -> int:
@@ -361,17 +378,21 @@ class _Runs(NamedTuple):
     versions: list[int]
     length: int
 
-    def check(self, owner: str) -> None:
+    def check(self, owner: str, least: int) -> None:
+        """`least` is 0, or `DEMONSTRATED` for a demonstration, all of whose learned tokens have that version."""
         if self.starts[:1] != [0] or not all(map(lt, self.starts, [*self.starts[1:], self.length])):
             raise InvariantError(f"{owner}: runs of versions do not cover {self.length} tokens: {self.starts!r:.100}")
-        if min(self.versions) < NO_VERSION or max(self.versions) == NO_VERSION:
+        if least == DEMONSTRATED:
+            if not {DEMONSTRATED} <= set(self.versions) <= {NO_VERSION, DEMONSTRATED}:
+                raise InvariantError(f"{owner}: a demonstration teaches no token, or has tokens of a policy version")
+        elif min(self.versions) < NO_VERSION or max(self.versions) == NO_VERSION:
             raise InvariantError(f"{owner}: no token was sampled, or versions are less than {NO_VERSION}")
 
     def check_logprobs(self, owner: str, logprobs: NDArray[np.float32]) -> None:
         # Both passes take the extreme of each run, and nan spreads to it.
         lowest, highest = np.minimum.reduceat(logprobs, self.starts), np.maximum.reduceat(logprobs, self.starts)
         for version, low, high in zip(self.versions, lowest.tolist(), highest.tolist(), strict=True):
-            if version == NO_VERSION:
+            if version < 0:
                 if not low == high == 0:
                     raise InvariantError(f"{owner}: a token that was not sampled has a log-prob")
             elif not (low > -math.inf and high <= MAX_LOGPROB):
@@ -497,7 +518,7 @@ class BatchPlan:
     `sampled` (those of the policy) and `weights` (importance weights of the sampler, at most 1) run parallel to `ids`.
     `skipped` is the reason why the step trains nothing, where somebody skipped the plan for good. `shared` is parallel,
     too, or empty in plans of earlier versions: how many tokens a trajectory begins with that the one before it in its
-    group begins with as well.
+    group begins with as well. `demonstrations` are the indices of the trajectories that no policy sampled.
     """
 
     step: int
@@ -509,6 +530,7 @@ class BatchPlan:
     weights: Sequence[float]
     skipped: str = ""
     shared: Sequence[int] = ()
+    demonstrations: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         _require(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from asyncrl.observe.metrics import LoggedEpisode, Sink
 from asyncrl.observe.spans import NoSpans
-from asyncrl.types import Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn, runs_of
+from asyncrl.types import DEMONSTRATED, Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn, runs_of
 
 GENEROUS_S = 240
 """How long a test waits for what must come: below pytest's own limit, and far above what a slow, busy machine needs."""
@@ -55,6 +55,20 @@ def make_trajectory(
     if versions is None:
         versions = np.where(mask, version, -1).astype(np.int32)
     return Trajectory(**{"version_runs": runs_of(versions), **values, **changes})
+
+
+def make_demonstration(ticket: Ticket | None = None, length: int = 8, **changes: Any) -> Trajectory:
+    """What an actor makes of a task's demonstration: a prompt and an answer of one half each."""
+    versions = np.where(np.arange(length) >= length // 2, DEMONSTRATED, -1).astype(np.int32)
+    shown: dict[str, Any] = {"logprobs": np.zeros(length, np.float32), "finish": Finish.DEMONSTRATION}
+    return make_trajectory(ticket, length=length, versions=versions, **{**shown, **changes})
+
+
+def make_played(ticket: Ticket, version: int = 0, **changes: Any) -> Trajectory:
+    """What an actor delivers for a ticket: an episode of a policy version, or the demonstration that it asks for."""
+    if ticket.task.demonstration:
+        return make_demonstration(ticket, **changes)
+    return make_trajectory(ticket, version, **changes)
 
 
 def make_labels(trajectory_id: str, reward: float = 1.0) -> Labels:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from asyncrl.errors import InvariantError
-from asyncrl.types import BatchPlan, Labels, Role, Sampling, Step, Task, Trajectory, Turn, dtype_of, runs_of
-from tests.helpers import make_task, make_trajectory
+from asyncrl.types import BatchPlan, Finish, Labels, Role, Sampling, Step, Task, Trajectory, Turn, dtype_of, runs_of
+from tests.helpers import make_demonstration, make_task, make_trajectory
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,25 @@ def images(*spans: tuple[int, int]) -> dict[str, Any]:
 
 def runs(*rows: tuple[int, int]) -> np.ndarray:
     return np.array(rows, np.int32).reshape(-1, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"logprobs": logprobs((7, -0.5))}, "not sampled has a log-prob"),
+        ({"version_runs": runs((0, -1))}, "teaches no token"),
+        ({"version_runs": runs((0, -1), (4, 0))}, "tokens of a policy version"),
+        ({"version_runs": runs((0, -1), (4, -2), (6, 3))}, "tokens of a policy version"),
+        ({"version_runs": runs((0, -1), (4, -3))}, "tokens of a policy version"),
+        ({"finish": Finish.COMPLETED}, "versions are less than -1"),
+    ],
+)
+def test_a_demonstration_has_no_version_and_no_log_prob(changes: dict[str, Any], reason: str) -> None:
+    whole = make_demonstration()
+    assert whole.loss_mask.tolist() == [False] * 4 + [True] * 4
+    assert (whole.is_demonstration, whole.sampled_tokens, whole.oldest_version) == (True, 4, -2)
+    with pytest.raises(InvariantError, match=reason):
+        make_demonstration(**{"logprobs": np.zeros(8, np.float32), **changes})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,19 @@ from msgspec import structs
 
 from asyncrl import wire
 from asyncrl.errors import WireError
-from asyncrl.types import NO_ROUTING, Finish, Labels, Reason, Role, Step, ToolCall, Trajectory, Turn, runs_of
+from asyncrl.types import (
+    DEMONSTRATED,
+    NO_ROUTING,
+    Finish,
+    Labels,
+    Reason,
+    Role,
+    Step,
+    ToolCall,
+    Trajectory,
+    Turn,
+    runs_of,
+)
 from asyncrl.wire import MAX_DEPTH, PROTOCOL, Message, decode, encode, join, split
 from tests.helpers import make_task, make_trajectory
 
@@ -38,6 +50,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     cut = draw(st.integers(1, length - 1))
     mask = np.arange(length) >= cut
     grammar = draw(st.sampled_from(["", "regex"]))
+    finish = draw(st.sampled_from(Finish))
+    version = DEMONSTRATED if finish is Finish.DEMONSTRATION else draw(st.integers(0, 2**31 - 1))
     bounds = sorted(draw(st.sets(st.integers(0, cut))))
     images = np.array(list(zip(bounds[::2], bounds[1::2], strict=False)), np.int32).reshape(-1, 2)
     mass = np.where(mask, draw(hnp.arrays(np.float32, length, elements=st.floats(0, 1, width=32))), 1)
@@ -47,8 +61,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         group_id=draw(st.text(max_size=20)),
         member=draw(st.integers(0, 100)),
         tokens=draw(hnp.arrays(np.int32, length, elements=st.integers(0, 2**31 - 1))),
-        logprobs=np.where(mask, -1.5, 0).astype(np.float32),
-        version_runs=runs_of(np.where(mask, draw(st.integers(0, 2**31 - 1)), -1).astype(np.int32)),
+        logprobs=np.where(mask & (version >= 0), -1.5, 0).astype(np.float32),
+        version_runs=runs_of(np.where(mask, version, -1).astype(np.int32)),
         turns=(
             Turn(0, cut, Role.PROMPT),
             Turn(
@@ -64,7 +78,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             ),
         ),
         steps=(Step(cut, length),),
-        finish=draw(st.sampled_from(Finish)),
+        finish=finish,
         rewards={"r": draw(st.floats(-1, 1))},
         timings={"generate": 0.5},
         grammar_mass=mass.astype(np.float32) if grammar else np.zeros(0, np.float32),
@@ -184,7 +198,8 @@ def test_labels_and_tasks_come_back_as_they_were() -> None:
     got = wire.read_labels(decode(encode(wire.labels_message(labels))))
     assert (got.trajectory_id, got.reward, got.outcome, got.extra) == ("t", 0.5, 1.0, {"prm": 0.25})
     assert (got.step_scores.tolist(), got.step_ends.tolist()) == ([0.25], [8])
-    task = make_task(tools=[{"name": "add"}], extra_info={"raw": b"x", "nested": [1, None]})
+    shown = [{"role": "assistant", "content": "1"}]
+    task = make_task(tools=[{"name": "add"}], extra_info={"raw": b"x", "nested": [1, None]}, demonstration=shown)
     assert wire.read_task(decode(encode(Message("task", 0, wire.task_body(task)))).body) == task
 
 

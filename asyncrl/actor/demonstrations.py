@@ -53,7 +53,7 @@ def demonstration_tokens(
     Raises RefusedError: the chat template does not take the messages; an assistant turn is the first message, follows
     another one, has neither text nor calls, or has a token within that would end it; there is no such turn.
     """
-    messages = read_messages(list(_with_names(shown.messages)))
+    messages = read_messages(list(with_names(shown.messages)))
     tools = [as_tool(each) for each in shown.tools or functions.values()]
     turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns:
@@ -63,21 +63,32 @@ def demonstration_tokens(
     for turn in turns:
         if after == turn:
             raise RefusedError(f"message {turn} is an assistant turn without a message of somebody else before it")
-        if all(shown.messages[turn].get(key) is None for key in ("content", "tool_calls", "reasoning_content")):
-            raise RefusedError(f"message {turn} has neither content nor tool_calls, and its turn would be learned")
+        check_turn(shown.messages[turn], turn)
         context = messages[after:turn]
         parts.append(chat.suffix(context, tools, int(parts[-1][-1])) if parts else chat.prompt(context, tools))
-        said = chat.written(messages[: turn + 1], tools)
-        if ends := set(said[:-1].tolist()) & set(chat.stop_ids):
-            text = chat.text([min(ends)])
-            raise RefusedError(f"message {turn} has {text!r} in it, which ends a turn; leave such marks out")
-        parts.append(said)
+        parts.append(said(chat, messages[: turn + 1], tools))
         after = turn + 1
     mask = np.repeat([index % 2 == 1 for index in range(len(parts))], [len(part) for part in parts])
     return np.concatenate(parts), mask
 
 
-def _with_names(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def check_turn(message: Mapping[str, Any], number: int) -> None:
+    """Raises RefusedError: the assistant turn `message` says nothing."""
+    if all(message.get(key) is None for key in ("content", "tool_calls", "reasoning_content")):
+        raise RefusedError(f"message {number} has neither content nor tool_calls, and its turn would be learned")
+
+
+def said(chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> NDArray[np.int32]:
+    """Ids of the last message, an assistant turn, with its end. Raises RefusedError: the chat template does not take
+    the messages, or the turn has a token within that would end it."""
+    written = chat.written(messages, tools)
+    if ends := set(written[:-1].tolist()) & set(chat.stop_ids):
+        text = chat.text([min(ends)])
+        raise RefusedError(f"message {len(messages) - 1} has {text!r} in it, which ends a turn; leave such marks out")
+    return written
+
+
+def with_names(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """The messages, with the tool's name at each result that has neither a name nor the id of a call: results answer
     the calls before them in order."""
     waiting: list[str] = []

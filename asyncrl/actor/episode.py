@@ -209,7 +209,7 @@ class Player(Protocol):
 @dataclass(frozen=True)
 class EpisodeRunner:
     """Runs episodes of `player` over `engine`. `as_rendered` as for Recorder, `step_split` as for `split_steps`. The
-    phases of each episode go to `spans`."""
+    phases of each episode go to `spans`. `demonstrate` records the demonstrations that tickets ask for."""
 
     engine: Engine
     chat: Chat
@@ -219,13 +219,21 @@ class EpisodeRunner:
     step_split: Split = "turn"
     clock: Callable[[], float] = time.monotonic
     spans: Spans = field(default_factory=NoSpans)
+    demonstrate: Callable[[Ticket], Trajectory] | None = None
 
     async def run(self, ticket: Ticket, begin: Callable[[], None]) -> Trajectory:
-        """Run the episode that `ticket` permits; call `begin` once the engine serves its version. The trajectory's
-        `timings` are seconds by phase: `wait` for the version, `generate`, and those of the player.
+        """Run the episode that `ticket` permits, or record the demonstration of its task; call `begin` once the engine
+        serves its version. The trajectory's `timings` are seconds by phase: `wait` for the version, `generate`, and
+        those of the player.
 
-        Raises whatever the player raises, InvariantError: see Recorder. The episode has no trajectory then.
+        Raises whatever the player raises, InvariantError: see Recorder; RefusedError: nothing here records
+        demonstrations, or see DemonstrationRecorder. The episode has no trajectory then.
         """
+        if ticket.task.demonstration:
+            if self.demonstrate is None:
+                raise RefusedError("data.demonstration is not set here, so that a demonstration cannot be recorded")
+            begin()
+            return self.demonstrate(ticket)
         episode = Episode(ticket, self)
         try:
             with episode.timed("wait"):

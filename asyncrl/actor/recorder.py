@@ -334,6 +334,7 @@ class Recorder:
             turns += [turn._replace(start=start + turn.start, end=start + turn.end) for turn in within]
         completed = turns[-1].finish_reason == "stop" and not self.truncated
         ticket = self._ticket
+        played = Finish.COMPLETED if completed else Finish.TRUNCATED
         return Trajectory(
             id=ticket.id,
             task_id=ticket.task.id,
@@ -344,7 +345,7 @@ class Recorder:
             version_runs=runs_of(versions),
             turns=tuple(turns),
             steps=split_steps(split, tokens, turns, self._chat.piece),
-            finish=Finish.COMPLETED if completed else Finish.TRUNCATED,
+            finish=Finish.DEMONSTRATION if ticket.task.demonstration else played,
             rewards=rewards,
             timings=timings,
             grammar_mass=mass if any(turn.grammar for turn in turns) else NO_MASS,

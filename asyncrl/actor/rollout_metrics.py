@@ -27,9 +27,12 @@ class RolloutMetrics:
         self._interval_s = interval_s
         self._last = engine.stats()
         self._new: list[Trajectory] = []
-        self._totals = {"episodes": 0, "truncated": 0, "failed": 0, "refused": 0}
+        self._totals = {"episodes": 0, "truncated": 0, "failed": 0, "refused": 0, "demonstrations": 0}
 
     def delivered(self, trajectory: Trajectory) -> None:
+        if trajectory.is_demonstration:
+            self._totals["demonstrations"] += 1
+            return
         self._totals["episodes"] += 1
         self._totals["truncated"] += trajectory.finish is Finish.TRUNCATED
         self._new.append(trajectory)

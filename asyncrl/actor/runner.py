@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
+from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_checks import check_tools, open_chat, report_rewritings
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.environments.classes import environment_classes
 from asyncrl.actor.environments.environments import Environments
 from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer
+from asyncrl.actor.group_demonstrations import DemonstrationRecorder
 from asyncrl.actor.interactions.registry import load_interactions
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions
 from asyncrl.actor.offered import Offer
 from asyncrl.actor.recorder import EpisodeLimits
-from asyncrl.actor.steps import find_split
+from asyncrl.actor.steps import Split, find_split
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.registry import tool_classes
 from asyncrl.config.schema import ActorConfig, TrainConfig
@@ -30,6 +32,21 @@ def open_toolbox(actor: ActorConfig, spans: Spans | None = None) -> Toolbox | En
     return Toolbox(tool_classes(actor.tools), limits, spans)
 
 
+def _of_episodes(config: TrainConfig) -> tuple[EpisodeLimits, bool, Split]:
+    """The limits of episodes, whether branches are as the chat template renders them, and how turns become steps."""
+    actor = config.actor
+    # An episode with one branch only is not limited by max_total_tokens, which may be less.
+    total = max(actor.max_tokens, actor.max_total_tokens)
+    prompts = (config.data.max_prompt_length, config.data.truncation)
+    limits = EpisodeLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, total, *prompts)
+    return limits, actor.history == "template", find_split(actor.step_split)
+
+
+def demonstration_recorder(config: TrainConfig, chat: Chat) -> DemonstrationRecorder:
+    """What records the demonstrations of tasks. Raises ConfigError: a tool cannot be used."""
+    return DemonstrationRecorder(chat, Offer(config.actor).always, *_of_episodes(config))
+
+
 async def open_runner(
     config: TrainConfig, engine: Engine, stack: AsyncExitStack, spans: Spans | None = None
 ) -> EpisodeRunner:
@@ -42,6 +59,8 @@ async def open_runner(
     chat = open_chat(config)
     report_rewritings(chat, actor.history)
     player: Player
+    of_episodes, as_rendered, step_split = _of_episodes(config)
+    demonstrate = None if config.data.demonstration is None else demonstration_recorder(config, chat)
     if actor.agent is None:
         toolbox = open_toolbox(actor, spans)
         for functions in Offer(actor).every:
@@ -55,15 +74,6 @@ async def open_runner(
         player = AgentPlayer(load_agent(actor.agent), actor.chat_api_host, actor.chat_api_port)
         await player.start()
         stack.push_async_callback(player.close)
-    # An episode with one branch only is not limited by max_total_tokens, which may be less.
-    total = max(actor.max_tokens, actor.max_total_tokens)
-    prompts = (config.data.max_prompt_length, config.data.truncation)
     return EpisodeRunner(
-        engine,
-        chat,
-        player,
-        EpisodeLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, total, *prompts),
-        as_rendered=actor.history == "template",
-        step_split=find_split(actor.step_split),
-        spans=spans or NoSpans(),
+        engine, chat, player, of_episodes, as_rendered, step_split, spans=spans or NoSpans(), demonstrate=demonstrate
     )

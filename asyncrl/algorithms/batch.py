@@ -26,11 +26,12 @@ class Episodes:
     """Facts about the S sequences of the global batch in plan order, the same on every rank.
 
     group int64[S], dense index of the sequence's group; reward float32[S], the shaped scalar; outcome float32[S], the
-    verifier's own; lengths int64[S], policy tokens; step_scores float32[K], step_sequence int64[K], step_end
-    int64[K]: the K process scores of the batch, whose sequence each is, and the exclusive end of its span among that
-    sequence's tokens (K = 0 without a process model), sequence by sequence, the steps of each in order; extra holds
-    named scores float32[S]. greedy bool[S] marks the members that were sampled greedily as a baseline; version is the
-    learner's policy version; priority float32[S] are the importance weights of a sampler that prefers some groups.
+    verifier's own; lengths int64[S], policy tokens; step_scores float32[K], step_sequence int64[K], step_end int64[K]:
+    the K process scores of the batch, whose sequence each is, and the exclusive end of its span among that sequence's
+    tokens (K = 0 without a process model), sequence by sequence, the steps of each in order; extra holds named scores
+    float32[S]. demonstrated bool[S] marks the demonstrations, None where there are none. greedy bool[S] marks the
+    members that were sampled greedily as a baseline; version is the learner's policy version; priority float32[S] are
+    the importance weights of a sampler that prefers some groups.
     """
 
     group: Tensor
@@ -42,14 +43,15 @@ class Episodes:
     step_end: Tensor
     extra: Mapping[str, Tensor]
     greedy: Tensor | None = None
+    demonstrated: Tensor | None = None
     version: int | None = None
     priority: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check_shapes(self, "group", ("reward", "outcome", "lengths", "greedy", "priority"))
+        _check_shapes(self, "group", ("reward", "outcome", "lengths", "greedy", "demonstrated", "priority"))
         _check_shapes(self, "step_scores", ("step_sequence", "step_end"))
         _check_dtypes(self, torch.int64, ("group", "lengths", "step_sequence", "step_end"))
-        _check_dtypes(self, torch.bool, ("greedy",))
+        _check_dtypes(self, torch.bool, ("greedy", "demonstrated"))
         for name, scores in self.extra.items():
             _require(scores.shape == self.group.shape, f"extra[{name!r}]", scores, f"{list(self.group.shape)} (group)")
 
@@ -83,7 +85,8 @@ class Tokens:
 
     sequence int64[N]; position int64[N], the token's index in its own sequence, counting up by one; mask bool[N];
     behaviour float32[N], the log-prob when sampled; versions int64[N]; restricted bool[N], where a grammar restricted
-    the token (see restricted.py), None where it restricted none. Set during training: proximal
+    the token (see restricted.py), None where it restricted none; demonstrated bool[N], where it is a demonstration's
+    (see demonstrations.py), None where there are none. Set during training: proximal
     float32[N], log-prob at the start of the learner step; reference float32[N]; values float32[N], the critic's value
     of the state before token t; implicit float32[N], log(pi_phi / pi_ref) of an implicit process model; collisions
     float32[N], the sum over the vocabulary of pi_prox^2, the probability that two draws of the token are the same.
@@ -103,6 +106,7 @@ class Tokens:
     behaviour: Tensor
     versions: Tensor
     restricted: Tensor | None = None
+    demonstrated: Tensor | None = None
     proximal: Tensor | None = None
     reference: Tensor | None = None
     advantages: Tensor | None = None
@@ -121,7 +125,7 @@ class Tokens:
     def __post_init__(self) -> None:
         _check_shapes(self, "sequence", [name for name, _ in self.tensors() if name != "streams"])
         _check_dtypes(self, torch.int64, ("sequence", "position", "versions", "lag"))
-        _check_dtypes(self, torch.bool, ("mask", "restricted", "selected"))
+        _check_dtypes(self, torch.bool, ("mask", "restricted", "demonstrated", "selected"))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors of the tokens that are there, by name."""

@@ -10,6 +10,7 @@ from asyncrl.algorithms import registry
 from asyncrl.algorithms.advantages.base import Advantage
 from asyncrl.algorithms.aggregation import Aggregation
 from asyncrl.algorithms.corrections.base import Correction
+from asyncrl.algorithms.demonstrations import DemonstrationLoss
 from asyncrl.algorithms.kl import Kl
 from asyncrl.algorithms.losses.base import Loss
 from asyncrl.algorithms.losses.value import Value
@@ -37,6 +38,7 @@ class Composition:
     value: Value
     value_aggregation: Aggregation
     entropy_weight: float
+    demonstration: DemonstrationLoss
 
     @classmethod
     def of(cls, config: AlgorithmConfig, updates: int = 1) -> Composition:
@@ -61,6 +63,7 @@ class Composition:
             value=build("value", config.value),
             value_aggregation=build("aggregation", config.value_aggregation),
             entropy_weight=config.entropy_weight,
+            demonstration=DemonstrationLoss.of(config.demonstration),
         )
         _refuse(wrong)
         conflicts = (
@@ -176,14 +179,20 @@ def _stream_conflicts(parts: Composition) -> Iterator[str]:
         yield "algorithm.stream rl has weight=0, and nothing else trains: add ce or ref_kl with a weight"
 
 
-def check(config: AlgorithmConfig, *, step_scores: bool, group_size: int) -> None:
+def check(config: AlgorithmConfig, *, step_scores: bool, group_size: int, demonstrations: bool = False) -> None:
     """Raises ConfigError: the parts do not go together, or need step scores (a process model) or larger groups than the
-    run has."""
-    _refuse(_missing(Composition.of(config).advantage, step_scores, group_size))
+    run has, or cannot have demonstrations in groups."""
+    _refuse(_missing(Composition.of(config).advantage, step_scores, group_size, demonstrations))
 
 
-def _missing(advantage: Advantage, step_scores: bool, group_size: int) -> Iterator[str]:
+def _missing(advantage: Advantage, step_scores: bool, group_size: int, demonstrations: bool) -> Iterator[str]:
     setting = f"algorithm.advantage={advantage.name}"
+    of_policy = advantage.needs_critic or advantage.uses_ratio or advantage.needs_collisions
+    if demonstrations and of_policy:
+        yield (
+            f"{setting} values what the policy samples token by token, and a demonstration is not sampled: set "
+            "data.demonstration=null, or algorithm.advantage to one that compares whole episodes, such as grpo"
+        )
     if advantage.needs_steps and not step_scores:
         implicit = ", or implicit.train=true" if advantage.name == "prime" else ""
         yield (

@@ -10,8 +10,9 @@ from torch import Tensor
 from asyncrl.algorithms.batch import Tokens, Totals
 from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.corrections.base import Ages
+from asyncrl.algorithms.demonstrations import of_demonstrations, only_sampled
 from asyncrl.algorithms.losses.base import TokenLosses, Updates
-from asyncrl.algorithms.metrics import MASKED_BY_GRAMMARS, age_sums, return_sums, update_sums
+from asyncrl.algorithms.metrics import MASKED_BY_GRAMMARS, TAUGHT, age_sums, return_sums, taught_sums, update_sums
 from asyncrl.algorithms.restricted import held, hold
 from asyncrl.algorithms.streams import LossStream, weighed
 from asyncrl.algorithms.view import View, clamp_log
@@ -34,7 +35,8 @@ def forward(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """`compose.Algorithm.loss`."""
     _check(parts, logprobs, tokens, entropy)
-    logprobs, tokens = hold(logprobs, tokens), held(tokens)
+    shown, all_tokens = of_demonstrations(tokens), tokens
+    logprobs, tokens = hold(logprobs, tokens), only_sampled(held(tokens))
     this = _pass(parts, logprobs, tokens)
     updates, lengths = this.updates, this.everything.view.sequences.lengths
     policy = parts.loss(updates)
@@ -62,17 +64,36 @@ def forward(
     for name, beside in _streamed(parts, this.everything, tokens).items():
         losses[name] = parts.aggregation(beside.losses, this.everything.view.sequences, lengths, totals)
         sums |= {f"clip/{name}_{mark}": marked.count_nonzero().double() for mark, marked in beside.marks.items()}
+    taught: Tensor | float = 0.0
+    if shown is not None:
+        losses["demonstration"], more = _taught(parts, logprobs, all_tokens, shown, totals)
+        sums, taught = sums | more, more[TAUGHT]
     sums |= {f"loss/{name}": value.detach() for name, value in losses.items()}
-    sums["minibatches"] = sums["tokens"] / max(1, totals.tokens)
+    sums["minibatches"] = (sums["tokens"] + taught) / max(1, totals.tokens)
     return torch.stack(list(losses.values())).sum(), sums
+
+
+def _taught(
+    parts: Composition, logprobs: Tensor, tokens: Tokens, shown: View, totals: Totals
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of the tokens of demonstrations, `shown`, and its sums."""
+    assert tokens.advantages is not None
+    policy, advantages = shown.take(logprobs), shown.take(tokens.advantages)
+    values = parts.demonstration(policy, advantages)
+    loss = parts.aggregation(values, shown.sequences, shown.sequences.lengths, totals)
+    return loss, taught_sums(policy, advantages)
 
 
 def importance(parts: Composition, logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """`compose.Algorithm.importance`."""
-    this = _pass(parts, hold(logprobs, tokens), held(tokens))
+    this = _pass(parts, hold(logprobs, tokens), only_sampled(held(tokens)))
     everything, updates = this.everything, this.updates
     weights = torch.ones_like(updates.behaviour) if this.weights is None else this.weights
-    return everything.view.scatter(everything.proximal), updates.view.scatter(weights)
+    proximal, found = everything.view.scatter(everything.proximal), updates.view.scatter(weights)
+    if (shown := of_demonstrations(tokens)) is None:
+        return proximal, found
+    policy = shown.take(logprobs)
+    return proximal + shown.scatter(policy), found + shown.scatter(parts.demonstration.weights(policy))
 
 
 def _streamed(parts: Composition, everything: Updates, tokens: Tokens) -> dict[str, TokenLosses]:

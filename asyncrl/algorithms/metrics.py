@@ -20,6 +20,7 @@ AGREEMENT = 1e-4
 """Log-probs that differ by no more than this agree: the same weights in two float32 programs."""
 
 MASKED_BY_GRAMMARS = "masked/grammar"
+TAUGHT = "demonstration/tokens"
 PERPLEXITIES = ("perplexity_ratio", "behaviour_perplexity", "proximal_perplexity")
 """Means over sequences; the ratio is that of the proximal to the behaviour policy's."""
 
@@ -72,6 +73,16 @@ def update_sums(
     }
 
 
+def taught_sums(logprobs: Tensor, advantages: Tensor) -> dict[str, Tensor]:
+    """The tokens of demonstrations, with log-probs and advantages float[M]."""
+    return {
+        TAUGHT: logprobs.new_full((), logprobs.numel(), dtype=torch.float64),
+        "demonstration/nll": -_sum(logprobs.detach()),
+        "demonstration/probability": _sum(logprobs.detach().exp()),
+        "demonstration/advantage": _sum(advantages),
+    }
+
+
 def return_sums(view: View, tokens: Tokens) -> dict[str, Tensor]:
     """The returns of the policy tokens, where the estimator has any."""
     if tokens.returns is None:
@@ -109,14 +120,25 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
         share = tokens if name == "clip" else get.get("minibatches", 0.0) or 1.0
         result |= {key: value / share for key, value in get.items() if key.startswith(f"{name}/")}
     result |= {key: get[key] / kept for key in ("entropy", "kl_reference") if key in get}
+    if TAUGHT in get:
+        taught = max(1.0, get[TAUGHT])
+        means = {key: get[key] / taught for key in get if key.startswith("demonstration/") and key != TAUGHT}
+        result |= {TAUGHT: get[TAUGHT], **means}
     return result
 
 
 def episode_metrics(episodes: Episodes) -> dict[str, float]:
-    """Of the whole batch, once a step: reward and length statistics, and the share of groups without any signal."""
+    """Of the whole batch, once a step: statistics of rewards and lengths of what the policy played, and of the rewards
+    of demonstrations; the share of groups without any signal."""
     reward, lengths, groups = episodes.reward.double(), episodes.lengths.double(), episodes.groups
     level = groups.total(groups.greatest(reward) == groups.least(reward)) > 0
+    shown = {}
+    if episodes.demonstrated is not None:
+        taught, played = reward[episodes.demonstrated], ~episodes.demonstrated
+        shown = {"demonstration/episodes": float(taught.numel()), "demonstration/reward": float(taught.mean())}
+        reward, lengths = reward[played], lengths[played]
     return {
+        **shown,
         "reward/mean": float(reward.mean()),
         "reward/std": float(reward.std(correction=0)),
         "reward/min": float(reward.min()),

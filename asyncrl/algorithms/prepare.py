@@ -11,6 +11,7 @@ from asyncrl.algorithms.advantages.base import Rollouts
 from asyncrl.algorithms.batch import Centres, Episodes, Reduce, Tokens
 from asyncrl.algorithms.composition import INTERPOLATED, Composition
 from asyncrl.algorithms.corrections.base import Ages
+from asyncrl.algorithms.demonstrations import only_sampled
 from asyncrl.algorithms.losses.base import Candidates
 from asyncrl.algorithms.restricted import held
 from asyncrl.algorithms.selection import draw
@@ -29,22 +30,25 @@ def prepare(
     tokens = held(tokens)
     if episodes.version is not None:
         tokens = replace(tokens, lag=episodes.version - tokens.versions)
-    view = View.of(tokens)
+    view, sampled = View.of(tokens), View.of(only_sampled(tokens))
     _check(parts, episodes, tokens, view)
     for change in parts.rewards:
         episodes = replace(episodes, reward=change(episodes))
-    divergence = _divergence(parts, tokens, view)
+    divergence = _divergence(parts, tokens, sampled)
     if divergence is not None:
         kl_weight = _adapted(parts, kl_weight, divergence, episodes, reduce)
-    charge = kl_weight * divergence if divergence is not None and parts.kl.place == "reward" else None
+    charge = None
+    if divergence is not None and parts.kl.place == "reward":
+        # A demonstration pays nothing.
+        charge = view.take(sampled.scatter(kl_weight * divergence))
     tokens = _with_advantages(parts, _rollouts(episodes, tokens, view, charge, reduce))
-    tokens = _with_corrections(parts, episodes, tokens, view, reduce)
-    tokens = replace(tokens, centres=_centres(tokens, view, reduce))
+    tokens = _with_corrections(parts, episodes, tokens, sampled, reduce)
+    tokens = replace(tokens, centres=_centres(tokens, sampled, reduce))
     if parts.streams:
-        weights = stream_weights(parts.streams, episodes, view, reduce).to(tokens.behaviour.dtype)
-        tokens = replace(tokens, streams=torch.stack([view.scatter(each) for each in weights], 1))
+        weights = stream_weights(parts.streams, episodes, sampled, reduce).to(tokens.behaviour.dtype)
+        tokens = replace(tokens, streams=torch.stack([sampled.scatter(each) for each in weights], 1))
     if parts.loss.selects:
-        tokens = _with_selection(parts, episodes, tokens, view, reduce)
+        tokens = _with_selection(parts, episodes, tokens, sampled, reduce)
     return replace(tokens, reference=reference), kl_weight
 
 

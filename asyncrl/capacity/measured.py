@@ -145,7 +145,8 @@ def _tasks(run: Path, actors: Sequence[Sequence[Row]]) -> list[list[TypicalEpiso
     rows = [row for rows in actors for row in rows if "generate_s" in row]
     groups: dict[str, list[TypicalEpisode]] = defaultdict(list)
     with closing(StoredRun(run / "replay")) as stored:
-        found = [(name, record) for name, record in stored.records() if not is_evaluation(name)]
+        records = stored.records()
+        found = [each for each in records if not (is_evaluation(each[0]) or each[1].is_demonstration)]
         sampled_s = _mean(row["generate_s"] for row in rows) / max(1.0, _mean(record.sampled for _, record in found))
         waited_s = _mean(row.get("wait_s", 0.0) for row in rows)
         for name, record in reversed(found):

@@ -72,8 +72,32 @@ def _data(config: TrainConfig) -> Iterator[str]:
     if data.dataset_params and data.dataset is None:
         yield "data.dataset_params data.dataset: there is no class that takes them; name it"
     yield from _prompts(config)
+    yield from _group_demonstrations(config)
     if len(data.band) not in (0, 2) or sorted(data.band) != list(data.band):
         yield "data.band: give the lowest and the highest success rate, such as [0.1,0.9]"
+
+
+def _group_demonstrations(config: TrainConfig) -> Iterator[str]:
+    manager, key = config.scoring.manager, "data.demonstration"
+    if config.data.demonstration is None:
+        return
+    if config.data.dataset is not None:
+        yield f"{key} data.dataset: the class makes tasks without demonstrations; set one of the two to null"
+    if config.actor.agent is not None:
+        yield f"{key} actor.agent: an agent makes its prompts itself, a demonstration has those of the tasks; set null"
+    if config.actor.has_environments:
+        yield f"{key} actor.environment: an environment begins the episode itself, a demonstration cannot; set null"
+    if config.actor.interactions:
+        yield f"{key} actor.interactions: no user scores the turns of a demonstration; set the first to null"
+    if config.scoring.shaping.environment_weight:
+        yield (
+            f"{key} scoring.shaping.environment_weight: the tools do not run for a demonstration, and give it no "
+            "reward; set one of the two to null or 0"
+        )
+    if any(map(manager.of, ("", *manager.sources))):
+        yield f"{key} scoring.manager.name: a manager judges what the policy played; set one of the two to null"
+    if config.implicit.train:
+        yield f"{key} implicit.train: no test has trained this model on demonstrations; set the first to null"
 
 
 def _prompts(config: TrainConfig) -> Iterator[str]:

@@ -85,6 +85,21 @@ class DemonstrationFile(Sequence[Demonstration]):
             raise DataError(f"{self.place(row)}, column {column}: {error}; mend or drop the row") from error
 
 
+def read_continuation(value: Any) -> Sequence[Mapping[str, Any]]:
+    """The messages that a demonstration of a task adds to its prompt: messages, their JSON text, or the plain text of
+    one answer; none for null. Raises ValueError."""
+    if value is None:
+        return ()
+    if value == "":
+        raise ValueError("it is empty text; null says that there is none")
+    if isinstance(value, str) and not _is_json(value):
+        return ({"role": "assistant", "content": value},)
+    found = _messages(value)
+    if all(message["role"] != "assistant" for message in found):
+        raise ValueError("it has no assistant turn, which could be learned")
+    return found
+
+
 def _messages(value: Any) -> list[Mapping[str, Any]]:
     """Raises ValueError."""
     try:
@@ -106,9 +121,14 @@ def _messages(value: Any) -> list[Mapping[str, Any]]:
 
 def _prompt(value: Any) -> list[Mapping[str, Any]]:
     """Raises ValueError."""
-    if isinstance(value, str) and not value.lstrip().startswith("[{"):
+    if isinstance(value, str) and not _is_json(value):
         return [{"role": "user", "content": value}]
     return _messages(value)
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text is meant as messages rather than as what somebody says."""
+    return text.lstrip().startswith("[{")
 
 
 def _text(value: Any) -> str:

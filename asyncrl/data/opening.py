@@ -45,10 +45,10 @@ def read_lengths(path: Path, rows: int) -> NDArray[np.int32]:
 
 
 def all_tasks(config: TrainConfig, sources: Sequence[str]) -> TaskFile:
-    """The tasks of `sources`, with those whose prompts are too long. Raises DataError: they cannot be used, or no start
-    has made them with `data.dataset`."""
+    """The tasks of `sources`, with those whose prompts are too long; training tasks have their demonstrations. Raises
+    DataError: they cannot be used, or no start has made them with `data.dataset`."""
     if config.data.dataset is None:
-        return TaskFile(sources)
+        return TaskFile(sources, config.data.demonstration if sources == config.data.train else None)
     path = made_file(config, sources)
     if not path.exists():
         raise DataError(f"data.dataset={config.data.dataset}: there is no {path}; `asyncrl train` makes it")

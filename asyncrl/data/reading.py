@@ -2,7 +2,10 @@
 
 Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `ground_truth`), optional `extra_info` (a
 struct with `index`, `split`, `tools_kwargs` ...), optional `tools` (OpenAI schemas, as structs or as JSON text) and
-optional `environment` (text, which becomes `extra_info.environment` of the task).
+optional `environment` (text, which becomes `extra_info.environment` of the task). The option
+`data.demonstration` names one more column: what a demonstration adds to the prompt, as messages, as their JSON text, or
+as plain text, which is one answer; null where a task has none.
+
 A task's id is `data_source/split/index`. The row's number in all files together replaces an `index` that is missing or
 not unique, and the stem of the row's file replaces a missing `split`.
 
@@ -24,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from asyncrl.data.demonstrations import read_continuation
 from asyncrl.data.sendable import MAX_DEPTH, check_sendable, plain, schemas
 from asyncrl.data.tables import TableFile, read_rows
 from asyncrl.errors import DataError, WireError
@@ -39,13 +43,15 @@ RECENT_TASKS = 1024
 
 
 class TaskFile(Sequence[Task]):
-    """The tasks of one file, or of several (`asyncrl.data.tables`). Raises DataError, which names the file, column or
-    row that cannot be used."""
+    """The tasks of one file, or of several (`asyncrl.data.tables`), with the demonstrations of the column
+    `demonstration`, if one is named. Raises DataError, which names the file, column or row that cannot be used."""
 
-    def __init__(self, sources: str | Path | Sequence[str | Path]) -> None:
+    def __init__(self, sources: str | Path | Sequence[str | Path], demonstration: str | None = None) -> None:
         sources = [sources] if isinstance(sources, (str, Path)) else sources
         self._name = ", ".join(map(str, sources))
-        self._rows = read_rows(sources, REQUIRED, OPTIONAL)
+        self._demonstration = demonstration
+        columns = REQUIRED if demonstration is None else (*REQUIRED, demonstration)
+        self._rows = read_rows(sources, columns, OPTIONAL)
         self._table = self._rows.table
         self._numbers: Sequence[int] = range(self._table.num_rows)
         self._name_sources()
@@ -299,7 +305,18 @@ class TaskFile(Sequence[Task]):
             tools=self._tools(row, values.get("tools")),
             tools_kwargs=extra.pop("tools_kwargs", {}),
             extra_info=extra,
+            demonstration=self._shown(row, values),
         )
+
+    def _shown(self, row: int, values: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        if self._demonstration is None:
+            return ()
+        try:
+            return read_continuation(values[self._demonstration])
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"{self.place(row)}, column {self._demonstration}: {error}; mend it, or set it to null"
+            ) from error
 
     def _tools(self, row: int, tools: Any) -> Sequence[Mapping[str, Any]]:
         try:

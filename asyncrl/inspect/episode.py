@@ -23,7 +23,7 @@ from asyncrl.inspect.table import printable
 from asyncrl.observe.kept.episode import ARRAYS as KEPT_ARRAYS
 from asyncrl.observe.kept.episode import KeptEpisode
 from asyncrl.replay.stored import StoredTrajectory
-from asyncrl.types import Labels, Trajectory, Turn, runs_of
+from asyncrl.types import DEMONSTRATED, Labels, Trajectory, Turn, runs_of
 
 SAMPLED, GIVEN = "green", "dim"
 GOOD, BAD = 0.66, 0.33
@@ -102,7 +102,8 @@ def _facts(record: StoredTrajectory) -> dict[str, str]:
         found["group"] = f"{facts.group}, member {facts.member}"
         found["state"] = f"{facts.state}{planned}"
         found["reason"] = "" if letter else facts.reason
-        found["tokens"] = f"{facts.tokens}, of which {facts.sampled} sampled, by version {facts.oldest} or newer"
+        by = "shown" if facts.is_demonstration else f"sampled, by version {facts.oldest} or newer"
+        found["tokens"] = f"{facts.tokens}, of which {facts.sampled} {by}"
     if letter is not None:
         found["dead letter"] = f"attempt {letter.attempt + 1}: {letter.reason}"
     if trajectory is None:
@@ -153,7 +154,10 @@ def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iter
             f"turn {number}",
             turn.role.value,
             f"{turn.end - turn.start} tokens",
-            *(f"{count} by version {version}" for version, count in by_version.items()),
+            *(
+                f"{count} shown" if version == DEMONSTRATED else f"{count} by version {version}"
+                for version, count in by_version.items()
+            ),
             turn.finish_reason,
             "" if turn.score is None else f"score {turn.score:.3g}",
             _under(trajectory, turn),

@@ -99,7 +99,8 @@ class StepRow:
 def step_row(stored: StoredRun, plan: BatchPlan) -> StepRow:
     """What the episodes of a plan have in common."""
     facts = stored.facts(plan.ids)
-    rewards, lags = [each.reward for each in facts], [plan.version - each.oldest for each in facts]
+    rewards = [each.reward for each in facts]
+    lags = [each.lag_at(plan.version) for each in facts if not each.is_demonstration]
     return StepRow(
         step=plan.step,
         version=plan.version,

@@ -126,7 +126,7 @@ def _planned_lags(tx: Transaction) -> Counter[int]:
     for step in range(max(0, steps - RECENT_PLANS), steps):
         plan = recorded_plan(tx, step)
         facts = [TrajectoryRecord.load(tx, name) for name in plan.ids]
-        lags.update(plan.version - each.oldest for each in facts if each is not None)
+        lags.update(each.lag_at(plan.version) for each in facts if each is not None and not each.is_demonstration)
     return lags
 
 

@@ -24,7 +24,7 @@ from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.packed_layout import PackedLayout, send
 from asyncrl.modelling.routing import RoutingError, RoutingShape
 from asyncrl.modelling.vision import ImagePatches, VisionShape
-from asyncrl.types import NO_VERSION, BatchPlan, Labels, Trajectory
+from asyncrl.types import DEMONSTRATED, NO_VERSION, BatchPlan, Labels, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -291,6 +291,7 @@ def build_local_batch(
         behaviour=_joined([each.logprobs for each in trajectories], torch.float32, device),
         versions=_joined([each.versions for each in trajectories], torch.int64, device),
         restricted=_joined(restricted, torch.bool, device) if any(each.any() for each in restricted) else None,
+        demonstrated=_demonstrated(trajectories, device),
     )
     host = torch.device("cpu")
     ids = _joined([each.tokens for each in trajectories], torch.int64, host)
@@ -341,6 +342,13 @@ def pack_demonstrations(
     )
 
 
+def _demonstrated(trajectories: Sequence[Trajectory], device: torch.device) -> Tensor | None:
+    """bool[N]: the tokens that demonstrations teach; None where none of the trajectories is one."""
+    if not any(each.is_demonstration for each in trajectories):
+        return None
+    return _joined([each.versions == DEMONSTRATED for each in trajectories], torch.bool, device)
+
+
 def _restricted(trajectory: Trajectory, least: float) -> NDArray[np.bool_]:
     """bool[T]: where a grammar left the policy less than the mass `least`."""
     mass = trajectory.grammar_mass
@@ -357,6 +365,7 @@ def build_episodes(
     firsts = {plan.group_ids.index(group) for group in order}
     names = set(labels[0].extra).intersection(*(each.extra for each in labels))
     steps = [len(each.step_scores) for each in labels]
+    shown = set(plan.demonstrations)
     return Episodes(
         group=torch.tensor([order[group] for group in plan.group_ids], device=device),
         reward=_scores([each.reward for each in labels], device),
@@ -368,6 +377,7 @@ def build_episodes(
         extra={name: _scores([each.extra[name] for each in labels], device) for name in sorted(names)},
         version=plan.version,
         greedy=torch.tensor([i in firsts for i in range(len(labels))], device=device) if greedy_sibling else None,
+        demonstrated=torch.tensor([i in shown for i in range(len(labels))], device=device) if shown else None,
         priority=None if set(plan.weights) == {1.0} else _scores(plan.weights, device),
     )
 

@@ -120,10 +120,12 @@ class StepMetrics:
 
 
 def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:
-    """How many trajectories have lag 0, 1, ..., max_lag, and more than that: int64[max_lag + 2]."""
-    _, index = tokens.sequence[tokens.mask].unique(return_inverse=True)
+    """How many trajectories have lag 0, 1, ..., max_lag, and more than that: int64[max_lag + 2]. A demonstration has
+    none."""
+    sampled = tokens.mask if tokens.demonstrated is None else tokens.mask & ~tokens.demonstrated
+    _, index = tokens.sequence[sampled].unique(return_inverse=True)
     count = int(index.max()) + 1 if len(index) else 0
-    oldest = tokens.versions.new_full((count,), version).scatter_reduce(0, index, tokens.versions[tokens.mask], "amin")
+    oldest = tokens.versions.new_full((count,), version).scatter_reduce(0, index, tokens.versions[sampled], "amin")
     return torch.bincount((version - oldest).clamp(0, max_lag + 1).cpu(), minlength=max_lag + 2)
 
 
@@ -143,14 +145,19 @@ def step_histograms(episodes: Episodes, lags: Tensor, result: StepResult) -> dic
     counts, edges = lags.tolist(), bin_edges()
     found = {
         "lag": Histogram(tuple(counts), tuple(lag - 0.5 for lag in range(len(counts) + 1))),
-        "reward": spread(episodes.reward),
-        "length": spread(episodes.lengths),
+        "reward": spread(_played(episodes, episodes.reward)),
+        "length": spread(_played(episodes, episodes.lengths)),
     }
     if RAW in result.ratios:
         found["log_ratio"] = Histogram(tuple(result.ratios[RAW]), edges)
     if CORRECTED in result.ratios:
         found["weight"] = Histogram(tuple(result.ratios[CORRECTED]), tuple(map(math.exp, edges)))
     return found
+
+
+def _played(episodes: Episodes, values: Tensor) -> Tensor:
+    """Those of values [S] that are of episodes which the policy played."""
+    return values if episodes.demonstrated is None else values[~episodes.demonstrated]
 
 
 def spread(values: Tensor) -> Histogram:
@@ -169,10 +176,10 @@ def step_values(
     return {
         "loss": result.loss,
         **norms,
-        "outcome/mean": float(episodes.outcome.mean()),
+        "outcome/mean": float(_played(episodes, episodes.outcome).mean()),
         "version": float(plan.version),
         "tokens": float(sum(plan.tokens)),
-        "tokens_sampled": float(sum(plan.sampled)),
+        "tokens_sampled": float(_played(episodes, episodes.lengths).sum()),
         "trajectories_trained": float(progress.trajectories),
         "updates_skipped": float(progress.updates_skipped),
         "updates_too_large": float(progress.updates_too_large),

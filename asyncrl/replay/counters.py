@@ -63,7 +63,7 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
         lost += record.state in LIVE and not _readable(tx, key.decode())
     plans = [plan for _, plan in tx.items("plans", BatchPlan) if not plan.skipped]
     planned = Counter(name for plan in plans for name in plan.ids)
-    lags = [plan.version - TrajectoryRecord.of(tx, name).oldest for plan in plans for name in plan.ids]
+    lags = [TrajectoryRecord.of(tx, name).lag_at(plan.version) for plan in plans for name in plan.ids]
     return {
         "states": dict(states),
         "lost": lost + tx.counter("accepted") - states.total(),

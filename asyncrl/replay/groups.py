@@ -72,7 +72,10 @@ class OpenGroups:
             return False
         name, row = self._next(tx)
         tx.add("committed", size * admission.uses)
-        self.open(tx, name, GroupRecord(row, Purpose.TRAIN, 0, [0] * size, [False] * size))
+        demonstrated = bool(self._settings.feed.tasks[row].demonstration)
+        members = size + demonstrated
+        group = GroupRecord(row, Purpose.TRAIN, 0, [0] * members, [False] * members, demonstrated=demonstrated)
+        self.open(tx, name, group)
         return True
 
     def _next(self, tx: Transaction) -> tuple[str, int]:
@@ -133,7 +136,7 @@ class OpenGroups:
             self._end(tx, trajectory, end, shorten(reason), keeps)
             self.withdraw(tx, trajectory)
         if group.training and end in THROWN_AWAY:
-            tx.add("committed", -len(group.attempts) * (self._settings.admission.uses - group.sampled))
+            tx.add("committed", -group.played * (self._settings.admission.uses - group.sampled))
             tx.add(f"groups_{end}")
         if not group.training and end is TrajectoryState.DROPPED:
             evaluation.count_task(tx, group.version, None)

@@ -266,7 +266,8 @@ class Labelling:
             keeps = evaluation.take_sample(tx, self._settings, name, group, episode)
             self._groups.close(tx, name, TrajectoryState.EVALUATED, keeps=keeps)
             return
-        self._settings.feed.learned(tx, group.row, float(np.mean([member.outcome for member in members])))
+        played = [member for member in members if not member.is_demonstration]
+        self._settings.feed.learned(tx, group.row, float(np.mean([member.outcome for member in played])))
         reason = self._settings.filters.reason(members)
         if reason is not None:
             tx.add(f"filtered/{reason}")
@@ -274,7 +275,7 @@ class Labelling:
             return
         spread = float(np.std([member.reward for member in members]))
         self._stages.begin(tx, Stage.READY, name)
-        tx.append("ready", ReadyGroup(name, min(member.oldest for member in members), spread))
+        tx.append("ready", ReadyGroup(name, min(member.oldest for member in played), spread))
 
     def fail(self, tx: Transaction, request: FailScoring) -> None:
         """A scorer gives a trajectory up for now, and the whole group where it was leased with it: the unit is tried

@@ -62,5 +62,7 @@ def _checksum(tasks: Sequence[Task]) -> int:
     checksum = 0
     for row in rows:
         task = tasks[row]
-        checksum = crc32(msgspec.json.encode([task.id, task.messages, task.ground_truth]), checksum)
+        # Without the last part where there is none, so that stores without demonstrations keep their checksums.
+        shown = [task.demonstration] if task.demonstration else []
+        checksum = crc32(msgspec.json.encode([task.id, task.messages, task.ground_truth, *shown]), checksum)
     return checksum

@@ -153,7 +153,7 @@ class Planning:
     def _age(self, tx: Transaction, name: str, version: int) -> None:
         record = TrajectoryRecord.of(tx, name)
         if not record.plans:
-            record.lag = version - record.oldest
+            record.lag = record.lag_at(version)
             record.save(tx, name)
 
     def _record(self, tx: Transaction, step: int, chosen: Sequence[tuple[bytes, ReadyGroup, float]]) -> BatchPlan:
@@ -172,11 +172,12 @@ class Planning:
             sampled=[record.sampled for _, record, _ in entries],
             weights=[weight for _, _, weight in entries],
             shared=_shared(tx, [name for name, _, _ in entries]),
+            demonstrations=[index for index, (_, record, _) in enumerate(entries) if record.is_demonstration],
         )
         tx.put("plans", step, plan)
         for name, record, _ in entries:
             record.state, record.plans, record.last_plan = TrajectoryState.PLANNED, record.plans + 1, step
-            record.lag = plan.version - record.oldest
+            record.lag = record.lag_at(plan.version)
             record.save(tx, name)
         for order, ready, _ in chosen:
             self._use(tx, order, ready.name, step)

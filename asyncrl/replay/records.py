@@ -10,7 +10,7 @@ from msgspec import Struct
 from asyncrl.ids import ticket_id
 from asyncrl.replay.images import forget_images
 from asyncrl.replay.transaction import Key, Transaction
-from asyncrl.types import Purpose
+from asyncrl.types import Finish, Purpose
 
 
 class TrajectoryState(StrEnum):
@@ -74,13 +74,14 @@ def shorten(reason: str) -> str:
 class TrajectoryRecord(Record):
     """What is known of a trajectory for good.
 
-    `oldest` is the oldest version that sampled a token of it. `scored` kinds of scores are done, `leased` more are
-    with a scorer, after `attempts`. `reward` and `outcome` mean nothing before the first score. `plans` counts the
-    plans that name it, `last_plan` is the newest of them, and `trained` counts those that a checkpoint covers. `lag` is
-    that at its newest plan or at its eviction; -1 before. `turns` counts the policy's own, `seconds` is the length of
-    the episode, and `reason` says why it was evicted, filtered, dropped or given up. `process` is the score of its
-    steps as one number, if a process model scored them, and `vote` the answer in short (see `Labels`). `row` is the
-    task's row in the training or evaluation file; -1 in imported stores and those of earlier versions.
+    `oldest` is the oldest version that sampled a token of it; a demonstration, which none sampled, has no age. `scored`
+    kinds of scores are done, `leased` more are with a scorer, after `attempts`. `reward` and `outcome` mean nothing
+    before the first score. `plans` counts the plans that name it, `last_plan` is the newest of them, and `trained`
+    counts those that a checkpoint covers. `lag` is that at its newest plan or at its eviction; -1 before, and for a
+    demonstration. `turns` counts the policy's own, `seconds` is the length of the episode, and `reason` says why it was
+    evicted, filtered, dropped or given up. `process` is the score of its steps as one number, if a process model scored
+    them, and `vote` the answer in short (see `Labels`). `row` is the task's row in the training or evaluation file; -1
+    in imported stores and those of earlier versions.
     """
 
     table = "trajectories"
@@ -108,11 +109,20 @@ class TrajectoryRecord(Record):
     vote: str = ""
     row: int = -1
 
+    @property
+    def is_demonstration(self) -> bool:
+        return self.finish == Finish.DEMONSTRATION
+
+    def lag_at(self, version: int) -> int:
+        """Its lag at a policy version; -1 for a demonstration."""
+        return -1 if self.is_demonstration else version - self.oldest
+
 
 class GroupRecord(Record):
     """An open group. `row` is the task's row in the training or evaluation file; `version` is the policy version that
     the members need at least; `attempts` counts each member's failures; `labelled` tells which members are labelled;
-    `sampled` counts the plans that took the group."""
+    `sampled` counts the plans that took the group. With `demonstrated` the last member is the task's demonstration,
+    beside the members that the policy plays."""
 
     table = "groups"
     row: int
@@ -121,10 +131,19 @@ class GroupRecord(Record):
     attempts: list[int]
     labelled: list[bool]
     sampled: int = 0
+    demonstrated: bool = False
 
     @property
     def training(self) -> bool:
         return self.purpose is Purpose.TRAIN
+
+    @property
+    def played(self) -> int:
+        """How many members the policy plays. Admission counts these alone, since a demonstration never gets old."""
+        return len(self.attempts) - self.demonstrated
+
+    def is_demonstration(self, member: int) -> bool:
+        return self.demonstrated and member == len(self.attempts) - 1
 
     def ids(self, group: str) -> list[str]:
         """The members' ticket ids, which are their trajectories' ids too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -17,7 +18,8 @@ ZERO_VARIANCE = 1e-6
 @dataclass(frozen=True, slots=True)
 class Filters:
     """Refuses groups whose rewards are all the same, whose mean reward is outside limits, or with a member that is too
-    long. None is no limit. Refused groups are counted by reason, and replaced."""
+    long. None is no limit. A demonstration does not count in the mean. Refused groups are counted by reason, and
+    replaced."""
 
     zero_variance: bool = False
     min_reward: float | None = None
@@ -27,7 +29,7 @@ class Filters:
     def reason(self, members: Sequence[TrajectoryRecord]) -> str | None:
         """Why the group is refused; None where it is kept."""
         rewards = [member.reward for member in members]
-        mean = sum(rewards) / len(rewards)
+        mean = fmean(member.reward for member in members if not member.is_demonstration)
         if self.zero_variance and max(rewards) - min(rewards) < ZERO_VARIANCE:
             return "zero_variance"
         if self.min_reward is not None and mean < self.min_reward:

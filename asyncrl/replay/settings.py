@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from asyncrl.ids import is_evaluation
 from asyncrl.replay.admission import Admission
@@ -70,8 +70,11 @@ class ReplaySettings:
         tasks = pinned_tasks(self.feed.tasks, self.held_out)
         return {**tasks, "group_size": self.group_size, "shard": self.shard, "shards": self.shards}
 
-    def task(self, group: GroupRecord) -> Task:
-        return self.feed.tasks[group.row] if group.training else self.held_out[group.row]
+    def task(self, group: GroupRecord, member: int | None = None) -> Task:
+        """The task of a group. Only the member that is its demonstration gets that, too."""
+        task = self.feed.tasks[group.row] if group.training else self.held_out[group.row]
+        shows = member is not None and group.is_demonstration(member)
+        return task if shows or not task.demonstration else replace(task, demonstration=())
 
     def task_of(self, name: str, trajectory: TrajectoryRecord) -> Task | None:
         """The task of a trajectory of that id; None where its record does not have the row."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, TypeVar
 
 from asyncrl.config.changes import ConfigChange
@@ -100,6 +100,11 @@ class ShardedReplay:
         return [found[name] for name in ids]
 
 
+def _demonstrations(plans: Sequence[BatchPlan]) -> list[int]:
+    firsts = accumulate((len(plan.ids) for plan in plans), initial=0)
+    return [first + index for first, plan in zip(firsts, plans, strict=False) for index in plan.demonstrations]
+
+
 def join_plans(plans: Sequence[BatchPlan]) -> BatchPlan:
     """One plan out of the shards' parts of a step, in the order of the shards; skipped where one part is."""
     return BatchPlan(
@@ -112,6 +117,7 @@ def join_plans(plans: Sequence[BatchPlan]) -> BatchPlan:
         weights=[weight for plan in plans for weight in plan.weights],
         skipped=next((plan.skipped for plan in plans if plan.skipped), ""),
         shared=[count for plan in plans for count in plan.shared or [0] * len(plan.ids)],
+        demonstrations=_demonstrations(plans),
     )
 
 

@@ -120,7 +120,7 @@ class TicketQueue:
         oldest = max(0, self._settings.oldest_allowed(tx.counter("version")))
         return Ticket(
             id=name,
-            task=self._settings.task(group),
+            task=self._settings.task(group, record.member),
             group_id=record.group,
             member=record.member,
             purpose=group.purpose,
@@ -177,6 +177,9 @@ class TicketQueue:
                 f"{name} says that it is member {trajectory.member} of {trajectory.group_id}; "
                 f"its ticket is for member {ticket.member} of {ticket.group}"
             )
+        if trajectory.is_demonstration != group.is_demonstration(ticket.member):
+            was = "a demonstration" if trajectory.is_demonstration else "an episode"
+            raise RefusedError(f"{name} is {was}, and its ticket is for the other one of the two")
         self._check(tx, trajectory)
         sent = read_images(images, trajectory)
         if lacks_images(tx, trajectory, sent):

@@ -68,7 +68,7 @@ class ScoringStats:
         """Labels that the replay has accepted."""
         self._tokens += len(trajectory)
         self._counts["labelled" if scored.final else "handed_on"] += 1
-        if scored.final:
+        if scored.final and not trajectory.is_demonstration:
             self._window.append((trajectory, scored))
 
     def count_failure(self, kind: Literal["failed", "refused", "waited"], episodes: int = 1) -> None:

@@ -66,6 +66,7 @@ def test_all_that_is_wrong_is_in_one_message(config: TrainConfig) -> None:
     ]
 
 
+SHOWN = {"data.demonstration": "target"}
 VLLM = {"engine.kind": "vllm", "engine.urls": ["http://u"]}
 AWAY = {"engine.kind": "sglang", "engine.urls": ["http://127.0.0.1:1", "http://10.0.0.2:30000"]}
 KEYS = {"network.host": "0.0.0.0", "network.keys": "k"}
@@ -78,6 +79,13 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
     ("changes", "fix"),
     [
         ({"learner.batch_size": 10, "learner.group_size": 4}, "such as 12"),
+        (SHOWN | {"data.dataset": "a.B"}, "makes tasks without demonstrations"),
+        (SHOWN | {"actor.agent": "a.b"}, "an agent makes its prompts itself, a demonstration"),
+        (SHOWN | {"actor.environment": "a.B", "actor.tools": []}, "an environment begins the episode itself"),
+        (SHOWN | {"actor.interactions": {"a": "x.Y"}}, "no user scores the turns"),
+        (SHOWN | {"scoring.shaping.environment_weight": 0.5}, "the tools do not run for a demonstration"),
+        (SHOWN | MANAGER, "judges what the policy played"),
+        (SHOWN | {"implicit.train": True, "algorithm.advantage.name": "prime"}, "no test has trained this model on"),
         (TURNS | {"engine.kind": "embedded"}, "cannot free its memory"),
         (TURNS | {"engine.urls": ["http://127.0.0.1:1"]}, "name no servers"),
         (TURNS | {"replay.max_lag": 1}, "set 0"),

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -206,3 +207,41 @@ def test_a_resume_with_other_tasks_is_refused_once_and_one_with_the_same_takes_a
     assert resumed.returncode == 0, resumed.stderr
     assert read_config(run.dir).network.replay_port != port
     assert [line["step"] for line in run.steps()] == [0, 1]
+
+
+@pytest.mark.long
+def test_kills_train_no_demonstration_of_a_group_twice(start: Start, tmp_path: Path) -> None:
+    convert("gsm8k", str(EXCERPT), tmp_path / "tasks.parquet", "train")
+    rows = pq.read_table(tmp_path / "tasks.parquet").to_pylist()
+    shown = [f"The answer is #### {row['reward_model']['ground_truth']}" for row in rows]
+    shown[1::2] = [None] * len(shown[1::2])
+    table = pq.read_table(tmp_path / "tasks.parquet").append_column("target", pa.array(shown, pa.string()))
+    pq.write_table(table, tmp_path / "tasks.parquet")
+    words = (
+        *("experiment=gsm8k_calculator", f"model.path={write_model(tmp_path / 'model')}", "model.dtype=float32"),
+        *(f"data.train={tmp_path / 'tasks.parquet'}", "data.demonstration=target", "actor.max_turn_tokens=24"),
+        *("algorithm.demonstration.weight=shaped", "replay.retention=all", "learner.checkpoint_every=3"),
+        *("learner.batch_size=16", "learner.group_size=4", "learner.steps=9", "replay.lease_s=5"),
+    )
+    run = start("train", *words)
+    for step, role in ((1, "actor-0"), (3, "replay"), (4, "learner"), (6, "scoring-0")):
+        run.wait_for_step(step)
+        run.kill(role)
+    run.finish()
+    found = audit(read_config(run.dir), run.dir)
+    assert (found["lost"], found["trained_twice"]) == (0, 0), run.logs()
+    # A step that was trained twice, since no checkpoint had it, is logged twice: with the same demonstrations.
+    by_step = {row["step"]: row for row in run.steps()}
+    stored = StoredRun(run.dir / "replay")
+    plans = [stored.plan(step) for step in range(9)]
+    demonstrations = [plan.ids[index] for plan in plans for index in plan.demonstrations]
+    assert demonstrations
+    assert len(set(demonstrations)) == len(demonstrations)
+    for step, plan in enumerate(plans):
+        assert len(plan.ids) == 16 + len(plan.demonstrations)
+        if plan.demonstrations:
+            assert by_step[step]["demonstration/episodes"] == len(plan.demonstrations)
+            assert by_step[step]["demonstration/reward"] > by_step[step]["reward/mean"]
+        for index in plan.demonstrations:
+            assert stored.trajectory(plan.ids[index]).is_demonstration
+    stored.close()

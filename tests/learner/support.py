@@ -41,11 +41,12 @@ from asyncrl.modelling.images import digest_of
 from asyncrl.modelling.routing import RoutingShape, routing_shape
 from asyncrl.observe.spans import Spans
 from asyncrl.replay.admission import Admission
-from asyncrl.types import BatchPlan, Role, Ticket, Trajectory, Turn
+from asyncrl.replay.feed import Feed
+from asyncrl.types import DEMONSTRATED, BatchPlan, Finish, Role, Ticket, Trajectory, Turn, runs_of
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
 from asyncrl.weights.canary import Canary
 from tests.fake_replay import FakeReplay
-from tests.helpers import FakeMetrics, make_trajectory
+from tests.helpers import FakeMetrics, make_task, make_trajectory
 from tests.vision import IMAGE_TOKEN, MERGE, PATCH, encoded
 
 VOCABULARY = 280
@@ -116,6 +117,13 @@ def random_trajectory(version: int, rng: np.random.Generator) -> Trajectory:
         turns=turns,
         steps=(),
     )
+
+
+def as_demonstration(trajectory: Trajectory) -> Trajectory:
+    """The trajectory as if no policy had sampled it."""
+    versions = np.where(trajectory.loss_mask, DEMONSTRATED, -1).astype(np.int32)
+    unknown = np.zeros_like(trajectory.logprobs)
+    return structs.replace(trajectory, logprobs=unknown, version_runs=runs_of(versions), finish=Finish.DEMONSTRATION)
 
 
 def beginning_alike(group: Sequence[Trajectory], rng: np.random.Generator) -> list[Trajectory]:
@@ -207,6 +215,12 @@ def with_demonstrations(config: TrainConfig, **sft: Any) -> TrainConfig:
     return config
 
 
+def with_group_demonstrations(config: TrainConfig, weight: str = "shaped") -> TrainConfig:
+    """The same run with a demonstration in each group."""
+    config.data.demonstration, config.algorithm.demonstration.weight = "target", weight
+    return config
+
+
 class PlannedReplay(FakeReplay):
     """Batches that depend on the seed and the step only: each is played and labelled when the plan of its step, or of a
     later one, is asked for.
@@ -214,7 +228,8 @@ class PlannedReplay(FakeReplay):
     `reward` is that of the trajectories, by step, or random. The learner is stopped when it asks for the plan of step
     `stop_at`, and dies when it asks for that of `die_at`. The plan of step `skip` is skipped. A trajectory of step
     `poison` has a token id that the policy does not know. The run had the `changes` before. With `alike` the sequences
-    of a group begin alike. A policy in a folder "vision" gets images in most episodes.
+    of a group begin alike. With data.demonstration every group has a demonstration as well. A policy in a folder
+    "vision" gets images in most episodes.
     """
 
     def __init__(
@@ -229,7 +244,9 @@ class PlannedReplay(FakeReplay):
         alike: bool = False,
     ) -> None:
         learner = config.learner
+        shown = [{"role": "assistant", "content": "1"}] if config.data.demonstration else []
         super().__init__(
+            feed=Feed([make_task(index, demonstration=shown) for index in range(5)], seed=0, shuffle=True),
             admission=Admission(max_lag=1000, per_version=learner.batch_size),
             batch_size=learner.batch_size,
             group_size=learner.group_size,
@@ -251,12 +268,16 @@ class PlannedReplay(FakeReplay):
         learner = self.config.learner
         version = step // learner.publish_every
         rng = np.random.default_rng([self.config.run.seed, step])
+        shows = self.config.data.demonstration is not None
         batch = [random_trajectory(max(0, version - int(rng.integers(0, 2))), rng) for _ in range(learner.batch_size)]
+        for end in range(learner.batch_size, 0, -learner.group_size) if shows else ():
+            batch.insert(end, as_demonstration(random_trajectory(0, rng)))
         if self._alike:
+            size = learner.group_size + shows
             batch = [
                 part
-                for start in range(0, len(batch), learner.group_size)
-                for part in beginning_alike(batch[start : start + learner.group_size], rng)
+                for start in range(0, len(batch), size)
+                for part in beginning_alike(batch[start : start + size], rng)
             ]
         if self.config.model.path.endswith("vision"):
             batch = [with_images(each, rng) for each in batch]

@@ -21,6 +21,7 @@ from asyncrl.observe.spans import spans_file
 from tests.learner.support import Run, assert_weights_close, assert_weights_equal
 from tests.learner.two_ranks import (
     EXPERTS,
+    MEMBERS,
     OPTIMIZERS,
     configs,
     fine_tuned,
@@ -86,6 +87,7 @@ def one(model: Path, mixture: Path, ranks: Ranks, one_folder: Path) -> dict[str,
         "shown",
         "images",
         "frozen tower",
+        "members",
     ],
 )
 def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple[dict[str, Any], Path]):
@@ -103,6 +105,8 @@ def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple
     assert metrics["bins"] == pytest.approx(expected_metrics["bins"], abs=1e-9)
     raw = sum(share for (_, name), share in metrics["bins"].items() if name.startswith("ratio_bin/"))
     assert raw == pytest.approx(len(metrics["loss"]))
+    for name in MEMBERS if batch == "members" else ():
+        assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-5), name
     routing = [name for name in metrics if name.startswith("routing/")]
     assert len(routing) == (3 if batch == "replayed" else 0)
     for name in routing:
@@ -141,7 +145,7 @@ def test_copies_of_the_model_train_as_one_rank_does(
     assert_weights_equal(resumed[2], two[0]["results"]["lonely"][0][2])
 
 
-@pytest.mark.parametrize("batch", ["even", "odd", "lonely", "alike", "critic"])
+@pytest.mark.parametrize("batch", ["even", "odd", "lonely", "alike", "critic", "members"])
 def test_several_ranks_keep_the_episodes_that_one_keeps(
     batch: str, one: dict[str, Any], one_folder: Path, two: tuple[dict[str, Any], Path]
 ):

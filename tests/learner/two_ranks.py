@@ -48,6 +48,7 @@ from tests.learner.support import (
     save_whole,
     with_critic,
     with_demonstrations,
+    with_group_demonstrations,
     write_demonstrations,
 )
 from tests.mixtures import MIXTURES, mixture
@@ -62,14 +63,21 @@ BATCHES = {
 
 EXPERTS = ("experts/imbalance", "experts/entropy", "experts/balance_loss")
 MEASURED = ("loss", "grad_norm", "lag/mean", *EXPERTS, "routing/replayed", "routing/changed", "routing/refused")
+MEMBERS = (
+    "demonstration/reward",
+    "demonstration/nll",
+    "demonstration/tokens",
+    "demonstration/advantage",
+    "reward/mean",
+)
 
 CHANGE = ConfigChange(1, "learner.lr", 2e-3, 1e-3, 0)
 
 
 def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
     """Runs whose shards are even, uneven, and empty on one of two ranks; one that trains a critic too, one of a mixture
-    of experts, one that trains demonstrations too, two of which parts are frozen, one of adapters, and two of a model
-    that reads images."""
+    of experts, one that trains demonstrations too, one that has them in groups, two of which parts are frozen, one of
+    adapters, and two of a model that reads images."""
     runs = {name: make_config(model, folder / name, **values) for name, values in BATCHES.items()}
     return runs | {
         "critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"], micro_tokens=32)),
@@ -79,6 +87,9 @@ def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
         "frozen": with_frozen(make_config(model, folder / "frozen", **BATCHES["even"]), "embeddings", "*.layers.0.*"),
         "shown": with_demonstrations(
             make_config(model, folder / "shown", **BATCHES["even"], micro_tokens=48), weight=0.5, share=0.6
+        ),
+        "members": with_group_demonstrations(
+            make_config(model, folder / "members", **{**BATCHES["alike"], "minibatches": 2}, micro_tokens=48)
         ),
         "frozen mixture": with_frozen(make_config(experts, folder / "few", **BATCHES["odd"]), "moe_experts"),
         "images": make_config(model / "vision", folder / "images", **BATCHES["odd"]),
@@ -119,8 +130,8 @@ def train_all(
             ranks.barrier()
         if ranks.size > 1 and name == "even":
             config.learner.optimizer_on_host, config.learner.reshard = True, 0.5
-        run = Run(config, changes=[CHANGE], alike=name == "alike").train(ranks)
-        metrics = {each: run.metrics.of(each) for each in MEASURED if run.metrics.of(each)}
+        run = Run(config, changes=[CHANGE], alike=name in ("alike", "members")).train(ranks)
+        metrics = {each: run.metrics.of(each) for each in (*MEASURED, *MEMBERS) if run.metrics.of(each)}
         metrics["bins"] = {
             (step, name): value for step, row in run.metrics.rows for name, value in row.items() if "_bin/" in name
         }

@@ -38,7 +38,7 @@ from asyncrl.wire import (
     split,
     trajectory_message,
 )
-from tests.helpers import FakeSpans, make_labels, make_task, make_trajectory, until
+from tests.helpers import FakeSpans, make_labels, make_played, make_task, until
 
 
 def make_settings(**changes: Any) -> ReplaySettings:
@@ -116,7 +116,7 @@ class Core:
 
     def deliver(self, tickets: Iterable[Ticket], **changes: Any) -> list[str]:
         """Put a trajectory for each ticket; their ids."""
-        return [ticket.id for ticket in tickets if self.put(make_trajectory(ticket, **changes))]
+        return [ticket.id for ticket in tickets if self.put(make_played(ticket, **changes))]
 
     def fail(self, ticket: str) -> None:
         self.ask(protocol.FailEpisode(ticket, "broken"))

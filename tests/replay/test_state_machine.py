@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.feed import Feed
 from asyncrl.replay.protocol import Leave
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised
 from asyncrl.types import Ticket
-from tests.helpers import make_trajectory
+from tests.helpers import make_played, make_task
 from tests.replay.support import Core, make_settings
 
 pytestmark = pytest.mark.slow
 
+SHOWN = [{"role": "assistant", "content": "1"}]
 WORKERS = st.sampled_from(["a", "b"])
 
 
@@ -43,12 +45,16 @@ class ReplayMachine(RuleBasedStateMachine):
             }
         ),
         kinds=st.sampled_from([("rules",), ("rules", "prm")]),
+        demonstrated=st.sets(st.integers(0, 4)),
     )
-    def start(self, options: dict[str, Any], kinds: tuple[str, ...]) -> None:
+    def start(self, options: dict[str, Any], kinds: tuple[str, ...], demonstrated: set[int]) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.admission, self.kinds = options["admission"], kinds
         self.widest = self.admission
-        self.settings = make_settings(**options, needs=lambda source: kinds)
+        tasks = [make_task(index, demonstration=SHOWN if index in demonstrated else ()) for index in range(5)]
+        self.demonstrated = {tasks[index].id for index in demonstrated}
+        feed = Feed(tasks, seed=0, shuffle=True)
+        self.settings = make_settings(**options, feed=feed, needs=lambda source: kinds)
         self.core = Core(Path(self.folder.name), self.settings)
         self.held: dict[str, list[Ticket]] = {"a": [], "b": []}
         self.leased: dict[str, list[str]] = {"a": [], "b": []}
@@ -73,7 +79,7 @@ class ReplayMachine(RuleBasedStateMachine):
     def finish_an_episode(self, data: st.DataObject, age: int, twice: bool) -> None:
         worker = data.draw(st.sampled_from([name for name, held in self.held.items() if held]))
         ticket = self.held[worker].pop(data.draw(st.integers(0, len(self.held[worker]) - 1)))
-        trajectory = make_trajectory(ticket, max(ticket.min_version, self.version - age))
+        trajectory = make_played(ticket, max(ticket.min_version, self.version - age))
         for _ in range(1 + twice):
             self.stored[ticket.id] += self.core.put(trajectory) == "stored"
 
@@ -155,7 +161,14 @@ class ReplayMachine(RuleBasedStateMachine):
             plan = self.core.plan(step)
             assert plan is not None
             assert tuple(plan.ids) == ids
-            assert set(Counter(plan.group_ids).values()) == {2}
+            shown = {ids[index] for index in plan.demonstrations}
+            for name, size in Counter(plan.group_ids).items():
+                members = [each for each, group in zip(ids, plan.group_ids, strict=True) if group == name]
+                task = self.core.task(members[0])
+                assert task is not None
+                has_one = task.id in self.demonstrated
+                assert size == 2 + has_one
+                assert shown & set(members) == set(members[2:])
 
     @invariant()
     def nothing_is_lost_and_everything_is_counted(self) -> None:
@@ -171,7 +184,7 @@ class ReplayMachine(RuleBasedStateMachine):
         assert 0 <= self.core.status()["committed"] <= self.widest.capacity(self.version)
         with self.core.store.transaction(write=False) as tx:
             for step, (ids, bound) in enumerate(zip(self.plans, self.bounds, strict=True)):
-                assert all(step - TrajectoryRecord.of(tx, name).oldest <= bound for name in ids)
+                assert all(TrajectoryRecord.of(tx, name).lag_at(step) <= bound for name in ids)
 
     def teardown(self) -> None:
         if hasattr(self, "core"):

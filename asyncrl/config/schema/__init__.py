@@ -13,6 +13,7 @@ from asyncrl.config.schema.generation import ActorConfig, EngineConfig, ServerCo
 from asyncrl.config.schema.learner import (
     AlgorithmConfig,
     CriticConfig,
+    DemonstrationConfig,
     ImplicitConfig,
     LearnerConfig,
     PartConfig,

@@ -275,6 +275,19 @@ class SftConfig:
 
 
 @dataclass
+class DemonstrationConfig:
+    """How the demonstrations of tasks (data.demonstration) are trained as members of their groups."""
+
+    weight: str = option(
+        "none",
+        "importance weight of a demonstration's tokens; none: all count alike; shaped: p / (p + gamma) of the "
+        "probability p that the policy gives to the token, which teaches more where it is small",
+        choices=("none", "shaped"),
+    )
+    gamma: float = option(0.1, "of the shaped weight", "(0, inf)")
+
+
+@dataclass
 class AlgorithmConfig:
     """The parts of the algorithm, which `asyncrl algorithms` lists."""
 
@@ -319,3 +332,4 @@ class AlgorithmConfig:
     value: PartConfig = option(PartConfig("clipped"), "loss of the critic")
     value_aggregation: PartConfig = option(PartConfig("token-mean"), "how the critic's losses become one number")
     sft: SftConfig = field(default_factory=SftConfig)
+    demonstration: DemonstrationConfig = field(default_factory=DemonstrationConfig)

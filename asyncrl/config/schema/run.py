@@ -118,6 +118,12 @@ class DataConfig:
         "further keys of the configuration that the dataset class gets",
         fixed="stored groups name rows of this dataset",
     )
+    demonstration: str | None = option(
+        None,
+        "column of data.train with a task's demonstration, which becomes one more member of each of its groups; null: "
+        "none; see docs/sft.md",
+        fixed="stored groups have these members",
+    )
     max_prompt_length: int | None = option(
         None,
         "most tokens of a task's prompt, tools included; null: only actor.max_tokens limits it",

@@ -80,6 +80,7 @@ const KINDS = {
     meaning: "The policy version that sampled the token: a colour for each.",
     of: ({ version }) => {
       if (!version) return none("no token was sampled");
+      if (version.max < 0) return none("a demonstration: no policy sampled it");
       const colour = (value) => (value < 0 ? "" : shade(VERSIONS[value % VERSIONS.length], 0.6));
       const all = [];
       for (let each = version.min; each <= version.max && all.length < 12; each += 1) all.push(each);

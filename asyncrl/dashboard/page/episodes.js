@@ -25,7 +25,7 @@ const COLUMNS = [
   ["tool_calls", "calls", "tool calls"],
   ["branches", "branches", "token sequences: more than one where an agent rewrote its history"],
   ["lag", "lag", "policy versions between its oldest token and the learner"],
-  ["finish", "finish", "completed, or truncated at a limit"],
+  ["finish", "finish", "completed, truncated at a limit, or a demonstration"],
   ["source", "source", "the data source of its task"],
 ];
 // What tells one view of the tab from another; other changes are drawn within the view.

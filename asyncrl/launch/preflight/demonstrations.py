@@ -1,10 +1,23 @@
-"""The start renders the demonstrations of `algorithm.sft`, which the learner reads as tokens."""
+"""The start renders the demonstrations of `algorithm.sft`, which the learner reads as tokens, and tries those of tasks,
+which actors record."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import DataError, RefusedError, StoppedError
+from asyncrl.machine.long_work import tracked
+from asyncrl.types import Purpose, Ticket
+
+if TYPE_CHECKING:
+    from asyncrl.data.reading import TaskFile
 
 
 def check_demonstrations(config: TrainConfig, stop: threading.Event | None = None) -> None:
@@ -14,3 +27,50 @@ def check_demonstrations(config: TrainConfig, stop: threading.Event | None = Non
         from asyncrl.actor.demonstrations import prepare_demonstrations
 
         prepare_demonstrations(config, config.algorithm.sft.path, stop)
+
+
+def check_group_demonstrations(
+    config: TrainConfig, files: Sequence[TaskFile], stop: threading.Event | None = None
+) -> None:
+    """Record the demonstrations of all training tasks, as actors will, unless an earlier start of the run did.
+
+    Raises DataError: one cannot be recorded, or no task has one; StoppedError: `stop` was set meanwhile.
+    """
+    if config.data.demonstration is None or not files:
+        return
+    (tasks,) = files
+    done = _tried_file(config, tasks)
+    if done.exists():
+        return
+    from asyncrl.actor.chat_checks import open_chat
+    from asyncrl.actor.runner import demonstration_recorder
+
+    record, found = demonstration_recorder(config, open_chat(config)), 0
+    for row, task in enumerate(tracked(tasks, "trying demonstrations", len(tasks), "tasks")):
+        if stop is not None and stop.is_set():
+            raise StoppedError("stopped while demonstrations were tried; nothing was started")
+        if not task.demonstration:
+            continue
+        found += 1
+        try:
+            record(Ticket("preflight", task, "preflight", 0, Purpose.TRAIN, 1.0, 0))
+        except RefusedError as error:
+            raise DataError(
+                f"{tasks.place(row)}, column {config.data.demonstration}: {error}; mend it, or set it to null"
+            ) from error
+    if not found:
+        raise DataError(f"data.demonstration={config.data.demonstration}: all {len(tasks)} tasks have null there")
+    done.parent.mkdir(parents=True, exist_ok=True)
+    done.touch()
+
+
+def _tried_file(config: TrainConfig, tasks: TaskFile) -> Path:
+    """The file in the run's folder that is there once all demonstrations were tried. Its name depends on all that the
+    result depends on: as for `asyncrl.data.opening.lengths_file`, the column and the limits."""
+    from asyncrl.data.opening import lengths_file
+
+    actor, data = config.actor, config.data
+    limits = [actor.max_tokens, actor.max_total_tokens, actor.history, data.max_prompt_length, data.truncation]
+    made_from = [lengths_file(config, tasks).name, data.demonstration, *limits]
+    digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
+    return locations.run_dir(config.run) / "demonstrations" / f"tried_{digest}"

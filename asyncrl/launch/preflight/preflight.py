@@ -25,7 +25,7 @@ from asyncrl.errors import (
     ToolError,
     UnavailableError,
 )
-from asyncrl.launch.preflight.demonstrations import check_demonstrations
+from asyncrl.launch.preflight.demonstrations import check_demonstrations, check_group_demonstrations
 from asyncrl.launch.preflight.grammars import check_grammars
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
 from asyncrl.launch.preflight.models import (
@@ -105,6 +105,7 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
                 _check_template(config, files)
                 for file in files:
                     check_prompts(config, file, stop)
+                check_group_demonstrations(config, files[:1], stop)
         with _collected(problems, stop):
             _check_truths(config, files)
     if problems:
@@ -186,6 +187,7 @@ def _check_algorithm(config: TrainConfig) -> None:
         or config.implicit.train
         or bool(config.actor.interactions),
         group_size=config.learner.group_size,
+        demonstrations=config.data.demonstration is not None,
     )
     try_parts(config.algorithm, config.learner.group_size)
 

@@ -14,8 +14,9 @@ from asyncrl.types import Finish, Labels, Role, Task, Trajectory
 
 BEST, WORST, RANDOM = "best", "worst", "random"
 """Flags that say why an episode is in the sample. Members of the group of a best or worst episode may have none."""
-TRUNCATED, GRAMMAR = "truncated", "grammar"
-"""Flags of episodes that were cut off at a limit, and of those with a turn that was sampled under a grammar."""
+TRUNCATED, GRAMMAR, DEMONSTRATION = "truncated", "grammar", "demonstration"
+"""Flags of episodes that were cut off at a limit, of those with a turn that was sampled under a grammar, and of
+demonstrations."""
 HELD_OUT = "held_out"
 """The flag of episodes of an evaluation, which are never trained."""
 PENALTIES = ("overlong", "incorrect_answer")
@@ -26,7 +27,8 @@ ARRAYS = ("advantages", "importance_weights", "proximal_logprobs")
 class KeptRow(msgspec.Struct, frozen=True, gc=False):
     """Facts about a kept episode.
 
-    `step` is the learner step that trained it, under the policy `version`; `lag` is that of its oldest token then. Of a
+    `step` is the learner step that trained it, under the policy `version`; `lag` is that of its oldest token then, -1
+    for a demonstration. Of a
     held-out episode, `step` is the number of learner steps after which the policy `version` was evaluated.
     `source` is the task's data source. `tokens` counts all tokens, `sampled` those of the policy, `turns` the policy's
     turns, and `tool_calls` its calls of the `tools`, whose different names are in order. `flags` are those above.
@@ -58,8 +60,8 @@ class KeptEpisode:
 
     `advantages`, `importance_weights` and `proximal_logprobs` are float32[T], 0 on tokens that the policy did not
     sample. The weights are those with which the loss counted the tokens in their first update: 0 where a correction or
-    a grammar dropped a token, 1 without corrections. All three are 0 in held-out episodes. `task` is None where the
-    run's data does not have it.
+    a grammar dropped a token, 1 without corrections; in a demonstration what `algorithm.demonstration.weight` gives.
+    All three are 0 in held-out episodes. `task` is None where the run's data does not have it.
 
     Raises InvariantError: an array has another shape or dtype.
     """
@@ -118,7 +120,7 @@ def row_of(
         tools=tuple(sorted(set(calls))),
         tool_calls=len(calls),
         finish=trajectory.finish.value,
-        lag=version - trajectory.oldest_version,
+        lag=-1 if trajectory.is_demonstration else version - trajectory.oldest_version,
         version=version,
         flags=(*why, *_flags(trajectory, labels.extra)),
     )
@@ -127,6 +129,7 @@ def row_of(
 def _flags(trajectory: Trajectory, extra: Mapping[str, float]) -> list[str]:
     found = {
         TRUNCATED: trajectory.finish is Finish.TRUNCATED,
+        DEMONSTRATION: trajectory.is_demonstration,
         GRAMMAR: any(turn.grammar for turn in trajectory.turns),
         **{name: extra.get(name, 0.0) != 0 for name in PENALTIES},
     }

@@ -11,6 +11,7 @@ _EPISODES = (
     counter("truncated", "episodes", "delivered episodes that a limit ended, since the start"),
     counter("failed", "episodes", "episodes that failed since the start"),
     counter("refused", "episodes", "episodes that the replay refused, since the start"),
+    counter("demonstrations", "episodes", "demonstrations delivered as members of groups since the start"),
     gauge("running", "episodes", "episodes that are running now"),
     gauge("version", "version", "the version that the engine serves"),
     counter("tokens", "tokens", "tokens sampled since the start"),

@@ -35,6 +35,7 @@ _UPDATES = (
     gauge("loss/policy", "", "the loss's term of the policy, mean over the step's minibatches"),
     gauge("loss/kl", "", "the loss's term of the KL to the reference, mean over the step's minibatches"),
     gauge("loss/entropy", "", "the loss's term of the entropy, mean over the step's minibatches"),
+    gauge("loss/demonstration", "", "the loss's term of demonstrations in groups, mean over the step's minibatches"),
     gauge("loss/STREAM", "", "the loss's term of another stream of advantages, mean over the step's minibatches"),
     gauge("grad_norm", "", "mean norm of the policy's gradients before clipping, without those that are not finite"),
     gauge("lr", "", "the policy's learning rate"),
@@ -53,6 +54,17 @@ _UPDATES = (
     ),
     gauge("loss_scale", "", "by what the policy's loss is multiplied for its gradient in float16 (model.dtype)"),
     counter("steps_skipped", "steps", "steps since the run's start that trained nothing, since their plan was skipped"),
+)
+
+_MEMBERS = (
+    gauge(
+        "demonstration/episodes", "trajectories", "of the step that are demonstrations of tasks (data.demonstration)"
+    ),
+    gauge("demonstration/reward", "", "their mean reward; reward/ has that of the other trajectories"),
+    gauge("demonstration/tokens", "tokens", "that they teach, over the step's updates"),
+    gauge("demonstration/probability", "", "mean probability that the policy gives to these tokens"),
+    gauge("demonstration/nll", "nats", "mean negative log-likelihood of these tokens"),
+    gauge("demonstration/advantage", "", "mean advantage of these tokens"),
 )
 
 _ROUTING = (
@@ -209,6 +221,6 @@ _TIMES = (
 )
 
 METRICS = (
-    *(*_TRAINED, *_UPDATES, *_ROUTING, *_EXPERTS, *_DEMONSTRATIONS),
+    *(*_TRAINED, *_UPDATES, *_MEMBERS, *_ROUTING, *_EXPERTS, *_DEMONSTRATIONS),
     *(*_POLICIES, *_OTHER_MODELS, *_WEIGHTS, *_TIMES),
 )

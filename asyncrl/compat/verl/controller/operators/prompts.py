@@ -36,12 +36,15 @@ class PromptFeed:
     """The tasks of `data.train`, in the order in which the replay of a run with this configuration feeds them. The
     first `step` learner steps' tasks are passed over, for a program that resumes.
 
-    Raises ConfigError: `data.band` is set, which needs a replay; DataError: the tasks cannot be used.
+    Raises ConfigError: `data.band` or `data.demonstration` is set, which need a replay; DataError: the tasks cannot be
+    used.
     """
 
     def __init__(self, config: TrainConfig, step: int = 0) -> None:
         if config.data.band:
             raise ConfigError("data.band needs the success rates of tasks, which a replay keeps: set data.band=null")
+        if config.data.demonstration is not None:
+            raise ConfigError("data.demonstration adds members in a replay: set it to null, and add them yourself")
         tasks = open_tasks(config, config.data.train)
         self._groups = config.learner.batch_size // config.learner.group_size
         self._feed = Feed(tasks, config.run.seed, config.data.shuffle, config.data.weights)

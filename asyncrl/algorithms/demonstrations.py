@@ -1,0 +1,68 @@
+"""Demonstrations as members of groups: their rewards are in the baselines, and their tokens get the advantages of
+members.
+
+No policy sampled them, so there is no behaviour policy and no ratio. Clipping, corrections, the KL and the entropy
+bonus are about what the policy samples: they do not see these tokens, and neither do the metrics of ratios and ages.
+Their loss is the policy gradient with an importance weight of its own, and is aggregated with that of the other tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Tokens
+from asyncrl.algorithms.view import View
+from asyncrl.config.schema import DemonstrationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationLoss:
+    """The loss of a demonstration's tokens, with the advantage A and the policy's probability p.
+
+    Formula: -A p / sg(p); where it is shaped, -A p / (p + gamma), whose gradient is -A w grad log p with
+    w = gamma p / (p + gamma)^2
+    Source: Learning to Reason under Off-Policy Guidance, 2025 (policy shaping, with 1 for the probability that whoever
+    wrote the demonstration had given to its tokens)
+    """
+
+    shaped: bool
+    gamma: float
+
+    @classmethod
+    def of(cls, config: DemonstrationConfig) -> DemonstrationLoss:
+        return cls(config.weight == "shaped", config.gamma)
+
+    def __call__(self, logprobs: Tensor, advantages: Tensor) -> Tensor:
+        """float[M], from log p float[M] with gradient and advantages float[M]."""
+        if not self.shaped:
+            return -advantages * (logprobs - logprobs.detach()).exp()
+        return -advantages * self._share(logprobs)
+
+    def weights(self, logprobs: Tensor) -> Tensor:
+        """float[M]: what the gradient of each token's log-prob is multiplied by, beside the advantage."""
+        share = self._share(logprobs)
+        return share * (1 - share) if self.shaped else torch.ones_like(logprobs)
+
+    def _share(self, logprobs: Tensor) -> Tensor:
+        """float[M]: p / (p + gamma), also where p has no float."""
+        return torch.sigmoid(logprobs - math.log(self.gamma))
+
+
+def of_demonstrations(tokens: Tokens) -> View | None:
+    """The tokens that demonstrations teach; None where these are no tokens of any."""
+    if tokens.demonstrated is None:
+        return None
+    view = View.of(tokens)
+    return view.narrow(view.take(tokens.demonstrated))
+
+
+def only_sampled(tokens: Tokens) -> Tokens:
+    """The tokens, whose view has only those that a policy sampled. Demonstrations stay in it as empty sequences."""
+    if tokens.demonstrated is None:
+        return tokens
+    view = View.of(tokens)
+    return replace(tokens, view=view.narrow(~view.take(tokens.demonstrated)))
