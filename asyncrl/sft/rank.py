@@ -53,6 +53,7 @@ def run_rank(config: TrainConfig, stop: threading.Event, activity: Activity) -> 
                 activity=activity,
                 leaving=leaving,
                 context_ranks=learner.context_ranks,
+                expert_ranks=learner.expert_ranks,
             )
         )
         metrics: Sink = Fanout([])

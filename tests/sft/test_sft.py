@@ -21,8 +21,9 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.learner.checkpoint import Checkpoints
 from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.machine.activity import Activity
 from asyncrl.sft.__main__ import run
-from asyncrl.sft.rank import fine_tune
+from asyncrl.sft.rank import fine_tune, run_rank
 from tests.helpers import FakeMetrics, until
 from tests.learner.support import (
     assert_weights_close,
@@ -135,6 +136,13 @@ def test_what_only_a_training_can_do_is_refused(change: dict[str, Any], why: str
         setattr(section, name, value)
     with pytest.raises(ConfigError, match=why):
         run(config)
+
+
+@pytest.mark.parametrize("key", ["replicas", "context_ranks", "expert_ranks"])
+def test_ranks_are_grouped_as_in_training(key: str, model: Path, tmp_path: Path) -> None:
+    config = make_config(model, tmp_path, **{key: 2})
+    with pytest.raises(ConfigError, match=rf"learner\.{key}=2.*1 ranks .* are no multiple of 2"):
+        run_rank(config, threading.Event(), Activity())
 
 
 def write_conversations(path: Path, count: int) -> None:
