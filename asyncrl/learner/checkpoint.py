@@ -22,13 +22,16 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from asyncrl.errors import CheckpointError
 from asyncrl.learner.checkpoint_files import COMPLETE, FORMAT, PROGRESS, CheckpointFiles, find_damage
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.state import HostCopy, Models, read_state, read_weights
 from asyncrl.machine.files import when_there_is_room, write_whole
+from asyncrl.modelling.adapters import adapted_layers
 from asyncrl.types import BatchPlan
 from asyncrl.weights.threads import begin
 
@@ -39,6 +42,8 @@ DAMAGED = "damaged"
 RATINGS = "ratings.json"
 """The file beside the checkpoints that has the value of an evaluation by step."""
 POLL_S = 0.1
+SAMPLED = 256
+"""Numbers in the first row of a frozen tensor by which it is recognised."""
 _STEP = re.compile(r"step-(\d{6,})")
 
 
@@ -111,6 +116,7 @@ class Checkpoints:
         self._ranks = ranks
         self._copy = HostCopy()
         self._fingerprint = ""
+        self._base: str | None = None
         self._moved = -1
         self._writing: Future[int] | None = None
         self._gives_up = threading.Event()
@@ -130,6 +136,8 @@ class Checkpoints:
 
     def _find(self, models: Models) -> None:
         self._fingerprint, self._moved = _fingerprint(models), _moved(models)
+        if self._base is None:
+            self._base = _base(models)
         if self._ranks.is_in_first_copy:
             self._copy.find(models, self._ranks)
 
@@ -147,7 +155,8 @@ class Checkpoints:
         as no weight has changed since then."""
         self.wait()
         files = CheckpointFiles(self._path(progress.step))
-        content = {**asdict(progress), "fingerprint": self._fingerprint, "ranks": self._ranks.shards}
+        identity = {"fingerprint": self._fingerprint, "base": self._base, "ranks": self._ranks.shards}
+        content = {**asdict(progress), **identity}
         make = partial(when_there_is_room, files.begin, self._stop, str(files.final))
         self._ranks.together(make if self._ranks.rank == 0 else lambda: None)
         if self._ranks.is_in_first_copy:
@@ -227,8 +236,10 @@ class Checkpoints:
         """Load the newest undamaged checkpoint into `models`. Returns None, and changes nothing, where there is no
         checkpoint. A damaged one loses its mark, and is not looked at again.
 
-        Raises CheckpointError: the checkpoint is of another model or format, or all are damaged.
+        Raises CheckpointError: the checkpoint is of another model or format, or of adapters of another base, or all
+        are damaged.
         """
+        self._base = _base(models)
         # Rank 0 alone looks for checkpoints, since only it marks them: another rank may see the disk before a mark.
         while step := self._ranks.agree(self._newest()):
             folder = self._path(step)
@@ -279,6 +290,13 @@ class Checkpoints:
         if fingerprint != _fingerprint(models):
             raise CheckpointError(
                 f"{folder} is a checkpoint of another model than model.path now names; choose another run.name"
+            )
+        # Checkpoints of earlier versions do not tell.
+        base = values.pop("base", self._base)
+        if self._ranks.any(self._ranks.rank == 0 and base != self._base):
+            raise CheckpointError(
+                f"{folder} has adapters alone, and the model that they belong to has other weights now: restore the "
+                "files of that model (docs/models.md), or choose another run.name"
             )
         values["evaluations"] = {int(step): version for step, version in values["evaluations"].items()}
         read_state(models, folder, ranks, self._ranks)
@@ -342,3 +360,15 @@ def _fingerprint(models: Models) -> str:
         for name, model in models.items()
     }
     return hashlib.sha256(json.dumps(layout).encode()).hexdigest()
+
+
+def _base(models: Models) -> str:
+    """Tells one base of adapters from another, whose weights no checkpoint has: on rank 0, which has the first row of
+    each tensor, a digest of the first rows of all that is frozen."""
+    digest = hashlib.sha256()
+    for model in models.values():
+        frozen = [each for each in model.module.parameters() if not each.requires_grad]
+        for each in frozen if adapted_layers(model.module) else []:
+            local = each.to_local() if isinstance(each, DTensor) else each
+            digest.update(local.detach()[:1].flatten()[:SAMPLED].cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

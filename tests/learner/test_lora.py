@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.config.schema import CriticConfig, LearnerConfig, LoraConfig, ModelConfig
-from asyncrl.errors import ConfigError
+from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.critic import load_critic
 from asyncrl.learner.export import export_checkpoint, export_checkpoint_adapter
@@ -31,7 +31,15 @@ from asyncrl.merge.command import merge
 from asyncrl.modelling.adapters import adapter_parameters
 from asyncrl.weights.delta import diff
 from asyncrl.weights.manifest import take_snapshot
-from tests.learner.support import Run, assert_weights_equal, make_config, random_sequences, save_whole, with_critic
+from tests.learner.support import (
+    Run,
+    assert_weights_equal,
+    make_config,
+    random_sequences,
+    save_whole,
+    with_critic,
+    write_model,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -175,6 +183,18 @@ def test_a_run_publishes_the_adapted_matrices_saves_adapters_alone_and_resumes_w
     export_checkpoint_adapter(config.model, max((run / "checkpoints").iterdir()), tmp_path / "adapter")
     assert contents(tmp_path / "adapter") == contents(run / "adapter")
     assert_weights_equal(load_file(run / "model/model.safetensors"), whole.final)
+
+
+def test_a_run_whose_base_has_other_weights_now_is_refused(ranks: Ranks, tmp_path: Path):
+    base = write_model(tmp_path / "base")
+    config = make_config(base, tmp_path, steps=3)
+    config.model.lora = SMALL
+    Run(config, stop_at=2).until_stopped(ranks)
+    write_model(base, seed=1)
+    with pytest.raises(CheckpointError, match=r"has adapters alone, and the model .* has other weights now"):
+        Run(config).train(ranks)
+    write_model(base)
+    assert min(Run(config).train(ranks).weights) == 2
 
 
 def test_a_peft_folder_of_a_checkpoint_loads_in_peft_and_starts_another_run_and_the_merged_model_gives_equal_logits(
