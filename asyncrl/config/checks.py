@@ -13,6 +13,7 @@ from pathlib import Path
 from asyncrl.config.bind import CHAT_API_FIX, PROMETHEUS_FIX, is_loopback
 from asyncrl.config.deployment_checks import cluster_conflicts, hosts_conflicts, network_conflicts, weights_conflicts
 from asyncrl.config.option import options
+from asyncrl.config.rank_checks import rank_conflicts
 from asyncrl.config.schema import ActorConfig, CriticConfig, ImplicitConfig, LoraConfig, ModelConfig, TrainConfig
 from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured
 from asyncrl.errors import RefusedError
@@ -230,11 +231,7 @@ def _learner(config: TrainConfig) -> Iterator[str]:
     if learner.shared_prefixes and config.model.attention in ("flash_attention_2", "flex_attention"):
         yield "learner.shared_prefixes model.attention: this attention reads whole sequences only; use null"
     yield from hosts_conflicts(config)
-    ranks = learner.nodes * config.cluster.ranks
-    if config.cluster.learner_ranks is not None and ranks % learner.replicas:
-        yield f"learner.replicas cluster.learner_ranks: copies have equal shares of the ranks; use a divisor of {ranks}"
-    yield from _context_ranks(config, ranks)
-    yield from _expert_ranks(config, ranks)
+    yield from rank_conflicts(config)
     if learner.deterministic and config.model.attention == "flex_attention":
         yield "learner.deterministic model.attention: flex attention is not known to repeat bit for bit; use auto"
     if learner.optimizer_on_host and learner.optimizer == "adamw_8bit":
@@ -297,38 +294,6 @@ def _adapters(config: TrainConfig) -> Iterator[str]:
         yield (
             "learner.reference_on_host model.lora.rank: the reference is the policy without its adapters, and takes no "
             "memory; set the first to false"
-        )
-
-
-def _expert_ranks(config: TrainConfig, ranks: int) -> Iterator[str]:
-    learner = config.learner
-    if learner.expert_ranks == 1:
-        return
-    adapters = {"model": config.model.lora, "critic": config.critic.lora, "implicit": config.implicit.lora}
-    for section, lora in adapters.items():
-        if lora.is_used:
-            yield f"{section}.lora.rank learner.expert_ranks: a model with adapters gathers its experts; use 1"
-    of_copy = ranks // learner.replicas
-    if config.cluster.learner_ranks is not None and ranks % learner.replicas == 0 and of_copy % learner.expert_ranks:
-        yield (
-            "learner.expert_ranks learner.replicas cluster.learner_ranks: groups are equal parts of the ranks of a "
-            f"copy; use a divisor of {of_copy}"
-        )
-
-
-def _context_ranks(config: TrainConfig, ranks: int) -> Iterator[str]:
-    learner, attention = config.learner, config.model.attention
-    if learner.context_ranks == 1:
-        return
-    if attention in ("flash_attention_2", "flex_attention"):
-        yield (
-            "model.attention learner.context_ranks: this attention takes the tokens of one rank only; use auto or sdpa"
-        )
-    of_copy = ranks // learner.replicas
-    if config.cluster.learner_ranks is not None and ranks % learner.replicas == 0 and of_copy % learner.context_ranks:
-        yield (
-            "learner.context_ranks learner.replicas cluster.learner_ranks: groups are equal parts of the ranks of a "
-            f"copy; use a divisor of {of_copy}"
         )
 
 

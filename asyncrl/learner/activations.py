@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
@@ -89,7 +90,7 @@ class Activations:
     def _measure(self, layer: nn.Module, forward: Callable[[], Any], inputs: Any) -> Any:
         """Run the layer, which keeps everything, and see how much that is beside its inputs and weights."""
         given = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
-        known = {_storage(each) for each in (*given, *layer.parameters())}
+        known = {_storage(each) for each in (*given, *map(_local, layer.parameters()))}
         sizes: dict[int, int] = {}
 
         def see(tensor: Tensor) -> Tensor:
@@ -121,6 +122,12 @@ def attention_width(config: Any) -> int:
     config = config.get_text_config()
     heads = int(config.num_attention_heads)
     return heads * int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    # FSDP leaves weights sharded that ranks exchange in other ways.
+    local: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local
 
 
 def _storage(tensor: Tensor) -> int:

@@ -22,10 +22,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from asyncrl.errors import ConfigError
-from asyncrl.learner.ranks import Ranks, shard_of
+from asyncrl.learner.ranks import Ranks, sharded
 from asyncrl.modelling.routers import extend
 
 
@@ -78,21 +77,11 @@ def spread_experts(model: nn.Module, ranks: Ranks, dtype: torch.dtype) -> set[nn
         own: Any = copy.copy(experts)
         own.__dict__ = {**experts.__dict__, "_parameters": {}, "num_experts": count // groups.ranks}
         for name, parameter in list(experts.named_parameters()):
-            experts.register_parameter(name, _sharded(parameter, ranks))
+            experts.register_parameter(name, sharded(parameter, ranks))
         # A tuple hides the module, which has no parameters of its own, from those that look for modules.
         experts.spread = (own, groups, dtype)
     extend(found, _SpreadExperts)
     return {parameter for experts in found for parameter in experts.parameters()}
-
-
-def _sharded(parameter: nn.Parameter, ranks: Ranks) -> nn.Parameter:
-    """This rank's rows of a parameter, as FSDP would have them."""
-    assert ranks.mesh is not None
-    own = shard_of(len(parameter), ranks.shard, ranks.shards)
-    rows = parameter.detach()[own.start : own.stop].clone()
-    placements = [*([Replicate()] * (ranks.mesh.ndim - 1)), Shard(0)]
-    whole = DTensor.from_local(rows, ranks.mesh, placements, shape=parameter.shape, stride=parameter.stride())
-    return nn.Parameter(whole, parameter.requires_grad)
 
 
 class _SpreadExperts:

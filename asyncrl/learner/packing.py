@@ -61,8 +61,10 @@ class PackedSequences:
 
     @property
     def computed(self) -> tuple[Tensor, Tensor]:
-        """Ids and positions of the tokens that this rank computes."""
-        return self.ids[self._rows], self.positions[self._rows]
+        """Ids of the tokens that this rank computes, and positions of those that its attention has: the same, or all
+        where ranks divide the layers."""
+        has_all = self.part is not None and self.part.group.divides_layers
+        return self.ids[self._rows], self.positions if has_all else self.positions[self._rows]
 
     @property
     def computed_routing(self) -> Tensor | None:

@@ -32,6 +32,7 @@ from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.router_balance import RouterLoads
 from asyncrl.learner.routing_replay import RoutingReplay
+from asyncrl.learner.tensor_ranks import divide_layers
 from asyncrl.learner.value_head import new_value_head, values_of
 from asyncrl.modelling.adapters import adapted_layers, without_adapters
 from asyncrl.modelling.attention import check_positions
@@ -254,7 +255,8 @@ def _check_vision(config: ModelConfig, ranks: Ranks, with_head: bool) -> None:
         )
     if ranks.context is not None:
         raise ConfigError(
-            f"{config.path!r} reads images, whose tokens ranks cannot divide: use learner.context_ranks=1"
+            f"{config.path!r} reads images, whose tokens ranks cannot divide: use learner.context_ranks=1 and "
+            "learner.tensor_ranks=1"
         )
 
 
@@ -330,9 +332,10 @@ def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks, frozen
     compiled = compiles(config, ranks.device)
     precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
     share = 1.0 if config.activations is None else config.activations
-    # Ranks that compute a pass together, or to which tokens travel, must compute the same layers again.
+    # Ranks that compute a pass together, or to which tokens or slices travel, must compute the same layers again.
     agree = None if ranks.context is None else ranks.context.largest
-    agree = agree if ranks.expert_mesh is None else ranks.largest
+    divides_layers = ranks.context is not None and ranks.context.divides_layers
+    agree = ranks.largest if divides_layers or ranks.expert_mesh is not None else agree
     activations = Activations(share, attention_width(model.config), agree)
     if frozen is not None:
         root.requires_grad_(False)
@@ -347,7 +350,8 @@ def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks, frozen
     decoding = [layer for name, layer in layers.items() if not in_tower(name)]
     if compiled:
         _allow_graphs()
-    options["ignored_params"] = spread_experts(model, ranks, DTYPES[config.dtype])
+    divided = divide_layers(model, decoding, ranks)
+    options["ignored_params"] = spread_experts(model, ranks, DTYPES[config.dtype]) | divided
     # The tower's layers split images by their sizes, which no graph can. Its rotary angles stay float32.
     for layer in towers:
         activations.wrap_tower(layer)

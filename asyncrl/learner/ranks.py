@@ -20,7 +20,7 @@ import torch.distributed as dist
 import zmq
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.errors import ConfigError, StoppedError
@@ -61,7 +61,8 @@ class Ranks:
     activity: Activity = field(default_factory=Activity)
     leaving: Leaving = field(default_factory=Leaving)
     context: ContextGroup | None = None
-    """The ranks that divide the tokens of a pass among them, this one included; None: each has passes of its own."""
+    """The ranks that divide the tokens of a pass among them, and the layers if it says so, this one included; None:
+    each has passes of its own."""
     expert_mesh: DeviceMesh | None = None
     """The same ranks with the dimensions EXPERT_MESH; None: no tokens travel to experts (see `expert_ranks`)."""
 
@@ -190,6 +191,18 @@ def shard_of(rows: int, rank: int, ranks: int) -> range:
     return range(min(rows, rank * share), min(rows, (rank + 1) * share))
 
 
+def sharded(parameter: nn.Parameter, ranks: Ranks) -> nn.Parameter:
+    """This rank's rows of a parameter, as FSDP would have them."""
+    assert ranks.mesh is not None
+    own = shard_of(len(parameter), ranks.shard, ranks.shards)
+    rows = parameter.detach()[own.start : own.stop].clone()
+    # A model that was loaded whole is on the host.
+    rows = rows if rows.is_meta else rows.to(ranks.device)
+    placements = [*([Replicate()] * (ranks.mesh.ndim - 1)), Shard(0)]
+    whole = DTensor.from_local(rows, ranks.mesh, placements, shape=parameter.shape, stride=parameter.stride())
+    return nn.Parameter(whole, parameter.requires_grad)
+
+
 def _open_store(meeting: Meeting, limit_s: float, keys: ClientKeys | None) -> tuple[dist.Store, Caller | None]:
     if meeting.round:
         caller = Caller(zmq.Context.instance(), meeting.place, keys)
@@ -197,13 +210,13 @@ def _open_store(meeting: Meeting, limit_s: float, keys: ClientKeys | None) -> tu
     return (dist.FileStore(meeting.place, meeting.size) if meeting.place else dist.HashStore()), None
 
 
-def context_group(rank: int, size: int, together: int, limit: timedelta) -> ContextGroup:
+def context_group(rank: int, size: int, together: int, limit: timedelta, divides_layers: bool = False) -> ContextGroup:
     """The group of `rank`: so many neighbours, which are on one host if these divide its ranks."""
     # All ranks take part in making every group.
     groups = [dist.new_group(list(range(first, first + together)), limit) for first in range(0, size, together)]
     own = groups[rank // together]
     assert isinstance(own, dist.ProcessGroup)
-    return ContextGroup(own.group_name, together, rank % together)
+    return ContextGroup(own.group_name, together, rank % together, divides_layers)
 
 
 def _expert_mesh(kind: str, size: int, replicas: int, expert_ranks: int) -> DeviceMesh | None:
@@ -223,20 +236,24 @@ def joined(
     member: Membership | None = None,
     context_ranks: int = 1,
     expert_ranks: int = 1,
+    tensor_ranks: int = 1,
 ) -> Iterator[Ranks]:
     """The ranks of which this process is `member`, those that `launcher.run_ranks` started with it, or this process
     alone. They hold `replicas` copies
     of a model, a divisor of their number; `expert_ranks`, a divisor of the ranks of a copy, have all experts of a layer
     among them. They disconnect at the end. A collective fails after `limit_s` and a minute,
     except those that may wait for the replay. Ranks of several hosts find each other at host 0 with `keys`. `activity`
-    and `leaving` are those of this process. `context_ranks` at a time divide the tokens of a pass.
+    and `leaving` are those of this process. `context_ranks` at a time divide the tokens of a pass; `tensor_ranks`, of
+    which there are no others then, divide the layers, too.
 
-    Raises ConfigError: the ranks of a copy cannot be dealt out to groups of `context_ranks`, or of `expert_ranks`.
+    Raises ConfigError: the ranks of a copy cannot be dealt out to groups of `context_ranks`, `expert_ranks`, or
+    `tensor_ranks`.
     """
     activity, leaving = activity or Activity(), leaving or Leaving()
     member = member or Membership.of_this_process() or Membership(0, 0, Meeting(0, 1, ""))
     meeting, rank, size = member.meeting, member.rank, member.meeting.size
-    for key, count in {"context_ranks": context_ranks, "expert_ranks": expert_ranks}.items():
+    counts = {"context_ranks": context_ranks, "expert_ranks": expert_ranks, "tensor_ranks": tensor_ranks}
+    for key, count in counts.items():
         if size % (replicas * count):
             raise ConfigError(
                 f"learner.{key}={count} learner.replicas={replicas}: {size} ranks (cluster.learner_ranks on each host) "
@@ -262,7 +279,8 @@ def joined(
         shape = (size,) if replicas == 1 else (replicas, size // replicas)
         names = ("replicas", "shards")[-len(shape) :]
         mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
-        context = context_group(rank, size, context_ranks, limit) if context_ranks > 1 else None
+        together = max(context_ranks, tensor_ranks)
+        context = context_group(rank, size, together, limit, tensor_ranks > 1) if together > 1 else None
         experts = _expert_mesh(kind, size, replicas, expert_ranks)
         ranks = Ranks(rank, size, device, mesh, waiting, activity, leaving, context, experts)
         leaving.ask = ranks.leave_if

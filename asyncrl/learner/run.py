@@ -94,6 +94,7 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
                 leaving,
                 context_ranks=learner.context_ranks,
                 expert_ranks=learner.expert_ranks,
+                tensor_ranks=learner.tensor_ranks,
             )
         )
         context = stack.enter_context(zmq.Context())
@@ -274,7 +275,7 @@ def _largest_pass(history: ConfigHistory) -> list[int]:
     """The lengths of the longest sequences that are trained in one pass."""
     config = history.at(0)
     longest = _longest(config)
-    together = config.learner.context_ranks
+    together = config.learner.pass_ranks
     tokens = max(longest, *(each.learner.micro_tokens * together for each in history.configs()))
     if config.actor.agent is not None or config.actor.history == "template":
         # The sequences of an episode are in one pass.

@@ -5,6 +5,9 @@ all tokens of its share of the heads, and afterwards the other way round (DeepSp
 https://arxiv.org/abs/2309.14509). Where the heads cannot be dealt out equally, each rank gathers the keys and values of
 all tokens for its own queries.
 
+With tensor parallelism the ranks of a group divide the matrices of the layers, too: attention and MLPs have all tokens
+of the pass, and this rank's heads and neurons (see learner/tensor_ranks.py).
+
 torch.compile sees operators, which know the process group by its name.
 """
 
@@ -20,7 +23,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 
-def _process_group(name: str) -> dist.ProcessGroup:
+def process_group(name: str) -> dist.ProcessGroup:
+    """The group that torch knows by this name."""
     # Operators take no objects; those of torch's functional collectives find groups by their names, too.
     return _resolve_process_group(name)  # type: ignore[arg-type]
 
@@ -32,6 +36,8 @@ class ContextGroup(NamedTuple):
     name: str
     size: int
     rank: int
+    divides_layers: bool = False
+    """Whether they divide the matrices of the layers, too."""
 
     def rows(self, tokens: int) -> slice:
         """This rank's part of so many tokens, a multiple of `size`."""
@@ -41,19 +47,24 @@ class ContextGroup(NamedTuple):
     def largest(self, value: float) -> float:
         """The largest value of the group's ranks, which all call this."""
         values = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(values, dist.ReduceOp.MAX, group=_process_group(self.name))
+        dist.all_reduce(values, dist.ReduceOp.MAX, group=process_group(self.name))
         return float(values)
 
     def sum(self, values: Tensor) -> Tensor:
         """The elementwise sum over the group's ranks, without gradient."""
         total = values.detach().clone()
-        dist.all_reduce(total, group=_process_group(self.name))
+        dist.all_reduce(total, group=process_group(self.name))
         return total
 
     def gather(self, values: Tensor) -> Tensor:
         """[U, ...] of all tokens from [U / size, ...] of each rank's part."""
         gathered: Tensor = gather_parts(values, self.name, self.size)
         return gathered
+
+    def sum_parts(self, values: Tensor) -> Tensor:
+        """This rank's part [U / size, ...] of the sum over ranks of values [U, ...]."""
+        part: Tensor = sum_parts(values, self.name, self.size)
+        return part
 
     def divides(self, heads: int) -> bool:
         """Whether each rank gets as many of so many heads."""
@@ -104,7 +115,7 @@ class _Collected(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, places: Tensor, count: int, group: str) -> Tensor:
         ctx.save_for_backward(places)
         whole = values.new_zeros(count).index_copy_(0, places, values)
-        dist.all_reduce(whole, group=_process_group(group))
+        dist.all_reduce(whole, group=process_group(group))
         return whole
 
     @staticmethod
@@ -118,7 +129,7 @@ class _Collected(torch.autograd.Function):
 def exchange(values: Tensor, group: str) -> Tensor:
     """The parts [size, ...] that the ranks of the group have for this one, from its parts [size, ...] for each."""
     received = torch.empty_like(values)
-    dist.all_to_all_single(received, values, group=_process_group(group))
+    dist.all_to_all_single(received, values, group=process_group(group))
     return received
 
 
@@ -144,7 +155,7 @@ def gather_parts(values: Tensor, group: str, size: int) -> Tensor:
     gathered = values.new_empty(_times(values, size))
     # The first name is that of torch 2.13 and newer.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(gathered, values.contiguous(), group=_process_group(group))
+    gather(gathered, values.contiguous(), group=process_group(group))
     return gathered
 
 
@@ -154,25 +165,30 @@ def _(values: Tensor, group: str, size: int) -> Tensor:
 
 
 @torch.library.custom_op("asyncrl::sum_parts", mutates_args=())
-def _sum_parts(values: Tensor, group: str, size: int) -> Tensor:
+def sum_parts(values: Tensor, group: str, size: int) -> Tensor:
     """This rank's part [u, ...] of the sum over ranks of values [size * u, ...], summed in float32 or better."""
     wide = values.to(torch.promote_types(values.dtype, torch.float32)).contiguous()
     total = wide.new_empty(_share(wide, size))
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    scatter(total, wide, group=_process_group(group))
+    scatter(total, wide, group=process_group(group))
     return total.to(values.dtype)
 
 
-@_sum_parts.register_fake
+@sum_parts.register_fake
 def _(values: Tensor, group: str, size: int) -> Tensor:
     return values.new_empty(_share(values, size))
 
 
 def _sum_back(ctx: Any, of_gathered: Tensor) -> tuple[Tensor | None, ...]:
-    return _sum_parts(of_gathered, *ctx.group), None, None
+    return sum_parts(of_gathered, *ctx.group), None, None
+
+
+def _gather_back(ctx: Any, of_part: Tensor) -> tuple[Tensor | None, ...]:
+    return gather_parts(of_part, *ctx.group), None, None
 
 
 gather_parts.register_autograd(_sum_back, setup_context=_save_group)
+sum_parts.register_autograd(_gather_back, setup_context=_save_group)
 
 
 def _times(values: Tensor, size: int) -> Sequence[int]:

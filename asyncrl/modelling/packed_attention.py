@@ -45,10 +45,10 @@ def packed_attention(
     Scores are capped at `softcap`, and `s_aux` [heads] are sinks.
 
     For models that `inspect_attention` takes, with `EXTRAS` too. Where the layout has a `group`, these are the tokens
-    of this rank's part.
+    of this rank's part; where that divides the layers, too, all tokens of this rank's heads.
     """
     rows = [each[0].transpose(0, 1) for each in (query, key, value)]
-    group = layout.group
+    group = None if layout.group is None or layout.group.divides_layers else layout.group
     if group is not None and group.divides(query.shape[1]):
         sinks = None if s_aux is None else group.own(s_aux)
         rule = ScoreRule(scaling, sliding_window, softcap, sinks)

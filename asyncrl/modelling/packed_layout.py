@@ -31,7 +31,7 @@ class PackedLayout:
     - `paths` int64[sum of keys], where sequences share prefixes: the rows of the keys among the tokens of the pass.
       Else a token is the key that it is the query of.
     - `group`, where its ranks divide the tokens of the pass: each rank computes its part of them, and `own` is the
-      layout of their queries alone, over the keys of the whole pass.
+      layout of their queries alone, over the keys of the whole pass; None where attention has all tokens.
     """
 
     bounds: Tensor
@@ -50,7 +50,7 @@ class PackedLayout:
 
     def divided(self, group: ContextGroup, tokens: int) -> PackedLayout:
         """The same on the host for a rank of `group` that computes its part of the `tokens` of the pass."""
-        return replace(self, group=group, own=self._of_queries(group.rows(tokens)))
+        return replace(self, group=group, own=None if group.divides_layers else self._of_queries(group.rows(tokens)))
 
     def _of_queries(self, rows: slice) -> PackedLayout:
         """The layout of the queries in `rows`. A sequence that goes on behind them has no keys there either."""

@@ -54,6 +54,7 @@ def run_rank(config: TrainConfig, stop: threading.Event, activity: Activity) -> 
                 leaving=leaving,
                 context_ranks=learner.context_ranks,
                 expert_ranks=learner.expert_ranks,
+                tensor_ranks=learner.tensor_ranks,
             )
         )
         metrics: Sink = Fanout([])
@@ -114,5 +115,5 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
 
 def _largest_pass(config: TrainConfig, longest: int) -> Sequence[int]:
     """The lengths of the longest demonstrations that are trained in one pass."""
-    tokens = max(longest, config.learner.micro_tokens * config.learner.context_ranks)
+    tokens = max(longest, config.learner.micro_tokens * config.learner.pass_ranks)
     return [longest] * (tokens // longest) + ([tokens % longest] if tokens % longest else [])

@@ -164,6 +164,12 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"cluster.learner_ranks": 8, "learner.replicas": 2, "learner.context_ranks": 3}, "use a divisor of 4"),
         ({"cluster.learner_ranks": 8, "learner.replicas": 2, "learner.expert_ranks": 3}, "use a divisor of 4"),
         ({"learner.expert_ranks": 2, "model.lora.rank": 8}, "a model with adapters gathers its experts"),
+        ({"cluster.learner_ranks": 8, "learner.replicas": 2, "learner.tensor_ranks": 3}, "use a divisor of 4"),
+        ({"learner.tensor_ranks": 2, "critic.lora.rank": 8}, r"critic\.lora\.rank=8 .* cannot be divided; use 1"),
+        ({"learner.tensor_ranks": 2, "model.dtype": "float16"}, "use bfloat16"),
+        ({"learner.tensor_ranks": 2, "learner.context_ranks": 2}, r"context_ranks=2 .* set the other to 1"),
+        ({"learner.tensor_ranks": 2, "learner.expert_ranks": 2}, r"expert_ranks=2 .* set the other to 1"),
+        ({"learner.tensor_ranks": 2, "model.attention": "flash_attention_2"}, "use auto or sdpa"),
         (
             {"learner.context_ranks": 2, "model.attention": "flex_attention"},
             "tokens of one rank only; use auto or sdpa",

@@ -33,6 +33,7 @@ TEMPERATURE = 0.7
 MIXTURE = "mixture"
 SIZES = {"hidden_size": 48, "intermediate_size": 24, "head_dim": 16, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
 EXTRAS: dict[str, dict[str, Any]] = {
+    "qwen2": {},
     "qwen3": {},
     "llama": {},
     "gemma2": {"sliding_window": 12, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
@@ -51,15 +52,14 @@ LENGTHS = {
 }
 
 
-def write_family(name: str, folder: Path) -> Path:
-    """The model `name`, random, with weights large enough to have opinions."""
+def write_family(name: str, folder: Path, **more: Any) -> Path:
+    """The model `name`, random, with weights large enough to have opinions; `more` is of its configuration."""
     family, heads = name.split()
     queries, keys = map(int, heads.split("/"))
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         family,
-        **SIZES,
-        **EXTRAS[family],
+        **SIZES | EXTRAS[family] | more,
         num_attention_heads=queries,
         num_key_value_heads=keys,
         initializer_range=0.25,

@@ -145,6 +145,13 @@ class LearnerConfig:
         "ranks of their experts (expert parallelism); 1: ranks gather all experts, as they do other weights",
         "[1, inf)",
     )
+    tensor_ranks: int = option(
+        1,
+        "ranks that divide the matrices of each layer among them (tensor parallelism), a divisor of the ranks of a "
+        "copy: no rank ever has a whole layer; they divide the tokens of each pass, too, as learner.context_ranks "
+        "does; 1: a rank gathers one layer after the other",
+        "[1, inf)",
+    )
     deterministic: bool = option(
         False, "only kernels that repeat bit for bit on the same GPUs, which are slower; on the CPU all do"
     )
@@ -161,6 +168,11 @@ class LearnerConfig:
         "[1, inf)",
     )
     export: bool = option(True, "write the policy as a Hugging Face folder at the end")
+
+    @property
+    def pass_ranks(self) -> int:
+        """How many ranks compute a pass together."""
+        return self.context_ranks * self.tensor_ranks
 
     @property
     def total_steps(self) -> int:

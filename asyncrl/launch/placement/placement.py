@@ -181,11 +181,12 @@ def _wishes(config: TrainConfig, node: Node, roles: Collection[str]) -> dict[str
     cluster, engine, wishes = config.cluster, config.engine, {}
     if "learner" in roles:
         ranks, learner = cluster.learner_ranks, config.learner
-        together = learner.replicas * learner.context_ranks
+        together = learner.replicas * learner.pass_ranks
         if ranks is None and engine.names_servers and cluster.gpus is None and not cluster.pools:
             ranks = 1  # Servers that somebody else has started may be on the other GPUs.
         unit = together // gcd(together, node.count) if ranks is None else 1
-        key = "learner.replicas" if learner.context_ranks == 1 else "learner.context_ranks"
+        counts = {"learner.context_ranks": learner.context_ranks, "learner.tensor_ranks": learner.tensor_ranks}
+        key = next((key for key, count in counts.items() if count > 1), "learner.replicas")
         wishes["learner"] = Wish("cluster.learner_ranks" if ranks else key, unit, ranks)
     if "actor" in roles and (processes := _least_actors(config, node)):
         if engine.kind == "embedded":

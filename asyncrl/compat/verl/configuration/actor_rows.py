@@ -306,7 +306,8 @@ ROWS = (
         "entropy_checkpointing pad_to_length use_remove_padding use_prefix_grouper freeze_vision_tower "
         "calculate_entropy calculate_sum_pi_squared load_weight veomni.* megatron.* torchtitan.* engine.* "
         "router_replay.record_file router_replay.replay_file",
-        "Checkpoints always have everything, and the entropy is always reported. " + LEARNERS_OWN,
+        "Checkpoints always have everything, and the entropy is always reported. verl's FSDP workers divide no "
+        "matrices; `learner.tensor_ranks` is for layers that do not fit. " + LEARNERS_OWN,
     ),
     made(
         f"{ACTOR}.router_replay.mode",

@@ -27,11 +27,12 @@ def joined_workers(worker: Worker, config: TrainConfig) -> Iterator[Ranks]:
     Raises ConfigError: the configuration has workers divide sequences. Raises DispatchError: the group has several
     workers in one process, or on several nodes.
     """
-    if config.learner.context_ranks > 1:
-        raise ConfigError(
-            f"learner.context_ranks={config.learner.context_ranks}: workers have sequences of their own; set 1, or "
-            "train with `asyncrl train`"
-        )
+    learner = config.learner
+    for key, count in {"context_ranks": learner.context_ranks, "tensor_ranks": learner.tensor_ranks}.items():
+        if count > 1:
+            raise ConfigError(
+                f"learner.{key}={count}: workers have sequences of their own; set 1, or train with `asyncrl train`"
+            )
     process.limit_threads(config.cluster.learner_threads)
     if config.learner.deterministic:
         be_deterministic()
@@ -39,7 +40,7 @@ def joined_workers(worker: Worker, config: TrainConfig) -> Iterator[Ranks]:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         yield Ranks(0, 1, torch.device(kind), init_device_mesh(kind, (1,), mesh_dim_names=("shards",)))
         return
-    learner, member = config.learner, _member(worker)
+    member = _member(worker)
     with joined(learner.replicas, learner.rank_timeout_s, member=member, expert_ranks=learner.expert_ranks) as ranks:
         yield ranks
 
