@@ -53,6 +53,8 @@ def _text(content: Any) -> str:
 def _call(call: Any, number: int, names: dict[str, tuple[str, str]]) -> Message:
     try:
         function = call["function"]
+        if not isinstance(function["name"], str):
+            raise TypeError("its name must be a text")
         arguments = function.get("arguments") or "{}"
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         id = str(call.get("id", ""))

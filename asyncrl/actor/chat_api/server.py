@@ -18,8 +18,10 @@ from urllib.parse import quote
 from aiohttp import web
 
 from asyncrl.actor.chat import NO_FORMAT
+from asyncrl.actor.chat_api.anthropic_messages import AnthropicMessages
 from asyncrl.actor.chat_api.api import Api, Conversations, PolicyRequest
 from asyncrl.actor.chat_api.chat_completions import ChatCompletions
+from asyncrl.actor.chat_api.responses import Responses
 from asyncrl.actor.episode import Episode
 from asyncrl.actor.parsing import ParsedTurn
 from asyncrl.actor.recorder import LimitError
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 << 20
 
-APIS: tuple[Api, ...] = (ChatCompletions(),)
+APIS: tuple[Api, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ class EpisodeServer:
     def _permitted(self, http: web.Request) -> EpisodeEndpoint | None:
         """The endpoint to which the request's key belongs."""
         endpoint = self._endpoints.get(http.match_info["ticket"])
-        key = http.headers.get("Authorization", "").removeprefix("Bearer ")
+        key = http.headers.get("x-api-key") or http.headers.get("Authorization", "").removeprefix("Bearer ")
         if endpoint is None or not secrets.compare_digest(
             key.encode(errors="surrogateescape"), endpoint.api_key.encode()
         ):

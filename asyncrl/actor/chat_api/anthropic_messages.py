@@ -1,0 +1,227 @@
+"""Anthropic's Messages: reads requests, writes answers and streams.
+
+The blocks of a conversation become messages of the chat-completions API, which are recorded as those are. Results of
+tools stand in a user's message there; here each is a message of its own, in front of what the user says beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.chat_api.api import (
+    Api,
+    Conversations,
+    PolicyRequest,
+    calls_of,
+    event,
+    new_id,
+    only_named,
+    overridden,
+    pieces,
+    read_flag,
+    read_limit,
+    read_stop,
+    refuse_fields,
+)
+from asyncrl.actor.chat_api.messages import read_messages, read_tools
+from asyncrl.actor.episode import Completion
+from asyncrl.actor.history import Message
+from asyncrl.actor.recorder import CompletionRequest
+from asyncrl.errors import RefusedError
+from asyncrl.grammar import read_grammar
+
+_UNSUPPORTED = {
+    "mcp_servers": "the policy reaches no servers; offer their tools as functions",
+    "container": "there are no containers; offer tools as functions",
+}
+_ERRORS = {401: "authentication_error", 429: "rate_limit_error", 503: "api_error"}
+_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+
+
+class AnthropicMessages(Api):
+    path = "messages"
+
+    def read(self, body: Mapping[str, Any], conversations: Conversations) -> PolicyRequest:
+        refuse_fields(body, _UNSUPPORTED)
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise RefusedError("a request must be an object with a list of messages")
+        written = [each for message in messages for each in _as_messages(message)]
+        if system := body.get("system"):
+            written = [{"role": "system", "content": _text(system)}, *written]
+        tools, wants_call = _offered(_tools(body.get("tools") or []), body.get("tool_choice"))
+        completion = CompletionRequest(
+            read_messages(written),
+            tools,
+            read_limit(body, "max_tokens"),
+            read_grammar(_form(body)),
+            read_stop(body.get("stop_sequences"), "stop_sequences"),
+        )
+        thinking = body.get("thinking")
+        thinks = isinstance(thinking, dict) and thinking.get("type") in ("enabled", "adaptive")
+        stream = read_flag(body, "stream")
+        return PolicyRequest(completion, stream, 1, wants_call, overridden(body), {"thinks": thinks})
+
+    def answer(
+        self,
+        request: PolicyRequest,
+        completions: Sequence[Completion],
+        chat: Chat,
+        created: int,
+        conversations: Conversations,
+    ) -> dict[str, Any]:
+        [completion] = completions
+        message, calls = completion.message, calls_of(completion)
+        content: list[dict[str, Any]] = []
+        if request.options["thinks"] and (thought := message.get("reasoning_content")):
+            content.append({"type": "thinking", "thinking": thought, "signature": ""})
+        if message["content"] or not calls:
+            content.append({"type": "text", "text": message["content"]})
+        for call in calls:
+            function = call["function"]
+            arguments = json.loads(function["arguments"])
+            content.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
+        reason = _REASONS[completion.finish_reason]
+        if calls and reason == "end_turn":
+            reason = "tool_use"
+        return {
+            "id": new_id("msg_"),
+            "type": "message",
+            "role": "assistant",
+            "model": "policy",
+            "content": content,
+            "stop_reason": "stop_sequence" if completion.stop else reason,
+            "stop_sequence": completion.stop or None,
+            "usage": {"input_tokens": len(completion.prompt), "output_tokens": len(completion.sampled.tokens)},
+        }
+
+    def events(self, request: PolicyRequest, answer: Mapping[str, Any]) -> Iterator[bytes]:
+        usage = {**answer["usage"], "output_tokens": 0}
+        begun = {**answer, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        yield _event("message_start", {"message": begun})
+        for index, block in enumerate(answer["content"]):
+            empty, deltas = _block(block)
+            yield _event("content_block_start", {"index": index, "content_block": empty})
+            for delta in deltas:
+                yield _event("content_block_delta", {"index": index, "delta": delta})
+            yield _event("content_block_stop", {"index": index})
+        ended = {key: answer[key] for key in ("stop_reason", "stop_sequence")}
+        yield _event("message_delta", {"delta": ended, "usage": answer["usage"]})
+        yield _event("message_stop", {})
+
+    def error(self, status: int, message: str, code: str) -> dict[str, Any]:
+        kind = _ERRORS.get(status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": message, "code": code}}
+
+
+def _as_messages(message: Any) -> list[dict[str, Any]]:
+    """A message as those of the chat-completions API. Raises RefusedError: something in it has no tokens."""
+    role = message.get("role") if isinstance(message, dict) else None
+    if role not in ("user", "assistant", "system"):
+        raise RefusedError(f"a message must have a role of user, assistant or system, not {message!s:.100}")
+    content = message.get("content")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(blocks, list) or not all(isinstance(each, dict) for each in blocks):
+        raise RefusedError(f"the content of a message must be a text, or a list of blocks, not {content!s:.100}")
+    return [_as_turn(blocks)] if role == "assistant" else _as_user(role, blocks)
+
+
+def _as_turn(blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    said, thought, calls = [], [], []
+    for block in blocks:
+        match block.get("type"):
+            case "text":
+                said.append(str(block.get("text") or ""))
+            case "thinking":
+                thought.append(str(block.get("thinking") or ""))
+            case "redacted_thinking":
+                pass  # it is compared by content and calls alone
+            case "tool_use":
+                function = {"name": block.get("name"), "arguments": block.get("input")}
+                calls.append({"id": block.get("id"), "function": function})
+            case kind:
+                raise _unrecordable(kind)
+    beside = {"tool_calls": calls} if calls else {}
+    return {"role": "assistant", "content": "".join(said), "reasoning_content": "".join(thought), **beside}
+
+
+def _as_user(role: str, blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    results = [each for each in blocks if each.get("type") == "tool_result"]
+    others = [each for each in blocks if each.get("type") != "tool_result"]
+    messages: list[dict[str, Any]] = [
+        {"role": "tool", "tool_call_id": each.get("tool_use_id"), "content": _text(each.get("content"))}
+        for each in results
+    ]
+    return [*messages, {"role": role, "content": _text(others)}] if others or not results else messages
+
+
+def _text(content: Any) -> str:
+    match content:
+        case None:
+            return ""
+        case str():
+            return content
+        case list() if all(isinstance(block, dict) for block in content):
+            for block in content:
+                if block.get("type") != "text":
+                    raise _unrecordable(block.get("type"))
+            return "".join(str(block.get("text") or "") for block in content)
+    raise RefusedError(f"a content must be a text, or a list of blocks, not {content!s:.100}")
+
+
+def _unrecordable(kind: Any) -> RefusedError:
+    return RefusedError(f"a block of type {kind!s:.100} cannot be recorded; only text and calls of tools can")
+
+
+def _tools(tools: Any) -> tuple[Message, ...]:
+    written = []
+    for tool in tools if isinstance(tools, list) else [tools]:
+        kind = (tool.get("type") or "custom") if isinstance(tool, dict) else None
+        if kind != "custom":
+            raise RefusedError(f"a tool of type {kind!s:.100} cannot be offered to the policy; only custom tools can")
+        described = {"description": tool["description"]} if tool.get("description") else {}
+        function = {"name": tool.get("name"), **described, "parameters": tool.get("input_schema")}
+        written.append({"type": "function", "function": function})
+    return read_tools(written)
+
+
+def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ...], bool]:
+    match choice:
+        case None | {"type": "auto"}:
+            return tools, False
+        case {"type": "none"}:
+            return (), False
+        case {"type": "any"}:
+            return tools, True
+        case {"type": "tool", "name": name}:
+            return only_named(tools, [name]), True
+    raise RefusedError(f"tool_choice is {choice!s:.100}; its type must be auto, any, tool or none")
+
+
+def _form(body: Mapping[str, Any]) -> Any:
+    """The `response_format` of chat completions."""
+    config = body.get("output_config")
+    form = body.get("output_format") or (config.get("format") if isinstance(config, dict) else None)
+    match form:
+        case {"type": "json_schema", "schema": schema}:
+            return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    return form
+
+
+def _event(name: str, data: Mapping[str, Any]) -> bytes:
+    return event({"type": name, **data}, name)
+
+
+def _block(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A block before its text has come, and the pieces of that."""
+    match block["type"]:
+        case "tool_use":
+            text = json.dumps(block["input"])
+            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": each} for each in pieces(text)]
+        case "thinking":
+            deltas = [{"type": "thinking_delta", "thinking": each} for each in pieces(block["thinking"])]
+            return {**block, "thinking": ""}, [*deltas, {"type": "signature_delta", "signature": ""}]
+    return {**block, "text": ""}, [{"type": "text_delta", "text": each} for each in pieces(block["text"])]
