@@ -6,6 +6,7 @@ config.json has them. They may change how the weights are used, and never which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers.modeling_rope_utils import RopeParameters
 from asyncrl.config.keys import did_you_mean
 from asyncrl.config.option import as_yaml
 from asyncrl.errors import ConfigError
+from asyncrl.modelling.flops import EXPERTS
 from asyncrl.modelling.vision import auto_class
 from asyncrl.modelling.weight_format import Shapes, model_tensors
 
@@ -25,6 +27,9 @@ _FORBIDDEN = {
     **dict.fromkeys(("dtype", "torch_dtype"), "set model.dtype"),
     **dict.fromkeys(("model_type", "architectures", "auto_map"), "they say which code runs the model; keep them"),
     **dict.fromkeys(("transformers_version", "_name_or_path"), "transformers writes them itself"),
+    **dict.fromkeys(
+        ("return_dict", "output_hidden_states", "output_attentions"), "they say what a call returns; leave them out"
+    ),
 }
 
 
@@ -32,19 +37,39 @@ def override(config: Any, given: Mapping[str, Any], trust_remote_code: bool = Fa
     """A copy of the Hugging Face `config` in which the `given` fields have other values. Names of nested fields are
     mappings within mappings, or joined by dots.
 
-    Raises ConfigError: the configuration has no such field, transformers refuses the value, or the weights would have
-    other names or shapes.
+    Raises ConfigError: the configuration has no such field, transformers refuses the value, a number is not finite, a
+    token would have no experts or more than there are, or the weights would have other names or shapes.
     """
     changes = engine_overrides(config, given)
     text = f"{KEY}={as_yaml(dict(given))}"
+    if not _is_finite(changes):
+        raise ConfigError(f"{text}: a number is not finite")
     try:
         changed = type(config).from_dict(_merged(config.to_dict(), changes))
     # Configurations raise whatever their checks raise.
     except Exception as error:
         raise ConfigError(f"{text}: transformers refuses it: {error}") from error
     changed.name_or_path, changed._commit_hash = config.name_or_path, getattr(config, "_commit_hash", None)
+    _check_experts(changed, text)
     _check_same_weights(config, changed, text, trust_remote_code)
     return changed
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _check_experts(config: Any, text: str) -> None:
+    """Raises ConfigError: a token goes to no expert, or to more than there are."""
+    config = config.get_text_config()
+    chosen = getattr(config, "num_experts_per_tok", None)
+    number = next((found for name in EXPERTS if (found := getattr(config, name, None))), None)
+    if number is not None and chosen is not None and not 1 <= chosen <= number:
+        raise ConfigError(f"{text}: a token goes to {chosen} of {number} experts; set at least 1 and at most {number}")
 
 
 def engine_overrides(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,10 +122,10 @@ def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefi
 
 def _check_entries(values: Mapping[str, Any], given: Mapping[str, Any], prefix: str, rope: bool) -> None:
     """Raises ConfigError: a mapping has no such entry. Rotary embeddings of another type may have more entries."""
-    known = [*values, *(RopeParameters.__annotations__ if rope else ())]
+    known = [*map(str, values), *(RopeParameters.__annotations__ if rope else ())]
     for name, value in given.items():
-        if known and name not in known:
-            raise ConfigError(f"{KEY}.{prefix}{name}: there is no such entry{did_you_mean(name, known)}")
+        if known and str(name) not in known:
+            raise ConfigError(f"{KEY}.{prefix}{name}: there is no such entry{did_you_mean(str(name), known)}")
         if isinstance(value, Mapping) and isinstance(values.get(name), Mapping):
             _check_entries(values[name], value, f"{prefix}{name}.", rope)
 

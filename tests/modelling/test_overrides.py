@@ -31,6 +31,7 @@ from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import joined
 from asyncrl.modelling.opening import beside, open_config, server_overrides
 from asyncrl.modelling.overrides import override
+from tests.families import family_model
 from tests.learner.support import write_model
 
 pytestmark = pytest.mark.slow
@@ -84,6 +85,9 @@ def test_a_field_of_a_part_leaves_the_other_fields_of_that_part_as_they_were() -
         ({"hidden_act": "selu2"}, "cannot make a model of it.*selu2"),
         ({"num_hidden_layers": 1, "layer_types": ["full_attention"]}, r"model.layers.1.*: none instead of \["),
         ({"vocab_size": 300}, r"model.embed_tokens.weight: \[300, 32\] instead of \[280, 32\]"),
+        ({"rms_norm_eps": float("nan")}, "a number is not finite"),
+        ({"id2label": {"0": "a", "7": "b"}}, "id2label.7: there is no such entry"),
+        ({"return_dict": False}, "what a call returns"),
         ({"tie_word_embeddings": False}, r"lm_head.weight: \[280, 32\] instead of none"),
     ],
 )
@@ -92,6 +96,16 @@ def test_what_cannot_be_overridden_is_refused_with_what_is_wrong(
 ) -> None:
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         open_config(settings(model, **overrides))
+
+
+@pytest.mark.parametrize("chosen", [0, 9])
+def test_a_token_goes_to_experts_that_there_are(chosen: int) -> None:
+    config = family_model("qwen3_moe", 1).config
+    assert override(config, {"num_experts_per_tok": 1}).num_experts_per_tok == 1
+    with pytest.raises(
+        ConfigError, match=rf"num_experts_per_tok: {chosen}.*at least 1 and at most {config.num_experts}"
+    ):
+        override(config, {"num_experts_per_tok": chosen})
 
 
 def logits(model: Any) -> torch.Tensor:
