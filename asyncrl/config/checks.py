@@ -72,6 +72,12 @@ def _data(config: TrainConfig) -> Iterator[str]:
             yield f"{key}: name a file of tasks, or several"
     if data.dataset_params and data.dataset is None:
         yield "data.dataset_params data.dataset: there is no class that takes them; name it"
+    if data.dataset is not None and data.columns:
+        yield "data.columns data.dataset: the class makes the tasks of the files itself; leave one of them out"
+    if data.dataset is not None and not data.keep_in_memory:
+        yield "data.keep_in_memory data.dataset: the class makes its tasks in memory; set the first to true"
+    if wrong := sorted(set(data.columns) & {"reward_model", "extra_info"}):
+        yield f"data.columns: name fields in place of {', '.join(wrong)}: ground_truth, and those of extra_info"
     yield from _prompts(config)
     yield from _group_demonstrations(config)
     if len(data.band) not in (0, 2) or sorted(data.band) != list(data.band):

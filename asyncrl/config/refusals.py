@@ -12,6 +12,9 @@ from asyncrl.config.keys import sections
 from asyncrl.config.option import as_yaml, options
 from asyncrl.config.schema import TrainConfig
 
+ELSEWHERE = ("hf://", "hub:")
+"""How sources of tasks begin that are no files of this machine."""
+
 
 def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
     """One line for each value or combination that cannot be.
@@ -48,8 +51,8 @@ def missing_data(config: TrainConfig) -> dict[str, str]:
 
 
 def may_exist(source: str) -> bool:
-    """Whether a file, folder or pattern is there; what is on a hub is not looked for."""
+    """Whether a file, folder or pattern is there; what is on a hub, or is made, is not looked for."""
     path = Path(source)
     return (
-        source.startswith("hf://") or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+        source.startswith(ELSEWHERE) or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
     )

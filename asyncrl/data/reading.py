@@ -28,8 +28,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from asyncrl.data.demonstrations import read_continuation
+from asyncrl.data.layout import AS_THEY_ARE, RowLayout
 from asyncrl.data.sendable import MAX_DEPTH, check_sendable, plain, schemas
-from asyncrl.data.tables import TableFile, read_rows
+from asyncrl.data.tables import Rows, TableFile, read_rows
 from asyncrl.errors import DataError, WireError
 from asyncrl.ids import task_id
 from asyncrl.types import Task
@@ -42,18 +43,30 @@ OPTIONAL = ("extra_info", "tools", ENVIRONMENT)
 RECENT_TASKS = 1024
 
 
-class TaskFile(Sequence[Task]):
-    """The tasks of one file, or of several (`asyncrl.data.tables`), with the demonstrations of the column
-    `demonstration`, if one is named. Raises DataError, which names the file, column or row that cannot be used."""
+def required_columns(demonstration: str | None) -> tuple[str, ...]:
+    """The columns that files of tasks must have, with the one of demonstrations where it is named."""
+    return REQUIRED if demonstration is None else (*REQUIRED, demonstration)
 
-    def __init__(self, sources: str | Path | Sequence[str | Path], demonstration: str | None = None) -> None:
+
+class TaskFile(Sequence[Task]):
+    """The tasks of one file, or of several (`asyncrl.data.tables`), or of the `rows` that a start made of the sources;
+    with the demonstrations of the column `demonstration`, if one is named. Raises DataError, which names the file,
+    column or row that cannot be used."""
+
+    def __init__(
+        self,
+        sources: str | Path | Sequence[str | Path],
+        demonstration: str | None = None,
+        layout: RowLayout = AS_THEY_ARE,
+        rows: Rows | None = None,
+    ) -> None:
         sources = [sources] if isinstance(sources, (str, Path)) else sources
         self._name = ", ".join(map(str, sources))
         self._demonstration = demonstration
-        columns = REQUIRED if demonstration is None else (*REQUIRED, demonstration)
-        self._rows = read_rows(sources, columns, OPTIONAL)
+        self._layout = layout
+        self._rows = rows or read_rows(sources, required_columns(demonstration), OPTIONAL, layout)
         self._table = self._rows.table
-        self._numbers: Sequence[int] = range(self._table.num_rows)
+        self._numbers: Sequence[int] | NDArray[np.int64] = range(self._table.num_rows)
         self._name_sources()
         self._check()
         self._indexed = self._has_unique_index()
@@ -68,18 +81,23 @@ class TaskFile(Sequence[Task]):
         """The files that hold the tasks."""
         return self._rows.files
 
+    @property
+    def made(self) -> Path | None:
+        """The file that a start made of the rows; None: they are those of `files`."""
+        return self._rows.made
+
     def place(self, row: int) -> str:
         """The file and the row or line of a task, in words."""
-        number = self._numbers[row]
+        number = int(self._numbers[row])
         return self._rows.file_of(number).place(number)
 
     def left(self, kept: NDArray[np.bool_]) -> TaskFile:
-        """Only the tasks for which `kept` (bool[rows]) is true; their ids and places stay. Raises DataError: none."""
+        """Only the tasks for which `kept` (bool[rows]) is true; their ids and places stay. No row is copied, since they
+        may not fit into memory. Raises DataError: none."""
         if not kept.any():
             raise DataError(f"{self._name}: no task is left of {len(self)}")
         selected = copy.copy(self)
-        selected._table = self._table.filter(pa.array(kept))
-        selected._numbers = [self._numbers[row] for row in np.flatnonzero(kept).tolist()]
+        selected._numbers = np.asarray(self._numbers, np.int64)[kept]
         selected._recent = lru_cache(RECENT_TASKS)(selected._read)
         return selected
 
@@ -207,7 +225,7 @@ class TaskFile(Sequence[Task]):
         return _fields(self._table.schema.field(column).type)
 
     def __len__(self) -> int:
-        return int(self._table.num_rows)
+        return len(self._numbers)
 
     @overload
     def __getitem__(self, row: int) -> Task: ...
@@ -222,7 +240,7 @@ class TaskFile(Sequence[Task]):
 
     def by_roles(self) -> dict[int, Task]:
         """The first row for each order of roles in the prompts, by its number."""
-        messages = self._table.column("prompt")
+        messages = self._column("prompt")
         first: dict[tuple[str, ...], int] = {}
         row = 0
         for chunk in messages.chunks:
@@ -235,7 +253,7 @@ class TaskFile(Sequence[Task]):
 
     def by_source(self) -> dict[int, Task]:
         """The first row of each data source, by its number."""
-        sources = self._table.column("data_source")
+        sources = self._column("data_source")
         rows = [pc.index(sources, source).as_py() for source in pc.unique(sources)]
         return {row: self[row] for row in rows}
 
@@ -244,7 +262,7 @@ class TaskFile(Sequence[Task]):
         has other values than texts."""
         if "extra_info" not in self._table.column_names or name not in self._fields("extra_info"):
             return {}
-        values = pc.struct_field(self._table.column("extra_info"), name)
+        values = pc.struct_field(self._column("extra_info"), name)
         if pa.types.is_null(values.type):
             return {}
         if not _is_text(values.type):
@@ -259,9 +277,9 @@ class TaskFile(Sequence[Task]):
         """The first row of each environment that tasks name, by its number, and the first row of a file with such a
         column that names none; empty where there is no such column."""
         if ENVIRONMENT in self._table.column_names:
-            names = self._table.column(ENVIRONMENT)
+            names = self._column(ENVIRONMENT)
         elif "extra_info" in self._table.column_names and ENVIRONMENT in self._fields("extra_info"):
-            names = pc.struct_field(self._table.column("extra_info"), ENVIRONMENT)
+            names = pc.struct_field(self._column("extra_info"), ENVIRONMENT)
         else:
             return {}
         rows = [pc.index(names, name).as_py() for name in pc.unique(names.drop_null())]
@@ -276,14 +294,19 @@ class TaskFile(Sequence[Task]):
             if name not in _fields(kind):
                 return {}
             kind = kind.field(name).type
-        names = pc.struct_field(self._table.column("extra_info"), ["interaction_kwargs", "name"])
+        names = pc.struct_field(self._column("extra_info"), ["interaction_kwargs", "name"])
         rows = [pc.index(names, name).as_py() for name in pc.unique(names.drop_null())]
         return {row: self[row] for row in rows}
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        """The values of a column in the rows that are left."""
+        column = self._table.column(name)
+        return column if len(self) == len(column) else column.take(pa.array(self._numbers))
 
     def _read(self, row: int) -> Task:
         """Raises DataError: no message can carry the row."""
         try:
-            task = self._task(row, self._table.slice(row, 1).to_pylist()[0])
+            task = self._task(row, self._table.slice(int(self._numbers[row]), 1).to_pylist()[0])
             check_sendable(task_body(task))
         except (WireError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
             raise DataError(f"{self.place(row)} cannot be sent: {error}; mend or drop the row") from error
@@ -295,11 +318,11 @@ class TaskFile(Sequence[Task]):
             extra[ENVIRONMENT] = values[ENVIRONMENT]
         source = str(values["data_source"])
         truth = values["reward_model"]["ground_truth"]
-        number = self._numbers[row]
+        number = int(self._numbers[row])
         index = extra["index"] if self._indexed else number
         return Task(
             id=task_id(source, extra.get("split", self._rows.file_of(number).path.stem), index),
-            messages=[_message(message) for message in values["prompt"]],
+            messages=self._layout.messages([_message(message) for message in values["prompt"]]),
             ground_truth=json.dumps(plain(truth), default=str) if isinstance(truth, (list, Mapping)) else str(truth),
             data_source=source,
             tools=self._tools(row, values.get("tools")),

@@ -21,11 +21,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncrl.data.layout import AS_THEY_ARE, RowLayout
 from asyncrl.errors import DataError
 
 JSON_SUFFIXES = (".jsonl", ".json")
 SUFFIXES = (".parquet", *JSON_SUFFIXES)
 HUB = "hf://datasets/"
+NAMED = ("hub:",)
+"""How a source begins that names no files."""
 HUB_FORM = f"{HUB}OWNER/NAME, {HUB}OWNER/NAME@REVISION or either with /FOLDER, /FILE or /PATTERN behind it"
 ROWS_AT_ONCE = 10_000
 HEAD_BYTES = 1024
@@ -49,23 +52,29 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of all files, in order."""
+    """The rows of all files, in order. `made` is the file that a start made of them, where it did."""
 
     table: pa.Table
     files: Sequence[TableFile]
+    made: Path | None = None
 
     def file_of(self, row: int) -> TableFile:
         return self.files[bisect_right(self.files, row, key=lambda file: file.first) - 1]
 
 
-def read_rows(sources: Sequence[str | Path], required: Sequence[str], optional: Sequence[str] = ()) -> Rows:
+def read_rows(
+    sources: Sequence[str | Path],
+    required: Sequence[str],
+    optional: Sequence[str] = (),
+    layout: RowLayout = AS_THEY_ARE,
+) -> Rows:
     """The columns `required` and `optional` of all `sources`; a column that no file has is left out.
 
     Raises DataError, which names the file that is not there, cannot be read, lacks a required column or does not go
     with the others.
     """
     paths = [path for source in sources for path in find_files(str(source))]
-    tables = [_columns(path, required, optional) for path in paths]
+    tables = [_columns(path, required, optional, layout) for path in paths]
     starts = accumulate((table.num_rows for table in tables), initial=0)
     files = [
         TableFile(path, first, table.num_rows, has_lines(path))
@@ -76,6 +85,8 @@ def read_rows(sources: Sequence[str | Path], required: Sequence[str], optional: 
 
 def find_files(source: str) -> list[Path]:
     """The files that a source stands for. A folder that `datasets` wrote is one of them itself. Raises DataError."""
+    if source.startswith(NAMED):
+        raise DataError(f"{source} names no files; data.train, data.eval and `asyncrl evaluate --data` take such names")
     if source.startswith("hf://"):
         return _files_of_hub(source)
     if glob.has_magic(source) and not Path(source).exists():
@@ -137,8 +148,8 @@ def _files_of_hub(source: str) -> list[Path]:
     return find_files(str(path))
 
 
-def _columns(path: Path, required: Sequence[str], optional: Sequence[str]) -> pa.Table:
-    table = _table(path, [*required, *optional])
+def _columns(path: Path, required: Sequence[str], optional: Sequence[str], layout: RowLayout) -> pa.Table:
+    table = layout.applied(_table(path, layout.read([*required, *optional])), str(path), path.stem)
     if missing := [name for name in required if name not in table.column_names]:
         names = _names_in(path) or table.column_names
         raise DataError(f"{path} has no column {', '.join(missing)}; it has {', '.join(sorted(names))}")
@@ -149,7 +160,7 @@ def _table(path: Path, columns: Sequence[str]) -> pa.Table:
     if path.suffix in JSON_SUFFIXES:
         return _table_of_json(path)
     if path.is_dir():
-        return _table_of_datasets(path)
+        return table_of_datasets(path)
     try:
         names = set(pq.read_schema(path).names)
         return pq.read_table(path, columns=[name for name in columns if name in names])
@@ -162,7 +173,7 @@ def _names_in(path: Path) -> list[str]:
     return [] if path.is_dir() or path.suffix in JSON_SUFFIXES else list(pq.read_schema(path).names)
 
 
-def _table_of_datasets(folder: Path) -> pa.Table:
+def table_of_datasets(folder: Path) -> pa.Table:
     """A folder that `Dataset.save_to_disk` of Hugging Face `datasets` wrote: streams of Arrow, named by state.json."""
     try:
         state = json.loads((folder / "state.json").read_text("utf-8"))
@@ -176,15 +187,21 @@ def _table_of_datasets(folder: Path) -> pa.Table:
 
 
 def _table_of_json(path: Path) -> pa.Table:
-    """One JSON object a line, or one list of them. Raises DataError, which names the line or the row."""
-    # pyarrow's own reader would make dates of texts that look like dates, and names no line.
-    unit, names, tables = "line" if has_lines(path) else "row", [], []
-    for first, rows in _batches(path):
-        names.append(f"{path}, {unit}s {first} to {first + len(rows) - 1}")
-        tables.append(_table_of(f"{path}: {unit}", first, rows))
-    if not any(tables):
-        raise DataError(f"{path} has no rows; each row is a task")
+    """All rows of a JSON file. Raises DataError, which names the line or the row."""
+    names, tables = zip(*json_tables(path), strict=True)
     return united(names, tables)
+
+
+def json_tables(path: Path) -> Iterator[tuple[str, pa.Table]]:
+    """One JSON object a line, or one list of them, in parts with their places. Raises DataError, which names the line
+    or the row, or says that there is none."""
+    # pyarrow's own reader would make dates of texts that look like dates, and names no line.
+    unit, count = "line" if has_lines(path) else "row", 0
+    for first, rows in _batches(path):
+        yield f"{path}, {unit}s {first} to {first + len(rows) - 1}", _table_of(f"{path}: {unit}", first, rows)
+        count += len(rows)
+    if not count:
+        raise DataError(f"{path} has no rows; each row is a task")
 
 
 def has_lines(path: Path) -> bool:

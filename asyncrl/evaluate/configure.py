@@ -70,6 +70,9 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
         data=DataConfig(
             train=[request.data],
             eval=[request.data],
+            columns=config.data.columns,
+            system_prompt=config.data.system_prompt,
+            keep_in_memory=config.data.keep_in_memory,
             dataset=config.data.dataset,
             dataset_params=config.data.dataset_params,
             max_prompt_length=config.data.max_prompt_length,

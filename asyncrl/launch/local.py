@@ -114,6 +114,7 @@ def claim_or_begin_anew(config: TrainConfig, run_dir: Path) -> bool:
             raise
         aside = set_aside(run_dir)
         log.info("%s held a run that never began a step; it begins anew, and what it had is in %s", run_dir, aside)
+        check_same_tasks(config, run_dir)  # Now it records the files as they are.
     return claim(config, run_dir)
 
 

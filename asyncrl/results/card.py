@@ -32,7 +32,7 @@ CARD, PICTURE = CARD_FILES
 HERE = "."
 """The model's path in a card that lies beside it."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)")
+DATASET = re.compile(r"(?:hf://datasets/|hub:)([\w.-]+/[\w.-]+)")
 SETTINGS = (
     *("learner.steps", "learner.epochs", "learner.batch_size", "learner.group_size", "learner.minibatches"),
     *("learner.optimizer", "learner.lr", "learner.schedule", "learner.warmup_steps", "learner.max_grad_norm"),
@@ -274,7 +274,7 @@ def _listed(value: Any) -> list[str]:
 
 def _last(path: str) -> str:
     """The part of a local path that says nothing about the machine."""
-    return path if path.startswith("hf://") else Path(path).name
+    return path if path.startswith(("hf://", "hub:")) else Path(path).name
 
 
 def _part(value: Any) -> str:

@@ -102,11 +102,25 @@ class DataConfig:
     train: list[str] = option(
         REQUIRED,
         "training tasks: a file (Parquet or JSON lines), a folder or a pattern of files, a folder of Hugging Face "
-        "datasets, hf://datasets/OWNER/NAME, or a list of these; see docs/data.md",
+        "datasets, hf://datasets/OWNER/NAME, hub:OWNER/NAME?split=train, or a list of these; see docs/data.md",
         fixed="stored groups name rows of these files",
     )
     eval: list[str] | None = option(
         None, "held-out tasks, named in the same ways", fixed="stored evaluations name rows of these files"
+    )
+    columns: dict[str, str] = option(
+        {},
+        "which column of the files has prompt, ground_truth, data_source, tools, environment or, by any other name, a "
+        "field of extra_info, such as {prompt: question, ground_truth: answer}; empty: those of verl's layout",
+        fixed="stored groups name rows with these values",
+    )
+    system_prompt: str | None = option(
+        None, "system message of tasks that have none", fixed="all members of a group have the same prompt"
+    )
+    keep_in_memory: bool = option(
+        True,
+        "whether roles read all rows into memory; false: the start copies them into a file in the run's folder, from "
+        "which single rows are read",
     )
     dataset: str | None = option(
         None,

@@ -1,4 +1,5 @@
-"""A dataset class of the user (`data.dataset`), as verl takes it: the start makes the tasks of a run with it, once.
+"""The start makes the tasks of a run, once: rows of sources that roles cannot read themselves, and the tasks of a
+dataset class of the user (`data.dataset`), as verl takes it.
 
 The class is called as verl calls it: `Class(data_files=[...], tokenizer=..., config=..., processor=None)`. It has a
 length, and its rows have `raw_prompt` or `prompt` (messages), `data_source`, `reward_model`, and may have `extra_info`,
@@ -18,11 +19,14 @@ import numpy as np
 from asyncrl.config import locations
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import TrainConfig
-from asyncrl.data.opening import made_file
+from asyncrl.data.made_rows import write_rows
+from asyncrl.data.opening import demonstration_of, layout_of, made_file
+from asyncrl.data.reading import OPTIONAL, required_columns
 from asyncrl.data.tables import find_files
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.launch.run_folder import has_store
+from asyncrl.machine.long_work import long_work
 from asyncrl.text import reason_of
 from asyncrl.types import Task
 
@@ -30,18 +34,28 @@ log = logging.getLogger("asyncrl.train")
 
 
 def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -> None:
-    """Write the tasks that the class makes of `sources` into the run's folder; do nothing if no class is named. Tasks
-    that are there already stay, unless `anew` is true, since the class may have changed. A run with a store always
-    keeps its tasks, which its episodes name.
+    """Write the tasks of `sources` into the run's folder, where a class makes them or roles cannot read the sources
+    themselves. Tasks that are there already stay, unless `anew` is true, since the class or the sources may have
+    changed. A run with a store always keeps its tasks, which its episodes name.
 
     Raises ConfigError: the class cannot be used; DataError: one of its rows cannot.
     """
     path, run_dir = made_file(config, sources), locations.run_dir(config.run)
-    if config.data.dataset is None or (path.exists() and not anew):
+    if path is None or (path.exists() and not anew):
         return
     if path.exists() and has_store(run_dir):
-        log.info("%s keeps the tasks that data.dataset made before; another run.name makes them anew", run_dir)
+        log.info("%s keeps the tasks that were made before; another run.name makes them anew", run_dir)
         return
+    if config.data.dataset is None:
+        with long_work(f"reading {', '.join(sources)}", 0, "rows") as advance:
+            required = required_columns(demonstration_of(config, sources))
+            rows = write_rows(path, sources, required, OPTIONAL, layout_of(config), advance)
+        log.info("%s has %d tasks of %s", path, rows, ", ".join(sources))
+        return
+    _make_by_class(config, sources, path)
+
+
+def _make_by_class(config: TrainConfig, sources: Sequence[str], path: Path) -> None:
     try:
         dataset = _opened(config, sources)
         # A class need not end a loop over itself, so that its length does.

@@ -7,17 +7,19 @@ from pathlib import Path
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoreError
+from asyncrl.launch.preflight.same_files import check_same_files
 from asyncrl.launch.run_folder import store_folders
 
 
 def check_same_tasks(config: TrainConfig, run_dir: Path) -> None:
-    """Raises ConfigError: the run's store names other tasks than those that the files have now, and every start of the
-    replay would refuse it; DataError: the files cannot be read; StoreError: the store cannot."""
+    """Raises ConfigError: a file has changed, or the run's store names other tasks than those that the files have now,
+    and every start of the replay would refuse it; DataError: the files cannot be read; StoreError: the store cannot."""
     from asyncrl.data.opening import open_tasks
     from asyncrl.replay.pinned import pinned_tasks, require_pinned
     from asyncrl.replay.store import StoreReader
 
     data, folders = config.data, store_folders(run_dir)
+    check_same_files(config, begun=any(map(_names_rows, folders)))
     if not folders:
         return
     now = pinned_tasks(open_tasks(config, data.train), open_tasks(config, data.eval) if data.eval else ())
@@ -27,3 +29,11 @@ def check_same_tasks(config: TrainConfig, run_dir: Path) -> None:
                 require_pinned(tx, now)
             except StoreError as error:
                 raise ConfigError(f"{run_dir} holds a run: {error}") from error
+
+
+def _names_rows(folder: Path) -> bool:
+    """Whether the store has given out a task; before that, files may still be mended."""
+    from asyncrl.replay.store import StoreReader
+
+    with closing(StoreReader(folder)) as store, store.transaction() as tx:
+        return bool(tx.counter("feed_draws") or tx.count("groups"))

@@ -1,0 +1,117 @@
+"""How the columns of files become the fields of tasks, where files are not in verl's layout.
+
+`columns` maps a field to the column that has it: `prompt` (text, which becomes a message of the user, or messages),
+`ground_truth`, `data_source`, `tools`, `environment`; any other name becomes `extra_info.NAME`. A column within a
+struct is named with dots. What is not mapped is read under its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from asyncrl.errors import DataError
+
+TRUTH = "ground_truth"
+_WHOLE = ("prompt", "data_source", "tools", "environment")
+"""Fields that are columns of their own."""
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Empty `columns` take files as they are. A `system_prompt` is put before the messages of tasks that have no
+    system message."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    system_prompt: str | None = None
+
+    def messages(self, given: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The messages of a task."""
+        if self.system_prompt is None or any(each["role"] == "system" for each in given):
+            return given
+        return [{"role": "system", "content": self.system_prompt}, *given]
+
+    def read(self, wanted: Sequence[str]) -> list[str]:
+        """The columns of a file that hold the columns `wanted` of verl's layout."""
+        return list(dict.fromkeys([*wanted, *(path.split(".")[0] for path in self.columns.values())]))
+
+    def applied(self, table: pa.Table, place: str, name: str) -> pa.Table:
+        """The rows in verl's layout. `place` is the file, for errors; `name` is the data source of rows that have none.
+
+        Raises DataError: a column is not there, or has values that its field cannot have.
+        """
+        if not self.columns:
+            return table
+        self._check(table.schema, place)
+        batches = [self._batch(batch, place, name) for batch in table.to_batches()]
+        return pa.Table.from_batches(batches) if batches else pa.table({})
+
+    def _check(self, schema: pa.Schema, place: str) -> None:
+        for wanted, path in self.columns.items():
+            if not _has(schema, path):
+                raise DataError(
+                    f"{place} has no column {path}, which data.columns gives for {wanted}; it has "
+                    f"{', '.join(sorted(schema.names))}"
+                )
+
+    def _batch(self, batch: pa.RecordBatch, place: str, name: str) -> pa.RecordBatch:
+        values = {wanted: _at(batch, path) for wanted, path in self.columns.items()}
+        made = {each: batch.column(each) for each in batch.schema.names if each not in values}
+        made |= {each: values[each] for each in _WHOLE if each in values}
+        if "prompt" in values:
+            made["prompt"] = _messages(values["prompt"], place)
+        if TRUTH in values:
+            made["reward_model"] = pa.StructArray.from_arrays([values[TRUTH]], [TRUTH])
+        if "data_source" not in made:
+            made["data_source"] = pa.repeat(name, batch.num_rows)
+        if extra := {each: array for each, array in values.items() if each not in (*_WHOLE, TRUTH)}:
+            made["extra_info"] = _with_fields(made.get("extra_info"), extra, place)
+        return pa.RecordBatch.from_pydict(made)
+
+
+AS_THEY_ARE = RowLayout()
+"""For files in verl's layout."""
+
+
+def _has(schema: pa.Schema, path: str) -> bool:
+    root, *inner = path.split(".")
+    if root not in schema.names:
+        return False
+    kind = schema.field(root).type
+    for name in inner:
+        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+            return False
+        kind = kind.field(name).type
+    return True
+
+
+def _at(batch: pa.RecordBatch, path: str) -> pa.Array:
+    root, *inner = path.split(".")
+    column = batch.column(root)
+    return pc.struct_field(column, inner) if inner else column
+
+
+def _messages(values: pa.Array, place: str) -> pa.Array:
+    """Texts as messages of the user; messages as they are."""
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return values
+    texts = values.cast(pa.large_string())
+    if texts.null_count:
+        raise DataError(f"{place}: the column that data.columns gives for prompt has no text in a row; drop such rows")
+    roles = pa.repeat(pa.scalar("user"), len(texts))
+    messages = pa.StructArray.from_arrays([roles, texts], ["role", "content"])
+    return pa.LargeListArray.from_arrays(pa.array(range(len(texts) + 1), pa.int64()), messages)
+
+
+def _with_fields(extra: pa.Array | None, fields: Mapping[str, pa.Array], place: str) -> pa.Array:
+    if extra is not None and not (pa.types.is_struct(extra.type) or pa.types.is_null(extra.type)):
+        raise DataError(f"{place}: column extra_info must be a struct, as {{'index': 0}}")
+    names = [] if extra is None or pa.types.is_null(extra.type) else [each.name for each in extra.type]
+    arrays = {each: pc.struct_field(extra, each) for each in names}
+    arrays |= fields
+    return pa.StructArray.from_arrays(list(arrays.values()), list(arrays))

@@ -1,0 +1,83 @@
+"""The files of a run's tasks stay as they were when its episodes began: one that has changed is refused by its name.
+
+The checksums of their contents are in the run's folder. A file of the same size and time is not read again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from asyncrl.config import locations
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError, DataError
+from asyncrl.machine.files import write_whole
+
+NAME = "files.json"
+AT_ONCE = 1 << 20
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """Bytes, time of the last change in nanoseconds, and checksum of a file."""
+
+    size: int
+    changed_ns: int
+    checksum: str
+
+
+def check_same_files(config: TrainConfig, begun: bool) -> None:
+    """Record the files, or compare them with the record if the run has `begun` to name their rows.
+
+    Raises ConfigError, which names the files that have changed; DataError: a file cannot be read.
+    """
+    path = locations.run_dir(config.run) / "tasks" / NAME
+    before = _read(path)
+    now = {str(file): _record(file, before.get(str(file))) for file in _files(config)}
+    changed = [name for name, record in now.items() if begun and before.get(name, record).checksum != record.checksum]
+    if changed:
+        raise ConfigError(
+            f"{', '.join(changed)} has changed since the run began, whose episodes know tasks by their place: have the "
+            "file as it was, or choose another run.name"
+        )
+    if now != before:
+        write_whole(path, json.dumps(msgspec.to_builtins(now), indent=1))
+
+
+def _files(config: TrainConfig) -> Iterator[Path]:
+    """The files that roles read; rows that a start has made stay the same in any case."""
+    from asyncrl.data.opening import made_file
+    from asyncrl.data.tables import find_files
+
+    for sources in (config.data.train, config.data.eval or []):
+        if sources and made_file(config, sources) is None:
+            for path in (file for source in sources for file in find_files(source)):
+                yield from sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+
+
+def _read(path: Path) -> dict[str, FileRecord]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, FileRecord])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}; restore it, or remove it to take the files as they are"
+        ) from (error)
+
+
+def _record(path: Path, before: FileRecord | None) -> FileRecord:
+    try:
+        about = path.stat()
+        if before is not None and (before.size, before.changed_ns) == (about.st_size, about.st_mtime_ns):
+            return before
+        digest = xxhash.xxh3_128()
+        with path.open("rb") as file:
+            while piece := file.read(AT_ONCE):
+                digest.update(piece)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    return FileRecord(about.st_size, about.st_mtime_ns, digest.hexdigest())

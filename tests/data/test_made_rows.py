@@ -1,0 +1,199 @@
+"""Rows that a start writes into the run's folder are the rows of their sources, and stay on the disk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncrl.data import sources
+from asyncrl.data.layout import AS_THEY_ARE, RowLayout
+from asyncrl.data.made_rows import read_made, write_rows
+from asyncrl.data.reading import OPTIONAL, REQUIRED, TaskFile
+from asyncrl.errors import DataError
+from tests.data.test_tables import datasets_folder, lines, parquet, row
+
+QUESTIONS = RowLayout({"prompt": "question", "ground_truth": "answer.value", "hardness": "level"}, "Be brief.")
+
+
+TOOLS = '[{"name": "f", "parameters": {}}]'
+
+
+def question(number: int, **more: Any) -> dict[str, Any]:
+    return {"question": f"{number}+1?", "answer": {"value": str(number + 1)}, "level": number % 3, **more}
+
+
+def made(path: Path, names: list[str], layout: RowLayout = AS_THEY_ARE) -> TaskFile:
+    write_rows(path, names, REQUIRED, OPTIONAL, layout)
+    return TaskFile(path, None, RowLayout({}, layout.system_prompt), read_made(path))
+
+
+def test_made_rows_are_the_tasks_of_their_files_in_the_same_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sources, "ROWS_AT_ONCE", 2)
+    names = [
+        str(parquet(tmp_path / "a.parquet", *(row(n, environment="chess") for n in range(5)))),
+        str(lines(tmp_path / "b.jsonl", *(row(n, extra_info={"note": {"deep": [n]}}) for n in range(5, 8)))),
+        str(datasets_folder(tmp_path / "c", [row(8, tools=TOOLS)], [row(9, tools=TOOLS)])),
+    ]
+    files, stored = TaskFile(names), made(tmp_path / "made.arrow", names)
+    assert list(stored) == list(files)
+    assert [stored.place(index) for index in range(10)] == [files.place(index) for index in range(10)]
+    assert stored.by_environment().keys() == files.by_environment().keys() == {0, 5}
+    kept = np.arange(10) % 2 == 1
+    assert list(stored.left(kept)) == list(files.left(kept)) == [files[n] for n in range(1, 10, 2)]
+    assert stored.left(kept).by_roles() == {0: files[1]}
+    assert stored.left(kept).left(np.arange(5) == 4)[0] == files[9]
+
+
+@pytest.mark.parametrize("kind", ["a.parquet", "a.jsonl", "datasets"])
+def test_columns_that_the_configuration_names_become_the_fields_of_tasks(tmp_path: Path, kind: str):
+    rows = [question(number) for number in range(3)]
+    write = {"a.parquet": parquet, "a.jsonl": lines}.get(kind, lambda path, *given: datasets_folder(path, given))
+    path = write(tmp_path / kind, *rows)
+    for tasks in (TaskFile(path, layout=QUESTIONS), made(tmp_path / "made.arrow", [str(path)], QUESTIONS)):
+        assert [task.ground_truth for task in tasks] == ["1", "2", "3"]
+        assert [task.extra_info["hardness"] for task in tasks] == [0, 1, 2]
+        assert {task.data_source for task in tasks} == {path.stem}
+        assert tasks[2].messages == [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "2+1?"},
+        ]
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path):
+    path = parquet(tmp_path / "a.parquet", question(1))
+    with pytest.raises(
+        DataError, match=r"a.parquet has no column problem, which data.columns gives for prompt; it has a"
+    ):
+        TaskFile(path, layout=RowLayout({"prompt": "problem", "ground_truth": "answer.value"}))
+    with pytest.raises(DataError, match=r"has no column answer\.text"):
+        TaskFile(path, layout=RowLayout({"prompt": "question", "ground_truth": "answer.text"}))
+    with pytest.raises(DataError, match="has no column reward_model"):
+        TaskFile(path, layout=RowLayout({"prompt": "question"}))
+
+
+def test_a_system_message_of_the_task_stays_alone(tmp_path: Path):
+    messages = [{"role": "system", "content": "own"}, {"role": "user", "content": "q"}]
+    path = parquet(tmp_path / "a.parquet", row(0, prompt=messages))
+    assert TaskFile(path, layout=RowLayout({}, "ours"))[0].messages == messages
+
+
+def test_rows_that_do_not_go_together_and_rows_that_change_are_refused_and_leave_no_file(tmp_path: Path):
+    wrong = [str(parquet(tmp_path / "a.parquet", row(0))), str(parquet(tmp_path / "b.parquet", row(1, prompt=5)))]
+    with pytest.raises(DataError, match=r"b\.parquet does not go with the rows before it"):
+        write_rows(tmp_path / "made.arrow", wrong, REQUIRED, OPTIONAL, AS_THEY_ARE)
+    with pytest.raises(DataError, match="there is no column reward_model"):
+        write_rows(
+            tmp_path / "made.arrow",
+            [str(lines(tmp_path / "c.jsonl", {"prompt": [], "data_source": "s"}))],
+            REQUIRED,
+            OPTIONAL,
+            AS_THEY_ARE,
+        )
+    assert not (tmp_path / "made.arrow").exists()
+
+
+READER = """
+import sys
+from pathlib import Path
+from asyncrl.data.made_rows import read_made
+from asyncrl.data.reading import TaskFile
+
+def anonymous():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+
+path = Path(sys.argv[1])
+before = anonymous()
+tasks = TaskFile(path, rows=read_made(path))
+tasks[len(tasks) - 1], tasks[0], tasks.by_roles(), tasks.by_source()
+print(len(tasks), anonymous() - before)
+"""
+
+
+def test_rows_that_a_start_made_take_a_small_part_of_their_size_in_memory(tmp_path: Path):
+    texts = pa.array(["x" * 20_000] * 5000)
+    messages = pa.StructArray.from_arrays([pa.repeat("user", 5000), texts], ["role", "content"])
+    prompts = pa.ListArray.from_arrays(pa.array(range(5001), pa.int32()), messages)
+    truths = pa.StructArray.from_arrays([pa.repeat("1", 5000)], ["ground_truth"])
+    table = pa.table({"prompt": prompts, "data_source": pa.repeat("s", 5000), "reward_model": truths})
+    pq.write_table(table, tmp_path / "a.parquet")
+    path = tmp_path / "made.arrow"
+    write_rows(path, [str(tmp_path / "a.parquet")], REQUIRED, OPTIONAL, AS_THEY_ARE)
+    assert path.stat().st_size > 100_000_000
+    read = subprocess.run([sys.executable, "-c", READER, str(path)], capture_output=True, text=True, check=True)
+    rows, kilobytes = map(int, read.stdout.split())
+    assert rows == 5000
+    assert kilobytes < 30_000
+
+
+def test_sources_of_another_form_are_refused_by_name():
+    for source, reason in (
+        ("hub:a/b", "names no split; write hub:OWNER/NAME"),
+        ("hub:?split=train", "write hub:OWNER/NAME"),
+        ("hub:a/b?split=train&split=test", "each key once"),
+        ("hub:a/b?split=train&rows=5", "there is no rows; write"),
+    ):
+        with pytest.raises(DataError, match=reason.replace("?", r"\?")):
+            list(sources.parts(source, REQUIRED, AS_THEY_ARE))
+
+
+class FakeSplit:
+    """What `datasets` gives for a split, as far as it is used."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        self.column_names = table.column_names
+
+    def select_columns(self, names: list[str]) -> FakeSplit:
+        return FakeSplit(self.table.select(names))
+
+    def with_format(self, kind: str) -> FakeSplit:
+        assert kind == "arrow"
+        return self
+
+    def iter(self, rows: int) -> Any:
+        return (pa.Table.from_batches([batch]) for batch in self.table.to_batches(rows))
+
+
+class FakeDatasets:
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._table = pa.Table.from_pylist(rows)
+
+    def load_dataset(self, name: str, config: str | None, split: str, revision: str | None) -> FakeSplit:
+        self.calls.append((name, config, split, revision))
+        if name == "no/where":
+            raise FileNotFoundError("not on the hub")
+        return FakeSplit(self._table)
+
+
+def test_a_split_of_the_hub_is_read_by_datasets_with_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fake = FakeDatasets([question(number, unused=1) for number in range(3)])
+    monkeypatch.setitem(sys.modules, "datasets", fake)  # type: ignore[arg-type]
+    tasks = made(tmp_path / "made.arrow", ["hub:o/n?config=main&split=train&revision=abc"], QUESTIONS)
+    assert set(fake.calls) == {("o/n", "main", "train", "abc")}
+    assert [task.id for task in tasks] == [f"o/n/train/{number}" for number in range(3)]
+    assert tasks.place(1) == "o/n/train: row 1"
+    with pytest.raises(
+        DataError, match=r"hub:no/where\?split=train cannot be loaded: FileNotFoundError: not on the hub"
+    ):
+        list(sources.parts("hub:no/where?split=train", REQUIRED, AS_THEY_ARE))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'asyncrl\[datasets\]'"):
+        list(sources.parts("hub:o/n?split=train", REQUIRED, AS_THEY_ARE))
+
+
+def test_real_datasets_give_the_rows_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("datasets", reason="needs asyncrl[datasets]")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    (tmp_path / "questions").mkdir()
+    (tmp_path / "questions" / "train.jsonl").write_text("".join(json.dumps(question(n)) + "\n" for n in range(3)))
+    tasks = made(tmp_path / "made.arrow", [f"hub:{tmp_path}/questions?split=train"], QUESTIONS)
+    assert [task.ground_truth for task in tasks] == ["1", "2", "3"]

@@ -1,0 +1,60 @@
+"""A file of tasks that changes under a run is refused by its name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.schema import DataConfig, RunConfig, TrainConfig
+from asyncrl.data.opening import all_tasks, made_file
+from asyncrl.errors import ConfigError
+from asyncrl.launch.preflight.datasets import make_tasks
+from asyncrl.launch.preflight.same_files import check_same_files
+from tests.data.test_tables import parquet, row
+
+
+def config_of(folder: Path, **data: object) -> TrainConfig:
+    parquet(folder / "parts" / "a.parquet", row(0))
+    parquet(folder / "parts" / "b.parquet", row(1))
+    data_config = DataConfig(train=[str(folder / "parts")], **data)  # type: ignore[arg-type]
+    return TrainConfig(run=RunConfig(name="r", dir=str(folder / "runs")), data=data_config)
+
+
+def test_a_file_that_has_changed_is_named_once_its_rows_are_and_not_before(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    check_same_files(config, begun=True)
+    changed = parquet(tmp_path / "parts" / "b.parquet", row(2))
+    with pytest.raises(ConfigError, match=r"parts/b\.parquet has changed since the run began"):
+        check_same_files(config, begun=True)
+    check_same_files(config, begun=False)
+    check_same_files(config, begun=True)
+    before = changed.stat()
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
+    check_same_files(config, begun=True)
+
+
+def test_rows_that_were_made_stay_the_same_whatever_becomes_of_their_files(tmp_path: Path) -> None:
+    config = config_of(tmp_path, keep_in_memory=False)
+    make_tasks(config, config.data.train)
+    tasks = list(all_tasks(config, config.data.train))
+    assert [task.ground_truth for task in tasks] == ["1", "2"]
+    (tmp_path / "parts" / "a.parquet").unlink()
+    check_same_files(config, begun=True)
+    make_tasks(config, config.data.train, anew=False)
+    assert list(all_tasks(config, config.data.train)) == tasks
+    (tmp_path / "runs" / "r" / "replay").mkdir()
+    (tmp_path / "runs" / "r" / "replay" / "data.mdb").touch()
+    make_tasks(config, config.data.train)
+    assert list(all_tasks(config, config.data.train)) == tasks
+
+
+def test_other_columns_are_another_made_file_and_plain_files_need_none(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    assert made_file(config, config.data.train) is None
+    assert made_file(config, ["hub:a/b?split=train"]) is not None
+    config.data.keep_in_memory = False
+    first = made_file(config, config.data.train)
+    config.data.columns = {"prompt": "question"}
+    assert made_file(config, config.data.train) not in (first, None)
