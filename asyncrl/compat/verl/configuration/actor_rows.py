@@ -14,6 +14,8 @@ ACTOR = "actor_rollout_ref.actor"
 REF = "actor_rollout_ref.ref"
 OPTIM = f"{ACTOR}.optim"
 FSDP = f"{ACTOR}.fsdp_config"
+FREEZES_MIXTURE = f"{MODEL}.override_config.moe_freeze_all"
+"""Of a fork of verl, which reads it from the fields of the model's configuration."""
 STEPS = "trainer.total_training_steps"
 ESTIMATOR = "algorithm.adv_estimator"
 DTYPES = {
@@ -68,8 +70,18 @@ def _router_replay(source: VerlConfig) -> Iterator[Setting | str]:
         yield f"{ACTOR}.router_replay.mode={mode}: only experts of the rollout are replayed (R3); none are"
 
 
+def _freeze(source: VerlConfig) -> Iterator[Setting | str]:
+    asked = {f"{ACTOR}.freeze_vision_tower": "vision", FREEZES_MIXTURE: "verl_moe"}
+    wanted = {key: rule for key, rule in asked.items() if source.values.get(key)}
+    if wanted and (source[f"{MODEL}.lora_rank"] or source[f"{MODEL}.lora_adapter_path"]):
+        yield f"{', '.join(wanted)}: adapters alone are trained; name their layers in model.lora.targets"
+    elif wanted:
+        yield "model.freeze", list(wanted.values())
+
+
 def _attention(source: VerlConfig) -> Iterator[Setting | str]:
     changes = source.below(f"{MODEL}.override_config")
+    changes.pop(FREEZES_MIXTURE.rpartition(".")[2], None)
     implementation = changes.pop("attn_implementation", None) or changes.pop("model_config.attn_implementation", None)
     if implementation in ATTENTION:
         yield "model.attention", ATTENTION[implementation]
@@ -179,7 +191,8 @@ ROWS = (
     Row(
         (f"{MODEL}.override_config.*",),
         "`model.override_config`, `model.attention`",
-        "`attn_implementation` becomes `model.attention`.",
+        "`attn_implementation` becomes `model.attention`, and `moe_freeze_all` of a fork the rule `verl_moe` of "
+        "`model.freeze`.",
         _attention,
     ),
     made(
@@ -303,11 +316,18 @@ ROWS = (
         ACTOR,
         "strategy rollout_n shuffle data_loader_seed checkpoint.* profiler.* qat.* use_fused_kernels "
         "entropy_from_logits_with_chunking entropy_from_logits_chunk_size "
-        "entropy_checkpointing pad_to_length use_remove_padding use_prefix_grouper freeze_vision_tower "
-        "calculate_entropy calculate_sum_pi_squared load_weight veomni.* megatron.* torchtitan.* engine.* "
+        "entropy_checkpointing pad_to_length use_remove_padding use_prefix_grouper calculate_entropy "
+        "calculate_sum_pi_squared load_weight veomni.* megatron.* torchtitan.* engine.* "
         "router_replay.record_file router_replay.replay_file",
         "Checkpoints always have everything, and the entropy is always reported. verl's FSDP workers divide no "
         "matrices; `learner.tensor_ranks` is for layers that do not fit. " + LEARNERS_OWN,
+    ),
+    made(
+        f"{ACTOR}.freeze_vision_tower",
+        "`model.freeze`",
+        False,
+        "True is `vision`, which a model without a tower for images refuses.",
+        _freeze,
     ),
     made(
         f"{ACTOR}.router_replay.mode",

@@ -292,6 +292,24 @@ def test_experts_of_the_rollout_are_replayed_and_those_of_other_passes_are_named
     assert has(named.differs, "only experts of the rollout")
 
 
+def test_what_verl_and_its_fork_freeze_is_frozen() -> None:
+    tower, fork = "actor_rollout_ref.actor.freeze_vision_tower=True", "actor_rollout_ref.model.override_config"
+    assert from_words(tower).settings["model.freeze"] == ["vision"]
+    both = from_words(tower, f"+{fork}.moe_freeze_all=True", f"+{fork}.rope_theta=1e6")
+    assert both.settings["model.freeze"] == ["vision", "verl_moe"]
+    assert both.settings["model.override_config"] == {"rope_theta": 1e6}, "it is no field of a model's configuration"
+    plain = from_words(f"+{fork}.moe_freeze_all=False", tower.replace("True", "False"))
+    assert not {"model.freeze", "model.override_config"} & set(plain.settings)
+
+
+def test_parts_that_verl_freezes_beside_adapters_are_named() -> None:
+    result = from_words("actor_rollout_ref.actor.freeze_vision_tower=True", "actor_rollout_ref.model.lora_rank=8")
+    assert "model.freeze" not in result.settings
+    assert has(
+        result.differs, "freeze_vision_tower: adapters alone are trained; name their layers in model.lora.targets"
+    )
+
+
 def test_minibatches_of_no_prompts_are_named() -> None:
     result = from_words("actor_rollout_ref.actor.ppo_mini_batch_size=0")
     assert has(result.differs, "data.train_batch_size=1024", "or one that goes with it, is left out")
