@@ -1,7 +1,8 @@
 """The manifest for KubeRay has fields of KubeRay's published `ray.io/v1` only, with their types, and all required ones.
 
-The schema here was written by hand after rayjob_types.go and raycluster_types.go of ray-project/kuberay, and what a
-schema cannot say after its validation.go. Fields are required that any release since v1.1 requires.
+The schema here was written by hand after rayjob_types.go and raycluster_types.go of ray-project/kuberay, from which its
+helm-chart/kuberay-operator/crds/ray.io_rayjobs.yaml is generated, and what a schema cannot say after its validation.go.
+Fields are required that any release since v1.1 requires.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from asyncrl.config.compose import composed
 MANIFEST = Path(__file__).parents[2] / "launchers" / "rayjob.yaml"
 TEXT, TRUTH, WHOLE, NUMBER = ({"type": name} for name in ("string", "boolean", "integer", "number"))
 TEXTS = {"type": "object", "additionalProperties": TEXT}
+QUANTITY = {
+    "anyOf": [{"type": "integer"}, TEXT],
+    "pattern": r"^[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+(\.\d*)?)?$",
+}
+"""An amount as Kubernetes writes it, such as 8Gi or 500m."""
+QUANTITIES = {"type": "object", "additionalProperties": QUANTITY}
 
 
 def fields(required: list[str], **properties: Any) -> dict[str, Any]:
@@ -34,14 +41,14 @@ CONTAINER = fields(
     ["name", "image"],
     name=TEXT,
     image=TEXT,
-    resources=fields([], requests=TEXTS, limits=TEXTS),
+    resources=fields([], requests=QUANTITIES, limits=QUANTITIES),
     volumeMounts={"type": "array", "items": fields(["name", "mountPath"], name=TEXT, mountPath=TEXT)},
 )
 VOLUME = fields(
     ["name"],
     name=TEXT,
     persistentVolumeClaim=fields(["claimName"], claimName=TEXT),
-    emptyDir=fields([], medium=TEXT, sizeLimit=TEXT),
+    emptyDir=fields([], medium=TEXT, sizeLimit=QUANTITY),
 )
 POD = fields(
     ["spec"],
@@ -129,6 +136,10 @@ def workers(document: Any) -> Any:
     return document["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
 
 
+def limits(document: Any) -> Any:
+    return workers(document)["template"]["spec"]["containers"][0]["resources"]["limits"]
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -140,6 +151,8 @@ def workers(document: Any) -> Any:
         (lambda each: workers(each)["rayStartParams"].update({"num-cpus": 0}), "0 is not of type 'string'"),
         (lambda each: workers(each)["template"]["spec"].pop("containers"), "'containers' is a required property"),
         (lambda each: workers(each)["template"]["spec"]["containers"][0].update(img="x"), "'img' was unexpected"),
+        (lambda each: limits(each).update(memory="32 GiB"), "'32 GiB' does not match"),
+        (lambda each: limits(each).update(cpu=None), "None is not valid under any of the given schemas"),
     ],
 )
 def test_a_manifest_with_a_mistake_would_be_found(damage: Callable[[Any], object], reason: str) -> None:
@@ -183,7 +196,8 @@ def test_every_container_of_the_manifest_mounts_volumes_that_its_pod_has() -> No
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         pod = group["template"]["spec"]
         mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
-        assert mounted == {volume["name"] for volume in pod["volumes"]}
+        names = [volume["name"] for volume in pod["volumes"]]
+        assert (mounted, len(mounted)) == (set(names), len(names)), "the names of a pod's volumes are unique"
 
 
 def test_the_command_line_of_the_manifest_is_one_that_asyncrl_takes(tmp_path: Path) -> None:
