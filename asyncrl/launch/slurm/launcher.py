@@ -31,6 +31,7 @@ from asyncrl.launch.slurm.step import ALL_GPUS, NodeReport
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.machine.child import kill_group_soon, start_child
 from asyncrl.machine.identity import ProcessIdentity
+from asyncrl.machine.numa import GPU_VARIABLE
 from asyncrl.machine.process import DRAIN, STOP_OF_STEP
 from asyncrl.machine.shared_folder import canary
 
@@ -152,7 +153,9 @@ class SlurmLauncher:
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
         """As `supervisor.Start`."""
         self._lead_to_attempt(log_file)
-        return _Step(self.role_command(role), self._job.nodes[self._roles[role.name].node].name, log_file, environment)
+        # The step itself chooses among those GPUs that it finds, which may be all of a node that Slurm gives to nobody.
+        others = {name: value for name, value in environment.items() if name != GPU_VARIABLE}
+        return _Step(self.role_command(role), self._job.nodes[self._roles[role.name].node].name, log_file, others)
 
     def _lead_to_attempt(self, log_file: Path) -> None:
         """Make a role's log a link into the folder of this start of the job."""
