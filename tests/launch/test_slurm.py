@@ -37,6 +37,7 @@ from asyncrl.launch.slurm.commands import (
 )
 from asyncrl.launch.slurm.job import of_task, requeue_this_job
 from asyncrl.launch.slurm.launcher import SlurmLauncher
+from asyncrl.launch.slurm.ray_nodes import AUTH_VARIABLES, REPLAY_RESOURCE, RayNodes, ask_for_token, starts_ray
 from asyncrl.launch.slurm.step import NodeReport, count_gpus
 from asyncrl.machine.child import kill_group, start_guarded
 from asyncrl.observe.lines import read_lines
@@ -199,6 +200,67 @@ def test_servers_ignore_the_signals_that_slurm_sends_to_all_processes_of_a_role(
     kill_group(server)
 
 
+def test_the_nodes_of_a_job_become_a_ray_cluster_with_the_head_on_the_first_one(tmp_path: Path) -> None:
+    job = SlurmJob("7", tuple(SlurmNode(name, name) for name in ("a", "b")))
+    config = make_config(tmp_path, python="/shared/python")
+    config.cluster.launcher, config.cluster.cpus = "ray", 3
+    nodes = RayNodes(config, SlurmLauncher(config, job, reports("a", "b", gpus=2)))
+    head, other = nodes.commands().items()
+    start = ["/shared/python", "-m", "ray.scripts.scripts", "start", "--block"]
+    for (_, command), name, address in ((head, "a", "10.0.0.1"), (other, "b", "10.0.0.2")):
+        own = command[command.index("/shared/python") :]
+        assert own[: len(start)] == start
+        assert f"--nodelist={name}" in command
+        assert {f"--node-ip-address={address}", "--num-cpus=3", "--num-gpus=2"} <= set(own)
+    assert (head[0], other[0]) == ("ray-head", "ray-b")
+    assert "--head" in head[1]
+    assert "--head" not in other[1]
+    assert f"--address={nodes.address}" == "--address=10.0.0.1:20000" == other[1][-1]
+    assert any(REPLAY_RESOURCE in word for word in head[1])
+
+
+def test_a_job_makes_no_ray_cluster_where_its_run_names_one_or_wants_none(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    assert not starts_ray(config, {})
+    config.cluster.launcher = "ray"
+    assert starts_ray(config, {})
+    assert not starts_ray(config, {"RAY_ADDRESS": "10.0.0.1:6379"})
+    config.cluster.ray.address = "10.0.0.1:6379"
+    assert not starts_ray(config, {})
+
+
+def test_the_ray_cluster_of_a_job_asks_for_a_token_that_the_owner_of_the_run_alone_can_read(tmp_path: Path) -> None:
+    first, again, own = dict[str, str](), dict[str, str](), {"RAY_AUTH_MODE": "disabled"}
+    for environment in (first, again, own):
+        ask_for_token(tmp_path, environment)
+    token = Path(first["RAY_AUTH_TOKEN_PATH"])
+    assert (first, first["RAY_AUTH_MODE"]) == (again, "token"), "a requeued job keeps it"
+    assert len(token.read_text()) == 64
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert own == {"RAY_AUTH_MODE": "disabled"}, "what the user says goes"
+
+
+def test_a_ray_node_that_ends_before_the_others_have_joined_is_named_with_the_end_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    config = make_config(tmp_path, python="/no/python")
+    config.cluster.launcher = "ray"
+    job = SlurmJob("7", (SlurmNode("a", "a"),))
+    programs = write_programs(tmp_path / "bin")
+    for name in AUTH_VARIABLES:
+        monkeypatch.setenv(name, "")  # What is set here is undone, and the token is of this test's own.
+        monkeypatch.delenv(name)
+    (programs / "srun").write_text("#!/bin/sh\necho no room for this step; exit 3\n")
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    nodes = RayNodes(config, SlurmLauncher(config, job, reports("a")))
+    with (
+        pytest.raises(UnavailableError, match="ray-head ended with status 3:\nno room for this step"),
+        nodes.running(threading.Event()),
+    ):
+        pytest.fail("there is no cluster")
+
+
 def test_a_task_of_an_array_is_a_run_of_its_own_with_its_number_as_the_seed(tmp_path: Path) -> None:
     config = of_task(make_config(tmp_path), {"SLURM_ARRAY_TASK_ID": "3"})
     assert (config.run.name, config.run.seed) == ("run-3", 3)
@@ -294,10 +356,13 @@ def test_a_job_of_a_chain_has_nothing_to_do_once_the_run_is_done_or_was_stopped_
 
 
 @pytest.mark.long
-def test_a_job_whose_time_ends_saves_is_requeued_and_goes_on(stub: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["slurm", "ray"])
+def test_a_job_whose_time_ends_saves_is_requeued_and_goes_on(launcher: str, stub: Path, tmp_path: Path) -> None:
+    if launcher == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed")
     world = World.make(tmp_path)
     numbers = ("cluster.actors=1", "cluster.scorers=1", "cluster.learner_ranks=1", "learner.checkpoint_every=1000")
-    words = [*world.overrides(1), *numbers, f"run.dir={tmp_path}", "run.name=run"]
+    words = [*world.overrides(1), *numbers, f"run.dir={tmp_path}", "run.name=run", f"cluster.launcher={launcher}"]
     run, output = tmp_path / "run", tmp_path / "output"
 
     def start(steps: int, *more: str) -> subprocess.Popen[bytes]:
@@ -321,6 +386,9 @@ def test_a_job_whose_time_ends_saves_is_requeued_and_goes_on(stub: Path, tmp_pat
     assert [line["step"] for line in read_lines(metrics_file(run, "learner"))] == list(range(done + 2))
     assert "requeue" not in "".join(stub.read_text().splitlines()[-2:])
     assert json.loads((run / "summary.json").read_text())["result"] == "done"
+    assert {path.name for path in (run / "logs").glob("ray-*")} == (
+        {"ray-head.log", "ray-b.log"} if launcher == "ray" else set()
+    )
     requests = stub.read_text()
     with start(done + 2, "--chained=a/2/2") as job:
         assert job.wait(GENEROUS_S) == 0
@@ -381,3 +449,17 @@ def test_an_example_prints_every_command_and_asks_slurm_for_the_nodes_of_its_poo
     assert len(used - {word for word in used if "," in word}) == nodes, "every node has a role"
     assert sum("asyncrl.learner" in line for line in commands) == {1: 1, 2: 1, 16: 8}[nodes]
     assert not (tmp_path / "run").exists(), "a dry run writes nothing"
+
+
+@pytest.mark.slow
+def test_a_dry_run_with_ray_inside_prints_the_steps_of_the_cluster_and_the_commands_of_the_roles(
+    tmp_path: Path,
+) -> None:
+    pools = ("cluster.pools={train: {nodes: 1}, rollout: {nodes: 2}}", "cluster.roles={actor: rollout}")
+    words = (f"run.dir={tmp_path}", f"model.path={tmp_path}", "data.train=none", "scoring.rule=exact_match", *pools)
+    lines = dry_run(LAUNCH, *words, "cluster.launcher=ray", "cluster.gpus=0")
+    starts = [line for line in lines if "ray.scripts.scripts start" in line]
+    assert [f"--nodelist=node{number}" in line for number, line in enumerate(starts)] == [True] * 3
+    assert ["--head" in line for line in starts] == [True, False, False]
+    roles = [line for line in lines if "-m asyncrl." in line and not line.startswith("srun")]
+    assert [sum(f"asyncrl.{role} " in line for line in roles) for role in ("replay", "learner", "actor")] == [1, 1, 2]

@@ -38,6 +38,7 @@ NEEDED = (
 SUBNET = "10.213.8"
 HEAD = f"{SUBNET}.1"
 START_S = 30.0
+RAY_FOLDER = "/tmp/ray"
 
 
 class ClusterError(Exception):
@@ -112,7 +113,12 @@ class SlurmCluster:
         node = next(each for each in self._nodes if each.name == name)
         # `ip netns exec` would hide the control groups that slurmd looks for.
         enter = ["nsenter", f"--net=/run/netns/{node.namespace}"]
-        self._start(name, [*enter, *_as_host(name, f"slurmd -D -N {name} -f {self._folder / 'slurm.conf'}")])
+        own = self._folder / f"ray-of-{name}"
+        own.mkdir(exist_ok=True)
+        # Ray keeps what it knows of its node in this folder, which nodes do not share.
+        mounts = f"mkdir -p {RAY_FOLDER}; mount --bind {own} {RAY_FOLDER}; "
+        slurmd = f"slurmd -D -N {name} -f {self._folder / 'slurm.conf'}"
+        self._start(name, [*enter, *_as_host(name, slurmd, mounts)])
 
     def kill_node(self, name: str) -> None:
         """Kill everything on a node, as a loss of power does, and tell the controller that the node is down."""
@@ -230,9 +236,10 @@ MinJobAge=300
                 daemon.wait()
 
 
-def _as_host(name: str, command: str) -> list[str]:
-    """The command with a host name of its own, by which Slurm's daemons know themselves."""
-    return ["unshare", "--uts", "sh", "-c", f"hostname {name}; exec {command}"]
+def _as_host(name: str, command: str, mounts: str = "") -> list[str]:
+    """The command with a host name of its own, by which Slurm's daemons know themselves, and with `mounts`, words of a
+    shell, that nobody else sees."""
+    return ["unshare", "--uts", "--mount", "sh", "-c", f"hostname {name}; {mounts}exec {command}"]
 
 
 def _wait(condition: Callable[[], bool], what: str, folder: Path) -> None:

@@ -139,6 +139,29 @@ def test_a_job_that_loses_a_node_is_requeued_on_others_and_its_run_ends_well(
     assert audit(read_config(run.dir), run.dir) == {"lost": 0, "trained_twice": 0}
 
 
+def test_the_nodes_of_a_job_are_a_ray_cluster_that_has_the_run_and_ends_with_the_job(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    steps = 8
+    run = SlurmRun(
+        cluster, tmp_path, ["--nodes=2", "--exclusive", "--time=30"], f"learner.steps={steps}", "cluster.launcher=ray"
+    )
+    run.until(lambda: run.newest_step() >= 2, END_S)
+    nodes = {role: run.node_of(role) for role in ("replay", "actor-0", "learner")}
+    assert nodes["replay"] == run.of_job("BatchHost")
+    assert nodes["learner"] != nodes["actor-0"]
+    run.until(lambda: run.of_job("JobState") == "COMPLETED", END_S)
+    run.until(lambda: not run.processes())
+    assert "result             done" in run.output
+    assert sorted(run.steps()) == list(range(steps))
+    assert {path.name for path in (run.dir / "logs").glob("ray-*.log")} == {
+        "ray-head.log",
+        *(f"ray-{node}.log" for node in set(nodes.values()) - {nodes["replay"]}),
+    }
+    assert audit(read_config(run.dir), run.dir) == {"lost": 0, "trained_twice": 0}
+
+
 def test_jobs_of_a_chain_resume_one_after_the_other_and_end_at_once_when_the_run_is_done(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:

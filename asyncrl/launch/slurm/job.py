@@ -3,8 +3,8 @@
 It is `asyncrl train cluster.launcher=slurm`, and more: shortly before the job's time ends, Slurm sends SIGUSR1. Then
 all roles stop, the learner saves what it has trained, the job is requeued, and it resumes when Slurm starts it again.
 In a job array each task is a run of its own, with the task's number as its seed and at the end of its name.
-A job of a chain (`slurm_chain`) is not requeued: the next one resumes. `--dry-run` prints where each role would be, and
-every command.
+A job of a chain (`slurm_chain`) is not requeued: the next one resumes. With `cluster.launcher=ray` the nodes of the job
+become a Ray cluster, on which the run is (`ray_nodes`). `--dry-run` prints where each role would be, and every command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from asyncrl.config.exits import EXIT_USAGE
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import UnavailableError
+from asyncrl.errors import StoppedError, UnavailableError
 from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.placement.table import placement_table
@@ -43,6 +43,7 @@ from asyncrl.launch.slurm.commands import (
     this_job,
 )
 from asyncrl.launch.slurm.launcher import SlurmLauncher
+from asyncrl.launch.slurm.ray_nodes import RayNodes, starts_ray
 from asyncrl.launch.slurm.step import NodeReport
 from asyncrl.machine import process
 
@@ -94,8 +95,8 @@ class Job:
         if link and (reason := link.why_nothing_is_left(run_dir, config.learner.total_steps)):
             log.info("%s has nothing to do: %s", link, reason)
             return
-        this_job()  # Before the checks of the start, which take a while.
-        if train(config, self.stop, self._how_to_resume):
+        job = this_job()  # Before the checks of the start, which take a while.
+        if self._train(config, job):
             return
         if link and not self.stop.is_set():  # Somebody has asked for it in the run's folder.
             link.end(run_dir)
@@ -105,6 +106,17 @@ class Job:
             requeue_this_job()
         elif link.is_last:
             raise UnavailableError(f"{link} was the last, and the run is not done: submit it again, and it resumes")
+
+    def _train(self, config: TrainConfig, job: SlurmJob) -> bool:
+        """As `train`, on the Ray cluster of the job where the run wants one."""
+        if not starts_ray(config, os.environ):
+            return train(config, self.stop, self._how_to_resume)
+        try:
+            with RayNodes(config, SlurmLauncher(config, job)).running(self.stop):
+                return train(config, self.stop, self._how_to_resume)
+        except StoppedError as error:
+            log.info("%s", error)
+            return False
 
     def _how_to_resume(self) -> str:
         """How the run goes on after this job, for people."""
@@ -143,10 +155,12 @@ def show(config: TrainConfig) -> None:
     settle(config, placement)
     launcher.set_placement(placement)
     path = locations.run_dir(config.run) / CONFIG_FILE
-    commands = [
-        *launcher.look_commands(path.absolute().with_name(".canary-ID")),
-        *(launcher.role_command(role) for role in role_commands(placement, path)),
-    ]
+    commands, roles = launcher.look_commands(path.absolute().with_name(".canary-ID")), role_commands(placement, path)
+    if starts_ray(config, os.environ):
+        # Ray starts the roles themselves, each in an actor.
+        commands += [*RayNodes(config, launcher).commands().values(), *(list(role.command) for role in roles)]
+    else:
+        commands += map(launcher.role_command, roles)
     table = placement_table(placement, [node.name for node in job.nodes])
     sys.stdout.write(table + "\n" + "\n".join(map(shlex.join, commands)) + "\n")
 

@@ -56,22 +56,27 @@ class SlurmLauncher:
     def __init__(self, config: TrainConfig, job: SlurmJob, reports: Sequence[NodeReport] = ()) -> None:
         self._config, self._job = config, job
         self._run_dir = locations.run_dir(config.run).absolute()
-        self._python = config.cluster.slurm.python or sys.executable
+        self.python = config.cluster.slurm.python or sys.executable
+        """That of the roles."""
         self._placement: Placement | None = None
         self._roles: dict[str, PlacedRole] = {}
         self._reports = list(reports)
         self._attempt: Path | None = None
 
-    def hosts(self) -> list[Host]:
+    def reports(self) -> list[NodeReport]:
+        """What each node has, in the job's order."""
         if not self._reports:
             self._reports = self._look()
+        return self._reports
+
+    def hosts(self) -> list[Host]:
         cluster = self._config.cluster
         return [
             Host(
                 each.gpus if cluster.gpus is None else min(each.gpus, cluster.gpus),
                 each.cpus if cluster.cpus is None else min(each.cpus, cluster.cpus),
             )
-            for each in self._reports
+            for each in self.reports()
         ]
 
     def _look(self) -> list[NodeReport]:
@@ -90,7 +95,7 @@ class SlurmLauncher:
         # The first node needs another one to find its way towards others.
         words += [f"--towards={node.address}" for node in self._job.nodes[:2]]
         parts = [[node for node in self._job.nodes if node.group == group] for group in self._job.groups]
-        return [self._step("look", nodes, [self._python, "-m", STEP, *words]) for nodes in parts]
+        return [self._step("look", nodes, [self.python, "-m", STEP, *words]) for nodes in parts]
 
     def _problems(self, found: Mapping[str, NodeReport]) -> Iterator[str]:
         for node in self._job.nodes:
@@ -113,6 +118,10 @@ class SlurmLauncher:
     def _step(self, name: str, nodes: Sequence[SlurmNode], command: Sequence[str]) -> list[str]:
         slurm = self._config.cluster.slurm
         return step_command(name, nodes, slurm.srun, slurm.container, command)
+
+    def step(self, name: str, node: int, command: Sequence[str]) -> list[str]:
+        """The srun of a command on a node of the job, by its number."""
+        return self._step(name, [self._job.nodes[node]], command)
 
     def is_one_machine(self) -> bool:
         return len(self._job.nodes) == 1
@@ -145,10 +154,10 @@ class SlurmLauncher:
 
     def role_command(self, role: RoleCommand) -> list[str]:
         """The srun of a role."""
-        placed, python = self._roles[role.name], self._python
+        placed, python = self._roles[role.name], self.python
         gpus = ALL_GPUS if placed.gpus is None else ",".join(map(str, placed.gpus))
         command = [python, "-m", STEP, "role", gpus, python, *role.command[1:]]
-        return self._step(role.name, [self._job.nodes[placed.node]], command)
+        return self.step(role.name, placed.node, command)
 
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
         """As `supervisor.Start`."""

@@ -1,0 +1,197 @@
+"""Ray inside a job of Slurm: `launchers/slurm_launch.sh cluster.launcher=ray KEY=VALUE ...`.
+
+A head on the job's first node and a Ray node on each other one are steps of the job. Together they are a cluster of the
+job's own, which ends with it. The batch script, on the first node, is the run's command as on any Ray cluster. A step
+that ends before the job does is started again, but for the head's: without it there is no cluster. The replay stays on
+the first node by a custom resource, since a requeued job may have other nodes, and its store is in the run's folder,
+which all nodes share. Whoever reaches a Ray cluster may run anything there, so that this one asks for a token, which is
+in a file of the run's folder that its owner alone can read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from asyncrl.config import locations
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError, StoppedError, UnavailableError
+from asyncrl.launch.ray.cluster import ADDRESS_VARIABLE, RayCluster, ray_module
+from asyncrl.launch.slurm.launcher import SlurmLauncher
+from asyncrl.machine.child import kill_group, last_lines, start_child
+
+log = logging.getLogger(__name__)
+
+REPLAY_RESOURCE = "asyncrl_replay"
+TOKEN_FILE = "ray-token"
+"""The file in the run's folder with the token of its cluster."""
+AUTH_MODE, AUTH_VARIABLES = "RAY_AUTH_MODE", ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""The variables by which Ray and its users say who may connect."""
+START_S = 300.0
+"""For all nodes to join: Python may start slowly from a network disk."""
+END_S = 10.0
+POLL_S = 1.0
+WATCH_S = 5.0
+"""Between two looks at the steps."""
+TOLD_LINES = 5
+OBJECTS_BYTES = 256 << 20
+"""Of each node for Ray's objects: a run has small ones only, and Ray would take a third of the memory by default."""
+
+
+def starts_ray(config: TrainConfig, environment: Mapping[str, str]) -> bool:
+    """Whether the job makes the Ray cluster of its run. It does not where the run names one that is there."""
+    named = config.cluster.ray.address or environment.get(ADDRESS_VARIABLE)
+    return config.cluster.launcher == "ray" and not named
+
+
+def ask_for_token(run_dir: Path, environment: MutableMapping[str, str]) -> None:
+    """Have all Ray nodes and clients that get `environment` ask for the run's token, which is made if there is none.
+    Nothing changes where the environment says already who may connect."""
+    if any(name in environment for name in AUTH_VARIABLES):
+        return
+    file = run_dir.absolute() / TOKEN_FILE
+    if not file.exists():
+        # Made under another name, so that a job that is killed here leaves no empty token.
+        partial = file.with_name(f".{TOKEN_FILE}")
+        partial.unlink(missing_ok=True)
+        partial.touch(0o600)
+        partial.write_text(secrets.token_hex(32))
+        partial.rename(file)
+    environment.update({AUTH_MODE: "token", "RAY_AUTH_TOKEN_PATH": str(file)})
+
+
+class RayNodes:
+    """The steps of a job that are the nodes of its Ray cluster. `launcher` knows the nodes of the job.
+
+    Raises ConfigError: Ray is not installed, or a node cannot be used.
+    """
+
+    def __init__(self, config: TrainConfig, launcher: SlurmLauncher) -> None:
+        self._config, self._launcher = config, launcher
+
+    @property
+    def address(self) -> str:
+        """That of the cluster, at a port of the first node that was free."""
+        head = self._launcher.reports()[0]
+        return f"{head.address}:{head.port}"
+
+    def commands(self) -> dict[str, list[str]]:
+        """The steps by the names of their logs; the first is the head's."""
+        reports, commands = self._launcher.reports(), dict[str, list[str]]()
+        for number, (report, host) in enumerate(zip(reports, self._launcher.hosts(), strict=True)):
+            words = [f"--node-ip-address={report.address}", f"--num-cpus={host.cpus}", f"--num-gpus={host.gpus}"]
+            words += [f"--object-store-memory={OBJECTS_BYTES}"]
+            if number:
+                words.append(f"--address={self.address}")
+            else:
+                # Jobs may share a node, so that no port may be Ray's usual one.
+                words += ["--head", f"--port={report.port}", f"--ray-client-server-port={report.port + 1}"]
+                words += [f"--resources={json.dumps({REPLAY_RESOURCE: 1})}"]
+                words += ["--include-dashboard=false", "--disable-usage-stats"]
+            start = [self._launcher.python, "-m", "ray.scripts.scripts", "start", "--block", *words]
+            name = f"ray-{report.name}" if number else "ray-head"
+            commands[name] = self._launcher.step(name, number, start)
+        return commands
+
+    @contextmanager
+    def running(self, stop: threading.Event) -> Iterator[None]:
+        """Start all nodes, have the configuration name the cluster once they have joined, and end them. Raises
+        StoppedError; UnavailableError: they do not join."""
+        run_dir = locations.run_dir(self._config.run).absolute()
+        logs = run_dir / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        ask_for_token(run_dir, os.environ)  # Ray reads this when it is imported.
+        ray_module()
+        steps = _Steps(self.commands(), logs)
+        try:
+            cluster = self._config.cluster
+            cluster.ray.address = self.address
+            cluster.ray.replay_resource = cluster.ray.replay_resource or REPLAY_RESOURCE
+            self._wait(steps, stop)
+            log.info("the Ray cluster of this job is at %s, with %d nodes", self.address, len(self._launcher.reports()))
+            with steps.kept():
+                yield
+        finally:
+            steps.end()
+
+    def _wait(self, steps: _Steps, stop: threading.Event) -> None:
+        """Return once all nodes have joined."""
+        deadline, count, problem = time.monotonic() + START_S, len(self._launcher.reports()), ""
+        while time.monotonic() < deadline:
+            if stop.is_set():
+                raise StoppedError("stopped while the nodes of the Ray cluster started")
+            steps.check()
+            try:
+                with closing(RayCluster(self._config.cluster)) as cluster:
+                    joined = len(cluster.addresses())
+                if joined >= count:
+                    return
+                problem = f"{joined} of {count} nodes have joined"
+            except ConfigError as error:
+                problem = str(error)
+            stop.wait(POLL_S)
+        raise UnavailableError(f"the Ray cluster of this job did not start within {START_S:g} s: {problem}")
+
+
+class _Steps:
+    """The processes of srun that have a Ray node each, with a log of their own in `logs`."""
+
+    def __init__(self, commands: Mapping[str, list[str]], logs: Path) -> None:
+        self._commands, self._logs = commands, logs
+        self._running = {name: self._start(name) for name in commands}
+        self._ends = threading.Event()
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        return start_child(self._commands[name], self._log_of(name), {}, near_gpus=False)
+
+    def _log_of(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    def check(self) -> None:
+        """Raises UnavailableError: a step has ended."""
+        for name, step in self._running.items():
+            if step.poll() is not None:
+                raise UnavailableError(
+                    f"{name} ended with status {step.returncode}:\n{last_lines(self._log_of(name), TOLD_LINES)}"
+                )
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Start a step that ends again, from a thread that lives until this ends."""
+        # The kernel ends a child with the thread that has started it, so that this one stays until all have ended.
+        threading.Thread(target=self._keep, name="ray-nodes", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._ends.set()
+
+    def _keep(self) -> None:
+        head, *others = self._running
+        while not self._ends.wait(WATCH_S):
+            if (status := self._running[head].poll()) is not None:
+                log.error("%s ended with status %d, and the cluster with it", head, status)
+                break
+            for name in others:
+                if (status := self._running[name].poll()) is not None:
+                    log.warning("%s ended with status %d; starting it again", name, status)
+                    self._running[name] = self._start(name)
+        for step in self._running.values():
+            step.wait()
+
+    def end(self) -> None:
+        """End all; srun kills its step when it is asked to end."""
+        self._ends.set()
+        for step in self._running.values():
+            step.terminate()
+        for step in self._running.values():
+            with suppress(subprocess.TimeoutExpired):
+                step.wait(END_S)
+            kill_group(step)
