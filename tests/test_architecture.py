@@ -45,6 +45,7 @@ FLOORS = (
     ("evaluate",),
     ("report",),
     ("demo", "capacity", "doctor", "merge", "sft"),
+    ("trial",),
     ("__main__",),
 )
 """A room imports itself and rooms that this list names before its own. Rooms of one floor do not import each other."""

@@ -245,16 +245,25 @@ class EpisodeRunner:
             episode.end()
 
 
+Watch = Callable[[Sequence[Message]], None]
+"""Gets the messages of a conversation: first those of the prompt, then each that follows."""
+
+
+def unwatched(messages: Sequence[Message]) -> None:
+    """A `Watch` that does nothing."""
+
+
 @dataclass(frozen=True)
 class ToolPlayer:
     """Answers the policy's tool calls with the tools of `toolbox`, or with those of the episode's environment. Where it
     calls none, the task's user among `interactions` responds. The episode ends when the user ends it, without a user at
     the first turn that calls no tool, or at a limit. Turns are sampled under the grammar of the task, or under
-    `grammar` where it names none."""
+    `grammar` where it names none. `watch` gets the messages of each conversation, as they come."""
 
     toolbox: Toolbox | Environments
     grammar: Grammar | None = None
     interactions: Interactions = field(default_factory=lambda: Interactions({}, InteractionLimits()))
+    watch: Watch = unwatched
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
         ticket = episode.ticket
@@ -276,6 +285,7 @@ class ToolPlayer:
         messages = tools.prompt(task.messages)
         form = task.extra_info.get(KEY)
         grammar = self.grammar if form is None else read_grammar(form)
+        self.watch(messages)
         while True:
             try:
                 request = CompletionRequest(messages, tuple(tools.shown), grammar=grammar)
@@ -285,9 +295,11 @@ class ToolPlayer:
                     raise
                 return
             messages = (*messages, completion.message)
+            self.watch(messages[-1:])
             following = await self._following(episode, tools, user, messages, completion)
             if not following:
                 return
+            self.watch(following)
             messages += following
 
     async def _following(

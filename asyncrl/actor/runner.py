@@ -9,7 +9,7 @@ from asyncrl.actor.chat_checks import check_tools, open_chat, report_rewritings
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.environments.classes import environment_classes
 from asyncrl.actor.environments.environments import Environments
-from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer
+from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer, Watch, unwatched
 from asyncrl.actor.group_demonstrations import DemonstrationRecorder
 from asyncrl.actor.interactions.registry import load_interactions
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions
@@ -48,15 +48,21 @@ def demonstration_recorder(config: TrainConfig, chat: Chat) -> DemonstrationReco
 
 
 async def open_runner(
-    config: TrainConfig, engine: Engine, stack: AsyncExitStack, spans: Spans | None = None
+    config: TrainConfig,
+    engine: Engine,
+    stack: AsyncExitStack,
+    spans: Spans | None = None,
+    chat: Chat | None = None,
+    watch: Watch = unwatched,
 ) -> EpisodeRunner:
     """Runs episodes with the agent of `actor.agent`, whose server `stack` closes, or else with our own tools or
-    environments and simulated users. `spans` get what each episode does.
+    environments and simulated users. `spans` get what each episode does, and `watch` the messages of conversations that
+    no agent leads. `chat` replaces that of the model.
 
     Raises ConfigError: the chat template, a tool, a user or the agent cannot be used.
     """
     actor = config.actor
-    chat = open_chat(config)
+    chat = chat or open_chat(config)
     report_rewritings(chat, actor.history)
     player: Player
     of_episodes, as_rendered, step_split = _of_episodes(config)
@@ -67,7 +73,7 @@ async def open_runner(
             check_tools(chat, functions)
         of_users = InteractionLimits(actor.interaction_timeout_s, actor.max_user_turns, actor.max_tool_chars)
         users = Interactions(load_interactions(actor.interactions), of_users)
-        player = ToolPlayer(toolbox, read_grammar(actor.response_format), users)
+        player = ToolPlayer(toolbox, read_grammar(actor.response_format), users, watch)
     else:
         from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
 

@@ -50,6 +50,9 @@ COMMANDS: Mapping[str, Command] = {
     "compare": Command(
         "asyncrl.report.compare_command", "say in what runs differ and what came of each: `asyncrl compare RUN RUN`"
     ),
+    "try": Command(
+        "asyncrl.trial.command", "play one episode of a task and show each turn: `asyncrl try TASKS --index 3`"
+    ),
     "evaluate": Command("asyncrl.evaluate.command", "measure pass@k of a run or a model on tasks, without training"),
     "export": Command("asyncrl.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
     "merge": Command("asyncrl.merge.command", "make a Hugging Face folder of shards of asyncrl, verl or Megatron"),

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import yaml
 
 from asyncrl.config.changes import KEYS, by_key, values_of
-from asyncrl.config.compose import read
+from asyncrl.config.compose import quoted, read
 from asyncrl.config.files import GROUPS
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.option import as_yaml
@@ -50,7 +50,7 @@ class EvaluationRequest:
             raise ConfigError("\n".join(wrong))
         if self.run is None:
             named = {"model.path": self.model, "data.train": self.data, **ANY_PORT}
-            return read([*(f"{key}={_word(value)}" for key, value in named.items()), *self.words], self.config_dir)
+            return read([*(f"{key}={quoted(value)}" for key, value in named.items()), *self.words], self.config_dir)
         if "experiment" in keys:
             raise ConfigError(f"experiment: the configuration is that of {self.run}; set single keys, or choose groups")
         # A group that is chosen anew replaces what the run has in its section.
@@ -59,7 +59,7 @@ class EvaluationRequest:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "run.yaml"
             path.write_text(yaml.safe_dump(values))
-            return read([f"experiment={_word(path)}", *self.words])
+            return read([f"experiment={quoted(path)}", *self.words])
 
 
 def without_training(config: TrainConfig, request: EvaluationRequest, folder: Path) -> TrainConfig:
@@ -116,9 +116,3 @@ def _channel(config: TrainConfig) -> str:
     if config.weights.channel == "disk":
         return "disk"
     return "zmq" if config.engine.kind == "embedded" else WeightsConfig().channel
-
-
-def _word(value: object) -> str:
-    """A value as a word has it, whatever its characters."""
-    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return str(value) if isinstance(value, int) else f"'{escaped}'"

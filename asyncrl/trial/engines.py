@@ -1,0 +1,161 @@
+"""What answers in an episode that is tried: a script, a server that runs, or the embedded engine.
+
+None of them gets weights: the script needs none, and the others have those that they were started with. So all tokens
+have version 0.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.engine.base import Engine, EngineStats, Generation, IdleClock
+from asyncrl.actor.engine.embedded import EmbeddedEngine
+from asyncrl.actor.engine.fleet.server import InferenceServer, Segment
+from asyncrl.actor.engine.opening import SERVERS
+from asyncrl.actor.template import QUESTION, calling
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError, DataError, EngineError, RefusedError
+from asyncrl.types import Sampling
+from asyncrl.weights.canary import CanaryCheck
+from asyncrl.weights.folders import Weights
+
+VERSION = 0
+
+Answer = str | Mapping[str, Any]
+"""What a script says in one turn: text as the policy would write it, or {content, tool_calls: [{name, arguments}]},
+which is written in the form of the model."""
+
+FORM = '"TEXT" or {"content": "TEXT", "tool_calls": [{"name": "NAME", "arguments": {...}}]}'
+
+
+class _WithoutUpdates:
+    """The part of an engine that is the same where no weights come."""
+
+    version = VERSION
+    takes_grammars = True
+
+    def __init__(self) -> None:
+        self._idle = IdleClock(time.monotonic)
+
+    def release(self, session: str) -> None: ...
+
+    async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
+        raise EngineError("this engine takes no weights")
+
+    async def wait_for_version(self, version: int, pin: str | None = None) -> None: ...
+
+    def stats(self) -> EngineStats:
+        return EngineStats(0, *self._idle.read(), running=0)
+
+    async def close(self) -> None: ...
+
+
+class ScriptedEngine(_WithoutUpdates):
+    """Gives the answers of a script in order, each with log-prob 0. Raises EngineError at a turn for which there is
+    none."""
+
+    def __init__(self, chat: Chat, tokenizer: Any, answers: Sequence[Answer]) -> None:
+        super().__init__()
+        self._answers = list(answers)
+        self._chat = chat
+        self._tokenizer = tokenizer
+        self._given = 0
+
+    async def generate(
+        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
+    ) -> Generation:
+        if self._given == len(self._answers):
+            raise EngineError(f"the script has {self._given} answers, and the episode wants another turn")
+        ids = self._written(self._answers[self._given], stop[0])
+        self._given += 1
+        room = sampling.max_new_tokens
+        finish = "stop" if len(ids) <= room else "length"
+        ids = ids[:room]
+        return Generation(ids, np.zeros(len(ids), np.float32), np.full(len(ids), VERSION, np.int32), finish)
+
+    def _written(self, answer: Answer, end: int) -> NDArray[np.int32]:
+        if isinstance(answer, str):
+            return np.array([*self._tokenizer.encode(answer, add_special_tokens=False), end], np.int32)
+        calls = answer["tool_calls"]
+        turn = calling([each["arguments"] for each in calls], [each["name"] for each in calls], answer["content"])
+        try:
+            return self._chat.written([QUESTION, turn], [])
+        except RefusedError as error:
+            raise EngineError(f"the template of the model does not take the answer {answer!r:.200}: {error}") from error
+
+
+class ServerEngine(_WithoutUpdates):
+    """Samples at one server that somebody else started, and changes nothing there."""
+
+    def __init__(self, server: InferenceServer) -> None:
+        super().__init__()
+        self._server = server
+
+    async def generate(
+        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
+    ) -> Generation:
+        parts: list[Segment] = []
+        sampled = np.zeros(0, np.int32)
+        while True:
+            left = Sampling(sampling.temperature, sampling.max_new_tokens - len(sampled), sampling.grammar)
+            so_far = np.concatenate([tokens, sampled])
+            parts.append(await self._server.generate(uuid.uuid4().hex, so_far, left, stop, None))
+            sampled = np.concatenate([part.tokens for part in parts])
+            if parts[-1].finish != "cut" or not len(parts[-1].tokens):
+                break
+        logprobs = np.concatenate([part.logprobs for part in parts])
+        finish = "stop" if parts[-1].finish == "stop" else "length"
+        return Generation(sampled, logprobs, np.full(len(sampled), VERSION, np.int32), finish)
+
+    async def close(self) -> None:
+        await self._server.close()
+
+
+def open_trial_engine(config: TrainConfig) -> Engine:
+    """The embedded engine with the model's own weights, or the server of `engine.urls`. Raises ConfigError."""
+    engine = config.engine
+    if engine.kind == "embedded":
+        return EmbeddedEngine.load(config.model, engine, seed=config.run.seed, initial_version=VERSION)
+    if len(engine.urls) != 1:
+        raise ConfigError("engine.urls: name the one server at which the episode is sampled, such as http://HOST:PORT")
+    return ServerEngine(SERVERS[engine.kind](config, engine.urls[0]))
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """The answers of a script, one in each line. Raises DataError, which names the line."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--answers={path} cannot be read: {error}") from error
+    return [_answer(f"{path}: line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _answer(place: str, line: str) -> Answer:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place} is no JSON: {error}; write {FORM}") from error
+    match found:
+        case str():
+            return found
+        case {"tool_calls": [*calls], **rest} if rest.keys() <= {"content"} and all(map(_is_call, calls)):
+            return {"content": str(rest.get("content") or ""), "tool_calls": calls}
+        case {"content": str(content), **rest} if not rest:
+            return content
+    raise DataError(f"{place} is no answer; write {FORM}")
+
+
+def _is_call(call: Any) -> bool:
+    match call:
+        case {"name": str(), "arguments": dict(), **rest}:
+            return not rest
+    return False

@@ -1,0 +1,81 @@
+"""The turns of an episode in a terminal, each as it happens, and what came of the episode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
+
+from asyncrl.inspect.table import printable
+from asyncrl.scoring.rules.base import RuleScores
+from asyncrl.types import Task, Trajectory
+
+STYLES: Mapping[str, str] = {"assistant": "green", "tool": "cyan", "user": "bold", "system": "dim"}
+
+
+class Transcript:
+    """Writes to `console`."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def task(self, task: Task, place: str, tools: Sequence[str]) -> None:
+        """What is to be played."""
+        self._line("task", f"{task.id} ({place})")
+        self._line("tools", ", ".join(tools) or "none")
+
+    def messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Messages as the conversation gets them."""
+        for message in messages:
+            role = str(message["role"])
+            name = f"{role} {message['name']}" if role == "tool" and message.get("name") else role
+            self._console.print(Rule(Text(name, STYLES.get(role, "")), align="left", style="dim"))
+            if reasoning := message.get("reasoning_content"):
+                self._text(f"<think>{reasoning}</think>", "dim")
+            content = message["content"]
+            self._text(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False), "")
+            for call in message.get("tool_calls") or ():
+                function = call["function"]
+                arguments = json.dumps(function["arguments"], ensure_ascii=False)
+                self._text(f"→ {function['name']}({arguments})", STYLES["assistant"])
+
+    def outcome(self, trajectory: Trajectory) -> None:
+        """How the episode ended."""
+        self._console.print(Rule(style="dim"))
+        self._line("finish", f"{trajectory.finish.value} after {_count(trajectory)} turns of the policy")
+        self._line("tokens", f"{len(trajectory)}, of which {trajectory.sampled_tokens} sampled")
+        self._line("seconds", ", ".join(f"{phase} {value:.3g}" for phase, value in trajectory.timings.items()))
+        self._line("environment", _numbers(trajectory.rewards) or "no reward")
+
+    def scores(self, scores: RuleScores, answer: str, truth: str) -> None:
+        """What the rules say of the episode."""
+        self._line("answer", answer or "(empty)")
+        self._line("ground truth", truth or "(empty)")
+        self._line("outcome", f"{scores.outcome:g}")
+        self._line("rules", _numbers(scores.scores))
+        for name, text in scores.reasons:
+            self._line(f"reason of {name}", text)
+
+    def failure(self, what: str) -> None:
+        """That the episode, or a rule, failed."""
+        self._console.print(Rule(style="dim"))
+        self._text(what, "bold red")
+
+    def _line(self, name: str, value: str) -> None:
+        self._console.print(Text.assemble((f"{name:<13} ", "dim"), printable(value)), soft_wrap=True)
+
+    def _text(self, text: str, style: str) -> None:
+        if text:
+            self._console.print(Text(printable(text), style), soft_wrap=True)
+
+
+def _count(trajectory: Trajectory) -> int:
+    return sum(turn.role == "assistant" for turn in trajectory.turns)
+
+
+def _numbers(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in values.items())
