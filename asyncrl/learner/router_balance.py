@@ -58,6 +58,11 @@ class Balance:
                 f"algorithm.balance_bias_rate={config.balance_bias_rate}: routers of a {family} model have no bias of "
                 "this kind; those of deepseek_v3 and glm4_moe have; use algorithm.balance_weight"
             )
+        if config.balance_bias_rate and any(_is_frozen(router) for router in routers):
+            raise ConfigError(
+                f"algorithm.balance_bias_rate={config.balance_bias_rate} model.freeze: routers are frozen, and the "
+                "first would move their biases; set it to 0, or leave routers to train"
+            )
         return Balance(weight, config.balance_bias_rate)
 
 
@@ -165,6 +170,10 @@ class _WithGradientOf(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         return gradient, gradient.new_ones((), dtype=torch.float32)
+
+
+def _is_frozen(router: nn.Module) -> bool:
+    return not any(each.requires_grad for each in router.parameters())
 
 
 def _bias(router: nn.Module) -> Tensor | None:

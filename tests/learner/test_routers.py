@@ -19,6 +19,7 @@ from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.prefixes import EVERY
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.router_balance import SEEN, TOKENS, Balance, load_summary
+from asyncrl.modelling.freezing import freeze
 from asyncrl.modelling.routers import routers_of
 from tests.learner.support import VOCABULARY, Run, make_config
 from tests.learner.test_trainer import Setup
@@ -220,3 +221,7 @@ def test_what_a_family_cannot_do_is_refused_by_name(model: Path, ranks: Ranks, t
     assert Balance.from_config(AlgorithmConfig(), dense) == Balance()
     assert Balance.from_config(AlgorithmConfig(balance_weight=None), softmax) == Balance(0.001)
     assert Balance.from_config(AlgorithmConfig(balance_bias_rate=0.1), mixture("glm4_moe")) == Balance(0.0, 0.1)
+    frozen = mixture("glm4_moe")
+    freeze(frozen, ["moe_router"], "model.freeze")
+    with pytest.raises(ConfigError, match=r"balance_bias_rate=0\.1 model\.freeze: routers are frozen"):
+        Balance.from_config(AlgorithmConfig(balance_bias_rate=0.1), frozen)
