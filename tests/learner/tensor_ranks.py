@@ -3,6 +3,7 @@ are trained so. What came of it is written down."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -183,6 +184,18 @@ def trained(model: Path, folder: Path, ranks: Ranks) -> dict[str, Any]:
     return found
 
 
+def resumed(model: Path, folder: Path, ranks: Ranks) -> dict[int, dict[str, Tensor]]:
+    """What the run "shared" publishes in one more step, from a copy of the checkpoint that one rank wrote."""
+    if ranks.rank == 0:
+        shutil.copytree(folder / "one" / "shared", folder / "copy" / "shared")
+    ranks.barrier()
+    return one_step_more(configs(model, folder / "copy")["shared"], ranks)
+
+
+def one_step_more(config: TrainConfig, ranks: Ranks) -> dict[int, dict[str, Tensor]]:
+    return Run(replace(config, learner=replace(config.learner, steps=config.learner.steps + 1))).train(ranks).weights
+
+
 def main(folder: Path, model: Path) -> None:
     torch.set_num_threads(1)
     with joined() as alone:
@@ -198,6 +211,7 @@ def main(folder: Path, model: Path) -> None:
             if alone.size == 4 and together == 2 and replicas == 1:
                 done["compiled"] = compiled(folder / "qwen3 4/2", ranks)
             if alone.size == 2:
+                done["resumed"] = resumed(model, folder, ranks)
                 done["fine-tuned"] = fine_tuned(model, folder / "2 ranks", ranks)
             done[together, replicas] = trained(model, folder / f"{alone.size} ranks, {together}, {replicas}", ranks)
             assert stop_one_of_two(model, folder / f"stopped {alone.size}, {together}, {replicas}", ranks)

@@ -22,13 +22,14 @@ from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.tensor_ranks import divide_layers
 from asyncrl.modelling.context import ContextGroup
 from tests.learner.context_ranks import LENGTHS, SIZES, outputs
-from tests.learner.support import Run
+from tests.learner.support import assert_weights_equal
 from tests.learner.tensor_ranks import (
     ARRANGEMENTS,
     TEMPERATURE,
     accumulated,
     configs,
     in_bfloat16,
+    one_step_more,
     trained,
     write_families,
 )
@@ -54,7 +55,8 @@ def done_by(count: int, folder: Path, model: Path) -> dict[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path, model: Path) -> dict[Any, Any]:
+def two(folder: Path, model: Path, one: dict[str, Any]) -> dict[Any, Any]:
+    """They go on from a checkpoint of one rank, too."""
     return done_by(2, folder, model)
 
 
@@ -123,10 +125,21 @@ def test_a_checkpoint_of_ranks_that_divide_layers_resumes_on_one(
 ):
     whole = two[2, 1]["critic"]["weights"]
     config = configs(model, folder / "2 ranks, 2, 1")["critic"]
-    steps = config.learner.steps
-    resumed = Run(replace(config, learner=replace(config.learner, steps=steps + 1))).train(ranks)
-    assert list(resumed.weights) == [steps, steps + 1]
-    assert all(torch.equal(tensor, resumed.weights[steps][name]) for name, tensor in whole[steps].items())
+    steps, resumed = config.learner.steps, one_step_more(config, ranks)
+    assert list(resumed) == [steps, steps + 1]
+    assert_weights_equal(resumed[steps], whole[steps])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_one_rank_resumes_on_ranks_that_divide_layers(
+    model: Path, folder: Path, ranks: Ranks, one: dict[str, Any], two: dict[Any, Any]
+):
+    config = configs(model, folder / "one")["shared"]
+    steps, found, expected = config.learner.steps, two["resumed"], one_step_more(config, ranks)
+    assert list(found) == list(expected) == [steps, steps + 1]
+    assert_weights_equal(found[steps], one["shared"]["weights"][steps])
+    for name, tensor in expected[steps + 1].items():
+        assert_close(found[steps + 1][name], tensor, name)
 
 
 @pytest.mark.slow
