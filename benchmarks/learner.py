@@ -3,7 +3,8 @@
 Qwen3 shapes with random weights, mixtures of experts among them, batches of given lengths, one update a step. The
 policy sampled all tokens of a sequence but the first. Times are medians of `--runs` steps after two others; the device
 is idle before and after each phase. Peak memory is the allocator's. With `--ranks 2` a step has twice the sequences,
-unless `--context-ranks 2` has the ranks divide the tokens of each pass; rates and MFU are those of one rank.
+unless `--context-ranks 2` has the ranks divide the tokens of each pass, or `--tensor-ranks 2` the layers, too; rates
+and MFU are those of one rank.
 
 MFU counts three forward passes: 2 FLOPs a token for each weight of the layers' matrices and of the head (of a layer's
 experts, for those that work on the token), and causal attention, of which one half is masked. Where depth is cut, the
@@ -276,6 +277,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="measured steps")
     parser.add_argument("--ranks", type=int, default=1, help="ranks, each with a GPU of its own")
     parser.add_argument("--context-ranks", type=int, default=1, help="ranks that divide the tokens of each pass")
+    parser.add_argument("--tensor-ranks", type=int, default=1, help="ranks that divide the matrices of each layer, too")
     parser.add_argument("--set", nargs="+", default=[], type=_setting, metavar="OPTION=VALUE")
     parser.add_argument("--usable", type=float, help="bytes of memory into which activations are fitted")
     parser.add_argument("--ablate", action="store_true", help="measure each of the ablations, too")
@@ -288,7 +290,7 @@ def main() -> None:
         command = [sys.executable, "-m", "benchmarks.learner", *sys.argv[1:]]
         run_ranks(command, options.ranks, threading.Event())
         return
-    with joined(context_ranks=options.context_ranks) as ranks:
+    with joined(context_ranks=options.context_ranks, tensor_ranks=options.tensor_ranks) as ranks:
         peak = measured_peak(ranks.device, torch.bfloat16 if ranks.device.type == "cuda" else torch.float32)
         found = rows(options, ranks, peak)
         if ranks.rank == 0:
