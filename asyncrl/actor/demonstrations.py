@@ -35,6 +35,7 @@ from asyncrl.data.rendered import (
     write_rendered,
 )
 from asyncrl.errors import DataError, RefusedError, StoppedError
+from asyncrl.machine.files import when_there_is_room
 from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.tokenizer import tokenizer_source
 
@@ -182,7 +183,7 @@ def prepare_demonstrations(
     most, overlong = longest(config), config.algorithm.sft.overlong
     rendered = render_file(open_chat(config), file, schemas, most, overlong, stop)
     rendered = replace(rendered, made_from=made_from)
-    write_rendered(rendered, folder)
+    when_there_is_room(lambda: write_rendered(rendered, folder), stop or threading.Event(), str(folder))
     log.info(
         "%d demonstrations have %d tokens, of which %d are learned; %d are cut to %d tokens, and %d are left out",
         *(len(rendered), len(rendered.tokens), rendered.trained.sum(), rendered.cut, most, rendered.left_out),

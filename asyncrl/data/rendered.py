@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +109,7 @@ def write_rendered(rendered: RenderedDemonstrations, folder: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for name in ("tokens", "mask", "ends"):
-        np.save(partial / f"{name}.npy", getattr(rendered, name), allow_pickle=False)
+        save_array(getattr(rendered, name), partial / f"{name}.npy")
     about = {name: getattr(rendered, name) for name in ("digest", "cut", "left_out", "made_from")}
     (partial / "about.json").write_text(json.dumps(about))
     for each in (*partial.iterdir(), partial):
@@ -116,6 +117,13 @@ def write_rendered(rendered: RenderedDemonstrations, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     sync(folder.parent)
+
+
+def save_array(array: NDArray[Any], path: Path) -> None:
+    """Write an array as `np.save` does, whose error on a full disk does not say that it is full. Raises OSError."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(np.ascontiguousarray(array).data)
 
 
 def read_rendered(folder: Path) -> RenderedDemonstrations:

@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.data.demonstrations import Demonstration, DemonstrationFile
-from asyncrl.data.rendered import RenderedDemonstrations, read_rendered, write_rendered
+from asyncrl.data.rendered import RenderedDemonstrations, read_rendered, save_array, write_rendered
 from asyncrl.errors import DataError
+from asyncrl.machine.files import NO_ROOM
 
 USER, SAYS = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -78,6 +80,12 @@ def test_a_prompt_without_a_response_is_refused(tmp_path: Path) -> None:
 def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="need a column messages, or the columns prompt and response"):
         opened(tmp_path, {"prompt": "a"})
+
+
+def test_an_array_for_which_there_is_no_room_says_so() -> None:
+    with pytest.raises(OSError, match="No space left") as caught:
+        save_array(np.zeros(1 << 16, np.int32), Path("/dev/full"))
+    assert caught.value.errno in NO_ROOM
 
 
 def test_rendered_demonstrations_are_read_as_they_were_written(tmp_path: Path) -> None:
