@@ -3,9 +3,12 @@ folder."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from asyncrl.learner.loading import StoredModel, read_model
 from asyncrl.learner.lora import add_adapters, gather_adapters, save_adapters, with_adapters
 from asyncrl.learner.policy import Policy, convert
 from asyncrl.learner.ranks import Ranks
-from asyncrl.machine.files import as_os_errors, sync, when_there_is_room
+from asyncrl.machine.files import as_os_errors, share, sync, when_there_is_room
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.source import source_of
 from asyncrl.modelling.tokenizer import open_tokenizer
@@ -124,6 +127,25 @@ def write_anew(folder: Path, write: Callable[[Path], None]) -> None:
     """Have `write` fill a folder that takes the place of `folder`, but for a model card that is there. A link stays,
     and the folder to which it leads is the new one."""
     folder = folder.resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone_beside(folder):
+        _write_anew(folder, write)
+
+
+@contextmanager
+def _alone_beside(folder: Path) -> Iterator[None]:
+    """Another process that would write there, too, waits meanwhile: its files would get between these."""
+    handle = os.open(folder.parent, os.O_RDONLY)
+    try:
+        # Some network file systems lock no folders.
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _write_anew(folder: Path, write: Callable[[Path], None]) -> None:
     partial = folder.with_name(f".tmp-{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
     with as_os_errors(partial):
@@ -131,6 +153,8 @@ def write_anew(folder: Path, write: Callable[[Path], None]) -> None:
     # A card may have been written by hand.
     for card in filter(Path.exists, (folder / name for name in CARD_FILES)):
         shutil.copy2(card, partial)
+    for each in filter(Path.is_file, partial.iterdir()):
+        share(each)
     for each in (*partial.iterdir(), partial):
         sync(each)
     shutil.rmtree(folder, ignore_errors=True)

@@ -84,6 +84,13 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
 
     with as_os_errors(path):
         save_file(dict(tensors), path, dict(metadata) if metadata else None)
+        share(path)
+
+
+def share(path: Path) -> None:
+    """Let whoever may read the folder of a file read the file, too: safetensors gives its files to their owner alone.
+    Raises OSError."""
+    path.chmod(path.stat().st_mode | path.parent.stat().st_mode & 0o044)
 
 
 @contextmanager

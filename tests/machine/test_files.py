@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncrl.machine.files import save_tensors, write_whole
+from asyncrl.machine.files import save_tensors, share, write_whole
 
 KILLED = """
 import os, signal, sys
@@ -44,3 +45,12 @@ def test_tensors_that_cannot_be_written_name_their_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as error:
         save_tensors({"weight": torch.zeros(1)}, path)
     assert error.value.filename == str(path)
+
+
+@pytest.mark.parametrize(("folder", "file"), [(0o755, 0o644), (0o750, 0o640), (0o700, 0o600), (0o777, 0o644)])
+def test_tensors_are_read_by_those_who_may_read_their_folder(folder: int, file: int, tmp_path: Path) -> None:
+    tmp_path.chmod(folder)
+    save_tensors({"weight": torch.zeros(1)}, tmp_path / "saved")
+    (tmp_path / "secret").touch(0o600)
+    share(tmp_path / "secret")
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("saved", "secret")] == [file, file]

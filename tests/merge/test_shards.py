@@ -168,10 +168,11 @@ def test_a_configuration_that_cannot_be_used_is_refused_and_its_code_is_not_offe
 def test_the_result_may_be_where_a_link_leads(tmp_path: Path) -> None:
     model = family_model("qwen3", 1)
     source = _save_plain(model, tmp_path / "actor", _copies)
-    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk").mkdir(mode=0o755)
     (tmp_path / "merged").symlink_to(tmp_path / "disk")
     merge(source, tmp_path / "merged")
     assert (tmp_path / "merged").is_symlink()
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in (tmp_path / "disk").iterdir())
     assert torch.equal(logits(load(tmp_path / "disk")), logits(model))
 
 
