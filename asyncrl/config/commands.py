@@ -63,7 +63,7 @@ COMMANDS: Mapping[str, Command] = {
         "asyncrl.data.command",
         "make task files of published data sets: `asyncrl data --help`",
         False,
-        ("gsm8k", "math", "dapo", "search", "code", "tools"),
+        ("gsm8k", "math", "dapo", "search", "code", "tools", "reasoning-gym"),
     ),
     "plan": Command("asyncrl.capacity.command", "forecast speed, idle shares and cost of a run on other GPUs"),
     "doctor": Command("asyncrl.doctor.command", "check this host, and say what is wrong and how to mend it"),

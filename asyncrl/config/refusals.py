@@ -12,7 +12,7 @@ from asyncrl.config.keys import sections
 from asyncrl.config.option import as_yaml, options
 from asyncrl.config.schema import TrainConfig
 
-ELSEWHERE = ("hf://", "hub:")
+ELSEWHERE = ("hf://", "hub:", "reasoning-gym:")
 """How sources of tasks begin that are no files of this machine."""
 
 

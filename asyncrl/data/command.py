@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
-from asyncrl.data.converters import dapo, gsm8k, math_problems, programs, search, tool_calls
+from asyncrl.data.converters import dapo, gsm8k, math_problems, programs, reasoning_gym, search, tool_calls
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError
 from asyncrl.machine.long_work import long_work, print_line
@@ -24,7 +24,13 @@ SETS: Mapping[str, str] = {
     "search": "HotpotQA and the like: question, golden_answers or answer; rule f1",
     "code": "APPS, TACO and the like: question, input_output; rule code",
     "tools": "xLAM and the like: query, tools, answers; rule tool_calls",
+    "reasoning-gym": "tasks that reasoning-gym makes (asyncrl[reasoning-gym]); rule reasoning_gym",
 }
+SOURCES = {
+    "gsm8k": "folder with train.jsonl and test.jsonl",
+    "reasoning-gym": "NAME?size=1000&seed=0, with any further options of the data set",
+}
+"""What --source is, where it is no file, folder or pattern of files."""
 NAMED = {"search": "searchqa", "code": "apps", "tools": "xlam"}
 """Sets of several publishers, with the data source that their tasks have unless another is named."""
 
@@ -35,7 +41,7 @@ def main() -> None:
     sets = parser.add_subparsers(dest="set", metavar="SET", required=True)
     for name, meaning in SETS.items():
         one = sets.add_parser(name, help=meaning, description=meaning)
-        what = "folder with train.jsonl and test.jsonl" if name == "gsm8k" else "file, folder or pattern of files"
+        what = SOURCES.get(name, "file, folder or pattern of files")
         one.add_argument("--source", required=True, help=what)
         one.add_argument("--out", type=Path, required=True, help="Parquet file to write")
         one.add_argument("--split", default="train", help="the split's name: train (default), test ...")
@@ -73,6 +79,7 @@ def convert(
         "search": partial(search.tasks, source, named),
         "code": partial(programs.tasks, source, named),
         "tools": partial(tool_calls.tasks, source, named),
+        "reasoning-gym": partial(reasoning_gym.tasks, reasoning_gym.KIND + source),
     }
     rows: list[Task | None] = []
     with long_work(f"reading {source}", 0, "rows", say=say) as advance:

@@ -1,21 +1,22 @@
 """Where rows of tasks come from, part by part: files, data sets of the hub by `datasets`, and programs that make tasks.
 
 A source of a run is a text. `hub:OWNER/NAME?split=train` is read with Hugging Face `datasets`, which takes every format
-that a data set may have; anything else names files.
+that a data set may have; `reasoning-gym:NAME?size=1000` makes tasks; anything else names files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncrl.data.converters import reasoning_gym
 from asyncrl.data.layout import RowLayout
+from asyncrl.data.query import SourceQuery
 from asyncrl.data.tables import (
     JSON_SUFFIXES,
     NAMED,
@@ -25,8 +26,10 @@ from asyncrl.data.tables import (
     json_tables,
     table_of_datasets,
 )
+from asyncrl.data.writing import row_of
 from asyncrl.errors import DataError
 from asyncrl.text import reason_of
+from asyncrl.types import Task
 
 HUB = "hub:"
 HUB_FORM = f"{HUB}OWNER/NAME?split=train, with &config=NAME and &revision=COMMIT where the data set needs them"
@@ -42,29 +45,9 @@ class RowPart(NamedTuple):
     table: pa.Table
 
 
-@dataclass(frozen=True)
-class Query:
-    """A source of the form `KIND:NAME?KEY=VALUE&...`."""
-
-    name: str
-    values: dict[str, str]
-
-
 def is_named(source: str) -> bool:
     """Whether a source names no files, so that a start must write its rows before roles can read them."""
     return source.startswith(NAMED)
-
-
-def query_of(source: str, form: str) -> Query:
-    """Raises DataError: the source has not that form."""
-    name, mark, rest = source.partition(":")[2].partition("?")
-    try:
-        pairs = parse_qsl(rest, keep_blank_values=True, strict_parsing=True) if mark else []
-    except ValueError as error:
-        raise DataError(f"{source}: {error}; write {form}") from error
-    if not name or len(dict(pairs)) < len(pairs):
-        raise DataError(f"{source}: write {form}, each key once")
-    return Query(name, dict(pairs))
 
 
 def parts(source: str, wanted: Sequence[str], layout: RowLayout) -> Iterator[RowPart]:
@@ -73,9 +56,19 @@ def parts(source: str, wanted: Sequence[str], layout: RowLayout) -> Iterator[Row
     if source.startswith(HUB):
         yield from _of_hub(source, wanted, layout)
         return
+    if source.startswith(reasoning_gym.KIND):
+        yield from _of_tasks(source, reasoning_gym.tasks(source))
+        return
     for path in find_files(source):
         for table in _tables(path, layout.read(wanted)):
             yield RowPart(str(path), str(path), has_lines(path), layout.applied(table, str(path), path.stem))
+
+
+def _of_tasks(source: str, tasks: Iterator[Task]) -> Iterator[RowPart]:
+    """Tasks that a program makes, which are in verl's layout."""
+    numbered = enumerate(tasks)
+    while rows := [row_of(number, task) for number, task in islice(numbered, ROWS_AT_ONCE)]:
+        yield RowPart(source, source, False, pa.Table.from_pylist(rows))
 
 
 def _tables(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -101,7 +94,7 @@ def _cut(table: pa.Table, columns: Sequence[str]) -> Iterator[pa.Table]:
 
 
 def _of_hub(source: str, wanted: Sequence[str], layout: RowLayout) -> Iterator[RowPart]:
-    query = query_of(source, HUB_FORM)
+    query = SourceQuery.of(source, HUB_FORM)
     if unknown := sorted(set(query.values) - set(HUB_KEYS)):
         raise DataError(f"{source}: there is no {', '.join(unknown)}; write {HUB_FORM}")
     if "split" not in query.values:
@@ -112,7 +105,7 @@ def _of_hub(source: str, wanted: Sequence[str], layout: RowLayout) -> Iterator[R
         yield RowPart(source, f"{query.name}/{query.values['split']}", False, layout.applied(table, source, query.name))
 
 
-def _loaded(source: str, query: Query) -> Any:
+def _loaded(source: str, query: SourceQuery) -> Any:
     """The split, which `datasets` keeps in its cache. Raises DataError."""
     try:
         import datasets

@@ -27,7 +27,7 @@ from asyncrl.errors import DataError
 JSON_SUFFIXES = (".jsonl", ".json")
 SUFFIXES = (".parquet", *JSON_SUFFIXES)
 HUB = "hf://datasets/"
-NAMED = ("hub:",)
+NAMED = ("hub:", "reasoning-gym:")
 """How a source begins that names no files."""
 HUB_FORM = f"{HUB}OWNER/NAME, {HUB}OWNER/NAME@REVISION or either with /FOLDER, /FILE or /PATTERN behind it"
 ROWS_AT_ONCE = 10_000

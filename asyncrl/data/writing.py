@@ -20,7 +20,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
 
     Raises DataError: `path` is a folder, or a field has values of several types; OSError: the disk.
     """
-    rows = [_row(number, task) for number, task in enumerate(tasks)]
+    rows = [row_of(number, task) for number, task in enumerate(tasks)]
     if any(isinstance(row["extra_info"]["index"], str) for row in rows):
         for row in rows:
             row["extra_info"]["index"] = str(row["extra_info"]["index"])
@@ -38,7 +38,8 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
     return len(rows)
 
 
-def _row(number: int, task: Task) -> dict[str, Any]:
+def row_of(number: int, task: Task) -> dict[str, Any]:
+    """A task in verl's layout. The `number` replaces a missing `index`."""
     # Parquet has no empty structs, and gives every struct all fields of its column: hence schemas as JSON text.
     extra: dict[str, Any] = {"index": number, **task.extra_info}
     kwargs = {name: values for name, values in task.tools_kwargs.items() if values}

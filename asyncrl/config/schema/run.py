@@ -102,7 +102,8 @@ class DataConfig:
     train: list[str] = option(
         REQUIRED,
         "training tasks: a file (Parquet or JSON lines), a folder or a pattern of files, a folder of Hugging Face "
-        "datasets, hf://datasets/OWNER/NAME, hub:OWNER/NAME?split=train, or a list of these; see docs/data.md",
+        "datasets, hf://datasets/OWNER/NAME, hub:OWNER/NAME?split=train, reasoning-gym:NAME?size=1000, or a list of "
+        "these; see docs/data.md",
         fixed="stored groups name rows of these files",
     )
     eval: list[str] | None = option(

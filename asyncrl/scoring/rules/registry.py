@@ -28,6 +28,7 @@ BUILT_IN = (
     "json_schema",
     "math",
     "multiple_choice",
+    "reasoning_gym",
     "tool_calls",
 )
 """The rule NAME is the function NAME in rules/NAME.py. If that file has a function `prepare`, loading the rule calls

@@ -70,6 +70,8 @@ def judge(rules, answer="72", **changes):
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_rule_loads(name):
+    if name == "reasoning_gym":
+        pytest.importorskip("reasoning_gym", reason="needs asyncrl[reasoning-gym]")
     load_rules(ScoringConfig(rule=name))
 
 

@@ -1,0 +1,113 @@
+"""Tasks that reasoning-gym makes (the extra asyncrl[reasoning-gym]): puzzles by program, which the rule `reasoning_gym`
+scores with the data set's own `score_answer`.
+
+The same name, options and seed make the same tasks. A task has all that `score_answer` reads, so that it is scored
+as the data set that made it would.
+
+Source: `reasoning_gym.create_dataset` of reasoning-gym 0.1.25.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from asyncrl.data.query import SourceQuery
+from asyncrl.errors import DataError
+from asyncrl.ids import task_id
+from asyncrl.text import reason_of
+from asyncrl.types import Task
+
+KIND = "reasoning-gym:"
+FORM = f"{KIND}NAME?size=1000&seed=0, with any further options of the data set"
+SEED = 0
+"""Of tasks whose source names none: reasoning-gym would take another one each time."""
+
+ENTRY = "reasoning_gym"
+"""The field of `extra_info` with the entry and the options of its data set, as text."""
+
+_TUPLE, _PAIRS = "__tuple__", "__pairs__"
+
+
+def tasks(source: str) -> Iterator[Task]:
+    """The tasks of a source of the form FORM. Raises DataError."""
+    query = SourceQuery.of(source, FORM)
+    options = {"seed": SEED, **{key: _value(text) for key, text in query.values.items()}}
+    dataset = _dataset(source, query.name, options)
+    data_source = f"{KIND.rstrip(':')}/{query.name}"
+    split = f"seed-{options['seed']}"
+    for index in range(len(dataset)):
+        try:
+            entry = dict(dataset[index])
+            question, answer = str(entry["question"]), entry.get("answer")
+            text = packed({"name": query.name, "options": options, "entry": entry})
+        except Exception as error:
+            raise DataError(f"{source}: task {index} cannot be made: {reason_of(error)}") from error
+        yield Task(
+            id=task_id(data_source, split, index),
+            messages=[{"role": "user", "content": question}],
+            ground_truth="" if answer is None else str(answer),
+            data_source=data_source,
+            extra_info={"index": index, "split": split, ENTRY: text},
+        )
+
+
+def _dataset(source: str, name: str, options: Mapping[str, Any]) -> Any:
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ModuleNotFoundError as error:
+        raise DataError(f"{source} needs reasoning-gym: pip install 'asyncrl[reasoning-gym]'") from error
+    if name not in DATASETS:
+        raise DataError(f"{source}: reasoning-gym has no {name}; it has {', '.join(sorted(DATASETS))}")
+    if name == "composite":
+        raise DataError(f"{source}: name its data sets as sources of their own, in a list")
+    try:
+        return reasoning_gym.create_dataset(name, **options)
+    except Exception as error:
+        raise DataError(f"{source}: reasoning-gym refuses the options: {reason_of(error)}") from error
+
+
+def _value(text: str) -> Any:
+    """A number, a list and so on as JSON writes them; else the text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def packed(value: Any) -> str:
+    """JSON text from which `unpacked` makes an equal value, also of tuples and of keys that are no texts. Raises
+    TypeError: it has a value of another type."""
+    return json.dumps(_plain(value))
+
+
+def unpacked(text: str) -> Any:
+    """The value in a text of `packed`. Raises ValueError: it is none."""
+    return json.loads(text, object_hook=_original)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case tuple():
+            return {_TUPLE: [_plain(each) for each in value]}
+        case list():
+            return [_plain(each) for each in value]
+        case dict():
+            if all(isinstance(key, str) for key in value):
+                return {key: _plain(each) for key, each in value.items()}
+            return {_PAIRS: [[_plain(key), _plain(each)] for key, each in value.items()]}
+        case None | str() | bool() | int() | float():
+            return value
+    if hasattr(value, "tolist"):  # A number or an array of NumPy.
+        return _plain(value.tolist())
+    raise TypeError(f"{value!r:.100} of the type {type(value).__name__} cannot be kept as text")
+
+
+def _original(value: dict[str, Any]) -> Any:
+    if value.keys() == {_TUPLE}:
+        return tuple(value[_TUPLE])
+    if value.keys() == {_PAIRS}:
+        return dict(value[_PAIRS])
+    return value
