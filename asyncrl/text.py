@@ -27,6 +27,31 @@ def json_text(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(encodable(value)), indent=2).decode()
 
 
+def nested_within(value: Any, levels: int) -> bool:
+    """Whether lists and objects of a plain value are nested in at most so many levels."""
+    inner = [value]
+    for _ in range(levels + 1):
+        containers = (
+            each.values() if isinstance(each, dict) else each for each in inner if isinstance(each, dict | list)
+        )
+        inner = [each for container in containers for each in container]
+        if not inner:
+            return True
+    return False
+
+
+def count_characters(value: Any) -> int:
+    """The characters of all texts in a plain value."""
+    match value:
+        case str():
+            return len(value)
+        case dict():
+            return sum(map(count_characters, value)) + sum(map(count_characters, value.values()))
+        case list() | tuple():
+            return sum(map(count_characters, value))
+    return 0
+
+
 def cut(text: str, max_chars: int) -> str:
     """At most `max_chars` characters of the text: its head and its tail, where errors usually are."""
     text = encodable(text)

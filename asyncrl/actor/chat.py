@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,11 @@ class Chat:
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         self._suffix = lru_cache(maxsize=1024)(self._make_suffix)
         self.piece = lru_cache(maxsize=1 << 16)(lambda token: self.text([token]))
+
+    @cached_property
+    def longest_piece(self) -> int:
+        """The most characters of one token, or more."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def prompt(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
         """Ids of a conversation up to the policy's next turn; the template lists `tools`.

@@ -1,7 +1,8 @@
 """`python -m tests.security.fuzz --messages N --seed S`: damaged messages at real processes, over real sockets.
 
 Three quarters go to a replay, one quarter to a weight publisher. Beside them honest clients do their work and check
-every answer. Ends with one line of JSON, or with an error: what must hold is
+every answer. The endpoint of agents gets one request for a hundred messages. Ends with one line of JSON, or with an
+error: what must hold is
 
 - the process stays up, and its anonymous memory is flat after the first tenth of the messages;
 - every message that is refused is answered with the reason, and counted;
@@ -28,6 +29,7 @@ from asyncrl.network.sockets import connect
 from asyncrl.wire import Message, encode
 from tests.chaos.support import ReplayProcess, Target
 from tests.security import honest
+from tests.security.endpoint_fuzz import fuzz_endpoint
 from tests.security.mutator import REPLAY_REQUESTS, WEIGHT_REQUESTS, Mutator
 from tests.security.published import PublisherProcess
 
@@ -157,6 +159,7 @@ def main() -> None:
             **vars(arguments),
             "replay": fuzz_replay(Path(name), arguments.messages - quarter, arguments.seed),
             "publisher": fuzz_publisher(Path(name), quarter, arguments.seed),
+            "endpoint": fuzz_endpoint(arguments.messages // 100, arguments.seed),
         }
     sys.stdout.write(json.dumps(report) + "\n")
 

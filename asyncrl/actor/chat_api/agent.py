@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from asyncrl.actor.chat_api.server import ChatCounts, EpisodeServer
+from asyncrl.actor.chat_api.server import Bounds, ChatCounts, EpisodeServer
 from asyncrl.actor.contained import contained
 from asyncrl.actor.episode import Episode
 from asyncrl.config.imports import imported
@@ -58,9 +58,9 @@ class AgentPlayer:
     """Lets `agent` play episodes, each at an endpoint of its own at `host`; port 0 takes a free one. Endpoints answer
     from `start` to `close`. The timing `agent` leaves out the seconds of `generate`."""
 
-    def __init__(self, agent: Agent, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, agent: Agent, host: str = "127.0.0.1", port: int = 0, bounds: Bounds | None = None) -> None:
         self._agent = agent
-        self._server = EpisodeServer(host, port)
+        self._server = EpisodeServer(host, port, bounds or Bounds())
         self._metrics: defaultdict[str, list[float]] = defaultdict(list)
 
     @property

@@ -9,6 +9,10 @@ from typing import Any
 from asyncrl.actor.history import Message
 from asyncrl.actor.template import POLICY_ID, call_id, with_reasoning
 from asyncrl.errors import RefusedError
+from asyncrl.text import encodable, nested_within
+
+MAX_LEVELS = 64
+"""Levels of lists and objects in a request."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -56,7 +60,9 @@ def _call(call: Any, number: int, names: dict[str, tuple[str, str]]) -> Message:
         if not isinstance(function["name"], str):
             raise TypeError("its name must be a text")
         arguments = function.get("arguments") or "{}"
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        arguments = encodable(json.loads(arguments)) if isinstance(arguments, str) else arguments
+        if not nested_within(arguments, MAX_LEVELS):
+            raise ValueError(f"its arguments are nested in more than {MAX_LEVELS} levels")
         id = str(call.get("id", ""))
         given = {"id": id} if POLICY_ID.fullmatch(id) else {}
         names[id] = function["name"], id if given else call_id(number)
@@ -67,15 +73,37 @@ def _call(call: Any, number: int, names: dict[str, tuple[str, str]]) -> Message:
 
 def read_tools(tools: Any) -> tuple[Message, ...]:
     """Tools as templates take them. Raises RefusedError: one has no schema to check the policy's calls against."""
-    for tool in tools if isinstance(tools, list) else [tools]:
+    offered = tools if isinstance(tools, list) else [tools]
+    for tool in offered:
         match tool:
-            case {"function": {"name": str(), **rest}}:
-                parameters = rest.get("parameters") or {}
-                properties = parameters.get("properties") or {} if isinstance(parameters, dict) else None
-                if isinstance(properties, dict) and all(isinstance(each, dict | bool) for each in properties.values()):
-                    continue
+            case {"function": {"name": str(), **rest}} if _is_object_schema(rest.get("parameters") or {}):
+                continue
         raise RefusedError(
             "a tool must be {type: function, function: {name, description, parameters}}, with a JSON schema for "
             f"parameters; got {tool!s:.200}"
         )
-    return tuple(tools)
+    return tuple(offered)
+
+
+def _is_object_schema(schema: Any) -> bool:
+    """Whether calls can be checked against it."""
+    if not isinstance(schema, dict):
+        return False
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    return isinstance(properties, dict) and _are_texts(required) and all(map(_is_schema, properties.values()))
+
+
+def _is_schema(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return isinstance(schema, bool)
+    kinds, allowed = schema.get("type") or [], schema.get("enum") or []
+    choices = [schema.get(key) or [] for key in ("anyOf", "oneOf")]
+    return (
+        (isinstance(kinds, str) or _are_texts(kinds))
+        and isinstance(allowed, list)
+        and all(isinstance(each, list) and all(map(_is_schema, each)) for each in choices)
+    )
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)

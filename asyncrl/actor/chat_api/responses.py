@@ -39,7 +39,7 @@ _UNSUPPORTED = {
     "conversation": "conversations are not kept; use previous_response_id, or repeat the input",
     "prompt": "there are no stored prompts; write the input",
 }
-_TEXTS = {"input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"}
+_TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 
 class Responses(Api):

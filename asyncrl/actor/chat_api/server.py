@@ -1,5 +1,8 @@
 """The HTTP server at which agents reach the policy. Each episode has an address and a key of its own.
 
+Whoever sends what must be answered or cut off, and harms nobody else: bodies, connections and requests at once are
+bounded, and so is the time that a client takes to send or to read. A body is read only with the episode's key.
+
 A completion is recorded in the episode before it is sent. If the client closes its connection before that, as clients
 do after a timeout, the request is cancelled and nothing of it is recorded.
 """
@@ -16,24 +19,40 @@ from functools import partial
 from urllib.parse import quote
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from asyncrl.actor.chat import NO_FORMAT
 from asyncrl.actor.chat_api.anthropic_messages import AnthropicMessages
 from asyncrl.actor.chat_api.api import Api, Conversations, PolicyRequest
 from asyncrl.actor.chat_api.chat_completions import ChatCompletions
+from asyncrl.actor.chat_api.messages import MAX_LEVELS
 from asyncrl.actor.chat_api.responses import Responses
 from asyncrl.actor.episode import Episode
 from asyncrl.actor.parsing import ParsedTurn
-from asyncrl.actor.recorder import LimitError
+from asyncrl.actor.recorder import CompletionRequest, LimitError
 from asyncrl.errors import RefusedError
-from asyncrl.network.throttle import ErrorLogger
-from asyncrl.text import encodable, reason_of
+from asyncrl.network.throttle import ErrorLogger, Throttled
+from asyncrl.text import count_characters, encodable, nested_within, reason_of
 
 log = logging.getLogger(__name__)
 
-MAX_REQUEST_BYTES = 64 << 20
+MAX_REQUEST_BYTES = 16 << 20
+LINGERING_S = 1.0
+"""The rest of a body that nobody needs is read for so long: clients that are cut off earlier do not get the answer."""
 
 APIS: tuple[Api, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Connections in all, and requests of one episode that are not answered yet. A connection may take `silent_s`
+    seconds until its first request, `body_s` to send a body, and `reading_s` to read a stream."""
+
+    connections: int = 4096
+    at_once: int = 256
+    silent_s: float = 30.0
+    body_s: float = 60.0
+    reading_s: float = 60.0
 
 
 @dataclass(slots=True)
@@ -60,13 +79,15 @@ class EpisodeEndpoint:
     api_key: str
     fault: Exception | None = None
     conversations: Conversations = field(default_factory=dict)
+    at_once: int = 0
 
 
 class EpisodeServer:
     """Answers from `start` to `close` at `host`; port 0 takes a free one."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, bounds: Bounds) -> None:
         self.counts = ChatCounts()
+        self._bounds = bounds
         self._host = host
         self._port = port
         self._endpoints: dict[str, EpisodeEndpoint] = {}
@@ -75,16 +96,55 @@ class EpisodeServer:
         for api in APIS:
             app.router.add_post(f"/{{ticket}}/v1/{api.path}", partial(self._post, api))
         app.router.add_get("/{ticket}/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+        self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=1.0,
+            handler_cancellation=True,
+            lingering_time=LINGERING_S,
+            logger=_bounded_log(),
+        )
+        self._listener: asyncio.Server | None = None
 
     async def start(self) -> None:
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._host, self._port).start()
-        self._port = self._runner.addresses[0][1]
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._connection, self._host, self._port, backlog=128)
+        self._port = self._listener.sockets[0].getsockname()[1]
         log.info("agents are served at %s:%d", self._host, self._port)
 
     async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._silent):
+            self._heard(connection)
         await self._runner.cleanup()
+
+    def _connection(self) -> asyncio.BaseProtocol:
+        """A new connection. It is closed if it has not sent a request in time, or there are too many."""
+        server = self._runner.server
+        assert server is not None
+        if len(self._silent) >= self._bounds.connections:
+            known = server.connections
+            for gone in [each for each in self._silent if each not in known]:
+                self._heard(gone)
+        if len(server.connections) >= self._bounds.connections:
+            return _TurnedAway()
+        connection = server()
+        self._silent[connection] = asyncio.get_running_loop().call_later(
+            self._bounds.silent_s, self._close_silent, connection
+        )
+        return connection
+
+    def _heard(self, connection: asyncio.BaseProtocol) -> None:
+        """The connection has sent a request, or is gone."""
+        if timer := self._silent.pop(connection, None):
+            timer.cancel()
+
+    def _close_silent(self, connection: RequestHandler) -> None:
+        del self._silent[connection]
+        connection.force_close()
 
     def open(self, episode: Episode) -> tuple[EpisodeEndpoint, str]:
         """The endpoint of an episode, and its address, until `end`."""
@@ -103,6 +163,7 @@ class EpisodeServer:
         return {f"chat_api_{name}": count for name, count in asdict(self.counts).items()}
 
     async def _models(self, http: web.Request) -> web.Response:
+        self._heard(http.protocol)
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "asyncrl"}
         if endpoint := self._permitted(http):
             model["max_model_len"] = endpoint.episode.limits.max_tokens
@@ -119,11 +180,24 @@ class EpisodeServer:
         return endpoint
 
     async def _post(self, api: Api, http: web.Request) -> web.StreamResponse:
+        self._heard(http.protocol)
         endpoint = self._permitted(http)
         if endpoint is None:
             return _error(api, 401, "there is no such episode, or this is not its key", "invalid_api_key")
+        if endpoint.at_once >= self._bounds.at_once:
+            self.counts.refused += 1
+            return _error(
+                api, 429, f"{endpoint.at_once} requests of this episode are not answered yet", "too_many_requests"
+            )
+        endpoint.at_once += 1
         try:
-            request, answer = await self._answer(api, endpoint, await _json(http))
+            return await self._handled(api, endpoint, http)
+        finally:
+            endpoint.at_once -= 1
+
+    async def _handled(self, api: Api, endpoint: EpisodeEndpoint, http: web.Request) -> web.StreamResponse:
+        try:
+            request, answer = await self._answer(api, endpoint, await _json(http, self._bounds.body_s))
         except RefusedError as error:
             self.counts.refused += 1
             code = error.code if isinstance(error, LimitError) else "invalid_request_error"
@@ -138,7 +212,9 @@ class EpisodeServer:
                 endpoint.fault = error
                 self._error_logger.exception(f"episode {endpoint.episode.ticket.id} fails: {reason_of(error)}", error)
             return _error(api, 503, str(error), "engine_error")
-        return await _sent(api, http, request, answer) if request.stream else web.json_response(answer)
+        if request.stream:
+            return await _sent(api, http, request, answer, self._bounds.reading_s)
+        return web.json_response(answer)
 
     async def _answer(
         self, api: Api, endpoint: EpisodeEndpoint, body: object
@@ -150,6 +226,7 @@ class EpisodeServer:
         asked = request.completion._replace(messages=chat.with_thoughts(request.completion.messages))
         if asked.tools and chat.format is None:
             raise RefusedError(NO_FORMAT)
+        _check_length(episode, asked)
         functions = {tool["function"]["name"]: tool["function"] for tool in asked.tools}
 
         def read_turn(text: str, ended: bool) -> ParsedTurn:
@@ -166,20 +243,66 @@ class EpisodeServer:
         return request, api.answer(request, completions, chat, int(time.time()), endpoint.conversations)
 
 
+def _bounded_log() -> logging.Logger:
+    """A logger for what aiohttp says of bytes that are no request. Anybody can send some, so the rate is bounded."""
+    unreadable = Throttled(log, "what came at the endpoint of agents is no request")
+    logger = logging.Logger(__name__)
+
+    def say(record: logging.LogRecord) -> bool:
+        unreadable.say(reason_of(record.exc_info[1]) if record.exc_info and record.exc_info[1] else record.getMessage())
+        return False
+
+    logger.addFilter(say)
+    return logger
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A connection that is one too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _check_length(episode: Episode, request: CompletionRequest) -> None:
+    """Raises LimitError: the conversation cannot fit, however long its tokens are. To render and encode it would keep
+    all episodes waiting."""
+    limits, characters = episode.limits, count_characters([request.messages, request.tools])
+    if characters > limits.max_tokens * episode.chat.longest_piece and limits.truncation == "error":
+        episode.recorder.truncated = True
+        raise LimitError(
+            "context_length_exceeded",
+            f"the request has {characters} characters, which leaves no room: the maximum context length is "
+            f"actor.max_tokens={limits.max_tokens}",
+        )
+
+
 async def _sent(
-    api: Api, http: web.Request, request: PolicyRequest, answer: Mapping[str, object]
+    api: Api, http: web.Request, request: PolicyRequest, answer: Mapping[str, object], limit_s: float
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(http)
-    for each in api.events(request, answer):
-        await response.write(each)
-    await response.write_eof()
+    try:
+        async with asyncio.timeout(limit_s):
+            await response.prepare(http)
+            for each in api.events(request, answer):
+                await response.write(each)
+            await response.write_eof()
+    except TimeoutError:
+        if http.transport is not None:
+            http.transport.abort()
+    except ConnectionError:
+        pass  # the client has gone; the completion is recorded
     return response
 
 
-async def _json(http: web.Request) -> object:
+async def _json(http: web.Request, limit_s: float) -> object:
     try:
-        return encodable(await http.json())
+        async with asyncio.timeout(limit_s):
+            body = await http.json()
+        if not nested_within(body, MAX_LEVELS):
+            raise RefusedError(f"the body is nested in more than {MAX_LEVELS} levels")
+        return encodable(body)
+    except TimeoutError as error:
+        raise RefusedError(f"the body did not come within {limit_s:g} s") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise RefusedError(f"the body has more than {MAX_REQUEST_BYTES} bytes") from error
     except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:

@@ -12,6 +12,7 @@ import pytest
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.agent import AgentPlayer, AgentResult
+from asyncrl.actor.chat_api.server import Bounds
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.types import Task, Trajectory
@@ -38,9 +39,9 @@ class Agent:
     """An agent's side of an episode: what it knows, sends and, at its end, returns or raises. `pending` are requests
     that it does not wait for; they end before the episode's `trajectory` is there."""
 
-    def __init__(self, engine: ScriptedEngine) -> None:
+    def __init__(self, engine: ScriptedEngine, bounds: Bounds | None = None) -> None:
         self.engine = engine
-        self.player = AgentPlayer(self)
+        self.player = AgentPlayer(self, bounds=bounds)
         self.counts = self.player.counts
         self.outcome: AgentResult | dict[str, float] | Exception | None = None
         self.pending: list[asyncio.Task[Any]] = []
@@ -89,9 +90,10 @@ async def episode(
     tokenizer: Any = TOKENIZER,
     end: str = END,
     fails: tuple[type[Exception], str] | None = None,
+    bounds: Bounds | None = None,
 ) -> AsyncIterator[Agent]:
     """An episode whose agent does what the body does. Then it has a trajectory, or `fails` so."""
-    agent = Agent(ScriptedEngine(tokenizer, script, end=end))
+    agent = Agent(ScriptedEngine(tokenizer, script, end=end), bounds)
     await agent.player.start()
     runner = EpisodeRunner(agent.engine, Chat(tokenizer), agent.player, limits)
     running = asyncio.create_task(runner.run(make_ticket("t/1"), lambda: None))

@@ -1,0 +1,107 @@
+"""What one client can take from the endpoint: connections, time and memory are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+from asyncrl.actor.chat_api.server import Bounds
+from tests.actor.chat_api.support import LIMITS, TOOL, Agent, episode, user
+from tests.helpers import async_until
+
+ANSWER_S = 20.0
+
+
+async def opened(agent: Agent) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    address = urlsplit((await agent.address)[0])
+    return await asyncio.open_connection(address.hostname, address.port)
+
+
+async def test_a_connection_that_sends_no_request_is_closed_and_one_that_has_sent_some_is_not():
+    async with episode(["a"], bounds=Bounds(silent_s=1.0)) as agent:
+        url, _ = await agent.address
+        reader, writer = await opened(agent)
+        asked, asking = await opened(agent)
+        asking.write(f"GET {urlsplit(url).path}/models HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await asked.readuntil(b"asyncrl")
+        writer.write(b"POST / HTTP/1.1\r\nHost: ")
+        async with asyncio.timeout(ANSWER_S):
+            assert await reader.read() == b""
+        asking.write(f"GET {urlsplit(url).path}/models HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        async with asyncio.timeout(ANSWER_S):
+            await asked.readuntil(b"asyncrl")
+        for each in (writer, asking):
+            each.close()
+        await agent.ask(user("one"))
+
+
+async def test_a_connection_too_many_is_closed_at_once_and_there_is_room_again_when_others_go():
+    async with episode(["a"], bounds=Bounds(connections=3)) as agent:
+        kept = [await opened(agent) for _ in range(3)]
+        reader, writer = await opened(agent)
+        async with asyncio.timeout(ANSWER_S):
+            assert await reader.read() == b""
+        for _, each in [*kept, (reader, writer)]:
+            each.close()
+        answered = []
+
+        async def ask() -> None:
+            while not answered:
+                try:
+                    answered.append(await agent.ask(user("one")))
+                except aiohttp.ClientError:
+                    await asyncio.sleep(0.01)
+
+        async with asyncio.timeout(ANSWER_S):
+            await ask()
+
+
+async def test_a_body_that_does_not_come_is_refused_in_time():
+    async with episode(["a"], bounds=Bounds(body_s=0.1)) as agent:
+        url, key = await agent.address
+        reader, writer = await opened(agent)
+        path = f"{urlsplit(url).path}/chat/completions"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: 9\r\n\r\n"
+        writer.write(head.encode() + b"{")
+        async with asyncio.timeout(ANSWER_S):
+            assert b"did not come within" in await reader.read()
+        writer.close()
+        await agent.ask(user("one"))
+
+
+async def test_more_requests_at_once_than_an_episode_may_have_are_refused_until_others_are_answered():
+    go_on = asyncio.Event()
+
+    async def waits(session: str) -> str:
+        await go_on.wait()
+        return "a"
+
+    async with episode([waits, waits, "b"], bounds=Bounds(at_once=2)) as agent:
+        asking = [asyncio.create_task(agent.post(user(text))) for text in ("one", "two")]
+        await async_until(lambda: len(agent.engine.requests) == 2)
+        status, answer = await agent.post(user("three"))
+        assert (status, answer["error"]["code"]) == (429, "too_many_requests")
+        go_on.set()
+        assert [status for status, _ in await asyncio.gather(*asking)] == [200, 200]
+        await agent.ask(user("three"))
+
+
+async def test_a_conversation_that_cannot_fit_is_refused_before_it_is_rendered():
+    async with episode(["a"]) as agent:
+        refused = await agent.refusal(user("x" * 10**6), tools=[TOOL])
+        assert refused["code"] == "context_length_exceeded"
+        assert f"maximum context length is actor.max_tokens={LIMITS.max_tokens}" in refused["message"]
+        await agent.ask(user("one"))
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100 + "]" * 100, '"\\ud800"'])
+async def test_arguments_of_calls_are_as_bounded_as_bodies_and_can_be_encoded(arguments: str):
+    made = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "echo", "arguments": arguments}}]}
+    async with episode(["a"]) as agent:
+        status, _ = await agent.post(user("one"), made, user("two"), tools=[TOOL])
+        assert status == (400 if arguments.startswith("[") else 200)
+        if status == 400:
+            await agent.ask(user("one"))
