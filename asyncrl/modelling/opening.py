@@ -30,7 +30,8 @@ def stored_config(model: ModelConfig) -> Any:
     source = source_of(model)
     try:
         return AutoConfig.from_pretrained(source.path, **source.options)
-    except (OSError, ValueError, ImportError) as error:
+    # Configurations raise whatever their checks raise.
+    except Exception as error:
         raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
 
 

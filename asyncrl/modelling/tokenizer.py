@@ -26,7 +26,10 @@ def open_tokenizer(model: ModelConfig, local_only: bool = False, warn: bool = Fa
     try:
         source = _source(model, local_only)
         tokenizer: Any = AutoTokenizer.from_pretrained(source.path, local_files_only=local_only, **source.options)
-    except (OSError, ValueError) as error:
+    except ConfigError:
+        raise
+    # transformers raises whatever it meets in files that somebody else has written.
+    except Exception as error:
         raise ConfigError(f"{key}={path}: its tokenizer cannot be loaded: {error}") from error
     if model.chat_template is not None:
         tokenizer.chat_template = _template(model.chat_template)

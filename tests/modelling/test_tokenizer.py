@@ -14,6 +14,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import _decode_by
 from asyncrl.launch.preflight.models import check_tokenizer
 from asyncrl.learner.export import folder_writer
+from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.scoring.verifier import policy_settings, policy_tokenizer
 from tests.learner.support import write_model
@@ -77,6 +78,26 @@ def test_a_template_that_is_neither_text_nor_file_is_refused(model: Path) -> Non
 def test_a_tokenizer_that_does_not_exist_is_named_by_its_key(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.tokenizer=.*cannot be loaded"):
         open_tokenizer(ModelConfig(str(model), tokenizer=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("tokenizer.json", "[]"), ("tokenizer_config.json", "null"), ("tokenizer_config.json", '{"eos_token": 3}')],
+)
+def test_files_of_a_tokenizer_that_cannot_be_used_are_refused(
+    name: str, text: str, model: Path, tmp_path: Path
+) -> None:
+    build_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=r"^model.tokenizer=.*: its tokenizer cannot be loaded"):
+        open_tokenizer(ModelConfig(str(model), tokenizer=str(tmp_path)))
+
+
+@pytest.mark.parametrize("text", ["null", '{"model_type": "qwen3", "hidden_size": "64"}'])
+def test_a_configuration_that_cannot_be_used_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"^model.path=.*: transformers cannot read its configuration"):
+        open_config(ModelConfig(str(tmp_path)))
 
 
 def test_padding_falls_back_to_the_end_token_with_one_warning(
