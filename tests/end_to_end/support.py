@@ -23,6 +23,10 @@ from tests.helpers import GENEROUS_S, until
 ROOT = Path(__file__).parents[2]
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 """Of two network namespaces."""
+DEVICE = "veth0"
+"""The network interface of each."""
+DELAY_S = 0.05
+"""How long a packet takes between hosts that are far from each other, one way."""
 
 
 def read_config(run_dir: Path) -> TrainConfig:

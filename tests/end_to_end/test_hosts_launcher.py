@@ -17,14 +17,21 @@ import pytest
 from asyncrl.network.keys import make_keys
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.world import World
-from tests.end_to_end.support import ADDRESSES, ROOT, Run
+from tests.end_to_end.support import ADDRESSES, DELAY_S, DEVICE, ROOT, Run
 from tests.helpers import until
 
 pytestmark = pytest.mark.long
 
-STEPS = 120
+STEPS = 80
 PARTITION_S = 30.0
 NOBODY = "02:00:00:00:00:99"
+ROUND_TRIP = """
+import contextlib, socket, sys, time
+began = time.monotonic()
+with contextlib.suppress(ConnectionRefusedError):
+    socket.create_connection((sys.argv[1], 9), 60)
+print(time.monotonic() - began)
+"""
 
 
 def on_hosts(namespaces: Sequence[str]) -> list[str]:
@@ -39,7 +46,23 @@ def connect(namespaces: Sequence[str], connected: bool) -> None:
     """Join the hosts again, or have each send its packets to a card that nobody has: neither hears of the loss."""
     for name, other in zip(namespaces, reversed(ADDRESSES), strict=True):
         change = ["del", other] if connected else ["replace", other, "lladdr", NOBODY, "nud", "permanent"]
-        subprocess.run(["ip", "-n", name, "neigh", *change, "dev", "veth0"], check=True)
+        subprocess.run(["ip", "-n", name, "neigh", *change, "dev", DEVICE], check=True)
+
+
+def round_trip_s(namespace: str, address: str) -> float:
+    """How long a host takes to hear from the other that nobody listens at a port."""
+    command = ["ip", "netns", "exec", namespace, sys.executable, "-c", ROUND_TRIP, address]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def scale(run: Run, actors: int) -> None:
+    subprocess.run([sys.executable, "-m", "asyncrl", "scale", str(run.dir), f"actors={actors}"], cwd=ROOT, check=True)
+
+
+def roles(run: Run) -> set[str]:
+    """Those whose processes are known."""
+    told = json.loads((run.dir / "processes.json").read_text())
+    return {name for name, role in told.items() if role["pid"]}
 
 
 def look(namespace: str, run: Path, keys: Path) -> subprocess.CompletedProcess[str]:
@@ -48,15 +71,16 @@ def look(namespace: str, run: Path, keys: Path) -> subprocess.CompletedProcess[s
     return subprocess.run(["ip", "netns", "exec", namespace, *command], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_a_run_over_hosts_has_keys_and_outlives_a_partition_and_a_role_that_dies_far_away(
-    namespaces: list[str], start: Callable[..., Run], tmp_path: Path
+def test_a_run_over_far_hosts_has_keys_and_outlives_a_partition_and_a_role_that_dies_far_away(
+    far_namespaces: list[str], start: Callable[..., Run], tmp_path: Path
 ) -> None:
-    world = World.make(tmp_path)
+    namespaces, world = far_namespaces, World.make(tmp_path)
+    assert round_trip_s(namespaces[0], ADDRESSES[1]) >= 2 * DELAY_S
     run = start(
         "train",
         *world.overrides(1),
         *("cluster.learner_ranks=1", "cluster.actors=1", "cluster.scorers=1", f"learner.steps={STEPS}"),
-        *on_hosts(namespaces),
+        *("cluster.drain_s=60", *on_hosts(namespaces)),
     )
     run.wait_for_step(3)
     where = json.loads((run.dir / "processes.json").read_text())
@@ -72,6 +96,12 @@ def test_a_run_over_hosts_has_keys_and_outlives_a_partition_and_a_role_that_dies
     os.kill(where["actor-0"]["pid"], signal.SIGKILL)
     until(lambda: json.loads((run.dir / "processes.json").read_text())["actor-0"]["restarts"] == 1)
     run.wait_for_step(run.newest_step() + 5)
+    scale(run, 2)
+    until(lambda: "actor-1" in roles(run))
+    run.wait_for_step(run.newest_step() + 5)
+    scale(run, 1)
+    until(lambda: "actor-1" not in roles(run))
+    assert "all running episodes were delivered" in (run.dir / "logs" / "actor-1.log").read_text()
     make_keys(tmp_path / "wrong")
     assert "`allowed`" not in look(namespaces[1], run.dir, run.dir / "keys").stderr
     assert "`allowed`" in look(namespaces[1], run.dir, tmp_path / "wrong").stderr

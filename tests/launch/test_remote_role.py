@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.launch.hosts.remote_role import ALIVE, KILL, STARTED, STOP, UNWANTED, KeptRole, start_alone
+from asyncrl.launch.hosts.remote_role import ALIVE, DRAIN, KILL, STARTED, STOP, UNWANTED, KeptRole, start_alone
 from tests.helpers import GENEROUS_S, has_ended, until
 
 STUBBORN = """
@@ -76,6 +76,12 @@ def test_a_role_is_asked_to_stop_and_killed_if_the_launcher_says_so(tmp_path: Pa
         assert process.poll() is None
         tell(process, KILL)
         assert process.wait(GENEROUS_S) == 128 + signal.SIGKILL
+
+
+def test_a_role_is_asked_to_drain_if_the_launcher_says_so(tmp_path: Path) -> None:
+    with kept(tmp_path / "role", OBEDIENT) as process:
+        tell(process, DRAIN)
+        assert process.wait(GENEROUS_S) == 128 + signal.SIGUSR2
 
 
 def test_a_role_whose_launcher_is_silent_or_gone_ends_with_its_lease(tmp_path: Path) -> None:
