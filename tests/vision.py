@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from asyncrl.types import Role, Trajectory, Turn
 from tests.helpers import make_trajectory
 
 VOCABULARY = 280
-IMAGE_TOKEN = 270
+MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+START_TOKEN, END_TOKEN, IMAGE_TOKEN, VIDEO_TOKEN = range(272, 276)
 PATCH = 4
 MERGE = 2
 _TEXT: dict[str, Any] = {
@@ -57,23 +59,48 @@ _TOWERS: dict[str, dict[str, Any]] = {
 VISION_FAMILIES = tuple(_TOWERS)
 
 
+TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.content is string %}
+        {{- message.content }}
+    {%- else %}
+        {%- for block in message.content %}
+            {{- '<|vision_start|><|image_pad|><|vision_end|>' if block.type == 'image' else block.text }}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt }}"""
+
+
+def vision_tokenizer() -> Any:
+    """The demo's tokenizer with the marks of images, and a template of Qwen's form that shows them."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKS)})
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
 def vision_model(family: str, seed: int = 0) -> Any:
     """A model with large weights, whose tokens are those of the demo's tokenizer, and ids for images behind them."""
     torch.manual_seed(seed)
-    marks = {"image_token_id": IMAGE_TOKEN, "video_token_id": 271, "vision_start_token_id": 272}
-    config = AutoConfig.for_model(
-        family, text_config=_TEXT, vision_config=_VISION | _TOWERS[family], vision_end_token_id=273, **marks
-    )
+    config = AutoConfig.for_model(family, text_config=_TEXT, vision_config=_VISION | _TOWERS[family], **_ids())
     return AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
 
 
 def save_vision_model(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> Path:
     """A model with its tokenizer and its image processor."""
     vision_model(family, seed).save_pretrained(folder)
-    build_tokenizer().save_pretrained(folder)
+    vision_tokenizer().save_pretrained(folder)
     size = {"shortest_edge": 4 * PATCH**2, "longest_edge": 64 * PATCH**2}
     Qwen2VLImageProcessorPil(patch_size=PATCH, merge_size=MERGE, size=size).save_pretrained(folder)
     return folder
+
+
+def _ids() -> dict[str, int]:
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    return dict(zip(names, (START_TOKEN, END_TOKEN, IMAGE_TOKEN, VIDEO_TOKEN), strict=True))
 
 
 def random_image(grid: Grid, seed: int = 0) -> ImagePatches:
@@ -119,3 +146,19 @@ def encoded(size: tuple[int, int], seed: int = 0, format: str = "PNG") -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format)
     return buffer.getvalue()
+
+
+def save_wide_vision_model(folder: Path) -> Path:
+    """A Qwen2.5-VL for real servers, whose kernels want common sizes, and which need the files of real models."""
+    text = _TEXT | {"hidden_size": 64, "head_dim": 16, "vocab_size": 320, "initializer_range": 0.1}
+    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
+    vision = _VISION | {"hidden_size": 64, "patch_size": 14, "intermediate_size": 64, "out_hidden_size": 64}
+    vision |= {"window_size": 112, "fullatt_block_indexes": [1], "initializer_range": 0.1}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen2_5_vl", text_config=text, vision_config=vision, **_ids())
+    AutoModelForImageTextToText.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    vision_tokenizer().save_pretrained(folder)
+    processor = Qwen2VLImageProcessorPil().to_dict()
+    processor |= {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder

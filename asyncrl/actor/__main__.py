@@ -110,6 +110,7 @@ def _workers(
             actor.episode_timeout_s,
             renew_s,
             reports.spans,
+            runner.outgoing,
         )
         for each in endpoints
     ]

@@ -82,7 +82,7 @@ class Chat:
 
         Raises RefusedError: the template does not take the messages.
         """
-        return self._prompt(json.dumps([messages, tools]))
+        return self._prompt(_key(messages, tools))
 
     def suffix(self, messages: Messages, tools: Messages, last: int | None = None) -> NDArray[np.int32]:
         """Ids between the stop token of an assistant turn and the policy's next turn.
@@ -92,7 +92,7 @@ class Chat:
 
         Raises RefusedError: the template does not take the messages, or does not show calls.
         """
-        return self._suffix(json.dumps([messages, tools]), last)
+        return self._suffix(_key(messages, tools), last)
 
     def renders(self, tokens: NDArray[np.int32], messages: Messages, tools: Messages) -> bool:
         """Whether `tokens` have the text of the template's rendering of the conversation: see `rendered`."""
@@ -233,6 +233,14 @@ class Chat:
         ids = self._contents.encode(end + after)
         ended = last is None or last == ids[0] or (last in self.stop_ids and not self._ends_at_next)
         return _frozen(ids[1:] if ended else ids)
+
+
+def _key(messages: Messages, tools: Messages) -> str:
+    """Messages and tools as text. Raises RefusedError: they have bytes, as images have that nobody reads here."""
+    try:
+        return json.dumps([messages, tools])
+    except TypeError as error:
+        raise RefusedError(f"messages must be text here, without images: {error}") from error
 
 
 def _frozen(ids: list[int]) -> NDArray[np.int32]:

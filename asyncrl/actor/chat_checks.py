@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.chat import NO_FORMAT, Chat
+from asyncrl.actor.images import without_images
 from asyncrl.actor.template import QUESTION, TOOL, Messages, answer, calling, result, with_reasoning
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
@@ -89,7 +90,7 @@ def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, F
     for place, task in tasks.items():
         tools = [as_tool(function) for function in (task.tools or functions.values())]
         try:
-            chat.prompt(task.messages, tools)
+            chat.prompt(without_images(task.messages), tools)
         except RefusedError as error:
             roles = ", ".join(str(message["role"]) for message in task.messages)
             raise ConfigError(

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Engine, Generation
 from asyncrl.actor.environments.environments import Environments, OpenEnvironment
 from asyncrl.actor.history import Message
+from asyncrl.actor.images import EpisodeImages, ImageDesk, OutgoingImages
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions, OpenInteraction
 from asyncrl.actor.parsing import ParsedTurn
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
@@ -58,7 +59,8 @@ class Episode:
         self.ticket = ticket
         self.chat = runner.chat
         self.limits = runner.limits
-        self.recorder = Recorder(ticket, runner.limits, runner.chat, runner.as_rendered)
+        self.images = EpisodeImages(runner.images)
+        self.recorder = Recorder(ticket, runner.limits, runner.chat, runner.as_rendered, self.images)
         self.seconds: dict[str, float] = defaultdict(float)
         self.is_over = False
         self._engine = runner.engine
@@ -149,7 +151,10 @@ class Episode:
         branch = reservation.branch
         with self.timed("generate") as values:
             sampling = Sampling(self.ticket.temperature, branch.reserved, reservation.request.grammar)
-            sampled = await self._engine.generate(branch.tokens, sampling, self.chat.stop_ids, branch.session)
+            images = branch.images_within(len(branch))
+            shown: dict[str, Any] = {"images": images} if images else {}
+            place = self.chat.stop_ids, branch.session
+            sampled = await self._engine.generate(branch.tokens, sampling, *place, **shown)
             values |= {"prompt_tokens": len(branch), "tokens": len(sampled.tokens), "finish": sampled.finish_reason}
             if len(sampled.versions):
                 values["version"] = int(sampled.versions[-1])
@@ -209,7 +214,8 @@ class Player(Protocol):
 @dataclass(frozen=True)
 class EpisodeRunner:
     """Runs episodes of `player` over `engine`. `as_rendered` as for Recorder, `step_split` as for `split_steps`. The
-    phases of each episode go to `spans`. `demonstrate` records the demonstrations that tickets ask for."""
+    phases of each episode go to `spans`. `demonstrate` records the demonstrations that tickets ask for. `images` reads
+    those of messages, if the policy sees any; those of a trajectory are `outgoing` until it is delivered."""
 
     engine: Engine
     chat: Chat
@@ -220,6 +226,8 @@ class EpisodeRunner:
     clock: Callable[[], float] = time.monotonic
     spans: Spans = field(default_factory=NoSpans)
     demonstrate: Callable[[Ticket], Trajectory] | None = None
+    images: ImageDesk | None = None
+    outgoing: OutgoingImages = field(default_factory=OutgoingImages)
 
     async def run(self, ticket: Ticket, begin: Callable[[], None]) -> Trajectory:
         """Run the episode that `ticket` permits, or record the demonstration of its task; call `begin` once the engine
@@ -240,7 +248,9 @@ class EpisodeRunner:
                 await self.engine.wait_for_version(ticket.min_version, pin=ticket.pin)
             begin()
             rewards = await self.player(episode)
-            return episode.recorder.trajectory(rewards, dict(episode.seconds), self.step_split)
+            trajectory = episode.recorder.trajectory(rewards, dict(episode.seconds), self.step_split)
+            self.outgoing.keep(ticket.id, episode.recorder.images())
+            return trajectory
         finally:
             episode.end()
 
@@ -282,7 +292,7 @@ class ToolPlayer:
             return episode.chat.parse(text, tools.functions) if ended else ParsedTurn(text)
 
         task, recorder = episode.ticket.task, episode.recorder
-        messages = tools.prompt(task.messages)
+        messages = await episode.images.show(tools.prompt(task.messages))
         form = task.extra_info.get(KEY)
         grammar = self.grammar if form is None else read_grammar(form)
         self.watch(messages)

@@ -10,16 +10,18 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_checks import as_tool
+from asyncrl.actor.images import without_images
 from asyncrl.types import Task
 
 
 def prompt_tokens(chat: Chat, task: Task, functions: Mapping[str, Mapping[str, Any]]) -> NDArray[np.int32]:
-    """The prompt of an episode: the task's messages with the task's own tools, or else all `functions` on offer.
+    """The prompt of an episode: the task's messages with the task's own tools, or else all `functions` on offer. An
+    image counts as one token.
 
     Raises RefusedError: the chat template does not take the messages.
     """
     tools = task.tools or functions.values()
-    return chat.prompt(task.messages, [as_tool(each) for each in tools])
+    return chat.prompt(without_images(task.messages), [as_tool(each) for each in tools])
 
 
 def cut_prompt(tokens: NDArray[np.int32], limit: int, truncation: str) -> NDArray[np.int32]:

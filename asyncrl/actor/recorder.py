@@ -31,13 +31,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.engine.base import Generation, PlacedImage, collapsed
 from asyncrl.actor.history import Message, repeats, same_message
+from asyncrl.actor.images import EpisodeImages, GivenTokens
 from asyncrl.actor.prompt_lengths import cut_prompt
 from asyncrl.actor.steps import Split, split_steps
 from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
 from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import (
+    DIGEST_BYTES,
     NO_MASS,
     NO_ROUTING,
     NO_VERSION,
@@ -94,6 +96,7 @@ class Branch:
         self.session = session
         self.turns: list[Turn] = []
         self.reserved = 0
+        self._images: list[PlacedImage] = []
         self._tokens = np.empty(capacity, np.int32)
         self._logprobs = np.empty(capacity, np.float32)
         self._versions = np.empty(capacity, np.int32)
@@ -112,6 +115,10 @@ class Branch:
         """Tokens, log-probs, versions and masses of the first `length` tokens, as a Trajectory has them: views."""
         return self._tokens[:length], self._logprobs[:length], self._versions[:length], self._grammar_mass[:length]
 
+    def images_within(self, length: int) -> list[PlacedImage]:
+        """The images among the first `length` tokens."""
+        return [image for image in self._images if image.end <= length]
+
     def turns_within(self, length: int) -> list[Turn]:
         """The turns of the first `length` tokens."""
         return [turn for turn in self.turns if turn.end <= length]
@@ -124,9 +131,12 @@ class Branch:
         logprobs: NDArray[np.float32] | float = 0.0,
         versions: NDArray[np.int32] | int = NO_VERSION,
         finish_reason: str = "",
+        images: Sequence[PlacedImage] = (),
     ) -> None:
-        """Add a turn with the tool calls in it. Tokens that were not sampled here have no log-probs and no version."""
+        """Add a turn with the tool calls in it, and with the `images` among its tokens. Tokens that were not sampled
+        here have no log-probs and no version."""
         start = len(self)
+        self._images = [*self.images_within(start), *(_moved(image, start) for image in images)]
         end = start + len(tokens)
         self._tokens[start:end], self._logprobs[start:end], self._versions[start:end] = tokens, logprobs, versions
         self._grammar_mass[start:end] = 1.0
@@ -153,6 +163,16 @@ class Branch:
         turn = self.turns[-1]
         self.turns[-1] = turn._replace(grammar=grammar.kind)
         self._grammar_mass[turn.start : turn.end] = 0.0 if mass is None else mass
+
+
+def _moved(image: PlacedImage, by: int) -> PlacedImage:
+    return image._replace(start=image.start + by, end=image.end + by)
+
+
+def _image_arrays(images: Sequence[PlacedImage]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """The spans and digests of images, as a Trajectory has them."""
+    spans = np.array([(image.start, image.end) for image in images], np.int32).reshape(-1, 2)
+    return spans, np.frombuffer(b"".join(image.name for image in images), np.uint8).reshape(-1, DIGEST_BYTES)
 
 
 def _experts(branches: Sequence[tuple[NDArray[np.uint8] | None, int]]) -> NDArray[np.uint8]:
@@ -187,6 +207,10 @@ class Prefix(NamedTuple):
     def tokens(self) -> NDArray[np.int32]:
         return self.branch.tokens[: self.turn.end]
 
+    @property
+    def images(self) -> list[PlacedImage]:
+        return self.branch.images_within(self.turn.end)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
@@ -206,7 +230,14 @@ class Recorder:
     by shortening its history.
     """
 
-    def __init__(self, ticket: Ticket, limits: EpisodeLimits, chat: Chat, as_rendered: bool = False) -> None:
+    def __init__(
+        self,
+        ticket: Ticket,
+        limits: EpisodeLimits,
+        chat: Chat,
+        as_rendered: bool = False,
+        images: EpisodeImages | None = None,
+    ) -> None:
         self.branches: list[Branch] = []
         self.completions: list[Prefix] = []
         self.truncated = False
@@ -214,6 +245,7 @@ class Recorder:
         self._limits = limits
         self._chat = chat
         self._as_rendered = as_rendered
+        self._images = images or EpisodeImages(None)
         self._sessions = (f"{ticket.id}/{number}" for number in count(1))
 
     @property
@@ -226,7 +258,7 @@ class Recorder:
         Raises RefusedError: the chat template does not take the request. Raises LimitError: there is no room. Raises
         BusyError: completions in flight may leave room when they end.
         """
-        prefix, added = self._continuation(request)
+        prefix, (added, images) = self._continuation(request)
         extends = prefix is not None and len(prefix.branch) == prefix.turn.end and not prefix.branch.reserved
         seen = len(added) + (prefix.turn.end if prefix else 0)
         new = len(added) if extends else seen
@@ -244,8 +276,9 @@ class Recorder:
             self.branches.append(branch)
             if prefix:
                 turns = prefix.branch.turns_within(prefix.turn.end)
-                branch.add(prefix.tokens, Role.PROMPT, [call for turn in turns for call in turn.tool_calls])
-        branch.add(added, Role.TOOL if prefix else Role.PROMPT)
+                calls = [call for turn in turns for call in turn.tool_calls]
+                branch.add(prefix.tokens, Role.PROMPT, calls, images=prefix.images)
+        branch.add(added, Role.TOOL if prefix else Role.PROMPT, images=images)
         branch.reserved = min(room, request.max_tokens or room)
         return Reservation(request, branch, start, self.truncated)
 
@@ -333,8 +366,8 @@ class Recorder:
             within = each.branch.turns_within(each.turn.end)
             turns += [turn._replace(start=start + turn.start, end=start + turn.end) for turn in within]
         completed = turns[-1].finish_reason == "stop" and not self.truncated
-        ticket = self._ticket
         played = Finish.COMPLETED if completed else Finish.TRUNCATED
+        ticket, (image_spans, image_digests) = self._ticket, _image_arrays(self.images())
         return Trajectory(
             id=ticket.id,
             task_id=ticket.task.id,
@@ -350,9 +383,20 @@ class Recorder:
             timings=timings,
             grammar_mass=mass if any(turn.grammar for turn in turns) else NO_MASS,
             routed_experts=_experts([(each.branch.experts(each.turn.end), each.turn.end) for each in ends]),
+            image_spans=image_spans,
+            image_digests=image_digests,
         )
 
-    def _continuation(self, request: CompletionRequest) -> tuple[Prefix | None, NDArray[np.int32]]:
+    def images(self) -> list[PlacedImage]:
+        """The images of the trajectory, in their order."""
+        found: list[PlacedImage] = []
+        start = 0
+        for each in self.last_completions():
+            found += [_moved(image, start) for image in each.images]
+            start += each.turn.end
+        return found
+
+    def _continuation(self, request: CompletionRequest) -> tuple[Prefix | None, GivenTokens]:
         """The prefix that the request continues, if any, and the tokens that it adds."""
         for prefix in reversed(self.completions):
             following = request.messages[len(prefix.messages) :]
@@ -360,22 +404,22 @@ class Recorder:
             if is_context and request.tools == prefix.tools and prefix.repeated_by(request.messages):
                 added = self._chat.suffix(following, request.tools, int(prefix.tokens[-1]))
                 if self._keeps(prefix, added, request):
-                    return prefix, added
+                    return prefix, self._images.placed(added, following)
                 break
-        tokens = self._chat.prompt(request.messages, request.tools)
-        return None, tokens if self.completions else self._within_limit(tokens)
+        given = self._images.placed(self._chat.prompt(request.messages, request.tools), request.messages)
+        return None, given if self.completions else self._within_limit(given)
 
-    def _within_limit(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The first prompt, or what is kept of it. Raises LimitError."""
-        limit, truncation = self._limits.max_prompt_length, self._limits.truncation
+    def _within_limit(self, given: GivenTokens) -> GivenTokens:
+        """The first prompt, or what is kept of it; one with images is not cut. Raises LimitError."""
+        limit, truncation, tokens = self._limits.max_prompt_length, self._limits.truncation, given.tokens
         if limit is None or len(tokens) <= limit:
-            return tokens
-        if truncation == "error":
+            return given
+        if truncation == "error" or given.images:
             reason = (
                 f"the prompt has {len(tokens)} tokens; its maximum context length is data.max_prompt_length={limit}"
             )
             raise LimitError("context_length_exceeded", reason)
-        return cut_prompt(tokens, limit, truncation)
+        return GivenTokens(cut_prompt(tokens, limit, truncation))
 
     def _keeps(self, prefix: Prefix, added: NDArray[np.int32], request: CompletionRequest) -> bool:
         """Whether the request may continue the tokens of `prefix` with `added`."""
@@ -383,7 +427,8 @@ class Recorder:
         if ended and not self._as_rendered:
             return True
         try:
-            return self._chat.renders(np.concatenate([prefix.tokens, added]), request.messages, request.tools)
+            known = collapsed(prefix.tokens, prefix.images)
+            return self._chat.renders(np.concatenate([known, added]), request.messages, request.tools)
         except RefusedError:
             return ended
 

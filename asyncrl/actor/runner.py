@@ -11,6 +11,7 @@ from asyncrl.actor.environments.classes import environment_classes
 from asyncrl.actor.environments.environments import Environments
 from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer, Watch, unwatched
 from asyncrl.actor.group_demonstrations import DemonstrationRecorder
+from asyncrl.actor.images import ImageDesk
 from asyncrl.actor.interactions.registry import load_interactions
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions
 from asyncrl.actor.offered import Offer
@@ -81,5 +82,8 @@ async def open_runner(
         await player.start()
         stack.push_async_callback(player.close)
     return EpisodeRunner(
-        engine, chat, player, of_episodes, as_rendered, step_split, spans=spans or NoSpans(), demonstrate=demonstrate
+        *(engine, chat, player, of_episodes, as_rendered, step_split),
+        spans=spans or NoSpans(),
+        demonstrate=demonstrate,
+        images=ImageDesk.of(config),
     )

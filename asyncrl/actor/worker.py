@@ -18,6 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from asyncrl.actor.contained import contained
+from asyncrl.actor.images import OutgoingImages
 from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.errors import AsyncrlError, RefusedError, StoppedError, WireError
 from asyncrl.network.throttle import ErrorLogger
@@ -44,7 +45,8 @@ class RolloutWorker:
     seconds.
 
     `source` gives tickets and `sink` takes their trajectories: two clients, since each is called from its own thread.
-    `spans` get each episode from the arrival of its ticket until its delivery was acknowledged.
+    `spans` get each episode from the arrival of its ticket until its delivery was acknowledged. `outgoing` has the
+    images that its trajectory shows.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class RolloutWorker:
         limit_s: float = math.inf,
         renew_s: float = math.inf,
         spans: Spans | None = None,
+        outgoing: OutgoingImages | None = None,
     ) -> None:
         self.active = 0
+        self._outgoing = outgoing or OutgoingImages()
         self._run_episode = run_episode
         self._limit_s = limit_s
         self._source = source
@@ -157,9 +161,10 @@ class RolloutWorker:
     async def _deliver(self) -> None:
         while True:
             ticket_id, outcome, ended = await self._finished.get()
+            images = self._outgoing.take(ticket_id)
             try:
                 if isinstance(outcome, Trajectory):
-                    await self._in_thread(self._sink.put, outcome)
+                    await self._in_thread(self._sink.put, outcome, *([images] if images else []))
                     self._metrics.delivered(outcome)
                 else:
                     await self._in_thread(self._sink.fail, ticket_id, outcome)

@@ -13,7 +13,7 @@ DIGITS = 5
 
 def plain(value: Any) -> Any:
     """The value as dicts, lists, texts and numbers. Numbers keep five digits; those that are not finite become texts,
-    since JSON has none of them."""
+    since JSON has none of them. Bytes, such as an image's, become their number."""
     match value:
         case None | bool() | str() | int():
             return value
@@ -23,6 +23,8 @@ def plain(value: Any) -> Any:
             return int(value)
         case np.bool_():
             return bool(value)
+        case bytes():
+            return f"{len(value)} bytes"
         case np.ndarray():
             return plain(value.tolist())
         case Mapping():

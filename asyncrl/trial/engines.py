@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.engine.base import Engine, EngineStats, Generation, IdleClock
+from asyncrl.actor.engine.base import Engine, EngineStats, Generation, IdleClock, PlacedImage
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.fleet.server import InferenceServer, Segment
 from asyncrl.actor.engine.opening import SERVERS
@@ -71,7 +71,12 @@ class ScriptedEngine(_WithoutUpdates):
         self._given = 0
 
     async def generate(
-        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
+        self,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        session: str,
+        images: Sequence[PlacedImage] = (),
     ) -> Generation:
         if self._given == len(self._answers):
             raise EngineError(f"the script has {self._given} answers, and the episode wants another turn")
@@ -101,14 +106,19 @@ class ServerEngine(_WithoutUpdates):
         self._server = server
 
     async def generate(
-        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
+        self,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        session: str,
+        images: Sequence[PlacedImage] = (),
     ) -> Generation:
         parts: list[Segment] = []
         sampled = np.zeros(0, np.int32)
         while True:
             left = Sampling(sampling.temperature, sampling.max_new_tokens - len(sampled), sampling.grammar)
             so_far = np.concatenate([tokens, sampled])
-            parts.append(await self._server.generate(uuid.uuid4().hex, so_far, left, stop, None))
+            parts.append(await self._server.generate(uuid.uuid4().hex, so_far, left, stop, None, images=images))
             sampled = np.concatenate([part.tokens for part in parts])
             if parts[-1].finish != "cut" or not len(parts[-1].tokens):
                 break

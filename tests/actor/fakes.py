@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.engine.base import EngineStats, Generation
+from asyncrl.actor.engine.base import EngineStats, Generation, PlacedImage
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions
 from asyncrl.actor.recorder import EpisodeLimits
@@ -101,14 +101,21 @@ class ScriptedEngine:
         self.released: list[str] = []
         self.requests: list[tuple[NDArray[np.int32], Sampling, Sequence[int], str]] = []
         self.answered: list[tuple[NDArray[np.int32], Generation]] = []
+        self.images: list[list[PlacedImage]] = []
         self._tokenizer = tokenizer
         self._script = script
         self._end = end
         self._newer = asyncio.Condition()
 
     async def generate(
-        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
+        self,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        session: str,
+        images: Sequence[PlacedImage] = (),
     ) -> Generation:
+        self.images.append(list(images))
         turn, prompt = self._script[len(self.requests)], tokens.copy()
         self.requests.append((prompt, sampling, stop, session))
         await asyncio.sleep(0)

@@ -18,7 +18,7 @@ from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError
 from asyncrl.types import Task
-from asyncrl.wire import Message, decode, encode, task_body
+from asyncrl.wire import Message, decode, encode, read_task, task_body
 
 SCHEMA = {"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}
 
@@ -279,3 +279,13 @@ def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, 
     for task, read in zip(tasks, TaskFile(path), strict=True):
         assert (read.id, read.messages, read.ground_truth) == (task.id, task.messages, task.ground_truth)
         assert (read.tools_kwargs, list(read.tools)) == (task.tools_kwargs, list(task.tools))
+
+
+def test_messages_may_have_images_beside_text(tmp_path: Path) -> None:
+    blocks = [{"type": "image", "image": b"\x89PNG"}, {"type": "text", "text": "What is this?"}]
+    struct = [{"type": "image", "image": {"bytes": b"\x89PNG", "path": "a.png"}}]
+    for content in (blocks, struct):
+        (task,) = TaskFile(written(tmp_path, row(prompt=[{"role": "user", "content": content}])))
+        assert task.messages == [{"role": "user", "content": content}]
+        sent = decode(encode(Message("task", 0, {"task": task_body(task)})))
+        assert read_task(sent.body["task"]).messages == task.messages

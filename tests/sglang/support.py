@@ -10,6 +10,7 @@ from typing import Any
 
 from asyncrl.actor.engine.fleet.discovery import Discovery
 from asyncrl.actor.engine.fleet.fleet import Fleet
+from asyncrl.actor.engine.sglang.launch import OWN_VARIABLES
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.sglang.ways import WaySettings
 from tests.actor.engine.real import ServerProcess, fleet_over, policy
@@ -20,6 +21,7 @@ ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
+    **OWN_VARIABLES,
 }
 
 

@@ -163,7 +163,8 @@ def forks() -> Iterator[Forks]:
 
 
 def test_all_families_are_tried() -> None:
-    assert {name.split()[0] for name in FAMILIES} == PROVEN | UNPROVEN.keys()
+    # test_images.py pushes the other one.
+    assert {*(name.split()[0] for name in FAMILIES), "qwen2_5_vl"} == PROVEN | UNPROVEN.keys()
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in FAMILIES])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,25 @@ from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import CanaryCheck
 from asyncrl.weights.folders import Weights
+
+
+class PlacedImage(NamedTuple):
+    """An image that stands in the tokens [start, end): its digest, and the bytes of its file."""
+
+    start: int
+    end: int
+    name: bytes
+    data: bytes
+
+
+def collapsed(tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> NDArray[np.int32]:
+    """The `tokens` with one placeholder for each image, as the template writes them."""
+    if not images:
+        return tokens
+    kept = np.ones(len(tokens), np.bool_)
+    for image in images:
+        kept[image.start + 1 : image.end] = False
+    return tokens[kept]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,11 +106,17 @@ class Engine(Protocol):
         """Whether it can sample under a grammar."""
 
     async def generate(
-        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
+        self,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        session: str,
+        images: Sequence[PlacedImage] = (),
     ) -> Generation:
-        """Continue `tokens`. Calls of one `session` share a growing prefix, which an engine may keep cached.
+        """Continue `tokens`, among which `images` stand. Calls of one `session` share a growing prefix, which an engine
+        may keep cached.
 
-        Raises EngineError: the tokens do not fit, or an id lies outside the vocabulary.
+        Raises EngineError: the tokens do not fit, an id lies outside the vocabulary, or the engine takes no images.
         """
 
     def release(self, session: str) -> None:

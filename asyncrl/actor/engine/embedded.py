@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock, check_ids
+from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
 from asyncrl.actor.engine.cache import Layout, SlotCache, use_slot_attention
 from asyncrl.actor.engine.own_weights import OwnWeights
 from asyncrl.actor.engine.router_watch import RouterWatch
@@ -134,12 +134,19 @@ class EmbeddedEngine:
         return False
 
     async def generate(
-        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
+        self,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        session: str,
+        images: Sequence[PlacedImage] = (),
     ) -> Generation:
         """As in the protocol. The turn ends with `length` also where the slot is full. Cancelling the call releases the
-        session. Raises EngineError also where the session is generating already, a forward pass failed, or there is a
-        grammar."""
+        session. Raises EngineError also where the session is generating already, a forward pass failed, or there are a
+        grammar or images."""
         self._check(tokens)
+        if images:
+            raise EngineError("the embedded engine takes no images: set engine.kind=sglang")
         if sampling.grammar is not None:
             raise EngineError("the embedded engine samples without grammars: set engine.kind to sglang or vllm")
         limit = min(sampling.max_new_tokens, self._max_length - len(tokens))

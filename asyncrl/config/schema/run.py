@@ -91,6 +91,8 @@ class ModelConfig:
 class ImagesConfig:
     """The images of a policy that reads them. Each is one file: PNG, JPEG or WebP."""
 
+    folders: list[str] = option([], "folders of each actor's host whose files messages may name as images; empty: none")
+    urls: bool = option(False, "fetch images that messages name by URL, from public addresses alone")
     max_mb: float = option(10.0, "largest file of an image, in MB", "(0, 32]")
     max_pixels: int = option(1 << 24, "most pixels of an image: larger ones are refused unread", "[1, inf)")
 

@@ -120,15 +120,17 @@ async def fleet_over(
     model: Any,
     mode: str = "retract",
     segment_tokens: int = 0,
+    expected: Mapping[str, tuple[int, ...]] | None = None,
     **options: Any,
 ) -> AsyncIterator[Fleet]:
-    """A fleet over `servers`, kept until the end, for policies of the shapes of `model`."""
+    """A fleet over `servers`, kept until the end, for policies of the shapes of `model`, or of those `expected`."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in parameters(model).items()} if expected is None else expected
     space = tempfile.TemporaryDirectory()
     fleet = Fleet(
         servers if callable(servers) else listed(servers),
         open_server,
-        expected={name: tuple(tensor.shape) for name, tensor in parameters(model).items()},
-        vocabulary=model.config.vocab_size,
+        expected=shapes,
+        vocabulary=model.config.get_text_config().vocab_size,
         settings=FleetSettings(check_s=0.5, wait_s=600, mode=mode, segment_tokens=segment_tokens),
         folders=Folders(Path(space.name), model.config.save_pretrained, OWN_RUN),
         **options,

@@ -23,11 +23,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actor.engine.base import PlacedImage
 from asyncrl.actor.engine.fleet.colocation import ServerMemory, ServerTurns
 from asyncrl.actor.engine.fleet.condition import Condition
 from asyncrl.actor.engine.fleet.in_flight import RequestsInFlight
@@ -109,7 +110,12 @@ class Endpoint:
         self._condition.notify_all()
 
     async def generate(
-        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], routed_from: int | None = None
+        self,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        routed_from: int | None = None,
+        images: Sequence[PlacedImage] = (),
     ) -> Segment:
         """As the server does. Cancelling the call aborts the request.
 
@@ -118,7 +124,8 @@ class Endpoint:
         """
         rid, label = uuid.uuid4().hex, self._label
         salt = label if self._settings.salted else None
-        asked = {} if routed_from is None else {"routed_from": routed_from}
+        asked: dict[str, Any] = {} if routed_from is None else {"routed_from": routed_from}
+        asked |= {"images": images} if images else {}
         try:
             async with self._requests.one(rid):
                 segment = await self.server.generate(rid, tokens, sampling, stop, salt, **asked)

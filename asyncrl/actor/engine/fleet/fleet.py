@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock, check_ids
+from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
 from asyncrl.actor.engine.fleet.colocation import ServerTurns
 from asyncrl.actor.engine.fleet.condition import Condition
 from asyncrl.actor.engine.fleet.discovery import Discovery
@@ -117,7 +117,12 @@ class Fleet:
             await asyncio.sleep(self._settings.check_s)
 
     async def generate(
-        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
+        self,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        session: str,
+        images: Sequence[PlacedImage] = (),
     ) -> Generation:
         """As in the protocol. Raises EngineError also where servers fail again and again, or there is none."""
         check_ids(tokens, self._vocabulary)
@@ -129,7 +134,7 @@ class Fleet:
         self._idle.busy()
         try:
             async with scope:
-                await self._complete(turn, stop, session)
+                await self._complete(turn, stop, session, images)
             generation = turn.generation()
         except TimeoutError:
             generation = turn.generation("abort")
@@ -253,7 +258,9 @@ class Fleet:
             if not (await asyncio.wait([removal], timeout=left_s))[0]:
                 logger.warning("the folders of weights are not removed yet; they go before the process ends")
 
-    async def _complete(self, turn: PartialTurn, stop: Sequence[int], session: str) -> None:
+    async def _complete(
+        self, turn: PartialTurn, stop: Sequence[int], session: str, images: Sequence[PlacedImage]
+    ) -> None:
         failures = 0
         while True:
             endpoint = await self._ready(session)
@@ -261,7 +268,7 @@ class Fleet:
             try:
                 about = {"episode": session.partition("/")[0], "server": endpoint.server.url}
                 with self._spans.span("segment", **about) as values:
-                    segment = await endpoint.generate(turn.tokens, turn.sampling, stop, turn.routed_from)
+                    segment = await endpoint.generate(turn.tokens, turn.sampling, stop, turn.routed_from, images)
                     values |= {"tokens": len(segment.tokens), "finish": segment.finish}
             except ServerFaultError as fault:
                 self._counts["lost_segments"] += 1

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actor.engine.base import PlacedImage
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError
 from asyncrl.modelling.routing import RoutedTokens
@@ -124,10 +125,11 @@ class InferenceServer(Protocol):
         stop: Sequence[int],
         salt: str | None,
         routed_from: int | None = None,
+        images: Sequence[PlacedImage] = (),
     ) -> Segment:
         """Continue `tokens` under the name `rid`; `salt` keeps the prefix cache of one version from another's. With
         `routed_from` the answer should have the experts of all tokens from there on, but the last one, which computed
-        nothing yet.
+        nothing yet. Only servers that take images are given `images`, which stand among the tokens.
 
         Raises EngineError: the request itself is refused, so that no server would take it.
         """

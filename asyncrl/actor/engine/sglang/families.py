@@ -22,6 +22,7 @@ PROVEN: frozenset[str] = frozenset(
         *("qwen3_moe", "mixtral", "glm4_moe", "olmoe"),
         *("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3"),
         *("glm4", "olmo2", "smollm3", "ernie4_5", "seed_oss"),
+        "qwen2_5_vl",
     }
 )
 """By `model_type` of their configuration; with SGLang 0.5.23."""

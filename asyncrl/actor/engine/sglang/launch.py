@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OWN_VARIABLES: Mapping[str, str] = {"SGLANG_VLM_CACHE_SIZE_MB": "0"}
+"""Of the environment of a server. SGLang 0.5.23 keeps the features of images by their pixels, also when the weights of
+the vision tower change, unless this memory has no room."""
 OVERRIDES_FLAG = "--json-model-override-args"
 POLL_S = 0.25
 STOP_S = 1.0
@@ -150,7 +153,10 @@ class LaunchedServer:
             *(self.url, self._log, os.environ.get("CUDA_VISIBLE_DEVICES", "")),
             shlex.join(self._command),
         )
-        self.process, self.freed = start_guarded(self._command, self._log, self._environment, files), False
+        self.process, self.freed = (
+            start_guarded(self._command, self._log, {**self._environment, **OWN_VARIABLES}, files),
+            False,
+        )
         self.starts += 1
         answered = self.answering = await self._answers(self.process)
         self._was_killed = self.process.poll() == -signal.SIGKILL

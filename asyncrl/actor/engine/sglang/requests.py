@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actor.engine.base import PlacedImage, collapsed
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span, TokenId, as_segment
 from asyncrl.modelling.routing import RoutedTokens, RoutingError, RoutingShape
 from asyncrl.types import Sampling
@@ -33,11 +34,13 @@ def generate_body(
     stop: Sequence[int],
     salt: str | None,
     routed_from: int | None = None,
+    images: Sequence[PlacedImage] = (),
 ) -> dict[str, Any]:
-    """The body of `/generate`. With `routed_from` it asks for the experts of all tokens from there on."""
+    """The body of `/generate`. With `routed_from` it asks for the experts of all tokens from there on. SGLang wants one
+    placeholder for each of the `images`, and repeats it by its own count of features."""
     body: dict[str, Any] = {
         "rid": rid,
-        "input_ids": tokens.tolist(),
+        "input_ids": collapsed(tokens, images).tolist(),
         "return_logprob": True,
         "sampling_params": {
             "temperature": sampling.temperature,
@@ -49,6 +52,8 @@ def generate_body(
     }
     if routed_from is not None:
         body |= {"return_routed_experts": True, "routed_experts_start_len": routed_from}
+    if images:
+        body["image_data"] = [base64.b64encode(each.data).decode() for each in images]
     return body if salt is None else {**body, "extra_key": salt}
 
 

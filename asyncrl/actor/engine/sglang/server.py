@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actor.engine.base import PlacedImage
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.actor.engine.fleet.overrides import check_overrides
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
@@ -166,11 +167,12 @@ class SglangServer:
         stop: Sequence[int],
         salt: str | None,
         routed_from: int | None = None,
+        images: Sequence[PlacedImage] = (),
     ) -> Segment:
         routing = None
         if routed_from is not None and self._routing is not None:
             routing = RoutingRequest(self._routing, routed_from, len(tokens))
-        body = msgspec.json.encode(generate_body(rid, tokens, sampling, stop, salt, routing and routing.start))
+        body = msgspec.json.encode(generate_body(rid, tokens, sampling, stop, salt, routing and routing.start, images))
         answer = await self._http.call("POST", "/generate", body)
         return read_segment(answer, sampling, stop, routing)
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actor.engine.base import PlacedImage
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.actor.engine.fleet.overrides import check_overrides
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
@@ -26,6 +27,7 @@ from asyncrl.actor.engine.vllm.requests import (
     read_logprobs,
     read_segment,
 )
+from asyncrl.errors import EngineError
 from asyncrl.modelling.opening import open_config, server_overrides
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import QUANTIZED, UNKNOWN
@@ -129,8 +131,11 @@ class VllmServer:
         stop: Sequence[int],
         salt: str | None,
         routed_from: int | None = None,
+        images: Sequence[PlacedImage] = (),
     ) -> Segment:
-        """As in the protocol; it tells no experts."""
+        """As in the protocol; it tells no experts, and takes no images."""
+        if images:
+            raise EngineError("vLLM servers are given no images: set engine.kind=sglang")
         if self.spans:
             body = generate_body(rid, tokens, sampling, stop, salt)
             answer = await self._http.call("POST", "/inference/v1/generate", msgspec.json.encode(body))

@@ -1,0 +1,178 @@
+"""Where the images of messages come from: bytes in the message, files of permitted folders, and public addresses.
+
+A message's `content` is text, or a list of blocks, some of which are images. An image block is `{"type": "image",
+"image": SOURCE}`, or the `{"type": "image_url", "image_url": {"url": SOURCE}}` of the chat-completions API. A source is
+the bytes of a file, a struct with `bytes` or `path` as Hugging Face datasets write it, a `data:` URL, a path, or an
+http or https URL.
+
+Tasks may come from anybody. So a path must lie, once links are followed, in one of `data.images.folders`. A URL is
+fetched only with `data.images.urls`, from addresses of the public internet: the connection goes to an address that was
+checked, whatever the name server says next, and a redirection is not followed. Nothing larger than
+`data.images.max_mb` is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import ipaddress
+import os
+import stat
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from socket import AddressFamily
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from asyncrl.config.schema import ImagesConfig
+from asyncrl.errors import RefusedError
+
+IMAGE_TYPES = ("image", "image_url")
+FETCH_S = 20.0
+
+Fetch = Callable[[str, int], Awaitable[bytes]]
+"""The bytes behind a URL, at most so many. Raises RefusedError."""
+
+
+def image_blocks(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The image blocks of messages, in their order."""
+    contents = (message.get("content") for message in messages)
+    blocks = (block for content in contents if isinstance(content, (list, tuple)) for block in content)
+    return [block for block in blocks if isinstance(block, Mapping) and block.get("type") in IMAGE_TYPES]
+
+
+async def read_source(block: Mapping[str, Any], config: ImagesConfig, fetch: Fetch | None = None) -> bytes:
+    """The bytes of the file that an image block names. `fetch` gets what is behind URLs, `fetch_public` by default.
+
+    Raises RefusedError: the block names none, or one that may not be read, or that is too large.
+    """
+    limit = int(config.max_mb * 2**20)
+    source = _source(block)
+    if isinstance(source, str):
+        scheme = urlsplit(source).scheme if ":" in source else ""
+        if scheme == "data":
+            source = _decoded(source)
+        elif scheme in ("http", "https"):
+            if not config.urls:
+                raise RefusedError(f"a message names the image {source!r:.100}: data.images.urls=true would fetch it")
+            source = await (fetch or fetch_public)(source, limit)
+        else:
+            path = source.removeprefix("file://")
+            source = await asyncio.to_thread(read_permitted, path, config.folders, limit)
+    if len(source) > limit:
+        raise RefusedError(f"an image has {len(source)} bytes; data.images.max_mb={config.max_mb:g} allows fewer")
+    return source
+
+
+def _source(block: Mapping[str, Any]) -> bytes | str:
+    found = block.get("image", block.get("image_url"))
+    if isinstance(found, Mapping):
+        found = next((found[name] for name in ("bytes", "url", "path") if found.get(name)), None)
+    if not isinstance(found, (str, bytes)):
+        raise RefusedError(f"an image of a message is neither bytes, nor a path, nor a URL: {sorted(block)}")
+    return found
+
+
+def _decoded(url: str) -> bytes:
+    head, _, body = url.partition(",")
+    if not head.endswith(";base64"):
+        raise RefusedError(f"an image in a message is a data: URL without base64: {head!r:.60}")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RefusedError(f"an image in a message is a damaged data: URL: {error}") from error
+
+
+def read_permitted(path: str, folders: Sequence[str], limit: int) -> bytes:
+    """The bytes of a file within one of `folders`. A relative path is one in the first of them that has it.
+
+    Raises RefusedError: it lies elsewhere, is no regular file, has more than `limit` bytes, or cannot be read.
+    """
+    for folder in folders:
+        try:
+            root = Path(folder).resolve(strict=True)
+            file = (root / path).resolve(strict=True)
+        except (OSError, RuntimeError, ValueError):
+            continue
+        if file.is_relative_to(root):
+            return _read(file, path, limit)
+    raise RefusedError(f"a message names the image {path!r:.200}, which no folder of data.images.folders has")
+
+
+def _read(file: Path, path: str, limit: int) -> bytes:
+    try:
+        # A pipe would block here, and a link that was put there meanwhile may lead elsewhere.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as opened:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode) or about.st_size > limit:
+                raise RefusedError(f"the image {path!r:.200} is no regular file of at most {limit} bytes")
+            return opened.read(limit + 1)
+    except OSError as error:
+        raise RefusedError(f"the image {path!r:.200} cannot be read: {error}") from error
+
+
+class PublicResolver(AbstractResolver):
+    """Resolves names by `resolver`, and refuses those that lead to an address that is not public."""
+
+    def __init__(self, resolver: AbstractResolver) -> None:
+        self._resolver = resolver
+
+    async def resolve(
+        self, host: str, port: int = 0, family: AddressFamily = AddressFamily.AF_INET
+    ) -> list[ResolveResult]:
+        """As the resolver does. Raises RefusedError."""
+        found = await self._resolver.resolve(host, port, family)
+        for each in found:
+            check_public(each["host"])
+        return found
+
+    async def close(self) -> None:
+        await self._resolver.close()
+
+
+def check_public(address: str) -> None:
+    """Raises RefusedError: an address is not one of the public internet."""
+    number = ipaddress.ip_address(address.partition("%")[0])
+    inner = getattr(number, "ipv4_mapped", None) or getattr(number, "sixtofour", None)
+    for each in (number, inner):
+        if each is not None and (not each.is_global or each.is_multicast):
+            raise RefusedError(f"images are not fetched from {address}, which is no public address")
+
+
+async def fetch_public(url: str, limit: int, resolver: AbstractResolver | None = None) -> bytes:
+    """What is behind a URL on the public internet, found by `resolver`, the host's by default.
+
+    Raises RefusedError: its address is not public, it redirects, it has more than `limit` bytes, or it cannot be
+    fetched.
+    """
+    try:
+        host = urlsplit(url).hostname
+        if not host:
+            raise RefusedError(f"the image {url!r:.100} has no host")
+        # aiohttp has names resolved, and not addresses.
+        with suppress(ValueError):
+            check_public(host)
+        names = PublicResolver(resolver or aiohttp.DefaultResolver())
+        connector = aiohttp.TCPConnector(resolver=names, use_dns_cache=False)
+        timeout = aiohttp.ClientTimeout(total=FETCH_S)
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+            session.get(url, allow_redirects=False) as response,
+        ):
+            if response.status != 200:
+                raise RefusedError(f"the image {url!r:.100} cannot be fetched: status {response.status}")
+            parts, size = [], 0
+            async for part in response.content.iter_chunked(1 << 16):
+                parts.append(part)
+                size += len(part)
+                if size > limit:
+                    raise RefusedError(f"the image {url!r:.100} has more than {limit} bytes")
+            return b"".join(parts)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise RefusedError(f"the image {url!r:.100} cannot be fetched: {error!r}") from error

@@ -1,0 +1,164 @@
+"""The images of an episode: read once, shown to the template as marks, and placed among its tokens.
+
+Templates write one placeholder for an image block. The model wants as many as the image has features. So blocks become
+`{"type": "image", "digest": ...}` before the template sees the messages, and afterwards each placeholder is repeated.
+Contents of messages never become placeholders (`contents`), so the template's are all there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.actor.engine.base import PlacedImage
+from asyncrl.actor.image_sources import IMAGE_TYPES, Fetch, image_blocks, read_source
+from asyncrl.config.schema import ImagesConfig, TrainConfig
+from asyncrl.errors import RefusedError
+from asyncrl.modelling.images import BadImageError, ImageReader, digest_of
+from asyncrl.modelling.opening import open_config
+from asyncrl.modelling.vision import VisionShape, vision_shape
+
+log = logging.getLogger(__name__)
+
+Messages = Sequence[Mapping[str, Any]]
+CACHED = 256
+"""Images of which the tokens are known: the members of a group show the same ones."""
+READS_NONE = "a message shows an image: this needs a model that reads images, and engine.kind=sglang"
+
+
+class ShownImage(NamedTuple):
+    """The bytes of an image's file, and how many tokens it takes."""
+
+    data: bytes
+    tokens: int
+
+
+class GivenTokens(NamedTuple):
+    """Tokens int32[T] that the policy is given, and the images among them."""
+
+    tokens: NDArray[np.int32]
+    images: Sequence[PlacedImage] = ()
+
+
+@dataclass(eq=False)
+class ImageDesk:
+    """Reads the images of messages for a model whose images are of `shape`. `fetch` is as for `read_source`."""
+
+    reader: ImageReader
+    shape: VisionShape
+    config: ImagesConfig
+    fetch: Fetch | None = None
+
+    def __post_init__(self) -> None:
+        self._tokens: OrderedDict[bytes, int] = OrderedDict()
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> ImageDesk | None:
+        """As configured; None: the policy reads no images, or its engine takes none. Raises ConfigError."""
+        shape = vision_shape(open_config(config.model)) if config.engine.kind == "sglang" else None
+        if shape is None:
+            return None
+        if not config.engine.launches and "vision" not in config.model.freeze:
+            log.warning(
+                "start SGLang servers with SGLANG_VLM_CACHE_SIZE_MB=0 in their environment: otherwise they keep the "
+                "features of images, also those of older weights of the vision tower (docs/models.md)"
+            )
+        return cls(ImageReader.of(config.model, config.data.images), shape, config.data.images)
+
+    async def read(self, block: Mapping[str, Any]) -> tuple[bytes, ShownImage]:
+        """The digest of the image of a block, and the image. Raises RefusedError: it may not be read, or is none."""
+        data = await read_source(block, self.config, self.fetch)
+        name = digest_of(data)
+        if name not in self._tokens:
+            try:
+                patches = await asyncio.to_thread(self.reader.read, data)
+            except BadImageError as error:
+                raise RefusedError(str(error)) from error
+            self._tokens[name] = self.shape.features(patches.grid)
+            if len(self._tokens) > CACHED:
+                self._tokens.popitem(last=False)
+        return name, ShownImage(data, self._tokens[name])
+
+
+class EpisodeImages:
+    """The images that the messages of one episode show; `desk` reads them, None: none can be shown."""
+
+    def __init__(self, desk: ImageDesk | None) -> None:
+        self._desk = desk
+        self._shown: dict[str, ShownImage] = {}
+
+    async def show(self, messages: Messages) -> tuple[Mapping[str, Any], ...]:
+        """The messages as templates take them. Raises RefusedError: see `ImageDesk.read`; or none can be shown."""
+        if not image_blocks(messages):
+            return tuple(messages)
+        if self._desk is None:
+            raise RefusedError(READS_NONE)
+        found = []
+        for message in messages:
+            content = message.get("content")
+            if isinstance(content, (list, tuple)):
+                message = {**message, "content": [await self._marked(block) for block in content]}
+            found.append(message)
+        return tuple(found)
+
+    async def _marked(self, block: Any) -> Any:
+        if not isinstance(block, Mapping) or block.get("type") not in IMAGE_TYPES:
+            return block
+        assert self._desk is not None
+        name, image = await self._desk.read(block)
+        self._shown[name.hex()] = image
+        return {"type": "image", "digest": name.hex()}
+
+    def placed(self, tokens: NDArray[np.int32], messages: Messages) -> GivenTokens:
+        """The `tokens` that the template made of shown `messages`, with as many placeholders as their images take.
+
+        Raises RefusedError: the template shows more or fewer images than there are.
+        """
+        names = [block["digest"] for block in image_blocks(messages)]
+        if self._desk is None or not names:
+            return GivenTokens(tokens)
+        at = np.flatnonzero(tokens == self._desk.shape.image_token)
+        if len(at) != len(names):
+            raise RefusedError(f"the model's chat template shows {len(at)} of {len(names)} images")
+        counts = np.ones(len(tokens), np.int64)
+        counts[at] = [self._shown[name].tokens for name in names]
+        ends = counts.cumsum()[at]
+        placed = zip((ends - counts[at]).tolist(), ends.tolist(), names, strict=True)
+        images = [PlacedImage(start, end, bytes.fromhex(name), self._shown[name].data) for start, end, name in placed]
+        return GivenTokens(tokens.repeat(counts), images)
+
+
+def without_images(messages: Messages) -> Messages:
+    """The messages as templates take them, whose images are not read."""
+    if not image_blocks(messages):
+        return messages
+    return [{**message, "content": _bare(message.get("content"))} for message in messages]
+
+
+def _bare(content: Any) -> Any:
+    if not isinstance(content, (list, tuple)):
+        return content
+    return [{"type": "image"} if block.get("type") in IMAGE_TYPES else block for block in content]
+
+
+class OutgoingImages:
+    """The images of episodes that are over and not delivered yet."""
+
+    def __init__(self) -> None:
+        self._by_episode: dict[str, dict[bytes, bytes]] = {}
+
+    def keep(self, episode: str, images: Sequence[PlacedImage]) -> None:
+        """An episode is over, whose trajectory shows `images`."""
+        if images:
+            self._by_episode[episode] = {each.name: each.data for each in images}
+
+    def take(self, episode: str) -> dict[bytes, bytes]:
+        """The images of an episode by their digests, which are forgotten."""
+        return self._by_episode.pop(episode, {})

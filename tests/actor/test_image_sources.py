@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.abc import AbstractResolver
+
+from asyncrl.actor import image_sources
+from asyncrl.actor.image_sources import check_public, fetch_public, image_blocks, read_source
+from asyncrl.config.schema import ImagesConfig
+from asyncrl.errors import RefusedError
+
+PICTURE = b"the bytes of a picture"
+
+
+def read(source: Any, fetch: Any = None, **config: Any) -> bytes:
+    return asyncio.run(read_source({"type": "image", "image": source}, ImagesConfig(**config), fetch))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "one.png").write_bytes(PICTURE)
+    (tmp_path / "secret").write_bytes(b"secret")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "fine").symlink_to(folder / "inner" / "one.png")
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        PICTURE,
+        {"bytes": PICTURE, "path": "anything.png"},
+        "data:image/png;base64," + base64.b64encode(PICTURE).decode(),
+    ],
+)
+def test_bytes_in_the_message_need_no_permission(source: Any):
+    assert read(source) == PICTURE
+
+
+def test_the_blocks_of_the_chat_completions_api_are_read_too():
+    url = "data:image/png;base64," + base64.b64encode(PICTURE).decode()
+    block = {"type": "image_url", "image_url": {"url": url}}
+    assert asyncio.run(read_source(block, ImagesConfig())) == PICTURE
+    text = {"type": "text", "text": "What is this?"}
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": [text, block]}]
+    assert image_blocks(messages) == [block]
+
+
+def test_a_path_is_read_within_the_permitted_folders_only(folder: Path):
+    folders = [str(folder.parent / "missing"), str(folder)]
+    for path in (
+        "inner/one.png",
+        str(folder / "inner" / "one.png"),
+        "fine",
+        f"file://{folder}/fine",
+        "./inner/../fine",
+    ):
+        assert read(path, folders=folders) == PICTURE
+        assert read({"path": path}, folders=folders) == PICTURE
+        with pytest.raises(RefusedError, match=r"data\.images\.folders"):
+            read(path)
+    for path in ("../secret", str(folder.parent / "secret"), "link", "missing.png", "a\0b", "/etc/passwd", ""):
+        with pytest.raises(RefusedError, match=r"data\.images\.folders|neither bytes|no regular file|cannot be read"):
+            read(path, folders=folders)
+    for path in ("pipe", "inner", "."):
+        with pytest.raises(RefusedError, match=r"no regular file|cannot be read"):
+            read(path, folders=folders)
+
+
+def test_nothing_larger_than_the_limit_is_read(folder: Path):
+    (folder / "large").write_bytes(bytes(3 << 20))
+    with pytest.raises(RefusedError, match="no regular file of at most 2097152 bytes"):
+        read("large", folders=[str(folder)], max_mb=2)
+    with pytest.raises(RefusedError, match=r"data\.images\.max_mb=2"):
+        read(bytes(3 << 20), max_mb=2)
+
+
+@pytest.mark.parametrize("source", [None, 5, {}, {"bytes": None, "path": None}, ["x"]])
+def test_a_block_that_names_no_image_is_refused(source: Any):
+    with pytest.raises(RefusedError, match="neither bytes, nor a path, nor a URL"):
+        read(source)
+
+
+@pytest.mark.parametrize("url", ["data:image/png,abc", "data:;base64,%%%"])
+def test_a_data_url_that_cannot_be_decoded_is_refused(url: str):
+    with pytest.raises(RefusedError, match="data: URL"):
+        read(url)
+
+
+def test_urls_are_fetched_only_where_they_are_allowed():
+    asked: list[tuple[str, int]] = []
+
+    async def fetch(url: str, limit: int) -> bytes:
+        asked.append((url, limit))
+        return PICTURE
+
+    with pytest.raises(RefusedError, match=r"data\.images\.urls=true would fetch it"):
+        read("https://example.org/a.png", fetch)
+    assert not asked
+    assert read("https://example.org/a.png", fetch, urls=True, max_mb=1) == PICTURE
+    assert asked == [("https://example.org/a.png", 1 << 20)]
+    # Other schemes are names of files, of which none is permitted.
+    with pytest.raises(RefusedError, match=r"data\.images\.folders"):
+        read("ftp://example.org/a.png", fetch, urls=True)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "127.0.0.1",
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "0.0.0.0",
+            "100.64.0.1",
+            "224.0.0.1",
+        ),
+        *("::1", "::", "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "::ffff:127.0.0.1", "2002:7f00:1::", "ff02::1"),
+    ],
+)
+def test_addresses_that_are_not_public_are_refused(address: str):
+    with pytest.raises(RefusedError, match="no public address"):
+        check_public(address)
+    host = f"[{address}]" if ":" in address else address
+    with pytest.raises(RefusedError, match=r"no public address|cannot be fetched"):
+        asyncio.run(fetch_public(f"http://{host}/a.png", 100))
+
+
+def test_public_addresses_are_allowed():
+    for address in ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"):
+        check_public(address)
+
+
+class Names(AbstractResolver):
+    """Resolves every name to one address."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> Any:
+        kind = {"family": socket.AF_INET, "proto": 0, "flags": socket.AI_NUMERICHOST}
+        return [{"hostname": host, "host": self._address, "port": port, **kind}]
+
+    async def close(self) -> None:
+        return None
+
+
+async def served(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], limit: int) -> bytes:
+    """What is fetched from a real server, to which every name leads."""
+    application = web.Application()
+    application.router.add_get("/{name}", handler)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        return await fetch_public(f"http://pictures.example:{port}/a.png", limit, Names("127.0.0.1"))
+    finally:
+        await runner.cleanup()
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    return web.Response(body=PICTURE)
+
+
+async def redirect(request: web.Request) -> web.StreamResponse:
+    raise web.HTTPFound("/other")
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(1000):
+        await response.write(bytes(1 << 16))
+    return response
+
+
+def test_a_name_that_leads_to_a_private_address_is_refused_before_anything_is_sent():
+    requests = []
+
+    async def note(request: web.Request) -> web.StreamResponse:
+        requests.append(request)
+        return await answer(request)
+
+    with pytest.raises(RefusedError, match=r"127\.0\.0\.1, which is no public address"):
+        asyncio.run(served(note, 100))
+    assert not requests
+
+
+def test_what_a_public_address_serves_is_read_up_to_the_limit(monkeypatch: pytest.MonkeyPatch):
+    # No test can reach the public internet.
+    monkeypatch.setattr(image_sources, "check_public", lambda address: None)
+    assert asyncio.run(served(answer, 100)) == PICTURE
+    with pytest.raises(RefusedError, match="status 302"):
+        asyncio.run(served(redirect, 100))
+    with pytest.raises(RefusedError, match="more than 100000 bytes"):
+        asyncio.run(served(endless, 100_000))
+    with pytest.raises(RefusedError, match="cannot be fetched"):
+        asyncio.run(fetch_public("http://pictures.example:1/a.png", 100, Names("127.0.0.1")))
+    with pytest.raises(RefusedError, match=r"has no host|cannot be fetched"):
+        asyncio.run(fetch_public("http:///a.png", 100))
