@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -88,9 +88,10 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
 
 
 def share(path: Path) -> None:
-    """Let whoever may read the folder of a file read the file, too: safetensors gives its files to their owner alone.
-    Raises OSError."""
-    path.chmod(path.stat().st_mode | path.parent.stat().st_mode & 0o044)
+    """Let whoever may read the folder of a file read the file too: safetensors gives its files to their owner alone."""
+    # Some file systems, such as those in front of an object store, change no modes.
+    with suppress(OSError):
+        path.chmod(path.stat().st_mode | path.parent.stat().st_mode & 0o044)
 
 
 @contextmanager
