@@ -28,6 +28,7 @@ from asyncrl.learner.gathering import gather_all, plan_gather
 from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import Policy, load_policy, reference_of
+from asyncrl.learner.router_balance import Balance
 from asyncrl.learner.trainer import Trainer
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.weights.manifest import DTYPES
@@ -48,6 +49,10 @@ class ActorRolloutRefWorker(Worker):
             raise ConfigError("implicit.train=true: the operators train no implicit process model; use `asyncrl train`")
         if config.learner.router_replay:
             raise ConfigError("learner.router_replay=true: verl's batches carry no experts here; use `asyncrl train`")
+        if config.algorithm.sft.path:
+            raise ConfigError(
+                "algorithm.sft.path: the operators train no demonstrations; use `asyncrl sft` first, or `asyncrl train`"
+            )
         self._config = config
         self._stack = ExitStack()
         self._step = 0
@@ -62,7 +67,8 @@ class ActorRolloutRefWorker(Worker):
         policy = load_policy(config.model, temperature, self._ranks, length, seed=config.run.seed)
         reference = reference_of(policy, config, self._ranks) if algorithm.needs_reference else None
         trainable = Trainable(policy, learner.lr, learner, config.model.dtype)
-        self._trainer = Trainer(self._ranks, algorithm, trainable, None, reference, stop)
+        balance = Balance.from_config(config.algorithm, policy.model)
+        self._trainer = Trainer(self._ranks, algorithm, trainable, None, reference, stop, balance=balance)
         self._batches = Batches(config, self._ranks, policy, ForwardFlops.of(policy, policy.model.config))
         self._serve(0)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from asyncrl.compat.verl import DataProto
 from asyncrl.compat.verl.controller import ClassWithInitArgs, LocalWorkerGroup, ResourcePool
@@ -23,8 +24,11 @@ from asyncrl.compat.verl.controller.operators import (
 )
 from asyncrl.compat.verl.controller.operators.parts import by_trajectory, evenly
 from asyncrl.config.schema import TrainConfig
+from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError, DataProtoError, ScoringError, WorkerError
 from tests.compat.verl.controller.operators.support import GROUP, GROUPS, config
+from tests.learner.support import VOCABULARY
+from tests.mixtures import save_mixture
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +57,6 @@ def prompts(settings: TrainConfig) -> DataProto:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """What the newest checkpoint in a folder has."""
-    from safetensors.torch import load_file
-
     newest = max(folder.glob("step-*"))
     return load_file(newest / "rank-00000.safetensors")
 
@@ -211,6 +213,27 @@ def test_configurations_that_workers_cannot_have_are_refused(open_workers: Open,
     servers = config(tmp_path, "engine=sglang", "engine.urls=[http://127.0.0.1:1]")
     with pytest.raises(WorkerError, match=r"engine\.kind=sglang: workers generate with the embedded engine"):
         open_workers(ActorRolloutRefWorker, servers)
+    shown = config(tmp_path, "algorithm.sft.path=shown.parquet")
+    with pytest.raises(ConfigError, match=r"algorithm\.sft\.path: the operators train no demonstrations"):
+        LocalWorkerGroup(ClassWithInitArgs(ActorRolloutRefWorker, shown))
+    with pytest.raises(WorkerError, match=r"balance_weight=0\.5: experts of a qwen3 model cannot be balanced"):
+        open_workers(ActorRolloutRefWorker, config(tmp_path, "algorithm.balance_weight=0.5"))
+
+
+def test_the_biases_of_a_mixture_move_as_in_a_run(open_workers: Open, tmp_path: Path) -> None:
+    settings = config(tmp_path, "algorithm.balance_bias_rate=0.5")
+    settings.model.path = str(save_mixture(tmp_path / "mixture", "glm4_moe", vocab_size=VOCABULARY))
+    build_tokenizer().save_pretrained(settings.model.path)
+    policy = open_workers(ActorRolloutRefWorker, settings)
+    data = open_workers(RewardModelWorker, settings).compute_reward(policy.generate_sequences(prompts(settings)))
+    data = compute_advantage(data.union(policy.compute_log_prob(data)), open_algorithm(settings))
+    policy.update_actor(data)
+    policy.save_checkpoint(str(tmp_path / "saved"))
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    before = load_file(tmp_path / "mixture" / "model.safetensors")[bias]
+    moved = (weights(tmp_path / "saved")[f"policy/weights/model.{bias}"] - before).abs()
+    assert set(moved.round(decimals=4).tolist()) <= {0.0, 0.5}
+    assert moved.any()
 
 
 def test_an_adaptive_kl_goes_from_the_advantages_to_the_loss(open_workers: Open, tmp_path: Path) -> None:
