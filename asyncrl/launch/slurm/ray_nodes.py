@@ -38,6 +38,7 @@ AUTH_MODE, AUTH_VARIABLES = "RAY_AUTH_MODE", ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN",
 START_S = 300.0
 """For all nodes to join: Python may start slowly from a network disk."""
 END_S = 10.0
+"""For all nodes to end, however many: the job's time may be nearly over."""
 POLL_S = 1.0
 WATCH_S = 5.0
 """Between two looks at the steps."""
@@ -191,7 +192,8 @@ class _Steps:
         self._ends.set()
         for step in self._running.values():
             step.terminate()
+        deadline = time.monotonic() + END_S
         for step in self._running.values():
             with suppress(subprocess.TimeoutExpired):
-                step.wait(END_S)
+                step.wait(max(0.0, deadline - time.monotonic()))
             kill_group(step)
