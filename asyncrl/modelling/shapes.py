@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.opening import open_config
-from asyncrl.modelling.source import source_of
+from asyncrl.modelling.source import local_source, source_of
 from asyncrl.modelling.vision import auto_class
 from asyncrl.modelling.weight_format import WeightFormat
 
@@ -79,6 +79,16 @@ def stored_shapes(path: str, revision: str | None = None) -> dict[str, tuple[int
     if not found:
         raise ConfigError(f"model.path={path} has no weight files: neither {' nor '.join(FILES)}")
     return found
+
+
+def weight_files(model: ModelConfig) -> list[Path]:
+    """The safetensors files of the model that `model` names, if this host has them; nothing is fetched."""
+    try:
+        source = local_source(model)
+        folder = Path(source.path) if Path(source.path).is_dir() else _cached(source.path, source.revision)
+    except (OSError, HfHubHTTPError):
+        return []
+    return [] if folder is None else sorted(folder.glob("*.safetensors"))
 
 
 def _cached(path: str, revision: str | None) -> Path | None:

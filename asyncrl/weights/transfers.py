@@ -3,7 +3,7 @@
 A receiver asks for `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
 (empty for none). It is answered once there is a newer version, or with `nothing` after `POLL_S`. Then it asks for one
 `chunk` after the other: a range of the bytes of the version. These are the payloads of the deltas that came with the
-manifest, or the tensors if no delta came, one behind the other.
+manifest, or the tensors if no delta came, one behind the other. It need not ask for the bytes of tensors that it has.
 
 To take part in a broadcast, a receiver asks to `join` with the version it `holds`, its `backend` and its `gpu`. The
 answer is `broadcast` when one begins, `missed` if a newer version is on offer already, `nothing` after `POLL_S`, or
@@ -79,12 +79,9 @@ class _Transfer:
     def __init__(self, snapshot: WeightSnapshot, parts: Sequence[Bytes], heard: float) -> None:
         self.snapshot = snapshot
         self.began = self.heard = heard
+        self.sent = 0
         self._parts = parts
         self._edges = list(accumulate(map(len, parts), initial=0))
-
-    @property
-    def nbytes(self) -> int:
-        return self._edges[-1]
 
     def chunk(self, start: int, stop: int) -> list[Bytes]:
         """The bytes [start, stop), as a copy where they lie in many parts. Raises WireError."""
@@ -94,6 +91,7 @@ class _Transfer:
                 f"version {manifest.version} has {self._edges[-1]} bytes, of which at most {manifest.chunk_bytes} are "
                 f"given out at once, and not those from {start} to {stop}"
             )
+        self.sent += stop - start
         found = [self._parts[part][where] for part, where in places(self._edges, start, stop)]
         return found if len(found) <= FEW_PARTS else [np.concatenate(found)]
 
@@ -230,7 +228,7 @@ class Transfers:
     def _end(self, receiver: bytes) -> None:
         transfer = self._transfers.pop(receiver, None)
         if transfer is not None:
-            about = {"version": transfer.snapshot.manifest.version, "bytes": transfer.nbytes}
+            about = {"version": transfer.snapshot.manifest.version, "bytes": transfer.sent}
             self._spans.add("push", transfer.began, transfer.heard, f"engine {receiver.hex()}", **about)
 
     def _chain(self, base: str) -> list[Delta]:

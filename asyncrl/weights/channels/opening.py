@@ -17,7 +17,8 @@ import zmq.asyncio
 
 from asyncrl.config import locations
 from asyncrl.config.bind import is_loopback
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.modelling.shapes import weight_files
 from asyncrl.network.keys import ClientKeys
 from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.channels.distributed import DistributedChannel
@@ -25,6 +26,7 @@ from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.group import keep_to_loopback
 from asyncrl.weights.receiver import Channel
+from asyncrl.weights.stored_tensors import StoredTensors
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +65,12 @@ def open_channels(config: TrainConfig, keys: ClientKeys | None) -> list[Channel]
         first = [DiskChannel(weights_dir(config), run, read=config.engine.kind == "embedded")]
     elif name == "distributed":
         first = [DistributedChannel(requests(), device, weights.timeout_s)]
-    return [*first, ZmqChannel(requests(), deltas=weights.history > 0)]
+    return [*first, ZmqChannel(requests(), deltas=weights.history > 0, stored=_stored(config.model))]
+
+
+def _stored(model: ModelConfig) -> StoredTensors | None:
+    """The weight files that the run began with, if some of their tensors never change."""
+    return StoredTensors(weight_files(model)) if model.freeze or model.lora.is_used else None
 
 
 def weights_dir(config: TrainConfig) -> Path:

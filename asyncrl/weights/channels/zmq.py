@@ -8,7 +8,7 @@ manifest has been checked.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, islice
@@ -22,7 +22,8 @@ from asyncrl.errors import WeightsError, WireError
 from asyncrl.weights.buckets import plan_buckets
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.delta import Bytes, Delta, apply
-from asyncrl.weights.manifest import Manifest, bytes_of, new_bytes, places
+from asyncrl.weights.manifest import Manifest, TensorSpec, bytes_of, checksum, dtype_name, new_bytes, places
+from asyncrl.weights.stored_tensors import StoredTensors
 from asyncrl.weights.threads import in_own_thread
 
 APPLY_THREADS = 4
@@ -36,7 +37,8 @@ class ZmqChannel:
     """The publisher behind `requests`, with at most `credits` requests for chunks outstanding.
 
     With `deltas` the last version stays in memory as a base for the next, which then shares what did not change with
-    it. `received` counts bytes of weights.
+    it. Of a version without deltas only those tensors travel that have another checksum than in the last version, and
+    than in the files of `stored`. `received` counts bytes of weights.
 
     Every method raises UnavailableError where the publisher is silent for too long, and WireError where it
     refuses or its answer is malformed; then `reset` before the next call.
@@ -44,11 +46,14 @@ class ZmqChannel:
 
     name = "zmq"
 
-    def __init__(self, requests: Requests, *, credits: int = 16, deltas: bool = True) -> None:
+    def __init__(
+        self, requests: Requests, *, credits: int = 16, deltas: bool = True, stored: StoredTensors | None = None
+    ) -> None:
         self.endpoint = requests.endpoint
         self._requests = requests
         self._credits = credits
         self._keep = deltas
+        self._stored = stored
         self._held: tuple[Manifest, Mapping[str, torch.Tensor]] | None = None
         self.received = 0
 
@@ -78,20 +83,37 @@ class ZmqChannel:
         return tensors
 
     async def _fetch_whole(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        tensors: dict[str, torch.Tensor] = {}
-        for bucket in plan_buckets(manifest.tensors, ARENA_BYTES):
-            tensors |= bucket.views(new_bytes(bucket.nbytes))
-        own = await self._fetch_parts(manifest, [bytes_of(tensor) for tensor in tensors.values()])
-        damaged = [spec.name for spec, each in zip(manifest.tensors, own, strict=True) if spec.checksum != each]
+        tensors, missing = await in_own_thread(partial(self._known, manifest))
+        parts = [bytes_of(tensors[manifest.tensors[index].name]) for index in missing]
+        firsts = list(accumulate((spec.nbytes for spec in manifest.tensors), initial=0))
+        own = await self._fetch_parts(manifest, parts, [firsts[index] for index in missing])
+        specs = [manifest.tensors[index] for index in missing]
+        damaged = [spec.name for spec, each in zip(specs, own, strict=True) if spec.checksum != each]
         if damaged:
             raise WeightsError(f"version {manifest.version} arrived damaged: the checksums of {damaged[:3]} differ")
         return tensors
+
+    def _known(self, manifest: Manifest) -> tuple[dict[str, torch.Tensor], list[int]]:
+        """Memory for all tensors of a version, with what is known of them already, and the indices of the others."""
+        held = self._held[1] if self._held else {}
+        same = {spec.name: held[spec.name] for spec in manifest.tensors if _has(held.get(spec.name), spec)}
+        others = [spec for spec in manifest.tensors if spec.name not in same]
+        fresh: dict[str, torch.Tensor] = {}
+        for bucket in plan_buckets(others, ARENA_BYTES):
+            fresh |= bucket.views(new_bytes(bucket.nbytes))
+        known = set(same)
+        if self._stored is not None and self._held is None:
+            known |= self._stored.copy({spec: fresh[spec.name] for spec in others})
+        missing = [index for index, spec in enumerate(manifest.tensors) if spec.name not in known]
+        found = same | fresh
+        return {spec.name: found[spec.name] for spec in manifest.tensors}, missing
 
     async def _fetch_deltas(
         self, held: Manifest, base: Mapping[str, torch.Tensor], manifest: Manifest
     ) -> dict[str, torch.Tensor]:
         chain = [Delta(header, np.empty(header.nbytes, np.uint8)) for header in manifest.deltas]
-        await self._fetch_parts(manifest, [delta.payload for delta in chain])
+        payloads = [delta.payload for delta in chain]
+        await self._fetch_parts(manifest, payloads, list(accumulate(map(len, payloads), initial=0))[:-1])
         try:
             with ThreadPoolExecutor(APPLY_THREADS) as pool:
                 return await in_own_thread(partial(apply, base, held, manifest, chain, pool.map))
@@ -100,15 +122,20 @@ class ZmqChannel:
             self._held = None
             raise
 
-    async def _fetch_parts(self, manifest: Manifest, parts: Sequence[Bytes]) -> list[int]:
-        """Fill `parts` with what the publisher sends; their checksums."""
+    async def _fetch_parts(self, manifest: Manifest, parts: Sequence[Bytes], firsts: Sequence[int]) -> list[int]:
+        """Fill `parts`, whose first bytes have these places among all that the publisher has, with what it sends; their
+        checksums."""
         sums = [xxhash.xxh3_64() for _ in parts]
         edges, size = list(accumulate(map(len, parts), initial=0)), manifest.chunk_bytes
-        remaining = ((start, min(start + size, edges[-1])) for start in range(0, edges[-1], size))
+        remaining = (
+            (start, min(start + size, end), shift)
+            for begin, end, shift in _runs(edges, firsts)
+            for start in range(begin, end, size)
+        )
         outstanding: deque[tuple[int, int, int]] = deque()
         while True:
-            for start, stop in islice(remaining, self._credits - len(outstanding)):
-                body = {"version": manifest.version, "start": start, "stop": stop}
+            for start, stop, shift in islice(remaining, self._credits - len(outstanding)):
+                body = {"version": manifest.version, "start": start + shift, "stop": stop + shift}
                 outstanding.append((await self._requests.send("chunk", body), start, stop))
             if not outstanding:
                 return [each.intdigest() for each in sums]
@@ -123,3 +150,22 @@ class ZmqChannel:
                     sums[part].update(parts[part][where].data)
                     start += count
             self.received += sum(map(len, arrays))
+
+
+def _runs(edges: Sequence[int], firsts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Parts that follow each other at the publisher, as spans [begin, end) of their bytes one behind the other, and how
+    much further on these are there. Part i has the bytes [edges[i], edges[i + 1])."""
+    begin = 0
+    for index, first in enumerate(firsts):
+        shift = first - edges[index]
+        if index + 1 == len(firsts) or firsts[index + 1] - edges[index + 1] != shift:
+            if edges[index + 1] > edges[begin]:
+                yield edges[begin], edges[index + 1], shift
+            begin = index + 1
+
+
+def _has(tensor: torch.Tensor | None, spec: TensorSpec) -> bool:
+    """Whether a tensor is the one of `spec`, to the last byte."""
+    if tensor is None or (dtype_name(tensor.dtype), tuple(tensor.shape)) != (spec.dtype, spec.shape):
+        return False
+    return checksum(bytes_of(tensor.contiguous())) == spec.checksum
