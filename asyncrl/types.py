@@ -117,11 +117,13 @@ class Grammar(NamedTuple):
 class Sampling:
     """How one assistant turn is sampled. Temperature 0 is greedy, and its log-probs are those at temperature 1. Under a
     `grammar` tokens that it does not allow have probability 0, and log-probs are those of what is left, renormalised.
+    At each position the engine tells the `alternatives` most likely tokens, if it can.
     """
 
     temperature: float = 1.0
     max_new_tokens: int = 256
     grammar: Grammar | None = None
+    alternatives: int = 0
 
     def __post_init__(self) -> None:
         _require(self.temperature >= 0, "sampling", f"temperature is {self.temperature}; use 0 (greedy) or more")

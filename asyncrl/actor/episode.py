@@ -150,7 +150,8 @@ class Episode:
     async def _generate(self, reservation: Reservation) -> Generation:
         branch = reservation.branch
         with self.timed("generate") as values:
-            sampling = Sampling(self.ticket.temperature, branch.reserved, reservation.request.grammar)
+            request = reservation.request
+            sampling = Sampling(self.ticket.temperature, branch.reserved, request.grammar, request.alternatives)
             images = branch.images_within(len(branch))
             shown: dict[str, Any] = {"images": images} if images else {}
             place = self.chat.stop_ids, branch.session

@@ -79,13 +79,15 @@ class EpisodeLimits:
 class CompletionRequest(NamedTuple):
     """A request for a completion: all messages so far and the tools, both in the form that templates take.
     `max_tokens` is the caller's own limit of the completion, if any, and `grammar` what the completion must be. The
-    caller gets the completion up to the first of the texts `stop`."""
+    caller gets the completion up to the first of the texts `stop`, and `alternatives` of each token where the engine
+    can tell them."""
 
     messages: tuple[Message, ...]
     tools: tuple[Message, ...]
     max_tokens: int | None = None
     grammar: Grammar | None = None
     stop: tuple[str, ...] = ()
+    alternatives: int = 0
 
 
 class Branch:

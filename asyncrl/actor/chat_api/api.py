@@ -15,6 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.episode import Completion
 from asyncrl.actor.history import Message
@@ -23,6 +26,7 @@ from asyncrl.errors import RefusedError
 
 MAX_COUNT = 128
 MAX_STOPS = 16
+MAX_ALTERNATIVES = 5
 MOST_PIECES = 64
 """Events of a stream for one text."""
 
@@ -110,6 +114,14 @@ def read_stop(stop: Any, name: str) -> tuple[str, ...]:
     return tuple(each for each in texts if each)
 
 
+def read_alternatives(body: Mapping[str, Any]) -> int:
+    """How many of the likeliest tokens are wanted at each position. Raises RefusedError."""
+    most = body.get("top_logprobs") or 0
+    if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= MAX_ALTERNATIVES:
+        raise RefusedError(f"top_logprobs is {most!s:.100}; it must be from 0 to {MAX_ALTERNATIVES}")
+    return most
+
+
 def overridden(body: Mapping[str, Any]) -> tuple[str, ...]:
     """The settings in a body that have no effect."""
     return tuple(name for name, same in _NEUTRAL.items() if body.get(name) is not None and body[name] not in same)
@@ -166,10 +178,16 @@ def event(data: Mapping[str, Any], name: str = "") -> bytes:
 
 def logprobs_of(completion: Completion, chat: Chat) -> list[dict[str, Any]]:
     """Log-probs of all tokens that were sampled, as OpenAI's protocols have them."""
-    return [
-        _token(int(token), float(logprob), chat) | {"top_logprobs": []}
-        for token, logprob in zip(completion.sampled.tokens, completion.sampled.logprobs, strict=True)
-    ]
+    sampled = completion.sampled
+    tokens = _as_tokens(sampled.tokens, sampled.logprobs, chat)
+    if sampled.alternatives is None:
+        return [{**token, "top_logprobs": []} for token in tokens]
+    others = zip(tokens, sampled.alternatives.tokens, sampled.alternatives.logprobs, strict=True)
+    return [{**token, "top_logprobs": _as_tokens(likely, known, chat)} for token, likely, known in others]
+
+
+def _as_tokens(tokens: NDArray[np.int32], logprobs: NDArray[np.float32], chat: Chat) -> list[dict[str, Any]]:
+    return [_token(int(token), float(logprob), chat) for token, logprob in zip(tokens, logprobs, strict=True)]
 
 
 def _token(token: int, logprob: float, chat: Chat) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from asyncrl.actor.chat_api.api import (
     only_named,
     overridden,
     pieces,
+    read_alternatives,
     read_flag,
     read_limit,
     read_stop,
@@ -35,7 +36,6 @@ _GRAMMARS_OF_SERVERS = (
     *("regex", "ebnf", "json_schema", "structural_tag"),
 )
 """Where requests to vLLM and to SGLang have grammars."""
-_MOST_TOP = 5
 
 
 class ChatCompletions(Api):
@@ -56,9 +56,10 @@ class ChatCompletions(Api):
             read_limit(body, "max_completion_tokens", "max_tokens"),
             read_grammar(body.get(KEY)),
             read_stop(body.get("stop"), "stop"),
+            _alternatives(body),
         )
         options = {
-            "logprobs": _read_logprobs(body),
+            "logprobs": read_flag(body, "logprobs"),
             "token_ids": read_flag(body, "return_token_ids"),
             "usage": _wants_usage(body.get("stream_options")),
         }
@@ -133,13 +134,11 @@ def _read_count(body: Mapping[str, Any]) -> int:
     return count
 
 
-def _read_logprobs(body: Mapping[str, Any]) -> bool:
-    wanted, most = read_flag(body, "logprobs"), body.get("top_logprobs")
-    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= _MOST_TOP):
-        raise RefusedError(f"top_logprobs is {most!s:.100}; it must be from 0 to {_MOST_TOP}")
-    if most and not wanted:
+def _alternatives(body: Mapping[str, Any]) -> int:
+    most = read_alternatives(body)
+    if most and not read_flag(body, "logprobs"):
         raise RefusedError(f"top_logprobs={most} needs logprobs=true")
-    return wanted
+    return most
 
 
 def _wants_usage(options: Any) -> bool:

@@ -22,6 +22,7 @@ from asyncrl.actor.chat_api.api import (
     only_named,
     overridden,
     pieces,
+    read_alternatives,
     read_flag,
     read_limit,
     refuse_fields,
@@ -56,16 +57,18 @@ class Responses(Api):
         if instructions := body.get("instructions"):
             written = [{"role": "system", "content": _text(instructions, "instructions")}, *written]
         tools, wants_call = _offered(_tools(body.get("tools") or []), body.get("tool_choice"))
+        include = body.get("include")
+        logprobs = isinstance(include, list) and _LOGPROBS in include
         completion = CompletionRequest(
             read_messages(written),
             tools,
             read_limit(body, "max_output_tokens"),
             read_grammar(_form(body.get("text"))),
+            alternatives=read_alternatives(body) if logprobs else 0,
         )
-        include = body.get("include") or []
         store = body.get("store")
         options = {
-            "logprobs": isinstance(include, list) and _LOGPROBS in include,
+            "logprobs": logprobs,
             # Instructions hold for one response; the next one has its own.
             "written": known if store is None or store else None,
             "echo": {

@@ -16,6 +16,13 @@ from asyncrl.weights.canary import CanaryCheck
 from asyncrl.weights.folders import Weights
 
 
+class Alternatives(NamedTuple):
+    """The k most likely tokens int32[G, k] at each position, the likeliest first, and their logprobs float32[G, k]."""
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+
+
 class PlacedImage(NamedTuple):
     """An image that stands in the tokens [start, end): its digest, and the bytes of its file."""
 
@@ -40,7 +47,8 @@ class Generation:
     """The sampled tokens int32[G], their logprobs float32[G] (at the sampling temperature; at temperature 1 where that
     is 0) and versions int32[G]. `finish_reason` is stop (the last token is a stop id), length, or abort (the call ended
     early). `grammar_mass` float32[G] is there under a grammar: as in Trajectory. `routing` has the experts of some
-    tokens of the whole sequence, with what was continued: those that the session's earlier calls did not give."""
+    tokens of the whole sequence, with what was continued: those that the session's earlier calls did not give.
+    `alternatives` are there if they were asked for and the engine can tell them."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -48,6 +56,7 @@ class Generation:
     finish_reason: str
     grammar_mass: NDArray[np.float32] | None = None
     routing: Sequence[RoutedTokens] = ()
+    alternatives: Alternatives | None = None
 
 
 @dataclass(frozen=True, slots=True)

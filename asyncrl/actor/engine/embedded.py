@@ -34,7 +34,7 @@ from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock, Placed
 from asyncrl.actor.engine.cache import Layout, SlotCache, use_slot_attention
 from asyncrl.actor.engine.own_weights import OwnWeights
 from asyncrl.actor.engine.router_watch import RouterWatch
-from asyncrl.actor.engine.sampling import request_key, sample, uniforms
+from asyncrl.actor.engine.sampling import most_likely, request_key, sample, uniforms
 from asyncrl.actor.engine.scheduler import Request, Scheduler, Slot, SlotChunk
 from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.errors import EngineError, WeightsError
@@ -151,7 +151,8 @@ class EmbeddedEngine:
             raise EngineError("the embedded engine samples without grammars: set engine.kind to sglang or vllm")
         limit = min(sampling.max_new_tokens, self._max_length - len(tokens))
         key = request_key(self._seed, session)
-        request = Request(session, tokens.copy(), sampling.temperature, limit, frozenset(stop), key)
+        wanted = sampling.alternatives
+        request = Request(session, tokens.copy(), sampling.temperature, limit, frozenset(stop), key, wanted)
         self._check_open()
         self._commands.put(partial(self._submit, request))
         try:
@@ -327,17 +328,17 @@ class EmbeddedEngine:
         complete = [index for index, (slot, chunk) in enumerate(work) if chunk.end == len(slot.tokens)]
         for slot, chunk in work:
             self._unproven[slot.index] = max(self._unproven.get(slot.index, 0), chunk.end)
-        tokens, logprobs = self._forward(work, complete)
+        tokens, logprobs, alternatives = self._forward(work, complete)
         self._note_experts(work)
         for slot, chunk in work:
             slot.cached = chunk.end
-        for index, token, logprob in zip(complete, tokens, logprobs, strict=True):
+        for index, token, logprob, others in zip(complete, tokens, logprobs, alternatives, strict=True):
             slot, chunk = work[index]
             if math.isfinite(logprob):
                 if self._unproven[slot.index] <= chunk.end:
                     del self._unproven[slot.index]
                 self._sampled += 1
-                self._scheduler.append(slot, token, logprob, self._version)
+                self._scheduler.append(slot, token, logprob, self._version, others)
             else:
                 self._cache.wipe(slot.index)
                 del self._unproven[slot.index]
@@ -356,8 +357,9 @@ class EmbeddedEngine:
 
     def _forward(
         self, work: Sequence[tuple[Slot, SlotChunk]], complete: Sequence[int]
-    ) -> tuple[list[int], list[float]]:
-        """One pass over `work`; a token and its log-prob for each chunk in `complete`, which end their sequences."""
+    ) -> tuple[list[int], list[float], list[tuple[list[int], list[float]]]]:
+        """One pass over `work`; a token, its log-prob and the alternatives for each chunk in `complete`, which end
+        their sequences."""
         layout = Layout(self._cache, [chunk for _, chunk in work])
         if self._routers is not None:
             self._routers.take()
@@ -373,4 +375,8 @@ class EmbeddedEngine:
         temperature = torch.tensor([slot.request.temperature for slot in slots], device=self._device)
         noise = uniforms([slot.request.key for slot in slots], [len(slot.tokens) for slot in slots])
         tokens, logprobs = sample(logits, temperature, torch.from_numpy(noise).to(self._device))
-        return tokens.tolist(), logprobs.tolist()
+        wanted = max((slot.request.wanted for slot in slots), default=0)
+        if not wanted:
+            return tokens.tolist(), logprobs.tolist(), [([], [])] * len(slots)
+        likeliest = (each.tolist() for each in most_likely(logits, temperature, wanted))
+        return tokens.tolist(), logprobs.tolist(), list(zip(*likeliest, strict=True))

@@ -49,3 +49,10 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tenso
     # No token passes where the logits are not finite; the log-prob shows it to the caller.
     tokens = torch.where(greedy, logits.argmax(-1), passed.clamp(max=logits.shape[-1] - 1))
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
+
+
+def most_likely(logits: torch.Tensor, temperature: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` likeliest tokens int64[B, k] of each row, in this order, and their logprobs as in `sample`."""
+    scaled = logits.float() / torch.where(temperature == 0, 1.0, temperature)[:, None]
+    logprobs, tokens = scaled.log_softmax(-1).topk(min(count, logits.shape[-1]))
+    return tokens, logprobs

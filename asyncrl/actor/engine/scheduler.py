@@ -25,14 +25,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.engine.base import Alternatives, Generation
 from asyncrl.errors import EngineError
 from asyncrl.modelling.routing import RoutedTokens
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One call of `generate`: at most `limit` tokens after `prompt` int32[P]. It ends once, through `future`."""
+    """One call of `generate`: at most `limit` tokens after `prompt` int32[P], with `wanted` alternatives at each. It
+    ends once, through `future`."""
 
     session: str
     prompt: NDArray[np.int32]
@@ -40,19 +41,26 @@ class Request:
     limit: int
     stop: frozenset[int]
     key: int
+    wanted: int = 0
     future: Future[Generation] = field(default_factory=Future)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    alternatives: list[tuple[list[int], list[float]]] = field(default_factory=list)
 
     def finish(self, reason: str, experts: Sequence[NDArray[np.uint8]] = ()) -> None:
         """End the request, whose sequence begins with tokens of these `experts`, if these are known."""
         if self.future.set_running_or_notify_cancel():
             tokens, versions = np.array(self.tokens, np.int32), np.array(self.versions, np.int32)
             routing = (RoutedTokens(0, np.stack(experts)),) if len(experts) else ()
-            self.future.set_result(
-                Generation(tokens, np.array(self.logprobs, np.float32), versions, reason, routing=routing)
-            )
+            logprobs, others = np.array(self.logprobs, np.float32), self._alternatives()
+            self.future.set_result(Generation(tokens, logprobs, versions, reason, routing=routing, alternatives=others))
+
+    def _alternatives(self) -> Alternatives | None:
+        if not self.alternatives:
+            return None
+        tokens, logprobs = zip(*self.alternatives, strict=True)
+        return Alternatives(np.array(tokens, np.int32), np.array(logprobs, np.float32))
 
     def fail(self, error: EngineError) -> None:
         if self.future.set_running_or_notify_cancel():
@@ -128,13 +136,24 @@ class Scheduler:
                 (single if count == 1 else longer).append((slot, chunk))
         return single + longer
 
-    def append(self, slot: Slot, token: int, logprob: float, version: int) -> None:
-        """Add a sampled token, which may end the request."""
+    def append(
+        self,
+        slot: Slot,
+        token: int,
+        logprob: float,
+        version: int,
+        alternatives: tuple[list[int], list[float]] = ([], []),
+    ) -> None:
+        """Add a sampled token, which may end the request. `alternatives` are the likeliest tokens and their log-probs,
+        of which the request keeps as many as it wants."""
         request = slot.request
         slot.tokens.append(token)
         request.tokens.append(token)
         request.logprobs.append(logprob)
         request.versions.append(version)
+        if request.wanted:
+            likeliest, their_logprobs = alternatives
+            request.alternatives.append((likeliest[: request.wanted], their_logprobs[: request.wanted]))
         if token in request.stop:
             self._end(slot, "stop")
         elif len(request.tokens) == request.limit:

@@ -10,6 +10,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from asyncrl.actor.engine.base import Alternatives, Generation
 from asyncrl.actor.history import repeats
 from asyncrl.actor.template import answer, calling, with_reasoning
 from asyncrl.actor.thoughts import join_thought, split_thought
@@ -136,6 +137,22 @@ async def test_logprobs_and_token_ids_are_those_that_are_recorded():
     np.testing.assert_allclose([each["logprob"] for each in content], agent.trajectory.logprobs[start:end], rtol=1e-6)
     assert plain["choices"][0]["logprobs"] is None
     assert not {"prompt_token_ids", "token_ids"} & {*plain, *plain["choices"][0]}
+
+
+async def test_the_likeliest_tokens_come_where_the_engine_tells_them():
+    said = ids(TOKENIZER, "5" + END)
+    others = Alternatives(np.stack([said, said[::-1]], 1), np.full((len(said), 2), -0.7, np.float32))
+    versions = np.full(len(said), 3, np.int32)
+    sampled = Generation(said, np.full(len(said), -0.7, np.float32), versions, "stop", alternatives=others)
+    async with episode([sampled, "a"]) as agent:
+        _, body = await agent.post(user("one"), logprobs=True, top_logprobs=2)
+        _, without = await agent.post(user("two"), logprobs=True, top_logprobs=2)
+    assert [sampling.alternatives for _, sampling, *_ in agent.engine.requests] == [2, 2]
+    first, last = body["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in first["top_logprobs"]] == ["5", END]
+    assert [each["token"] for each in last["top_logprobs"]] == [END, "5"]
+    assert {each["logprob"] for each in first["top_logprobs"]} == {first["logprob"]}
+    assert without["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
 async def test_a_stream_has_the_answer_in_pieces_as_clients_put_them_together():

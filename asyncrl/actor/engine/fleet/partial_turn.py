@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.engine.base import Alternatives, Generation
 from asyncrl.actor.engine.fleet.server import Segment
 from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import Sampling
@@ -87,6 +87,7 @@ class PartialTurn:
             finish or segments[-1].finish,
             self.grammar_mass,
             tuple(self._routing),
+            _joined_alternatives([segment for segment in segments if len(segment.tokens)]),
         )
 
 
@@ -109,6 +110,13 @@ def _versions(segment: Segment) -> NDArray[np.int32]:
     for span in segment.spans:
         versions[span.start : span.end] = int(span.label.partition("-")[0])
     return versions
+
+
+def _joined_alternatives(segments: list[Segment]) -> Alternatives | None:
+    found = [segment.alternatives for segment in segments if segment.alternatives is not None]
+    if not found or len(found) < len(segments):
+        return None
+    return Alternatives(_joined([each.tokens for each in found]), _joined([each.logprobs for each in found]))
 
 
 def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:

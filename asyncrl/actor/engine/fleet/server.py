@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.base import PlacedImage
+from asyncrl.actor.engine.base import Alternatives, PlacedImage
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError
 from asyncrl.modelling.routing import RoutedTokens
@@ -48,7 +48,7 @@ class Segment:
     (the request's limit, or the server's own), or cut (the request was interrupted and can be continued).
 
     `routing` has the experts of the tokens that were asked for, of prompt and answer; None where none came.
-    `routing_fault` says why those that came are refused.
+    `routing_fault` says why those that came are refused. `alternatives` are there where the server gave some.
     """
 
     tokens: NDArray[np.int32]
@@ -57,6 +57,7 @@ class Segment:
     finish: str
     routing: RoutedTokens | None = None
     routing_fault: str = ""
+    alternatives: Alternatives | None = None
 
 
 def as_segment(

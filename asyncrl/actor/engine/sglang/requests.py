@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.base import PlacedImage, collapsed
+from asyncrl.actor.engine.base import Alternatives, PlacedImage, collapsed
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span, TokenId, as_segment
 from asyncrl.modelling.routing import RoutedTokens, RoutingError, RoutingShape
 from asyncrl.types import Sampling
@@ -50,6 +50,8 @@ def generate_body(
             **NEUTRAL,
         },
     }
+    if sampling.alternatives:
+        body["top_logprobs_num"] = sampling.alternatives
     if routed_from is not None:
         body |= {"return_routed_experts": True, "routed_experts_start_len": routed_from}
     if images:
@@ -108,6 +110,13 @@ class _Sampled(msgspec.Struct, array_like=True, gc=False):
     logprob: float
 
 
+class _Likely(msgspec.Struct, array_like=True, gc=False):
+    """Log-prob, token and text of one of the likeliest tokens."""
+
+    logprob: float
+    token: TokenId
+
+
 class _Finish(msgspec.Struct, gc=False):
     type: str
     matched: Any = None
@@ -119,6 +128,7 @@ class _Meta(msgspec.Struct, gc=False):
     weight_versions: tuple[Span, ...] | None = None
     output_token_logprobs: list[_Sampled] | None = None
     routed_experts: str | None = None
+    output_top_logprobs: list[list[_Likely] | None] | None = None
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -157,12 +167,24 @@ def read_segment(
     # Servers before 0.5.22 name one version for all tokens.
     spans = (Span(meta.weight_version, 0, len(tokens)),) if meta.weight_versions is None else meta.weight_versions
     segment = as_segment(tokens, logprobs, spans, sampling, stop, meta.finish_reason.type)
+    if sampling.alternatives:
+        segment = replace(segment, alternatives=_alternatives(meta.output_top_logprobs, len(tokens)))
     if routing is None or meta.routed_experts is None:
         return segment
     try:
         return replace(segment, routing=_read_routing(meta.routed_experts, routing, len(tokens)))
     except ValueError as error:
         return replace(segment, routing_fault=str(error))
+
+
+def _alternatives(given: Sequence[list[_Likely] | None] | None, count: int) -> Alternatives | None:
+    """Those of `count` tokens, if the server gave as many at each."""
+    known = [each for each in given or () if each]
+    if not known or len(known) != count or len({len(each) for each in known}) != 1:
+        return None
+    tokens = [[one.token for one in each] for each in known]
+    logprobs = [[one.logprob for one in each] for each in known]
+    return Alternatives(np.array(tokens, np.int32), np.array(logprobs, np.float32))
 
 
 def _read_routing(text: str, routing: RoutingRequest, sampled: int) -> RoutedTokens:

@@ -37,6 +37,18 @@ def test_a_request_sets_the_temperature_and_nothing_that_bends_logprobs() -> Non
     assert "extra_key" not in generate_body("r", np.array([1], np.int32), Sampling(), (), None)
 
 
+def test_the_likeliest_tokens_are_asked_for_only_where_they_are_wanted_and_come_only_whole() -> None:
+    wanted = Sampling(1.0, 3, alternatives=2)
+    assert generate_body("r", np.array([1], np.int32), wanted, (), None)["top_logprobs_num"] == 2
+    pair = [[-0.1, 7, None], [-2.5, 9, None]]
+    for given, whole in (([pair, pair], True), ([pair, None], False), ([pair], False), (None, False)):
+        segment = read_segment(answer([7, 9], {"type": "length"}, output_top_logprobs=given), wanted, ())
+        assert (segment.alternatives is not None) is whole
+        if segment.alternatives is not None:
+            assert segment.alternatives.tokens.tolist() == [[7, 9]] * 2
+            np.testing.assert_allclose(segment.alternatives.logprobs, [[-0.1, -2.5]] * 2, rtol=1e-6)
+
+
 def test_spans_tell_which_weights_sampled_which_token() -> None:
     versions = [{"version": "2-me", "start": 0, "end": 2}, {"version": "3-me", "start": 2, "end": 3}]
     segment = read_segment(answer([7, 8, 9], {"type": "length"}, weight_versions=versions), Sampling(1.0, 3), ())
