@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
-from asyncrl.config.schema import CriticConfig, ModelConfig
+from asyncrl.config.schema import CriticConfig, LoraConfig, ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.critic import load_critic
 from asyncrl.learner.export import export
@@ -208,3 +208,25 @@ def test_half_precision_computes_close_to_float32(qwen: Path, ranks: Ranks):
     ours, _ = policy(packed(policy, batch).forward_pass(range(len(batch))).packed)
     assert 1e-5 < (ours - one_by_one(qwen, batch).logprobs).abs().max() < 0.5
     assert policy.vocabulary == VOCABULARY
+
+
+def test_adapters_of_tower_and_text_are_published_merged_with_the_same_log_probs(
+    qwen: Path, ranks: Ranks, tmp_path: Path
+):
+    batch = episodes()
+    policy = load_policy(ModelConfig(str(qwen), lora=LoraConfig(rank=2), compile=False), 1.0, ranks, 128)
+    trained = {name: each for name, each in policy.named_parameters() if each.requires_grad}
+    assert any("visual" in name for name in trained)
+    assert any("language_model" in name for name in trained)
+    with torch.no_grad():
+        for each in trained.values():
+            each.to_local().add_(torch.randn(each.to_local().shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+    ours, _ = policy(packed(policy, batch).forward_pass(range(len(batch))).packed)
+    ours.sum().backward()
+    assert all(each.grad.to_local().abs().sum() > 0 for each in trained.values())
+    merged = AutoModelForImageTextToText.from_pretrained(qwen)
+    published = gather_all(policy.model, policy.weight_format, torch.float32, ranks)
+    merged.load_state_dict(policy.weight_format.restore(published))
+    merged.save_pretrained(tmp_path)
+    torch.testing.assert_close(ours.detach(), one_by_one(tmp_path, batch).logprobs, atol=1e-4, rtol=0)
+    assert not torch.allclose(ours, one_by_one(qwen, batch).logprobs, atol=1e-2)
