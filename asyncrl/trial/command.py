@@ -1,8 +1,8 @@
 """`asyncrl try TASKS --index 3 [--answers FILE] [KEY=VALUE ...]`: plays one episode and shows each turn as it happens,
 then what the rule says of it. This is how a new environment, tool, simulated user or rule is tried before a run.
 
-TASKS are those that data.train takes. The policy is the model of model.path in the embedded engine, or the server of
-engine.urls (engine.kind=sglang or vllm), which is only asked. With --answers it is a script: each line of FILE is one
+TASKS are those that data.train takes. The policy is the model of model.path in the embedded engine, or the SGLang
+server of engine.urls (engine.kind=sglang), which is only asked. With --answers it is a script: each line of FILE is one
 turn, as "TEXT" or {"content": "TEXT", "tool_calls": [{"name": "NAME", "arguments": {...}}]}. A script needs no model;
 with model.path its answers take the form of that model.
 

@@ -20,7 +20,7 @@ from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Engine, EngineStats, Generation, IdleClock, PlacedImage
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.fleet.server import InferenceServer, Segment
-from asyncrl.actor.engine.opening import SERVERS
+from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.template import QUESTION, calling
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, DataError, EngineError, RefusedError
@@ -131,13 +131,16 @@ class ServerEngine(_WithoutUpdates):
 
 
 def open_trial_engine(config: TrainConfig) -> Engine:
-    """The embedded engine with the model's own weights, or the server of `engine.urls`. Raises ConfigError."""
+    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. Raises ConfigError."""
     engine = config.engine
     if engine.kind == "embedded":
         return EmbeddedEngine.load(config.model, engine, seed=config.run.seed, initial_version=VERSION)
+    if engine.kind != "sglang":
+        # An actor joins a vLLM server before it asks, which ends the requests of others.
+        raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
     if len(engine.urls) != 1:
         raise ConfigError("engine.urls: name the one server at which the episode is sampled, such as http://HOST:PORT")
-    return ServerEngine(SERVERS[engine.kind](config, engine.urls[0]))
+    return ServerEngine(SglangServer.of(config, engine.urls[0]))
 
 
 def read_answers(path: Path) -> list[Answer]:

@@ -153,6 +153,15 @@ def test_the_embedded_engine_plays_with_the_weights_of_the_model(
     assert re.search(r"assistant ─+\n#### 4\n", shown)
 
 
+def test_a_server_that_would_have_to_be_joined_is_refused(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks, at = lines(tmp_path / "tasks.jsonl", row(3)), ("engine.kind=vllm", "engine.urls=['http://127.0.0.1:9']")
+    status, _, errors = run(monkeypatch, capsys, tasks, f"model.path={model}", *at, *LIMITS)
+    assert status == 2
+    assert "engine.kind=vllm: use sglang, embedded or --answers" in errors
+
+
 def test_a_server_that_runs_is_asked_for_tokens_and_for_nothing_else(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
