@@ -13,10 +13,9 @@ from omegaconf import OmegaConf
 
 from asyncrl.config.commands import command_name, show_role_help
 from asyncrl.config.compose import composed, read
-from asyncrl.config.exits import EXIT_HOPELESS, EXIT_STOPPED, usage_or_failure
+from asyncrl.config.exits import EXIT_HOPELESS, EXIT_STOPPED, EXPECTED, usage_or_failure
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import (
-    AsyncrlError,
     ConfigError,
     RunOverError,
     StoppedError,
@@ -56,7 +55,7 @@ def role_main(
     at the configuration.
 
     A configuration or a data file that is refused ends the process with a message and status 2. A later failure ends
-    it with a message and status 1, or 3 if too much fails in the run. None shows a traceback.
+    it, an OSError among them, with a message and status 1, or 3 if too much fails in the run. None shows a traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help"} & set(arguments):
@@ -78,8 +77,9 @@ def role_main(
         logging.getLogger(command_name()).info("%s", error)
     except StoppedError:
         sys.exit(EXIT_STOPPED)
-    except AsyncrlError as error:
-        sys.stderr.write("".join(f"{MESSAGE}{cut(line, MAX_LINE_CHARS)}\n" for line in str(error).splitlines()))
+    except EXPECTED as error:
+        lines = str(error).splitlines() or [repr(error)]
+        sys.stderr.write("".join(f"{MESSAGE}{cut(line, MAX_LINE_CHARS)}\n" for line in lines))
         sys.exit(EXIT_HOPELESS if isinstance(error, TooManyFailuresError) else usage_or_failure(error))
 
 

@@ -41,6 +41,17 @@ def test_a_wrong_command_line_ends_with_a_line_for_each_mistake(arguments: list[
     assert (result.returncode, result.stderr.splitlines()) == (2, lines)
 
 
+def test_a_failure_of_the_disk_ends_a_role_with_a_line_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "tasks.parquet").touch()
+    role = "from asyncrl.config.load import role_main; role_main(lambda _: open('gone/file'), ['model.path=m', {!r}])"
+    words = ["-c", role.format("data.train=tasks.parquet")]
+    result = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=GENEROUS_S, check=False
+    )
+    message = "asyncrl: [Errno 2] No such file or directory: 'gone/file'"
+    assert (result.returncode, result.stderr.splitlines()) == (1, [message])
+
+
 def test_a_plan_needs_neither_the_model_nor_the_data_and_says_nothing_of_them(tmp_path: Path) -> None:
     words = ("train", "engine=sglang", "model.path=MODEL", "data.train=DATA", "cluster.gpus=8", "cluster.cpus=64")
     wrong, planned = (run("asyncrl", *words, *more, folder=tmp_path) for more in (["--plan", "a.b=1"], ["--plan"]))
