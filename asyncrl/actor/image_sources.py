@@ -6,9 +6,9 @@ the bytes of a file, a struct with `bytes` or `path` as Hugging Face datasets wr
 http or https URL.
 
 Tasks may come from anybody. So a path must lie, once links are followed, in one of `data.images.folders`. A URL is
-fetched only with `data.images.urls`, from addresses of the public internet: the connection goes to an address that was
-checked, whatever the name server says next, and a redirection is not followed. Nothing larger than
-`data.images.max_mb` is read.
+fetched only with `data.images.urls`, from addresses of the public internet: each socket's address is checked before it
+connects, however the URL writes it and whatever the name server says next, and a redirection is not followed. Nothing
+larger than `data.images.max_mb` is read.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import base64
 import binascii
 import ipaddress
 import os
+import socket
 import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Network
 from pathlib import Path
 from socket import AddressFamily
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp import AddrInfoType
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from asyncrl.config.schema import ImagesConfig
@@ -34,6 +37,9 @@ from asyncrl.errors import RefusedError
 
 IMAGE_TYPES = ("image", "image_url")
 FETCH_S = 20.0
+PUBLIC_IPV6 = IPv6Network("2000::/3")
+CLOUD_HOSTS = (IPv4Address("168.63.129.16"),)
+"""Public by their number, but the host of a virtual machine answers at them: Azure's."""
 
 Fetch = Callable[[str, int], Awaitable[bytes]]
 """The bytes behind a URL, at most so many. Raises RefusedError."""
@@ -54,7 +60,7 @@ async def read_source(block: Mapping[str, Any], config: ImagesConfig, fetch: Fet
     limit = int(config.max_mb * 2**20)
     source = _source(block)
     if isinstance(source, str):
-        scheme = urlsplit(source).scheme if ":" in source else ""
+        scheme = source.partition(":")[0].lower() if ":" in source else ""
         if scheme == "data":
             source = _decoded(source)
         elif scheme in ("http", "https"):
@@ -139,10 +145,20 @@ class PublicResolver(AbstractResolver):
 def check_public(address: str) -> None:
     """Raises RefusedError: an address is not one of the public internet."""
     number = ipaddress.ip_address(address.partition("%")[0])
-    inner = getattr(number, "ipv4_mapped", None) or getattr(number, "sixtofour", None)
-    for each in (number, inner):
-        if each is not None and (not each.is_global or each.is_multicast):
-            raise RefusedError(f"images are not fetched from {address}, which is no public address")
+    if isinstance(number, IPv4Address):
+        is_public = number.is_global and not number.is_multicast and number not in CLOUD_HOSTS
+    else:
+        # Other networks hold private addresses of IPv4, which a gateway may translate, or are those of a site.
+        is_public = number in PUBLIC_IPV6 and number.is_global and number.sixtofour is None
+    if not is_public:
+        raise RefusedError(f"images are not fetched from {address}, which is no public address")
+
+
+def _public_socket(info: AddrInfoType) -> socket.socket:
+    """The socket of a connection. Raises RefusedError."""
+    family, kind, protocol, _, address = info
+    check_public(str(address[0]))
+    return socket.socket(family, kind, protocol)
 
 
 async def fetch_public(url: str, limit: int, resolver: AbstractResolver | None = None) -> bytes:
@@ -159,7 +175,7 @@ async def fetch_public(url: str, limit: int, resolver: AbstractResolver | None =
         with suppress(ValueError):
             check_public(host)
         names = PublicResolver(resolver or aiohttp.DefaultResolver())
-        connector = aiohttp.TCPConnector(resolver=names, use_dns_cache=False)
+        connector = aiohttp.TCPConnector(resolver=names, use_dns_cache=False, socket_factory=_public_socket)
         timeout = aiohttp.ClientTimeout(total=FETCH_S)
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,

@@ -128,6 +128,7 @@ def test_urls_are_fetched_only_where_they_are_allowed():
             "100.64.0.1",
             "224.0.0.1",
         ),
+        *("168.63.129.16", "64:ff9b::7f00:1", "64:ff9b:1::1", "::127.0.0.1", "::ffff:0:7f00:1", "fec0::1"),
         *("::1", "::", "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "::ffff:127.0.0.1", "2002:7f00:1::", "ff02::1"),
     ],
 )
@@ -137,6 +138,26 @@ def test_addresses_that_are_not_public_are_refused(address: str):
     host = f"[{address}]" if ":" in address else address
     with pytest.raises(RefusedError, match=r"no public address|cannot be fetched"):
         asyncio.run(fetch_public(f"http://{host}/a.png", 100))
+
+
+def test_addresses_in_other_digits_are_refused_before_anything_is_sent():
+    requests = []
+
+    async def note(request: web.Request) -> web.StreamResponse:
+        requests.append(request)
+        return await answer(request)
+
+    hosts = "１２７.0.0.1", "127。0。0。1", "①27.0.0.1", "127.1", "2130706433", "0x7f000001", "localhost"
+    for host in hosts:
+        with pytest.raises(RefusedError, match=r"no public address|cannot be fetched"):
+            asyncio.run(served(note, 100, host))
+    assert not requests
+
+
+def test_a_url_that_cannot_be_read_is_refused():
+    for url in ("http://[bad", "https://[::1", "http://x:99999/a.png", "data:;base64,é"):
+        with pytest.raises(RefusedError, match=r"cannot be fetched|damaged"):
+            read(url, urls=True)
 
 
 def test_public_addresses_are_allowed():
@@ -158,8 +179,8 @@ class Names(AbstractResolver):
         return None
 
 
-async def served(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], limit: int) -> bytes:
-    """What is fetched from a real server, to which every name leads."""
+async def served(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], limit: int, host: str = "") -> bytes:
+    """What is fetched from a real server: from `host`, or by a name, which leads to it as every name does."""
     application = web.Application()
     application.router.add_get("/{name}", handler)
     runner = web.AppRunner(application)
@@ -168,7 +189,8 @@ async def served(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = runner.addresses[0][1]
-        return await fetch_public(f"http://pictures.example:{port}/a.png", limit, Names("127.0.0.1"))
+        names = None if host else Names("127.0.0.1")
+        return await fetch_public(f"http://{host or 'pictures.example'}:{port}/a.png", limit, names)
     finally:
         await runner.cleanup()
 
