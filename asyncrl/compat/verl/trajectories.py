@@ -21,6 +21,7 @@ from asyncrl.compat.verl.padding import compute_position_id_with_mask
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.scoring.rules.verl import USER_TURN_REWARDS, rollout_reward_scores
 from asyncrl.types import (
+    DIGEST_BYTES,
     NO_MASS,
     NO_ROUTING,
     NO_VERSION,
@@ -73,6 +74,7 @@ def from_trajectories(
     shaped reward at the last token of every branch's response. P and R are the lengths given, else the longest. Where a
     turn has a grammar, grammar_mass float32[B, R] is there, too: as in Trajectory, 1 on padding. Where a trajectory has
     routed experts, routed_expert_bytes uint8[B, P + R, W] has them, of which a row's `routing_width` are its own.
+    `images` has the spans and digests of images; their bytes stay in the replay.
 
     `non_tensor_batch` has `uid`, the group's id, and what `to_trajectories` needs; with `labels` what `to_labels`
     needs; with `tasks` by id what verl's data sets give: raw_prompt, data_source, reward_model, extra_info and
@@ -278,6 +280,11 @@ def _facts(branch: _Branch) -> dict[str, Any]:
         "turn_scores": trajectory.turn_scores,
         "timings": dict(trajectory.timings),
         "routing_width": trajectory.routed_experts.shape[1],
+        "images": [
+            [begin - start, end - start, digest.tobytes().hex()]
+            for (begin, end), digest in zip(trajectory.image_spans.tolist(), trajectory.image_digests, strict=True)
+            if start <= begin < branch.end
+        ],
         "__num_turns__": sum(1 for _ in groupby(turn.role for turn in branch.turns)),
     }
 
@@ -358,6 +365,7 @@ def _known(data: DataProto, row: int, prompt: int, sampled: NDArray[np.bool_]) -
         "reward_scores": {},
         "timings": {},
         "routing_width": 0,
+        "images": [],
         **given,
     }
 
@@ -375,13 +383,15 @@ def _joined(rows: Sequence[_Row], members: dict[str, int]) -> Trajectory:
     starts = np.cumsum([0, *(len(row.tokens) for row in rows)]).tolist()
     mass = np.concatenate([row.grammar_mass for row in rows])
     routing = np.concatenate([row.routed_experts for row in rows])
-    turns, steps = [], []
+    turns, steps, spans, digests = [], [], [], []
     for start, row in zip(starts, rows, strict=False):
         for begin, end, role, reason, calls, *more in row.facts["turns"]:
             called = tuple(ToolCall(*call) for call in calls)
             score, grammar = more or (None, "")
             turns.append(Turn(start + begin, start + end, Role(role), reason, called, grammar, score))
         steps += [Step(start + begin, start + end) for begin, end in row.facts["steps"]]
+        spans += [(start + begin, start + end) for begin, end, _ in row.facts["images"]]
+        digests += [bytes.fromhex(digest) for _, _, digest in row.facts["images"]]
     return Trajectory(
         id=str(first["trajectory_id"]),
         task_id=str(first["task_id"]),
@@ -397,4 +407,6 @@ def _joined(rows: Sequence[_Row], members: dict[str, int]) -> Trajectory:
         timings=first["timings"] or {},
         grammar_mass=mass if any(turn.grammar for turn in turns) else NO_MASS,
         routed_experts=routing if routing.size else NO_ROUTING,
+        image_spans=np.array(spans, np.int32).reshape(-1, 2),
+        image_digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES),
     )
