@@ -54,11 +54,10 @@ def count_characters(value: Any) -> int:
 
 def cut(text: str, max_chars: int) -> str:
     """At most `max_chars` characters of the text: its head and its tail, where errors usually are."""
-    text = encodable(text)
-    if len(text) <= max_chars:
-        return text
-    head = max_chars - max_chars // 2
-    return f"{text[:head]}\n[{len(text) - max_chars} characters cut]\n{text[len(text) - max_chars // 2 :]}"
+    if len(text) > max_chars:
+        head = max_chars - max_chars // 2
+        text = f"{text[:head]}\n[{len(text) - max_chars} characters cut]\n{text[len(text) - max_chars // 2 :]}"
+    return str(encodable(text))
 
 
 def reason_of(error: BaseException) -> str:

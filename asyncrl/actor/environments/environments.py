@@ -14,7 +14,7 @@ import inspect
 import logging
 import math
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 CLOSE = "_close"
 """An optional method that releases what the object holds."""
+
+Read = Callable[[Any], Any]
 
 MAX_STUCK = 1000
 """Threads with calls that never return, above which no further episode begins: each of them holds memory."""
@@ -133,6 +135,29 @@ def row_of(task: Task, several: bool) -> dict[str, Any]:
     return row
 
 
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
+def _text(result: Any) -> str:
+    # A class of the user may be a text of another kind.
+    return str.__str__(str(result))
+
+
+def _observation(result: Any) -> str | None:
+    """Raises TypeError."""
+    if not (result is None or isinstance(result, str)):
+        raise TypeError(f"it returned {type(result).__name__}, not a text or None")
+    return None if result is None else _text(result)
+
+
+def _reward(result: Any) -> float:
+    """Raises TypeError; OverflowError: no float is so large."""
+    if not isinstance(result, Real) or not math.isfinite(result):
+        raise TypeError(f"it returned {result!r:.100}, not a finite number")
+    return float(result)
+
+
 class OpenEnvironment:
     """One episode's object of the class `cls`. It is made by `reset`; after a call that took too long it takes no
     further one."""
@@ -154,10 +179,7 @@ class OpenEnvironment:
         """Make the object and begin the episode. Raises ToolError."""
         self._object = await self._within_limits("__init__", self._cls.make)
         reset = self._object.reset
-        observation = await self._within_limits("reset", partial(reset, **_taken(reset, row)))
-        if not (observation is None or isinstance(observation, str)):
-            wrong = TypeError(f"it returned {type(observation).__name__}, not a text or None")
-            raise self._failed("reset", reason_of(wrong), wrong)
+        observation = await self._within_limits("reset", partial(reset, **_taken(reset, row)), _observation)
         self._observation = None if observation is None else cut(observation, self._environments.limits.max_chars)
 
     def prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -173,18 +195,13 @@ class OpenEnvironment:
         """What `get_reward` returns, by the environment's name; empty if it has no such method. Raises ToolError."""
         if not self._cls.rewards:
             return {}
-        reward = await self._within_limits("get_reward", self._object.get_reward)
-        if not isinstance(reward, Real) or not math.isfinite(reward):
-            wrong = TypeError(f"it returned {reward!r:.100}, not a finite number")
-            raise self._failed("get_reward", reason_of(wrong), wrong)
-        return {self._cls.name: float(reward)}
+        return {self._cls.name: await self._within_limits("get_reward", self._object.get_reward, _reward)}
 
     async def close(self) -> None:
         """Release what the object holds, once. Never raises: the episode's outcome stands."""
-        close = getattr(self._object, CLOSE, None)
-        if callable(close) and not self._lost:
+        if inspect.getattr_static(self._object, CLOSE, None) is not None and not self._lost:
             try:
-                await self._within_limits(CLOSE, close)
+                await self._within_limits(CLOSE, lambda: getattr(self._object, CLOSE)())
             except ToolError:
                 log.debug("%s was not closed, as was logged and counted", self._what)
         if self._thread.is_busy:
@@ -200,7 +217,8 @@ class OpenEnvironment:
             return call.error
         try:
             with self._environments.spans.span(f"tool {call.name}", episode=self._ticket.id):
-                result = await self._call(call.name, partial(getattr(self._object, call.name), **call.arguments))
+                method = partial(getattr(self._object, call.name), **call.arguments)
+                return str(await self._call(call.name, method, _text))
         except ToolError:
             raise
         except ToolRefusal as refusal:
@@ -209,23 +227,22 @@ class OpenEnvironment:
         except Exception as error:  # noqa: BLE001 - the policy reads it
             self._environments.raised(f"tool {call.name} of {self._what} raised {reason_of(error)}", error)
             return f"Error: {_message_of(error)}"
-        return result if isinstance(result, str) else str(result)
 
-    async def _within_limits(self, name: str, method: Callable[[], Any]) -> Any:
-        """Raises ToolError: the method raised, or took too long."""
+    async def _within_limits(self, name: str, method: Callable[[], Any], read: Read = _as_it_is) -> Any:
+        """Raises ToolError: the method raised, returned what cannot be read, or took too long."""
         try:
-            return await self._call(name, method)
+            return await self._call(name, method, read)
         except ToolError:
             raise
         except Exception as error:
             raise self._failed(name, reason_of(error), error) from error
 
-    async def _call(self, name: str, method: Callable[[], Any]) -> Any:
-        """Raises what the method raises; ToolError: it took too long."""
+    async def _call(self, name: str, method: Callable[[], Any], read: Read) -> Any:
+        """What `read` makes of the method's result. Raises what either raises; ToolError: they took too long."""
         limit = asyncio.timeout(self._environments.limits.timeout_s)
         try:
             async with limit:
-                return await contained(partial(self._result, method))
+                return await contained(partial(self._result, method, read))
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -236,12 +253,15 @@ class OpenEnvironment:
             self._lost = self._thread.is_busy
             raise
 
-    async def _result(self, method: Callable[[], Any]) -> Any:
+    async def _result(self, method: Callable[[], Any], read: Read) -> Any:
         function = method.func if isinstance(method, partial) else method
-        if not inspect.iscoroutinefunction(function):
-            return await self._thread.call(method)
-        awaited: Awaitable[Any] = method()
-        return await awaited
+        result = method() if inspect.iscoroutinefunction(function) else await self._thread.call(method)
+        if inspect.isawaitable(result):  # also of a method whose decorator hides that it is a coroutine function
+            result = await result
+        if result is None or type(result) in (str, int, float, bool):
+            return read(result)
+        # Code of the user, too: it may raise, and take long.
+        return await self._thread.call(partial(read, result))
 
     def _failed(self, name: str, reason: str, cause: Exception) -> ToolError:
         return self._environments.failed(f"{name} of {self._what} failed: {reason}", cause)

@@ -132,3 +132,49 @@ class NeedsArguments:
     def __init__(self, size: int) -> None: ...
 
     def reset(self) -> None: ...
+
+
+class _Odd:
+    """Its text tells the thread that asked for it, or is none."""
+
+    def __init__(self, text: bool) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        if not self._text:
+            raise RuntimeError("no text")
+        return threading.current_thread().name
+
+    __repr__ = __str__
+
+
+class OddResults:
+    """What it returns is code of the user, too."""
+
+    def __init__(self) -> None:
+        self.reward: Any = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"there is no {name}")
+
+    def reset(self, reward: str = "") -> None:
+        self.reward = {"odd": _Odd(False), "huge": 10**400}.get(reward, 0.0)
+
+    def odd(self, text: bool) -> Any:
+        """Returns an object.
+
+        Args:
+            text: whether it has a text
+        """
+        return _Odd(text)
+
+    def hidden(self) -> Any:
+        """Is a coroutine function behind a decorator."""
+
+        async def hidden() -> str:
+            return "awaited"
+
+        return hidden()
+
+    def get_reward(self) -> Any:
+        return self.reward

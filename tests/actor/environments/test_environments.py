@@ -205,3 +205,14 @@ async def test_the_tools_of_an_episode_share_a_dictionary() -> None:
         engine = ScriptedEngine(tokenizer, [call("write"), call("read"), "Done."])
         trajectory = await play_with_tools(engine, chat, toolbox)
         assert results(chat.text(trajectory.tokens)) == ["ok", "{'written': 1}"]
+
+
+async def test_what_methods_return_is_read_as_carefully_as_they_are_called() -> None:
+    environments = opened("OddResults")
+    calls = [call("odd", '{"text": false}'), call("odd", '{"text": true}'), call("hidden")]
+    _, text = await play(environments, *calls, "Done.")
+    assert results(text) == ["Error: no text", "environment-t1", "awaited"]
+    for number, reward in enumerate(("odd", "huge"), 1):
+        with pytest.raises(ToolError, match="get_reward of environment OddResults failed"):
+            await play(environments, "Done.", extra_info={"reward": reward})
+        assert environments.counts.failures == number
