@@ -22,12 +22,24 @@ PROCESSES_FILE = "processes.json"
 """The file in a run's folder in which the supervisor tells where each role runs."""
 SUMMARY_FILE = "summary.json"
 """The file in a run's folder that tells programs what came of it."""
+FINE_TUNING_FILE = "fine_tuning"
+"""The file that marks the folder of a run of `asyncrl sft`, which has no replay, episodes and rewards."""
 CHECKPOINTS = "checkpoints"
 """The folder in a run's folder with its checkpoints."""
 CARD_FILES = ("README.md", "curves.png")
 """The model card beside an exported model, and its picture. An export leaves those that are there."""
 ALIVE_FOLDER = "alive"
 """The folder in a run's folder with the heartbeats of its roles."""
+
+
+def refuse_fine_tuning(run: Path) -> None:
+    """Raises ConfigError: the folder is that of `asyncrl sft`, and the command is about episodes or rewards."""
+    if (run / FINE_TUNING_FILE).exists():
+        raise ConfigError(
+            f"{run} is a run of `asyncrl sft`, which has no episodes and rewards. `asyncrl dashboard {run}` shows its "
+            f"figures, `asyncrl sft experiment={run / CONFIG_FILE}` goes on with it, and `asyncrl train "
+            f"model.path={run / 'model'} run.name=NAME` trains the result further"
+        )
 
 
 def run_dir(config: RunConfig) -> Path:

@@ -51,6 +51,6 @@ def _groups(config: TrainConfig, key: str, count: int, ranks: int) -> Iterator[s
     of_copy = ranks // replicas
     if config.cluster.learner_ranks is not None and ranks % replicas == 0 and of_copy % count:
         yield (
-            f"{key} learner.replicas cluster.learner_ranks: groups are equal parts of the ranks of a copy; use a "
-            f"divisor of {of_copy}"
+            f"{key} learner.replicas cluster.learner_ranks: groups are equal parts of the ranks of a copy of the "
+            f"model, which has {of_copy}; start a multiple of {count * replicas} ranks, or use a divisor of {of_copy}"
         )

@@ -39,7 +39,11 @@ class DemonstrationFile(Sequence[Demonstration]):
         self._table = self._rows.table
         found = set(self._table.column_names)
         if "messages" not in found and not {"prompt", "response"} <= found:
-            raise DataError(f"{self._name}: demonstrations need a column messages, or the columns prompt and response")
+            raise DataError(
+                f"{self._name}: demonstrations need a column messages, or the columns prompt and response; it has "
+                f"{', '.join(sorted(found))}. A demonstration in a column of a task file is for `asyncrl train`, by "
+                "data.demonstration=COLUMN"
+            )
         if not self._table.num_rows:
             raise DataError(f"{self._name} has no rows; each row is a demonstration")
 

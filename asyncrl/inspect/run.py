@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from asyncrl.config.changes import KEYS, of_this_version
-from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning
 from asyncrl.config.schema import ModelConfig, NetworkConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoreError, UnavailableError
 from asyncrl.machine import process
@@ -55,7 +55,7 @@ def find(
     """The run that a command line names, by its folder or by its store. `endpoints` and `keys` replace those of the
     configuration, and `config` is that one where it has been read already.
 
-    Raises ConfigError: neither is named; StoreError: it does not exist.
+    Raises ConfigError: neither is named, or the run is a fine-tuning; StoreError: it does not exist.
     """
     if run is None and store is None:
         raise ConfigError(f"name the run, such as runs/NAME, or its store by --store{_known_runs()}")
@@ -63,6 +63,7 @@ def find(
     in_runs = len(named.parts) == 1 and not named.is_dir()
     folder = Path(store) if store is not None else (RUNS / named if in_runs else named) / "replay"
     if not folder.is_dir():
+        refuse_fine_tuning(folder.parent)
         if owner_of(folder.parent) is not None:
             raise StoreError(
                 f"{folder.parent} starts: its replay has no store yet; look again in a moment, and see "

@@ -17,7 +17,7 @@ import yaml
 from asyncrl.config import locations
 from asyncrl.config.changes import by_key, changed_keys
 from asyncrl.config.checks import conflicts
-from asyncrl.config.locations import CONFIG_FILE, steps_in_newest_checkpoint
+from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_newest_checkpoint
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
@@ -105,7 +105,9 @@ def claim(config: TrainConfig, run_dir: Path) -> bool:
 
 def claim_or_begin_anew(config: TrainConfig, run_dir: Path) -> bool:
     """As `claim`, and it refuses other tasks, too; but a run that has not begun a step, because its first start failed,
-    does not keep its name: with another configuration or other tasks it begins anew."""
+    does not keep its name: with another configuration or other tasks it begins anew. The folder of a fine-tuning is
+    refused, too."""
+    refuse_fine_tuning(run_dir)
     try:
         _changes(config, run_dir)
         check_same_tasks(config, run_dir)

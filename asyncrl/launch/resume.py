@@ -11,15 +11,17 @@ import sys
 
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
-from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning
 from asyncrl.inspect.run import require_run
 from asyncrl.launch import local
 from asyncrl.launch.addresses import words_left_open
 
 
 def words_of(name: str) -> list[str]:
-    """The command line of `asyncrl train` that goes on with a run. Raises ConfigError: there is none."""
+    """The command line of `asyncrl train` that goes on with a run. Raises ConfigError: there is none, or
+    it is a fine-tuning."""
     run_dir = require_run(name)
+    refuse_fine_tuning(run_dir)
     if run_dir.name in ("", ".."):
         run_dir = run_dir.resolve()
     paths = ((run_dir / CONFIG_FILE).absolute(), run_dir.parent, run_dir.name)

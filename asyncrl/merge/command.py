@@ -155,8 +155,10 @@ def _unknown(source: Path) -> CheckpointError:
             return CheckpointError(f"{source / place} has safetensors already: it needs no merging")
     inner = next((each.name for each in source.iterdir() if each.name in ("actor", "critic")), None)
     advice = f"; name the folder of one model, such as {source / inner}" if inner else ""
+    if (source.absolute().parent / CONFIG_FILE).is_file():
+        advice = f"; it is part of a run: name the run, {source.parent}, or a checkpoint in it, checkpoints/step-N"
     return CheckpointError(
         f"{source} is no checkpoint that is known: it has neither {CONFIG_FILE} and checkpoints (a run of asyncrl), "
-        f"nor model_world_size_N_rank_K.pt (verl's FSDP), nor a metadata.json (Megatron's torch_dist), nor an "
-        f"{_ADAPTERS} (peft){advice}"
+        f"nor model_world_size_N_rank_K.pt (verl's FSDP), nor a metadata.json (Megatron's torch_dist), "
+        f"nor an {_ADAPTERS} (peft){advice}"
     )

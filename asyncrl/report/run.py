@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from asyncrl.config.changes import by_key
-from asyncrl.config.locations import CONFIG_FILE, SUMMARY_FILE
+from asyncrl.config.locations import CONFIG_FILE, SUMMARY_FILE, refuse_fine_tuning
 from asyncrl.config.secrets import masked
 from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import require_run
@@ -68,9 +68,10 @@ class ReportedRun:
 
 
 def read_run(name: str) -> ReportedRun:
-    """The run that `name` names, by its folder or by its name in runs/. Raises ConfigError: there is none, or its
-    configuration cannot be read."""
+    """The run that `name` names, by its folder or by its name in runs/. Raises ConfigError: there is none, it is
+    a fine-tuning, or its configuration cannot be read."""
     folder = require_run(name)
+    refuse_fine_tuning(folder)
     try:
         written = (folder / CONFIG_FILE).read_text()
         nested = yaml.safe_load(written)

@@ -38,7 +38,8 @@ MOST_REASONS = 5
 MOST_STEPS = 10
 """The most steps over which the first and the last reward are averaged."""
 LONGEST_REASON = 200
-_FOLDERS = ("model", "checkpoints", "metrics", "replay", "logs")
+_EXPORTS = ("model", "adapter", "critic")
+_FOLDERS = (*_EXPORTS, "checkpoints", "metrics", "replay", "logs")
 _ENGINE = ("tokens", "seconds", "idle_seconds")
 _WAITED = waited_for("labels")
 
@@ -232,8 +233,8 @@ def _speed(run_dir: Path, steps: _Steps) -> dict[str, float]:
 
 
 def _files(run_dir: Path, done: bool) -> dict[str, str]:
-    # Before its last step, a run has no model but that of an earlier end, if it had fewer learner.steps then.
-    names = _FOLDERS if done else [name for name in _FOLDERS if name != "model"]
+    # Before its last step, a run has no exports but those of an earlier end, if it had fewer learner.steps then.
+    names = _FOLDERS if done else [name for name in _FOLDERS if name not in _EXPORTS]
     return {name: str(run_dir / name) for name in names if (run_dir / name).exists()}
 
 

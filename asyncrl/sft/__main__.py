@@ -16,7 +16,7 @@ from pathlib import Path
 
 from asyncrl.config import locations
 from asyncrl.config.load import role_main
-from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.local import claim
@@ -27,6 +27,7 @@ from asyncrl.launch.run_folder import store_folders
 from asyncrl.learner.launcher import Membership, Timeouts, run_ranks
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity
+from asyncrl.machine.files import write_whole
 
 log = logging.getLogger("asyncrl.sft")
 
@@ -51,6 +52,7 @@ def _start(config: TrainConfig, stop: threading.Event, activity: Activity) -> No
         _prepare(config, stop)
         _settle(config)
         resumed = claim(config, run_dir)
+        write_whole(run_dir / FINE_TUNING_FILE, "the run of a fine-tuning\n")
         log.info("%s %s: %d steps", "resuming" if resumed else "starting", run_dir, config.learner.total_steps)
         if config.cluster.ranks == 1:
             _run_rank(config, stop, activity)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import failures_end_the_command
+from asyncrl.config.locations import refuse_fine_tuning
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.inspect.run import RUNS
 from asyncrl.observe.spans import FOLDER
@@ -128,6 +129,7 @@ def _find(name: str) -> Path:
     for folder in (Path(name), RUNS / name):
         if (folder / FOLDER).is_dir():
             return folder
+        refuse_fine_tuning(folder)
     raise ConfigError(f"{name} is no run with spans: name the folder of one, which has a folder {FOLDER}")
 
 

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.inspect.run import find
+from asyncrl.launch.resume import words_of
 from asyncrl.learner.checkpoint import Checkpoints
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.machine.activity import Activity
+from asyncrl.report.run import read_run
 from asyncrl.sft.__main__ import run
 from asyncrl.sft.rank import fine_tune, run_rank
 from tests.helpers import FakeMetrics, until
@@ -136,6 +141,16 @@ def test_what_only_a_training_can_do_is_refused(change: dict[str, Any], why: str
         setattr(section, name, value)
     with pytest.raises(ConfigError, match=why):
         run(config)
+
+
+@pytest.mark.parametrize("look", [partial(find, store=None), read_run, words_of])
+def test_commands_about_episodes_say_what_to_do_with_a_fine_tuning(look: Callable[[str], Any], tmp_path: Path) -> None:
+    (tmp_path / CONFIG_FILE).write_text("{}")
+    (tmp_path / FINE_TUNING_FILE).touch()
+    with pytest.raises(
+        ConfigError, match=f"is a run of `asyncrl sft`.* `asyncrl sft experiment={tmp_path}/config.yaml`"
+    ):
+        look(str(tmp_path))
 
 
 @pytest.mark.parametrize("key", ["replicas", "context_ranks", "expert_ranks"])
