@@ -66,7 +66,9 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
 
 
 def check_resume(config: TrainConfig, run_dir: Path) -> None:
-    """Raises ConfigError: the folder holds a run that has begun, and it cannot resume with this configuration."""
+    """Raises ConfigError: the folder holds a run that has begun, and it cannot resume with this configuration; or it
+    holds a fine-tuning."""
+    refuse_fine_tuning(run_dir)
     try:
         _changes(config, run_dir)
     except ConfigError:
@@ -105,9 +107,7 @@ def claim(config: TrainConfig, run_dir: Path) -> bool:
 
 def claim_or_begin_anew(config: TrainConfig, run_dir: Path) -> bool:
     """As `claim`, and it refuses other tasks, too; but a run that has not begun a step, because its first start failed,
-    does not keep its name: with another configuration or other tasks it begins anew. The folder of a fine-tuning is
-    refused, too."""
-    refuse_fine_tuning(run_dir)
+    does not keep its name: with another configuration or other tasks it begins anew."""
     try:
         _changes(config, run_dir)
         check_same_tasks(config, run_dir)

@@ -104,8 +104,8 @@ def routing_shape(config: Any) -> RoutingShape:
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise ConfigError(
-            f"the experts of a {config.model_type} model cannot be replayed; families are {', '.join(sorted(FAMILIES))}; "
-            "leave out engine.return_routed_experts and learner.router_replay"
+            f"the experts of a {config.model_type} model cannot be replayed; families are "
+            f"{', '.join(sorted(FAMILIES))}; leave out engine.return_routed_experts and learner.router_replay"
         )
     depth = int(config.num_hidden_layers)
     layers = tuple(layer for layer in range(depth) if family.routes(config, layer))
