@@ -42,6 +42,10 @@ export const FIGURES = [
     ["entropy", "Entropy and KL to the reference", [learner("entropy", "entropy"), learner("kl_reference", "KL to the reference")], { unit: "nats" }],
     ["advantage", "Advantages", [learner("advantage/mean", "mean"), learner("advantage/std", "deviation")]],
     ["value", "Critic", [learner("value/explained_variance", "explained variance"), learner("value/bias", "bias")]],
+    ["demonstrations", "Loss of demonstrations", [learner("sft/loss", "learned"), learner("demonstration/nll", "members of groups"), measured("eval/loss", "held out", { marks: true })],
+      { unit: "nats", about: "Mean negative log-likelihood of the tokens of demonstrations: of asyncrl sft, beside the episodes, and in groups." }],
+    ["experts", "Balance of experts", [learner("experts/imbalance", "mean of the layers"), learner("experts/imbalance_max", "most uneven layer")],
+      { about: "Tokens of a layer's busiest expert, divided by the mean of its experts." }],
     ["lr", "Learning rate", [learner("lr", "policy")]],
   ]),
   ...group("Age of the data", [
