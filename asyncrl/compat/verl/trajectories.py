@@ -42,6 +42,8 @@ UNROUTED = 255
 """All bytes of the experts of a token that has none, as in Trajectory."""
 
 
+IMAGES_OF_VERL = ("multi_modal_data", "multi_modal_inputs")
+
 OF_RESPONSES = ("response_mask", "rollout_log_probs", "old_log_probs", "versions", "token_level_scores")
 """Fields [B, R]."""
 
@@ -116,8 +118,12 @@ def to_trajectories(data: DataProto, version: int | None = None) -> list[Traject
     tokens is then one assistant turn and one step, and rows with the same `uid` are one group. `version` is the policy
     version of all sampled tokens where the batch has no `versions`.
 
-    Raises DataProtoError: a field is missing; InvariantError: the values are no trajectory.
+    Raises DataProtoError: a field is missing, or rows have images as verl has them; InvariantError: the values are no
+    trajectory.
     """
+    for name in IMAGES_OF_VERL:
+        shown = any(bool(each) for each in data.non_tensor_batch.get(name, ()))
+        require(not shown, f"{name} has images or videos, which trajectories do not have: leave these rows out")
     needed = ("prompts", "responses", "attention_mask")
     missing = [name for name in needed if data.batch is None or name not in data.batch]
     require(not missing, f"the batch has no {', '.join(missing)}")

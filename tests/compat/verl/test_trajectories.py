@@ -94,6 +94,16 @@ def test_prompts_are_padded_on_the_left_and_responses_on_the_right() -> None:
     assert data.non_tensor_batch["__num_turns__"].tolist() == [4, 2]
 
 
+@pytest.mark.parametrize("name", ["multi_modal_data", "multi_modal_inputs"])
+def test_rows_with_images_of_verl_are_refused_by_name(name: str) -> None:
+    data = from_trajectories([make_tool_episode()], PAD)
+    data.non_tensor_batch[name] = np.array([{}], object)
+    assert len(to_trajectories(data)) == 1
+    data.non_tensor_batch[name] = np.array([{"image": [b"x"]}], object)
+    with pytest.raises(DataProtoError, match=f"{name} has images"):
+        to_trajectories(data)
+
+
 def test_every_branch_is_a_row_with_the_reward_of_its_episode() -> None:
     data = from_trajectories([make_branches()], PAD, [make_labels("t000000001.0.0", 1.0)])
     assert data.batch["prompts"].tolist() == [[PAD, PAD, 0], [3, 4, 5]]
