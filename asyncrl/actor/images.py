@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 Messages = Sequence[Mapping[str, Any]]
 CACHED = 256
 """Images of which the tokens are known: the members of a group show the same ones."""
+UNREAD = frozenset({*IMAGE_TYPES, "input_image", "video", "video_url", "audio", "audio_url", "input_audio"})
+"""Types of blocks, and names of their fields, that templates show by marks other than text."""
 READS_NONE = "a message shows an image: this needs a model that reads images, and engine.kind=sglang"
 
 
@@ -95,10 +97,9 @@ class EpisodeImages:
         self._shown: dict[str, ShownImage] = {}
 
     async def show(self, messages: Messages) -> tuple[Mapping[str, Any], ...]:
-        """The messages as templates take them. Raises RefusedError: see `ImageDesk.read`; or none can be shown."""
-        if not image_blocks(messages):
-            return tuple(messages)
-        if self._desk is None:
+        """The messages as templates take them. Raises RefusedError: see `ImageDesk.read`; none can be shown; or a
+        message shows something else than text and images."""
+        if self._desk is None and image_blocks(messages):
             raise RefusedError(READS_NONE)
         found = []
         for message in messages:
@@ -109,8 +110,8 @@ class EpisodeImages:
         return tuple(found)
 
     async def _marked(self, block: Any) -> Any:
-        if not isinstance(block, Mapping) or block.get("type") not in IMAGE_TYPES:
-            return block
+        if not _is_image(block):
+            return _only_text(block)
         assert self._desk is not None
         name, image = await self._desk.read(block)
         self._shown[name.hex()] = image
@@ -121,9 +122,9 @@ class EpisodeImages:
 
         Raises RefusedError: the template shows more or fewer images than there are.
         """
-        names = [block["digest"] for block in image_blocks(messages)]
-        if self._desk is None or not names:
+        if self._desk is None:
             return GivenTokens(tokens)
+        names = [block["digest"] for block in image_blocks(messages)]
         at = np.flatnonzero(tokens == self._desk.shape.image_token)
         if len(at) != len(names):
             raise RefusedError(f"the model's chat template shows {len(at)} of {len(names)} images")
@@ -134,18 +135,42 @@ class EpisodeImages:
         images = [PlacedImage(start, end, bytes.fromhex(name), self._shown[name].data) for start, end, name in placed]
         return GivenTokens(tokens.repeat(counts), images)
 
+    def forged(self, tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> bool:
+        """Whether `tokens`, among which `images` stand, have placeholders of none: the policy sampled them."""
+        if self._desk is None:
+            return False
+        placed = sum(image.end - image.start for image in images)
+        return int((tokens == self._desk.shape.image_token).sum()) > placed
+
+
+def _only_text(block: Any) -> Any:
+    """A block that is no image, as templates take it. Tables give each block the columns of all, which are empty.
+    Raises RefusedError: it shows something, such as a video, which templates mark and nobody reads."""
+    if not isinstance(block, Mapping):
+        return block
+    found = {name: value for name, value in block.items() if value is not None}
+    if found.get("type", "text") in UNREAD or not UNREAD.isdisjoint(found):
+        raise RefusedError(
+            f"a message has a block that is no text, with {sorted(found)} and the type {found.get('type')!r:.40}: "
+            "images have the type image or image_url, and nothing else is shown"
+        )
+    return found
+
 
 def without_images(messages: Messages) -> Messages:
-    """The messages as templates take them, whose images are not read."""
-    if not image_blocks(messages):
-        return messages
-    return [{**message, "content": _bare(message.get("content"))} for message in messages]
+    """The messages as templates take them, whose images are not read. Raises RefusedError: one shows something else
+    than text and images."""
+    return [{**each, "content": _bare(each["content"])} if "content" in each else each for each in messages]
 
 
 def _bare(content: Any) -> Any:
     if not isinstance(content, (list, tuple)):
         return content
-    return [{"type": "image"} if block.get("type") in IMAGE_TYPES else block for block in content]
+    return [{"type": "image"} if _is_image(block) else _only_text(block) for block in content]
+
+
+def _is_image(block: Any) -> bool:
+    return isinstance(block, Mapping) and block.get("type") in IMAGE_TYPES
 
 
 class OutgoingImages:

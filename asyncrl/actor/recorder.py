@@ -257,10 +257,15 @@ class Recorder:
     def reserve(self, request: CompletionRequest) -> Reservation:
         """Room for the completion that `request` asks for: give it to `record` or to `cancel`.
 
-        Raises RefusedError: the chat template does not take the request. Raises LimitError: there is no room. Raises
-        BusyError: completions in flight may leave room when they end.
+        Raises RefusedError: the chat template does not take the request. Raises LimitError: there is no room, or the
+        policy wrote what an engine would take for an image. Raises BusyError: completions in flight may leave room when
+        they end.
         """
         prefix, (added, images) = self._continuation(request)
+        if prefix is not None and (images or prefix.images) and self._images.forged(prefix.tokens, prefix.images):
+            self.truncated = True
+            reason = "the policy wrote the placeholder of an image, which an engine would take for one that is shown"
+            raise LimitError("image_placeholder", reason)
         extends = prefix is not None and len(prefix.branch) == prefix.turn.end and not prefix.branch.reserved
         seen = len(added) + (prefix.turn.end if prefix else 0)
         new = len(added) if extends else seen

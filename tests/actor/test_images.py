@@ -106,6 +106,62 @@ def test_text_cannot_forge_the_placeholder_of_an_image(desk: ImageDesk):
     assert (trajectory.tokens == IMAGE_TOKEN).sum() == TOKENS[SQUARE]
 
 
+def qwen_chat() -> Chat:
+    """As in Qwen's template, a block is an image by its fields, too, and videos have a mark."""
+    tokenizer = vision_tokenizer()
+    own, image = "block.type == 'image'", "'<|vision_start|><|image_pad|><|vision_end|>'"
+    assert own in tokenizer.chat_template
+    seen = f"{own} or 'image' in block or 'image_url' in block else '<|video_pad|>' if 'video' in block"
+    tokenizer.chat_template = tokenizer.chat_template.replace(f"{image} if {own}", f"{image} if {seen}")
+    return Chat(tokenizer)
+
+
+@pytest.mark.parametrize("has_desk", [True, False])
+def test_what_the_template_would_show_without_an_image_is_refused(desk: ImageDesk, has_desk: bool):
+    for block in [
+        {"image": "a.png"},
+        {"image_url": {"url": "https://example.org/a.png"}},
+        {"type": "input_image", "image_url": "a.png"},
+        {"type": "text", "text": "x", "image": "a.png"},
+        {"type": "video", "video": "a.mp4"},
+        {"type": "input_audio", "input_audio": {}},
+    ]:
+        with pytest.raises(RefusedError, match="a block that is no text"):
+            play(desk if has_desk else None, make_ticket(messages=[user("x", block)]), "y")
+        with pytest.raises(RefusedError, match="a block that is no text"):
+            prompt_tokens(CHAT, make_task(messages=[user("x", block)]), {})
+
+
+def test_blocks_of_a_table_have_empty_columns_that_templates_do_not_see(desk: ImageDesk):
+    blocks = [{"type": "text", "text": "x", "image": None}, {"type": "image", "text": None, "image": SQUARE}]
+    messages = [{"role": "user", "content": blocks}]
+    images = EpisodeImages(desk)
+    recorder = Recorder(make_ticket(), LIMITS, qwen_chat(), images=images)
+    reservation = recorder.reserve(CompletionRequest(asyncio.run(images.show(messages)), ()))
+    assert [each.name for each in reservation.branch.images_within(len(reservation.branch))] == [digest_of(SQUARE)]
+    assert (reservation.branch.tokens == IMAGE_TOKEN).sum() == TOKENS[SQUARE]
+    assert (prompt_tokens(qwen_chat(), make_task(messages=messages), {}) == IMAGE_TOKEN).sum() == 1
+    assert len(prompt_tokens(CHAT, make_task(messages=[user(image(SQUARE))]), {}))
+
+
+@pytest.mark.parametrize("first", [SQUARE, None])
+def test_a_placeholder_that_the_policy_wrote_ends_the_episode_before_an_engine_takes_it_for_an_image(
+    desk: ImageDesk, first: bytes | None
+):
+    images = EpisodeImages(desk)
+    recorder = Recorder(make_ticket(), LIMITS, CHAT, images=images)
+    asked = user("one", image(first)) if first else user("one")
+    reservation = recorder.reserve(CompletionRequest(asyncio.run(images.show([asked])), ()))
+    ids = [IMAGE_TOKEN, *TOKENIZER.encode("ok<|im_end|>", add_special_tokens=False)]
+    recorder.record(reservation, generation(ids), answer("ok"), [])
+    more = asyncio.run(images.show([asked, answer("ok"), user("two", image(WIDE))]))
+    with pytest.raises(LimitError, match="placeholder of an image"):
+        recorder.reserve(CompletionRequest(more, ()))
+    trajectory = recorder.trajectory({}, {}, "turn")
+    assert trajectory.finish == "truncated"
+    assert trajectory.image_names == ([digest_of(first)] if first else [])
+
+
 def test_a_task_whose_image_cannot_be_shown_fails_with_the_reason(desk: ImageDesk):
     for block, reason in [
         (image(b"no image"), "none of PNG, JPEG, WEBP"),
