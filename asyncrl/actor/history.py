@@ -32,13 +32,28 @@ def repeats(repeated: Sequence[Message], known: Sequence[Message]) -> bool:
 
 def same_message(repeated: Message, known: Message) -> bool:
     """Whether a message is the `known` one, in the form of any client."""
-    if repeated == known:
+    if same_value(repeated, known):
         return True
     if not repeated["role"] == known["role"] == "assistant":
         return False
     said, known_said = _said(repeated), _said(known)
     made, known_made = _calls(repeated), _calls(known)
-    return (said == known_said and made == known_made) or (not made and _lists(said, known_said, known_made))
+    return (said == known_said and same_value(made, known_made)) or (not made and _lists(said, known_said, known_made))
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two plain values are the same JSON. Python takes `True` for 1; clients may write 1.0 as 1."""
+    return bool(one == other) and _same_kinds(one, other)
+
+
+def _same_kinds(one: Any, other: Any) -> bool:
+    """Whether equal values are true or false at the same places."""
+    match one:
+        case dict():
+            return all(_same_kinds(inner, other[name]) for name, inner in one.items())
+        case list() | tuple():
+            return all(map(_same_kinds, one, other))
+    return isinstance(one, bool) == isinstance(other, bool)
 
 
 def _said(turn: Message) -> str:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Generation, PlacedImage, collapsed
-from asyncrl.actor.history import Message, repeats, same_message
+from asyncrl.actor.history import Message, repeats, same_message, same_value
 from asyncrl.actor.images import EpisodeImages, GivenTokens
 from asyncrl.actor.prompt_lengths import cut_prompt
 from asyncrl.actor.steps import Split, split_steps
@@ -408,7 +408,7 @@ class Recorder:
         for prefix in reversed(self.completions):
             following = request.messages[len(prefix.messages) :]
             is_context = following and all(message["role"] != "assistant" for message in following)
-            if is_context and request.tools == prefix.tools and prefix.repeated_by(request.messages):
+            if is_context and same_value(request.tools, prefix.tools) and prefix.repeated_by(request.messages):
                 added = self._chat.suffix(following, request.tools, int(prefix.tokens[-1]))
                 if self._keeps(prefix, added, request):
                     return prefix, self._images.placed(added, following)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncrl.actor.history import Message
@@ -50,8 +50,15 @@ def _text(content: Any) -> str:
         case str():
             return content
         case list() if all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            return "".join(str(part.get("text", "")) for part in content)
+            return "".join(map(_part, content))
     raise RefusedError("only text can be recorded; leave images and audio out")
+
+
+def _part(part: Mapping[str, Any]) -> str:
+    text = part.get("text")
+    if not isinstance(text, str | None):
+        raise RefusedError(f"the text of a part is {text!s:.100}; it must be a text")
+    return text or ""
 
 
 def _call(call: Any, number: int, names: dict[str, tuple[str, str]]) -> Message:

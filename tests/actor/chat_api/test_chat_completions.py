@@ -20,6 +20,7 @@ from tests.actor.fakes import END, QWEN3, call, ids, make_tokenizer
 from tests.templates.families import tokenizer as family
 
 THOUGHT = "<think>\nhm\n</think>\n\n"
+ANY = {"type": "function", "function": {"name": "echo", "parameters": {"properties": {"text": {"default": 1}}}}}
 OTHER_TOOL = {"type": "function", "function": {"name": "other", "parameters": {}}}
 
 
@@ -285,3 +286,32 @@ def test_turns_are_compared_by_content_and_calls_and_other_messages_word_for_wor
 ):
     assert repeats([user("one"), repeated], [user("one"), known]) is same
     assert not repeats([repeated], [user("one"), known])
+
+
+async def test_arguments_and_tools_with_true_in_the_place_of_1_are_another_history():
+    async with episode([call("x").replace('"x"', "1"), "a", "b", "c"]) as agent:
+        said = await agent.ask(user("one"), tools=[ANY])
+        [made] = said["tool_calls"]
+        result = {"role": "tool", "tool_call_id": made["id"], "content": "x"}
+
+        def written(value: str) -> dict[str, Any]:
+            function = {"name": "echo", "arguments": f'{{"text": {value}}}'}
+            return {**said, "tool_calls": [{**made, "function": function}]}
+
+        await agent.ask(user("one"), written("1.0"), result, tools=[ANY])
+        assert len(agent.engine.requests[0][0]) < len(agent.engine.requests[1][0])
+        await agent.ask(user("one"), written("true"), result, tools=[ANY])
+        await agent.ask(
+            user("one"), said, result, user("go on"), tools=[json.loads(json.dumps(ANY).replace(": 1}", ": true}"))]
+        )
+    assert len(agent.trajectory.branches) == 3
+    assert not repeats([calling([{"a": [1]}])], [calling([{"a": [True]}])])
+    assert repeats([calling([{"a": [1.0]}])], [calling([{"a": [1]}])])
+
+
+async def test_a_part_without_a_text_has_none_and_one_with_another_value_is_refused():
+    async with episode(["a"]) as agent:
+        await agent.ask({"role": "user", "content": [{"type": "text", "text": None}, {"type": "text", "text": "q"}]})
+        error = await agent.refusal({"role": "user", "content": [{"type": "text", "text": {"a": 1}}]})
+        assert "must be a text" in error["message"]
+    assert "user\nq<|im_end|>" in CHAT.text(agent.trajectory.tokens)
