@@ -96,13 +96,14 @@ def _passage(tokens: list[int], tokenizer: Decoder, is_step: bool, bare: str | N
 def _problem(task: Task) -> str:
     messages = [message for message in task.messages if message["role"] != "system"] or task.messages
     several = len({message["role"] for message in messages}) > 1
-    return "\n\n".join(f"{each['role']}: " * several + _content(each["content"]) for each in messages)
+    return "\n\n".join(f"{each['role']}: " * several + _content(each.get("content")) for each in messages)
 
 
 def _content(content: Any) -> str:
     if isinstance(content, str):
         return content
-    return "".join(part.get("text", "") for part in content or ())
+    # Tables give an image the columns of a text, which are empty.
+    return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content or ())
 
 
 def _without_template(runs: Sequence[tuple[bool, str]]) -> str:

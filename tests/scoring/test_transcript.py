@@ -67,3 +67,11 @@ def test_steps_within_a_turn_follow_each_other():
     passages = transcript(trajectory, CharTokenizer(), task)
     assert [passage.text for passage in passages if passage.is_step] == ["ca", "ll<end>", "72<end>"]
     assert [passage.is_step for passage in passages] == [False, True, True, False, True]
+
+
+def test_a_problem_with_images_is_its_texts():
+    task, trajectory = episode(*TURNS)
+    table = [{"type": "image", "text": None, "image": b"x"}, {"type": "text", "text": "2+3=", "image": None}]
+    for content, problem in [(table, "2+3="), (["2", "+3="], "2+3="), (None, "")]:
+        asked = replace(task, messages=[{"role": "user", "content": content}])
+        assert transcript(trajectory, CharTokenizer(), asked)[0].plain == problem
