@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from asyncrl.actor.engine.base import PlacedImage
 from asyncrl.actor.image_sources import IMAGE_TYPES, Fetch, image_blocks, read_source
 from asyncrl.config.schema import ImagesConfig, TrainConfig
-from asyncrl.errors import RefusedError
+from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import BadImageError, ImageReader, digest_of
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.vision import VisionShape, vision_shape
@@ -63,10 +63,17 @@ class ImageDesk:
 
     @classmethod
     def of(cls, config: TrainConfig) -> ImageDesk | None:
-        """As configured; None: the policy reads no images, or its engine takes none. Raises ConfigError."""
+        """As configured; None: the policy reads no images, or its engine takes none. Raises ConfigError: see
+        `vision_shape` and `ImageReader.of`; or an image may be too large for a message to the replay."""
         shape = vision_shape(open_config(config.model)) if config.engine.kind == "sglang" else None
         if shape is None:
             return None
+        largest, most = config.data.images.max_mb, config.network.max_message_mb
+        if largest > most:
+            raise ConfigError(
+                f"data.images.max_mb network.max_message_mb: an image of {largest:g} MB would close the connection to "
+                f"the replay, which takes {most} MB; lower the first one, or raise the second"
+            )
         if not config.engine.launches and "vision" not in config.model.freeze:
             log.warning(
                 "start SGLang servers with SGLANG_VLM_CACHE_SIZE_MB=0 in their environment: otherwise they keep the "

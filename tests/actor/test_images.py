@@ -23,8 +23,8 @@ from asyncrl.actor.prompt_lengths import prompt_tokens
 from asyncrl.actor.recorder import CompletionRequest, LimitError, Recorder
 from asyncrl.actor.template import answer
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
-from asyncrl.config.schema import ImagesConfig, ModelConfig
-from asyncrl.errors import RefusedError
+from asyncrl.config.schema import ImagesConfig, ModelConfig, TrainConfig
+from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import ImageReader, digest_of
 from asyncrl.modelling.vision import vision_shape
 from asyncrl.types import Sampling, Ticket
@@ -173,6 +173,15 @@ def test_a_task_whose_image_cannot_be_shown_fails_with_the_reason(desk: ImageDes
             play(desk, make_ticket(messages=[user("x", block)]), "y")
     with pytest.raises(RefusedError, match=r"engine\.kind=sglang"):
         play(None, make_ticket(messages=[user("x", image(SQUARE))]), "y")
+
+
+def test_an_image_that_no_message_to_the_replay_can_carry_is_refused_at_the_start(tmp_path: Path):
+    config = TrainConfig(model=ModelConfig(str(save_vision_model(tmp_path))))
+    config.engine.kind, config.network.max_message_mb = "sglang", 9
+    with pytest.raises(ConfigError, match=r"data\.images\.max_mb network\.max_message_mb: an image of 10 MB"):
+        ImageDesk.of(config)
+    config.data.images.max_mb = 9
+    assert ImageDesk.of(config) is not None
 
 
 def test_a_file_of_a_permitted_folder_is_shown(desk: ImageDesk, tmp_path: Path):
