@@ -18,6 +18,8 @@ from asyncrl.actor.chat_api.messages import read_messages
 from asyncrl.actor.chat_checks import as_tool
 from asyncrl.actor.demonstrations import check_turn, said, with_names
 from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.image_sources import image_blocks
+from asyncrl.actor.images import without_images
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.actor.steps import Split
 from asyncrl.errors import RefusedError
@@ -39,11 +41,14 @@ class DemonstrationRecorder:
         """The trajectory of the demonstration that the ticket's task has; what follows its last assistant turn is left
         away.
 
-        Raises RefusedError: the chat template does not take the messages, an assistant turn follows another one or has
-        a token within that would end it, or the demonstration is too long. Raises InvariantError: as Recorder.
+        Raises RefusedError: the task shows images, the chat template does not take the messages, an assistant turn
+        follows another one or has a token within that would end it, or the demonstration is too long. Raises
+        InvariantError: as Recorder.
         """
         task, chat = ticket.task, self.chat
-        messages = (*task.messages, *read_messages(list(with_names(task.demonstration))))
+        if image_blocks(task.messages):
+            raise RefusedError("its task shows images, behind which no demonstration can be recorded")
+        messages = (*without_images(task.messages), *read_messages(list(with_names(task.demonstration))))
         schemas = [as_tool(each) for each in task.tools or self.functions.values()]
         functions = {each["function"]["name"]: each["function"] for each in schemas}
         turns = [turn for turn in range(len(task.messages), len(messages)) if messages[turn]["role"] == "assistant"]

@@ -107,6 +107,14 @@ def test_what_cannot_be_recorded_is_refused(shown: Any, limits: dict[str, Any], 
         _record(Chat(make_tokenizer()), shown, **limits)
 
 
+def test_a_demonstration_behind_an_image_is_refused_since_it_would_not_see_it() -> None:
+    recorder = DemonstrationRecorder(Chat(make_tokenizer()), {}, LIMITS)
+    shown = [{"type": "text", "text": "What is it?"}, {"type": "image", "image": "cats/1.png"}]
+    ticket = make_ticket(messages=({"role": "user", "content": shown},), demonstration=SHOWN[2:])
+    with pytest.raises(RefusedError, match="shows images"):
+        recorder(ticket)
+
+
 def test_a_trajectory_of_another_ticket_cannot_pass_for_one() -> None:
     with pytest.raises(ValueError, match="less than -1"):
         structs.replace(_record(Chat(make_tokenizer())), finish=Finish.COMPLETED)
