@@ -45,11 +45,15 @@ def write_rows(
     partial = partial_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     count = 0
-    with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, schema) as out:
-        for part in _all(sources, wanted, layout):
-            out.write_table(_as(part, schema))
-            advance(part.table.num_rows)
-            count += part.table.num_rows
+    try:
+        with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, schema) as out:
+            for part in _all(sources, wanted, layout):
+                out.write_table(_as(part, schema))
+                advance(part.table.num_rows)
+                count += part.table.num_rows
+    except pa.ArrowInvalid as error:
+        partial.unlink(missing_ok=True)
+        raise DataError(f"{', '.join(sources)} cannot be written as Arrow: {error}; nest values less deep") from error
     if count != sum(rows for _, rows, _ in files):
         partial.unlink()
         raise DataError(f"{', '.join(sources)} gave other rows when they were read again; they must not change")

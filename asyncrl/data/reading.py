@@ -373,7 +373,10 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _depth(kind: pa.DataType) -> int:
     """How many lists and maps are within each other."""
-    return 1 + max((_depth(kind.field(index).type) for index in range(kind.num_fields)), default=0)
+    depth, level = 0, [kind]
+    while level:  # A file may be nested deeper than Python's stack.
+        depth, level = depth + 1, [each.field(index).type for each in level for index in range(each.num_fields)]
+    return depth
 
 
 def _is_list(kind: pa.DataType) -> bool:

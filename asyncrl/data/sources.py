@@ -6,6 +6,7 @@ that a data set may have; `reasoning-gym:NAME?size=1000` makes tasks; anything e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from asyncrl.data.tables import (
     JSON_SUFFIXES,
     NAMED,
     ROWS_AT_ONCE,
+    check_columns,
     find_files,
     has_lines,
     json_tables,
@@ -34,6 +36,7 @@ from asyncrl.types import Task
 HUB = "hub:"
 HUB_FORM = f"{HUB}OWNER/NAME?split=train, with &config=NAME and &revision=COMMIT where the data set needs them"
 HUB_KEYS = ("split", "config", "revision")
+_ON_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 class RowPart(NamedTuple):
@@ -80,6 +83,7 @@ def _tables(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
         return
     try:
         with pq.ParquetFile(path) as file:
+            check_columns(path, file.schema_arrow.names)
             names = [each for each in columns if each in file.schema_arrow.names]
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=names):
                 yield pa.Table.from_batches([batch])
@@ -99,10 +103,23 @@ def _of_hub(source: str, wanted: Sequence[str], layout: RowLayout) -> Iterator[R
         raise DataError(f"{source}: there is no {', '.join(unknown)}; write {HUB_FORM}")
     if "split" not in query.values:
         raise DataError(f"{source} names no split; write {HUB_FORM}")
+    _check_name(source, query.name)
     rows = _loaded(source, query)
     columns = [each for each in layout.read(wanted) if each in rows.column_names]
     for table in rows.select_columns(columns).with_format("arrow").iter(ROWS_AT_ONCE):
         yield RowPart(source, f"{query.name}/{query.values['split']}", False, layout.applied(table, source, query.name))
+
+
+def _check_name(source: str, name: str) -> None:
+    """Raises DataError: `datasets` would read something that is not on the hub. A folder of this machine is named by
+    its whole path."""
+    path = Path(name)
+    if path.is_absolute() and ".." not in path.parts:
+        return
+    if not _ON_HUB.fullmatch(name) or ".." in path.parts:
+        raise DataError(f"{source}: {name} is no OWNER/NAME; write {HUB_FORM}")
+    if path.exists():
+        raise DataError(f"{source}: there is a folder {name} here, which would be read; name it {path.resolve()}")
 
 
 def _loaded(source: str, query: SourceQuery) -> Any:
@@ -115,4 +132,7 @@ def _loaded(source: str, query: SourceQuery) -> Any:
     try:
         return datasets.load_dataset(query.name, config, split=query.values["split"], revision=revision)
     except Exception as error:
-        raise DataError(f"{source} cannot be loaded: {reason_of(error)}") from error
+        raise DataError(
+            f"{source} cannot be loaded: {reason_of(error)}; check its name, HF_TOKEN and the network, or run "
+            f"`hf download --repo-type dataset {query.name} --local-dir FOLDER` where there is one, and name its files"
+        ) from error

@@ -130,6 +130,8 @@ def _files_of_hub(source: str) -> list[Path]:
     if not source.startswith(HUB) or not owner or not name:
         raise DataError(f"{source}: a data set of the hub is named {HUB_FORM}")
     within = within.strip("/")
+    if ".." in Path(within).parts:
+        raise DataError(f"{source}: {within} leads out of the data set; a data set of the hub is named {HUB_FORM}")
     try:
         folder = snapshot_download(
             f"{owner}/{name}",
@@ -162,10 +164,17 @@ def _table(path: Path, columns: Sequence[str]) -> pa.Table:
     if path.is_dir():
         return table_of_datasets(path)
     try:
-        names = set(pq.read_schema(path).names)
+        names = pq.read_schema(path).names
+        check_columns(path, names)
         return pq.read_table(path, columns=[name for name in columns if name in names])
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+def check_columns(path: Path, names: Sequence[str]) -> None:
+    """Raises DataError: two columns have one name."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"{path} has more than one column {', '.join(twice)}; rename or drop one")
 
 
 def _names_in(path: Path) -> list[str]:
@@ -211,7 +220,7 @@ def has_lines(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return path.suffix == ".jsonl" or not _text(file.read(HEAD_BYTES)).lstrip().startswith(b"[")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 

@@ -133,12 +133,18 @@ def test_rows_that_a_start_made_take_a_small_part_of_their_size_in_memory(tmp_pa
     assert kilobytes < 40_000, "pandas, which pyarrow loads where it is installed, takes 26 MB of this"
 
 
-def test_sources_of_another_form_are_refused_by_name():
+def test_sources_of_another_form_are_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
     for source, reason in (
         ("hub:a/b", "names no split; write hub:OWNER/NAME"),
         ("hub:?split=train", "write hub:OWNER/NAME"),
         ("hub:a/b?split=train&split=test", "each key once"),
         ("hub:a/b?split=train&rows=5", "there is no rows; write"),
+        ("hub:json?split=train", "json is no OWNER/NAME; write hub:OWNER/NAME"),
+        ("hub:../b?split=train", "../b is no OWNER/NAME"),
+        ("hub:/tmp/../etc?split=train", "/tmp/../etc is no OWNER/NAME"),
+        ("hub:asyncrl/data?split=train", "there is a folder asyncrl/data here, which would be read; name it /"),
+        ("hf://datasets/a/b/../../c", "leads out of the data set"),
     ):
         with pytest.raises(DataError, match=reason.replace("?", r"\?")):
             list(sources.parts(source, REQUIRED, AS_THEY_ARE))
@@ -182,7 +188,8 @@ def test_a_split_of_the_hub_is_read_by_datasets_with_its_names(tmp_path: Path, m
     assert [task.id for task in tasks] == [f"o/n/train/{number}" for number in range(3)]
     assert tasks.place(1) == "o/n/train: row 1"
     with pytest.raises(
-        DataError, match=r"hub:no/where\?split=train cannot be loaded: FileNotFoundError: not on the hub"
+        DataError,
+        match=r"hub:no/where\?split=train cannot be loaded: FileNotFoundError: not on the hub; check its name",
     ):
         list(sources.parts("hub:no/where?split=train", REQUIRED, AS_THEY_ARE))
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -197,3 +204,17 @@ def test_real_datasets_give_the_rows_of_a_folder(tmp_path: Path, monkeypatch: py
     (tmp_path / "questions" / "train.jsonl").write_text("".join(json.dumps(question(n)) + "\n" for n in range(3)))
     tasks = made(tmp_path / "made.arrow", [f"hub:{tmp_path}/questions?split=train"], QUESTIONS)
     assert [task.ground_truth for task in tasks] == ["1", "2", "3"]
+
+
+def test_rows_that_arrow_or_the_wire_cannot_hold_are_refused_with_the_file(tmp_path: Path):
+    deep = lines(tmp_path / "deep.jsonl", row(0, extra_info=json.loads('{"x": ' * 600 + "1" + "}" * 600)))
+    with pytest.raises(DataError, match=r"deep.jsonl: a column is nested 601 deep"):
+        TaskFile(deep)
+    twice = tmp_path / "twice.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array(["q"])] * 2, names=["prompt", "prompt"]), twice)
+    with pytest.raises(DataError, match=r"twice.parquet has more than one column prompt"):
+        TaskFile(twice)
+    for path, reason in ((deep, "nest values less deep"), (twice, "more than one column prompt")):
+        with pytest.raises(DataError, match=reason):
+            made(tmp_path / "made.arrow", [str(path)])
+    assert sorted(tmp_path.iterdir()) == [deep, twice]

@@ -64,7 +64,9 @@ def _dataset(source: str, name: str, options: Mapping[str, Any]) -> Any:
     if name == "composite":
         raise DataError(f"{source}: name its data sets as sources of their own, in a list")
     try:
-        return reasoning_gym.create_dataset(name, **options)
+        dataset = reasoning_gym.create_dataset(name, **options)
+        len(dataset)  # It takes any size, and fails here if that is no integer.
+        return dataset
     except Exception as error:
         raise DataError(f"{source}: reasoning-gym refuses the options: {reason_of(error)}") from error
 
