@@ -18,6 +18,7 @@ from asyncrl.config import locations
 from asyncrl.config.changes import ConfigHistory, values_of
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.rendered import longest, read_rendered, rendered_folder
+from asyncrl.errors import ConfigError
 from asyncrl.learner.activity import END
 from asyncrl.learner.batches import BatchSource, open_batches
 from asyncrl.learner.checkpoint import Checkpoints, Progress
@@ -126,6 +127,22 @@ def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:
     return Trainable(policy, own.lr, config.learner, config.model.dtype)
 
 
+def _check_sight(policy: Policy, implicit: Trainable[Policy] | None, has_critic: bool) -> None:
+    """Raises ConfigError: the policy reads images, and a model beside it would see none, or other ones."""
+    if policy.vision is None:
+        return
+    if has_critic:
+        raise ConfigError(
+            "model.path reads images, and a critic of its own would see none: use critic.shared, or an advantage "
+            "without a critic"
+        )
+    if implicit is not None and implicit.module.vision != policy.vision:
+        raise ConfigError(
+            "model.path reads images, and the model of implicit.path reads none, or cuts them otherwise: leave "
+            "implicit.path out, or name a model of the same family"
+        )
+
+
 def open_publisher(
     config: TrainConfig, ranks: Ranks, context: zmq.Context[Any], spans: Spans | None = None
 ) -> Publisher:
@@ -202,6 +219,7 @@ def _train(
     wants_reference = implicit is not None or any(each.needs_reference for each in algorithms)
     reference = reference_of(policy, config, ranks) if wants_reference else None
     has_critic = algorithm.needs_critic and not shares
+    _check_sight(policy, implicit, has_critic)
     critic = load_critic(config.critic, config.model, ranks, length, seed) if has_critic else None
     trainer = Trainer(
         ranks,

@@ -24,6 +24,8 @@ from asyncrl.learner.prefixes import EVERY, Sharing
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.vision import ImagePatches
 from asyncrl.types import Trajectory
+from tests.learner.support import Run, make_config, with_critic
+from tests.learner.test_models_beside_the_policy import prime
 from tests.learner.test_policy import gradients, weights_for
 from tests.vision import IMAGE_TOKEN, MERGE, VISION_FAMILIES, VOCABULARY, random_image, save_vision_model, shown
 
@@ -230,3 +232,16 @@ def test_adapters_of_tower_and_text_are_published_merged_with_the_same_log_probs
     merged.save_pretrained(tmp_path)
     torch.testing.assert_close(ours.detach(), one_by_one(tmp_path, batch).logprobs, atol=1e-4, rtol=0)
     assert not torch.allclose(ours, one_by_one(qwen, batch).logprobs, atol=1e-2)
+
+
+def test_models_beside_a_policy_that_reads_images_which_would_see_none_are_refused(
+    qwen: Path, model: Path, ranks: Ranks, tmp_path: Path
+):
+    own = with_critic(make_config(qwen, tmp_path / "critic"))
+    own.critic.path = str(model)
+    with pytest.raises(ConfigError, match=r"a critic of its own would see none: use critic\.shared"):
+        Run(own).train(ranks)
+    other = prime(qwen, tmp_path / "implicit")
+    other.implicit.path = str(model)
+    with pytest.raises(ConfigError, match=r"the model of implicit\.path reads none"):
+        Run(other).train(ranks)
