@@ -33,7 +33,7 @@ class Transcript:
         for message in messages:
             role = str(message["role"])
             name = f"{role} {message['name']}" if role == "tool" and message.get("name") else role
-            self._console.print(Rule(Text(name, STYLES.get(role, "")), align="left", style="dim"))
+            self._console.print(Rule(Text(printable(name), STYLES.get(role, "")), align="left", style="dim"))
             if reasoning := message.get("reasoning_content"):
                 self._text(f"<think>{reasoning}</think>", "dim")
             content = message["content"]

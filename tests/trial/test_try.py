@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from asyncrl.__main__ import main
+from asyncrl.trial.transcript import Transcript
 from tests.actor.engine.fleet.fakes import FakeSglang
 from tests.actor.engine.support import tiny_model
 from tests.data.test_tables import lines, row
@@ -180,3 +183,11 @@ def test_a_server_that_runs_is_asked_for_tokens_and_for_nothing_else(
     assert status == 0, errors
     assert set(server.calls) == {"generate"}
     assert re.search(r"tokens +\d+, of which 8 sampled", shown)
+
+
+def test_a_name_of_a_role_or_tool_has_no_effect_on_the_terminal():
+    out = io.StringIO()
+    role = {"role": "\x1b[2Jrole", "content": "said"}
+    Transcript(Console(file=out)).messages([role, {"role": "tool", "name": "\x1b]0;title\x07", "content": "result"}])
+    assert "\x1b" not in out.getvalue()
+    assert "role" in out.getvalue()
