@@ -156,7 +156,7 @@ def _only_text(block: Any) -> Any:
     if not isinstance(block, Mapping):
         return block
     found = {name: value for name, value in block.items() if value is not None}
-    if found.get("type", "text") in UNREAD or not UNREAD.isdisjoint(found):
+    if str(found.get("type", "text")) in UNREAD or not UNREAD.isdisjoint(found):
         raise RefusedError(
             f"a message has a block that is no text, with {sorted(found)} and the type {found.get('type')!r:.40}: "
             "images have the type image or image_url, and nothing else is shown"

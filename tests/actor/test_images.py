@@ -124,6 +124,7 @@ def test_what_the_template_would_show_without_an_image_is_refused(desk: ImageDes
         {"type": "input_image", "image_url": "a.png"},
         {"type": "text", "text": "x", "image": "a.png"},
         {"type": "video", "video": "a.mp4"},
+        {"type": ["image"], "image": "a.png"},
         {"type": "input_audio", "input_audio": {}},
     ]:
         with pytest.raises(RefusedError, match="a block that is no text"):
