@@ -10,10 +10,11 @@ do after a timeout, the request is cancelled and nothing of it is recorded.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from urllib.parse import quote
@@ -37,6 +38,7 @@ from asyncrl.text import count_characters, encodable, nested_within, reason_of
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 16 << 20
+_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 LINGERING_S = 1.0
 """The rest of a body that nobody needs is read for so long: clients that are cut off earlier do not get the answer."""
 
@@ -46,7 +48,7 @@ APIS: tuple[Api, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Connections in all, and requests of one episode that are not answered yet. A connection may take `silent_s`
-    seconds until its first request, `body_s` to send a body, and `reading_s` to read a stream."""
+    seconds until its first request, `body_s` to send a body, and `reading_s` to read an answer."""
 
     connections: int = 4096
     at_once: int = 256
@@ -213,8 +215,10 @@ class EpisodeServer:
                 self._error_logger.exception(f"episode {endpoint.episode.ticket.id} fails: {reason_of(error)}", error)
             return _error(api, 503, str(error), "engine_error")
         if request.stream:
-            return await _sent(api, http, request, answer, self._bounds.reading_s)
-        return web.json_response(answer)
+            return await _sent(http, _STREAM, api.events(request, answer), self._bounds.reading_s)
+        body = json.dumps(answer).encode()
+        headers = {"Content-Type": "application/json; charset=utf-8", "Content-Length": str(len(body))}
+        return await _sent(http, headers, [body], self._bounds.reading_s)
 
     async def _answer(
         self, api: Api, endpoint: EpisodeEndpoint, body: object
@@ -277,13 +281,13 @@ def _check_length(episode: Episode, request: CompletionRequest) -> None:
 
 
 async def _sent(
-    api: Api, http: web.Request, request: PolicyRequest, answer: Mapping[str, object], limit_s: float
+    http: web.Request, headers: Mapping[str, str], parts: Iterable[bytes], limit_s: float
 ) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    response = web.StreamResponse(headers=headers)
     try:
         async with asyncio.timeout(limit_s):
             await response.prepare(http)
-            for each in api.events(request, answer):
+            for each in parts:
                 await response.write(each)
             await response.write_eof()
     except TimeoutError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -105,3 +106,21 @@ async def test_arguments_of_calls_are_as_bounded_as_bodies_and_can_be_encoded(ar
         assert status == (400 if arguments.startswith("[") else 200)
         if status == 400:
             await agent.ask(user("one"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_does_not_read_its_answer_is_cut_off_and_the_completion_stays_recorded(stream: bool):
+    async with episode(["a", "b"], bounds=Bounds(reading_s=0.2)) as agent:
+        url, key = await agent.address
+        # The answer repeats the metadata, which is more than the buffers of both sides hold.
+        body = json.dumps({"input": "one", "metadata": {"x": "y" * 12_000_000}, "stream": stream}).encode()
+        _, writer = await opened(agent)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        head = f"POST {urlsplit(url).path}/responses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        await async_until(lambda: agent.counts.answered == 1, ANSWER_S)
+        runner = agent.player._server._runner
+        await async_until(lambda: runner.server is not None and not runner.server.connections, ANSWER_S)
+        writer.close()
+        await agent.ask(user("one"), {"role": "assistant", "content": "a"}, user("two"))
+    assert len(agent.trajectory.branches) == 1
