@@ -93,6 +93,8 @@ def test_every_role_reads_the_configuration_in_the_folder_of_the_run_from_any_wo
 def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tmp_path: Path) -> None:
     run_dir, elsewhere = tmp_path / "run", tmp_path / "fast_disk"
     config, store = make_config(), run_dir / "replay"
+    config.data.train = [str(tmp_path / "t.parquet")]
+    (tmp_path / "t.parquet").touch()
     elsewhere.mkdir()
     run_dir.mkdir()
     claim(config, run_dir)
