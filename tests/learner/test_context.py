@@ -6,7 +6,6 @@ import sys
 import threading
 from contextlib import chdir
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError
@@ -24,6 +22,7 @@ from asyncrl.learner.prefixes import EVERY
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.packed_layout import PackedLayout
+from tests.learner.as_one_rank import assert_same_pass, assert_same_runs
 from tests.learner.context_ranks import (
     ARRANGEMENTS,
     FAMILIES,
@@ -36,8 +35,6 @@ from tests.learner.context_ranks import (
 )
 from tests.learner.support import VOCABULARY, Run
 from tests.mixtures import save_mixture
-
-MEASURED = ("seconds/", "memory/", "idle", "tokens_per_s")
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +72,6 @@ def one(model: Path, folder: Path, ranks: Ranks) -> dict[str, Any]:
     return trained(model, folder / "one", ranks)
 
 
-def assert_close(found: Tensor, expected: Tensor, name: str) -> None:
-    size = max(1.0, float(expected.abs().max()))
-    torch.testing.assert_close(found, expected, atol=2e-5 * size, rtol=1e-4, msg=lambda m: f"{name}: {m}")
-
-
 by_two_and_four = pytest.mark.parametrize(
     "ranked", [pytest.param("two", marks=pytest.mark.slow), pytest.param("four", marks=pytest.mark.long)]
 )
@@ -96,14 +88,7 @@ def test_a_divided_pass_gives_the_log_probs_values_and_gradients_of_a_whole_one(
         found, expected = done[key], outputs(folder / key[2], ranks, 1.0)
         torch.testing.assert_close(found["canary"], expected["canary"], atol=2e-5, rtol=0)
         for name in LENGTHS:
-            *tensors, policy, critic, loads = found[name]
-            *whole, of_policy, of_critic, all_loads = expected[name]
-            for index, (ours, theirs) in enumerate(zip(tensors, whole, strict=True)):
-                assert_close(ours, theirs, f"{key} {name} {index}")
-            for ours, theirs in ((policy, of_policy), (critic, of_critic), (loads, all_loads)):
-                assert ours.keys() == theirs.keys()
-                for parameter in ours:
-                    assert_close(ours[parameter], theirs[parameter], f"{key} {name} {parameter}")
+            assert_same_pass(found[name], expected[name], f"{key} {name}")
 
 
 @by_two_and_four
@@ -111,18 +96,8 @@ def test_ranks_that_divide_passes_train_measure_and_publish_what_one_does(
     ranked: str, one: dict[str, Any], request: pytest.FixtureRequest
 ):
     done = request.getfixturevalue(ranked)
-    for found, (name, expected) in product([done[key] for key in done if len(key) == 2], one.items()):
-        assert found.keys() == one.keys()
-        for version, tensors in expected["weights"].items():
-            for tensor in tensors:
-                assert_close(found[name]["weights"][version][tensor], tensors[tensor], f"{name} {tensor}")
-        assert [step for step, _ in found[name]["metrics"]] == [step for step, _ in expected["metrics"]]
-        for (_, ours), (_, theirs) in zip(found[name]["metrics"], expected["metrics"], strict=True):
-            assert ours.keys() == theirs.keys()
-            same = [key for key in theirs if not key.startswith(MEASURED)]
-            assert {key: ours[key] for key in same} == pytest.approx(
-                {key: theirs[key] for key in same}, rel=1e-4, abs=1e-5
-            )
+    for found in [done[key] for key in done if len(key) == 2]:
+        assert_same_runs(found, one)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import sys
 import threading
 from contextlib import chdir
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.tensor_ranks import divide_layers
 from asyncrl.modelling.context import ContextGroup
+from tests.learner.as_one_rank import assert_close, assert_same_pass, assert_same_runs
 from tests.learner.context_ranks import LENGTHS, SIZES, outputs
 from tests.learner.support import assert_weights_equal
 from tests.learner.tensor_ranks import (
@@ -33,7 +33,6 @@ from tests.learner.tensor_ranks import (
     trained,
     write_families,
 )
-from tests.learner.test_context import MEASURED, assert_close
 from tests.learner.two_ranks import fine_tuned
 
 
@@ -86,14 +85,7 @@ def test_divided_layers_give_the_log_probs_values_and_gradients_of_whole_ones(
         found, expected = done[key], outputs(folder / key[2], ranks, 1.0)
         torch.testing.assert_close(found["canary"], expected["canary"], atol=2e-5, rtol=0)
         for name in LENGTHS:
-            *tensors, policy, critic, _ = found[name]
-            *whole, of_policy, of_critic, _ = expected[name]
-            for index, (ours, theirs) in enumerate(zip(tensors, whole, strict=True)):
-                assert_close(ours, theirs, f"{key} {name} {index}")
-            for ours, theirs in ((policy, of_policy), (critic, of_critic)):
-                assert ours.keys() == theirs.keys()
-                for parameter in ours:
-                    assert_close(ours[parameter], theirs[parameter], f"{key} {name} {parameter}")
+            assert_same_pass(found[name], expected[name], f"{key} {name}")
 
 
 @by_two_and_four
@@ -103,20 +95,8 @@ def test_ranks_that_divide_layers_train_measure_and_publish_what_one_does(
     done = request.getfixturevalue(ranked)
     runs = [done[key] for key in done if isinstance(key, tuple) and len(key) == 2]
     assert len(runs) == len(ARRANGEMENTS[2 if ranked == "two" else 4])
-    for found, (name, expected) in product(runs, one.items()):
-        assert found.keys() == one.keys()
-        assert found[name]["weights"].keys() == expected["weights"].keys()
-        for version, tensors in expected["weights"].items():
-            assert found[name]["weights"][version].keys() == tensors.keys()
-            for tensor in tensors:
-                assert_close(found[name]["weights"][version][tensor], tensors[tensor], f"{name} {tensor}")
-        assert [step for step, _ in found[name]["metrics"]] == [step for step, _ in expected["metrics"]]
-        for (_, ours), (_, theirs) in zip(found[name]["metrics"], expected["metrics"], strict=True):
-            assert ours.keys() == theirs.keys()
-            same = [key for key in theirs if not key.startswith(MEASURED)]
-            assert {key: ours[key] for key in same} == pytest.approx(
-                {key: theirs[key] for key in same}, rel=1e-4, abs=1e-5
-            )
+    for found in runs:
+        assert_same_runs(found, one)
 
 
 @pytest.mark.slow
