@@ -102,6 +102,7 @@ class Forks:
         """A server over a folder."""
         port = free_ports(1)
         assert self._process.stdin is not None
+        log.touch()  # The fork tells its number before it opens its log.
         order = [["--model-path", str(model), *ARGUMENTS, "--port", str(port)], str(log)]
         print(json.dumps(order), file=self._process.stdin, flush=True)
         server = Fork(f"http://127.0.0.1:{port}", int(self._read()), log)
