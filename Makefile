@@ -10,7 +10,7 @@ SHARDS ?= 2
 # Else every process that a test or the demo starts would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install test test-quick test-long test-wheel test-pages test-sglang test-vllm test-ray test-slurm test-verl fuzz chaos check demo demo-sglang docs clean
+.PHONY: help install test test-quick test-long test-wheel test-pages test-sglang test-vllm test-ray test-slurm test-verl test-environments fuzz chaos check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (3 minutes on 2 cores, once installed)"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-verl VERL_PYTHON=PATH   the tests that compare with the real verl (2 minutes on 2 cores)"
 	@echo "make test-ray  runs on a Ray cluster of four nodes, which are killed, and worker groups (15 minutes on 2 cores; installs asyncrl[ray])"
 	@echo "make test-slurm  runs as jobs of a real Slurm with three nodes (8 minutes on 2 cores; needs root, slurm-wlm and munge)"
+	@echo "make test-environments  the tests with packages of environments that need a Python of their own, which it makes (4 minutes on 2 cores)"
 	@echo "make fuzz     damaged messages at a replay, a weight publisher and the endpoint of agents (MESSAGES=1000000 SEED=0)"
 	@echo "make chaos    kill -9 at random moments of a whole run, and what it kept to (KILLS=100 SEED=0 SHARDS=2)"
 	@echo "make check    ruff and mypy"
@@ -40,7 +41,8 @@ $(VENV)/installed: constraints.txt pyproject.toml
 	@touch $@
 
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
-NO_SERVERS := -n 2 --dist worksteal --ignore=tests/sglang --ignore=tests/vllm --ignore=tests/ray --ignore=tests/slurm
+NO_SERVERS := -n 2 --dist worksteal --ignore=tests/sglang --ignore=tests/vllm --ignore=tests/ray --ignore=tests/slurm \
+	--ignore=tests/environments
 
 test: install
 	$(PYTEST) $(NO_SERVERS) -m "not long and not browser"
@@ -78,6 +80,10 @@ test-ray: install
 # One after the other: all are jobs of one cluster.
 test-slurm: install
 	$(PYTEST) -n 0 -rs tests/slurm $(ARGS)
+
+# Each package in a virtual environment in .cache/environments; skipped, with the reason, where it does not install.
+test-environments: install
+	$(PYTEST) -n 2 --dist loadfile -rs tests/environments $(ARGS)
 
 fuzz: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.security.fuzz --messages $(MESSAGES) --seed $(SEED)
