@@ -33,6 +33,8 @@ NO_MASS = np.zeros(0, np.float32)
 NO_ROUTING = np.zeros((0, 0), np.uint8)
 NO_IMAGE_SPANS = np.zeros((0, 2), np.int32)
 DIGEST_BYTES = 32
+MAX_IMAGES = 256
+"""Of one trajectory, each counted as often as it stands there."""
 NO_IMAGE_DIGESTS = np.zeros((0, DIGEST_BYTES), np.uint8)
 MAX_ROUTING_BYTES = 4096
 """Of one token: enough for 128 layers that send a token to 16 of 65535 experts."""

@@ -14,8 +14,11 @@ from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from asyncrl.actor.images import ImageDesk
+from asyncrl.config.schema import ImagesConfig, ModelConfig
 from asyncrl.demo.tokenizer import build_tokenizer
-from asyncrl.modelling.vision import Grid, ImagePatches
+from asyncrl.modelling.images import ImageReader
+from asyncrl.modelling.vision import Grid, ImagePatches, vision_shape
 from asyncrl.types import Role, Trajectory, Turn
 from tests.helpers import make_trajectory
 
@@ -60,18 +63,40 @@ VISION_FAMILIES = tuple(_TOWERS)
 
 
 TEMPLATE = """\
-{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' }}
-    {%- if message.content is string %}
-        {{- message.content }}
+{%- macro shown(content) %}
+    {%- if content is string %}
+        {{- content }}
     {%- else %}
-        {%- for block in message.content %}
+        {%- for block in content %}
             {{- '<|vision_start|><|image_pad|><|vision_end|>' if block.type == 'image' else block.text }}
         {%- endfor %}
     {%- endif %}
+{%- endmacro %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools' }}
+    {%- for tool in tools %}
+        {{- '\\n' + tool.function.name }}
+    {%- endfor %}
     {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user' if loop.first or messages[loop.index0 - 1].role != 'tool' else '' }}
+        {{- '\\n<tool_response>\\n' + shown(message.content) + '\\n</tool_response>' }}
+        {{- '<|im_end|>\\n' if loop.last or messages[loop.index0 + 1].role != 'tool' else '' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + shown(message.content) }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '' if loop.first and not message.content else '\\n' }}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
 {%- endfor %}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt }}"""
+"""Of Qwen3-VL's form: it shows images in results of tools, too."""
 
 
 def vision_tokenizer() -> Any:
@@ -96,6 +121,14 @@ def save_vision_model(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -
     size = {"shortest_edge": 4 * PATCH**2, "longest_edge": 64 * PATCH**2}
     Qwen2VLImageProcessorPil(patch_size=PATCH, merge_size=MERGE, size=size).save_pretrained(folder)
     return folder
+
+
+def vision_desk(folder: Path, family: str = "qwen2_5_vl") -> ImageDesk:
+    """What reads the images of messages for such a model, which is saved in `folder`."""
+    reader = ImageReader.of(ModelConfig(str(save_vision_model(folder, family))), ImagesConfig())
+    shape = vision_shape(vision_model(family).config)
+    assert shape is not None
+    return ImageDesk(reader, shape, ImagesConfig())
 
 
 def _ids() -> dict[str, int]:

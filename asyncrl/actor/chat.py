@@ -36,6 +36,11 @@ NO_FORMAT = (
     "the model's chat template shows tool calls in no known form; if the model writes them in a known form, set "
     f"actor.tool_call_format to one of {', '.join(FORMATS)}"
 )
+_NUMBERS_IMAGES = (
+    "the model's chat template shows an image of a later turn by those before it, such as by its number, and turns are "
+    "rendered alone: leave add_vision_id out of actor.template_kwargs"
+)
+_IMAGE_QUESTION = {"role": "user", "content": [{"type": "image"}]}
 _NO_CALLS = "the model's chat template does not show an assistant turn that calls tools"
 
 
@@ -226,6 +231,10 @@ class Chat:
         names = [message["name"] for message in messages if message["role"] == "tool"]
         marked = calling([*([{}] * (len(names) - 1)), {"mark": MARK}], names) if names else answer(MARK)
         tail = self._template.render([QUESTION, marked, *messages], tools).partition(MARK)[2]
+        if any(isinstance(message["content"], list) for message in messages):
+            behind_image = self._template.render([_IMAGE_QUESTION, marked, *messages], tools).partition(MARK)[2]
+            if behind_image != tail:
+                raise RefusedError(_NUMBERS_IMAGES)
         end = self._call_end if names else self._answer_end
         if not end or end not in tail:
             raise RefusedError(_NO_CALLS)

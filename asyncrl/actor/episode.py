@@ -22,7 +22,7 @@ from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Engine, Generation
 from asyncrl.actor.environments.environments import Environments, OpenEnvironment
 from asyncrl.actor.history import Message
-from asyncrl.actor.images import EpisodeImages, ImageDesk, OutgoingImages
+from asyncrl.actor.images import EpisodeImages, ImageDesk, OutgoingImages, TooManyImagesError
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions, OpenInteraction
 from asyncrl.actor.parsing import ParsedTurn
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
@@ -156,6 +156,8 @@ class Episode:
             shown: dict[str, Any] = {"images": images} if images else {}
             place = self.chat.stop_ids, branch.session
             sampled = await self._engine.generate(branch.tokens, sampling, *place, **shown)
+            if images:
+                values["images"] = len(images)
             values |= {"prompt_tokens": len(branch), "tokens": len(sampled.tokens), "finish": sampled.finish_reason}
             if len(sampled.versions):
                 values["version"] = int(sampled.versions[-1])
@@ -307,7 +309,11 @@ class ToolPlayer:
                 return
             messages = (*messages, completion.message)
             self.watch(messages[-1:])
-            following = await self._following(episode, tools, user, messages, completion)
+            try:
+                following = await self._following(episode, tools, user, messages, completion)
+            except TooManyImagesError:
+                recorder.truncated = True
+                return
             if not following:
                 return
             self.watch(following)
@@ -331,7 +337,7 @@ class ToolPlayer:
             with episode.timed("tools"):
                 results = await tools.answer(calls)
             answered = zip(calls, results, completion.turn.ids, strict=True)
-            return tuple(result(text, call.name, id) for call, text, id in answered)
+            return await episode.images.show([result(content, call.name, id) for call, content, id in answered])
         if user is None or completion.finish_reason != "stop":
             return ()
         with episode.timed("user"):
@@ -343,4 +349,4 @@ class ToolPlayer:
         if not (recorder.turns_left and user.may_go_on):
             recorder.truncated = True
             return ()
-        return ({"role": "user", "content": reply.text},)
+        return await episode.images.show([{"role": "user", "content": reply.content}])

@@ -62,7 +62,7 @@ async def read_source(block: Mapping[str, Any], config: ImagesConfig, fetch: Fet
     if isinstance(source, str):
         scheme = source.partition(":")[0].lower() if ":" in source else ""
         if scheme == "data":
-            source = _decoded(source)
+            source = await asyncio.to_thread(_decoded, source)
         elif scheme in ("http", "https"):
             if not config.urls:
                 raise RefusedError(f"a message names the image {source!r:.100}: data.images.urls=true would fetch it")
@@ -82,6 +82,15 @@ def _source(block: Mapping[str, Any]) -> bytes | str:
     if not isinstance(found, (str, bytes)):
         raise RefusedError(f"an image of a message is neither bytes, nor a path, nor a URL: {sorted(block)}")
     return found
+
+
+def named_place(block: Mapping[str, Any]) -> str | None:
+    """The path or URL that an image block names; None: it has the bytes, or names nothing."""
+    with suppress(RefusedError):
+        source = _source(block)
+        if isinstance(source, str) and source[:5].lower() != "data:":
+            return source
+    return None
 
 
 def _decoded(url: str) -> bytes:

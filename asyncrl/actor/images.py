@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import PlacedImage
-from asyncrl.actor.image_sources import IMAGE_TYPES, Fetch, image_blocks, read_source
+from asyncrl.actor.image_sources import IMAGE_TYPES, Fetch, image_blocks, named_place, read_source
 from asyncrl.config.schema import ImagesConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import BadImageError, ImageReader, digest_of
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.vision import VisionShape, vision_shape
+from asyncrl.types import MAX_IMAGES
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,10 @@ CACHED = 256
 UNREAD = frozenset({*IMAGE_TYPES, "input_image", "video", "video_url", "audio", "audio_url", "input_audio"})
 """Types of blocks, and names of their fields, that templates show by marks other than text."""
 READS_NONE = "a message shows an image: this needs a model that reads images, and engine.kind=sglang"
+
+
+class TooManyImagesError(RefusedError):
+    """An episode would show more different images than a trajectory may have."""
 
 
 class ShownImage(NamedTuple):
@@ -102,12 +107,20 @@ class EpisodeImages:
     def __init__(self, desk: ImageDesk | None) -> None:
         self._desk = desk
         self._shown: dict[str, ShownImage] = {}
+        self._by_source: dict[str, str] = {}
 
     async def show(self, messages: Messages) -> tuple[Mapping[str, Any], ...]:
-        """The messages as templates take them. Raises RefusedError: see `ImageDesk.read`; none can be shown; or a
-        message shows something else than text and images."""
-        if self._desk is None and image_blocks(messages):
+        """The messages as templates take them. What a path or a URL names is read once, so that an agent's later
+        requests show the same image.
+
+        Raises RefusedError: see `ImageDesk.read`; none can be shown; or a message shows something else than text and
+        images. Raises TooManyImagesError.
+        """
+        blocks = image_blocks(messages)
+        if self._desk is None and blocks:
             raise RefusedError(READS_NONE)
+        if len(blocks) > MAX_IMAGES:
+            raise TooManyImagesError(f"{len(blocks)} images are shown at once; an episode may show {MAX_IMAGES}")
         found = []
         for message in messages:
             content = message.get("content")
@@ -120,9 +133,17 @@ class EpisodeImages:
         if not _is_image(block):
             return _only_text(block)
         assert self._desk is not None
-        name, image = await self._desk.read(block)
-        self._shown[name.hex()] = image
-        return {"type": "image", "digest": name.hex()}
+        place = named_place(block)
+        digest = self._by_source.get(place) if place else None
+        if digest is None:
+            name, image = await self._desk.read(block)
+            digest = name.hex()
+            if len(self._shown) >= MAX_IMAGES and digest not in self._shown:
+                raise TooManyImagesError(f"the episode has shown {MAX_IMAGES} images, which is all that it may show")
+            self._shown[digest] = image
+            if place:
+                self._by_source[place] = digest
+        return {"type": "image", "digest": digest}
 
     def placed(self, tokens: NDArray[np.int32], messages: Messages) -> GivenTokens:
         """The `tokens` that the template made of shown `messages`, with as many placeholders as their images take.
@@ -134,7 +155,11 @@ class EpisodeImages:
         names = [block["digest"] for block in image_blocks(messages)]
         at = np.flatnonzero(tokens == self._desk.shape.image_token)
         if len(at) != len(names):
-            raise RefusedError(f"the model's chat template shows {len(at)} of {len(names)} images")
+            roles = ", ".join(sorted({str(message["role"]) for message in messages if image_blocks([message])}))
+            raise RefusedError(
+                f"the model's chat template shows {len(at)} of {len(names)} images in messages of the roles "
+                f"{roles}; show them in messages of the user, or set model.chat_template to one that shows them"
+            )
         counts = np.ones(len(tokens), np.int64)
         counts[at] = [self._shown[name].tokens for name in names]
         ends = counts.cumsum()[at]

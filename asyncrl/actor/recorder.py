@@ -40,6 +40,7 @@ from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
 from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import (
     DIGEST_BYTES,
+    MAX_IMAGES,
     NO_MASS,
     NO_ROUTING,
     NO_VERSION,
@@ -269,6 +270,7 @@ class Recorder:
         extends = prefix is not None and len(prefix.branch) == prefix.turn.end and not prefix.branch.reserved
         seen = len(added) + (prefix.turn.end if prefix else 0)
         new = len(added) if extends else seen
+        self._check_images(images if extends else [*(prefix.images if prefix else ()), *images])
         in_flight = [branch for branch in self.branches if branch.reserved]
         room = self._room(seen, new, in_flight)
         if room < 1:
@@ -438,6 +440,14 @@ class Recorder:
             return self._chat.renders(np.concatenate([known, added]), request.messages, request.tools)
         except RefusedError:
             return ended
+
+    def _check_images(self, added: Sequence[PlacedImage]) -> None:
+        """Raises LimitError: with those that are `added`, the episode would show more than a trajectory may."""
+        shown = len(added) + sum(len(branch.images_within(len(branch))) for branch in self.branches)
+        if added and shown > MAX_IMAGES:
+            self.truncated = True
+            reason = f"the branches of the episode would show {shown} images; they may show {MAX_IMAGES} together"
+            raise LimitError("image_limit", reason)
 
     def _room(self, seen: int, new: int, in_flight: Sequence[Branch]) -> int:
         """Tokens that a completion behind `seen` tokens may have, `new` of which the episode does not have yet, while

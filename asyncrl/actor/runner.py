@@ -67,6 +67,7 @@ async def open_runner(
     report_rewritings(chat, actor.history)
     player: Player
     of_episodes, as_rendered, step_split = _of_episodes(config)
+    images = ImageDesk.of(config)
     demonstrate = None if config.data.demonstration is None else demonstration_recorder(config, chat)
     if actor.agent is None:
         toolbox = open_toolbox(actor, spans)
@@ -77,13 +78,15 @@ async def open_runner(
         player = ToolPlayer(toolbox, read_grammar(actor.response_format), users, watch)
     else:
         from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
+        from asyncrl.actor.chat_api.server import WITH_IMAGES_BYTES, Bounds
 
-        player = AgentPlayer(load_agent(actor.agent), actor.chat_api_host, actor.chat_api_port)
+        bounds = Bounds() if images is None else Bounds(body_bytes=WITH_IMAGES_BYTES)
+        player = AgentPlayer(load_agent(actor.agent), actor.chat_api_host, actor.chat_api_port, bounds)
         await player.start()
         stack.push_async_callback(player.close)
     return EpisodeRunner(
         *(engine, chat, player, of_episodes, as_rendered, step_split),
         spans=spans or NoSpans(),
         demonstrate=demonstrate,
-        images=ImageDesk.of(config),
+        images=images,
     )

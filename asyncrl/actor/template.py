@@ -50,8 +50,8 @@ def calling(
     return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
-def result(content: str, name: str = "lookup", id: str = "") -> dict[str, Any]:
-    """A tool's result. `id` is that of the call, if the policy gave it one."""
+def result(content: Any, name: str = "lookup", id: str = "") -> dict[str, Any]:
+    """A tool's result, a text or blocks. `id` is that of the call, if the policy gave it one."""
     return {"role": "tool", "name": name, "content": content, **({"tool_call_id": id} if id else {})}
 
 

@@ -1,7 +1,8 @@
 """The tools of an actor, and the tools that one episode has open.
 
-The policy reads the text of a refusal or of a malformed call as its result. If a tool raises anything else, or takes
-too long, the call is tried again; then ToolError ends the episode. Every open tool is released exactly once.
+The policy reads what a tool answers, text or images, and the text of a refusal or of a malformed call, as the result.
+If a tool raises anything else, or takes too long, the call is tried again; then ToolError ends the episode. Every open
+tool is released exactly once.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import Any, TypeVar
 from asyncrl.actor.contained import contained
 from asyncrl.actor.finishing import finish
 from asyncrl.actor.parsing import MalformedCall
+from asyncrl.actor.results import Content, cut_content, read_content
 from asyncrl.actor.tools.base import Tool, ToolRefusal
 from asyncrl.errors import ToolError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans
-from asyncrl.text import cut, reason_of
+from asyncrl.text import reason_of
 from asyncrl.types import Ticket, ToolCall
 
 log = logging.getLogger(__name__)
@@ -141,14 +143,16 @@ class OpenTools:
             kwargs = kwargs.get("create_kwargs", kwargs) or {}
             await self._within_limits(name, "create", partial(tool.create, **kwargs))
 
-    async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[str]:
+    async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
         """The results of the calls, in their order. The calls run at the same time. Raises ToolError."""
         self._counts.calls += len(calls)
         answers = await asyncio.gather(*map(self._answer, calls), return_exceptions=True)
+        results = []
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
-        return [cut(answer, self._limits.max_chars) for answer in answers if isinstance(answer, str)]
+            results.append(cut_content(answer, self._limits.max_chars))
+        return results
 
     async def rewards(self) -> dict[str, float]:
         """The rewards of the tools that were used. Raises ToolError."""
@@ -160,7 +164,7 @@ class OpenTools:
             rewards[name] = reward
         return rewards
 
-    async def _answer(self, call: ToolCall | MalformedCall) -> str:
+    async def _answer(self, call: ToolCall | MalformedCall) -> Content:
         if isinstance(call, MalformedCall):
             self._counts.unknown += call.unknown
             self._counts.malformed += not call.unknown
@@ -173,9 +177,15 @@ class OpenTools:
         except ToolRefusal as refusal:
             self._counts.refused += 1
             return str(refusal)
-        if not isinstance(answer, str):
-            raise ToolError(f"tool {call.name} answered with {type(answer).__name__}, not with text")
-        return answer
+        try:
+            # A picture in memory becomes a file, which takes a while.
+            content = answer if isinstance(answer, str) else await asyncio.to_thread(read_content, answer)
+        except (ValueError, TypeError, OSError) as error:
+            raise ToolError(f"tool {call.name} answered with an image that cannot be saved: {error}") from error
+        if content is None:
+            kind = type(answer).__name__
+            raise ToolError(f"tool {call.name} answered with {kind}, not with text, or a list of texts and images")
+        return content
 
     async def _within_limits(self, name: str, what: str, act: Callable[[], Awaitable[T]]) -> T:
         """Try `act` until it succeeds. Raises ToolError: it failed too often."""

@@ -12,15 +12,13 @@ from hashlib import sha256
 
 from asyncrl.errors import RefusedError, StoreError
 from asyncrl.replay.transaction import Transaction
-from asyncrl.types import Trajectory
+from asyncrl.types import MAX_IMAGES, Trajectory
 from asyncrl.wire import Buffer
 
 TABLES = ("images", "image_users", "images_of")
 """Image -> its bytes; image -> trajectories that show it (many); trajectory -> images that it shows (many)."""
 MULTIPLE = ("image_users", "images_of")
 MAX_IMAGE_BYTES = 32 << 20
-MAX_IMAGES = 256
-"""Of one trajectory."""
 
 
 def read_images(frames: Sequence[Buffer], trajectory: Trajectory) -> dict[bytes, Buffer]:

@@ -25,8 +25,7 @@ from asyncrl.actor.template import answer
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.config.schema import ImagesConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
-from asyncrl.modelling.images import ImageReader, digest_of
-from asyncrl.modelling.vision import vision_shape
+from asyncrl.modelling.images import digest_of
 from asyncrl.types import Sampling, Ticket
 from tests.actor.fakes import LIMITS, ScriptedEngine, assert_trains_what_was_sampled, make_ticket
 from tests.actor.test_recorder import generation
@@ -40,7 +39,7 @@ from tests.vision import (
     START_TOKEN,
     encoded,
     save_vision_model,
-    vision_model,
+    vision_desk,
     vision_tokenizer,
 )
 
@@ -55,9 +54,7 @@ CHAT = Chat(TOKENIZER)
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> ImageDesk:
-    folder = save_vision_model(tmp_path_factory.mktemp("model"))
-    shape = vision_shape(vision_model("qwen2_5_vl").config)
-    return ImageDesk(ImageReader.of(ModelConfig(str(folder)), ImagesConfig()), shape, ImagesConfig())
+    return vision_desk(tmp_path_factory.mktemp("model"))
 
 
 def image(data: bytes) -> dict[str, Any]:

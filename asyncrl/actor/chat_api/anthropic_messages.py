@@ -26,7 +26,7 @@ from asyncrl.actor.chat_api.api import (
     read_stop,
     refuse_fields,
 )
-from asyncrl.actor.chat_api.messages import read_messages, read_tools
+from asyncrl.actor.chat_api.messages import image_part, read_messages, read_tools
 from asyncrl.actor.episode import Completion
 from asyncrl.actor.history import Message
 from asyncrl.actor.recorder import CompletionRequest
@@ -152,10 +152,10 @@ def _as_user(role: str, blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     results = [each for each in blocks if each.get("type") == "tool_result"]
     others = [each for each in blocks if each.get("type") != "tool_result"]
     messages: list[dict[str, Any]] = [
-        {"role": "tool", "tool_call_id": each.get("tool_use_id"), "content": _text(each.get("content"))}
+        {"role": "tool", "tool_call_id": each.get("tool_use_id"), "content": _content(each.get("content"))}
         for each in results
     ]
-    return [*messages, {"role": role, "content": _text(others)}] if others or not results else messages
+    return [*messages, {"role": role, "content": _content(others)}] if others or not results else messages
 
 
 def _text(content: Any) -> str:
@@ -172,8 +172,28 @@ def _text(content: Any) -> str:
     raise RefusedError(f"a content must be a text, or a list of blocks, not {content!s:.100}")
 
 
+def _content(content: Any) -> Any:
+    """A text, or parts of the chat-completions API of which at least one is an image."""
+    if not isinstance(content, list) or not any(_is_image(block) for block in content):
+        return _text(content)
+    return [_image(block) if _is_image(block) else {"type": "text", "text": _text([block])} for block in content]
+
+
+def _is_image(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "image"
+
+
+def _image(block: Mapping[str, Any]) -> dict[str, Any]:
+    match block.get("source"):
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            return image_part(f"data:{kind};base64,{data}")
+        case {"type": "url", "url": url}:
+            return image_part(url)
+    raise RefusedError("the source of an image must be of type base64, with media_type and data, or url, with url")
+
+
 def _unrecordable(kind: Any) -> RefusedError:
-    return RefusedError(f"a block of type {kind!s:.100} cannot be recorded; only text and calls of tools can")
+    return RefusedError(f"a block of type {kind!s:.100} cannot be recorded; text, images and calls of tools can")
 
 
 def _tools(tools: Any) -> tuple[Message, ...]:

@@ -14,6 +14,7 @@ from asyncrl.text import encodable, nested_within
 MAX_LEVELS = 64
 """Levels of lists and objects in a request."""
 
+IMAGE_SCHEMES = ("data", "http", "https")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -29,7 +30,7 @@ def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise RefusedError(f"a message must have a role of {', '.join(_ROLES)}, not {message!s:.100}")
     role = "system" if message["role"] == "developer" else message["role"]
-    content = _text(message.get("content"))
+    content = _content(message.get("content"), role)
     if role == "tool":
         name, number = names.get(str(message.get("tool_call_id")), ("unknown", ""))
         known = {"tool_call_id": number} if number else {}
@@ -43,15 +44,39 @@ def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:
     return with_reasoning(read, reasoning if isinstance(reasoning, str) else "")
 
 
-def _text(content: Any) -> str:
+def _content(content: Any, role: str) -> str | list[dict[str, Any]]:
+    """A text, or parts of which at least one is an image."""
     match content:
         case None:
             return ""
         case str():
             return content
-        case list() if all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            return "".join(map(_part, content))
-    raise RefusedError("only text can be recorded; leave images and audio out")
+        case list() if all(isinstance(part, dict) for part in content):
+            kinds = {str(part.get("type")) for part in content}
+            if kinds <= {"text"}:
+                return "".join(map(_part, content))
+            if kinds <= {"text", "image_url"} and role != "assistant":
+                return [_block(part) for part in content]
+            where = "the policy's own turns have none; " if kinds <= {"text", "image_url"} else ""
+            raise RefusedError(
+                f"a part of the types {', '.join(sorted(kinds))[:200]} cannot be recorded in a message of the role "
+                f"{role}: {where}texts can, and images in messages of users and tools"
+            )
+    raise RefusedError(f"a content must be a text, or a list of parts, not {content!s:.100}")
+
+
+def _block(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part["type"] == "text":
+        return {"type": "text", "text": _part(part)}
+    named = part.get("image_url")
+    return image_part(named.get("url") if isinstance(named, dict) else named)
+
+
+def image_part(url: Any) -> dict[str, Any]:
+    """An image of a message by its URL. Raises RefusedError: it is none, or names a file of the actor's host."""
+    if not isinstance(url, str) or url.partition(":")[0].lower() not in IMAGE_SCHEMES:
+        raise RefusedError(f"an image is {url!s:.60}; it must be a data: URL, or an http or https URL")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _part(part: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from asyncrl.actor.chat_api.api import (
     read_limit,
     refuse_fields,
 )
-from asyncrl.actor.chat_api.messages import read_messages, read_tools
+from asyncrl.actor.chat_api.messages import image_part, read_messages, read_tools
 from asyncrl.actor.episode import Completion
 from asyncrl.actor.history import Message
 from asyncrl.actor.recorder import CompletionRequest
@@ -98,7 +98,7 @@ class Responses(Api):
         id, prompt, sampled = new_id("resp_"), len(completion.prompt), len(completion.sampled.tokens)
         output = _output(completion, logprobs_of(completion, chat) if request.options["logprobs"] else [])
         if (written := request.options["written"]) is not None:
-            conversations[id] = (*written, *_as_messages(output))
+            conversations[id] = (*_sharing_images(written, conversations), *_as_messages(output))
         cut = completion.finish_reason == "length"
         return {
             "id": id,
@@ -162,7 +162,7 @@ def _as_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                     messages.append(last := {"role": "assistant"})
                 last["content"] = text
             case "message":
-                messages.append({"role": item.get("role"), "content": _text(item.get("content"), "content")})
+                messages.append({"role": item.get("role"), "content": _content(item.get("content"), "content")})
             case "reasoning":
                 text = _text(item.get("content") or item.get("summary") or "", "reasoning")
                 messages.append({"role": "assistant", "reasoning_content": text})
@@ -172,8 +172,8 @@ def _as_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 function = {"name": item.get("name"), "arguments": item.get("arguments")}
                 last.setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
             case "function_call_output":
-                text = _text(item.get("output"), "output")
-                messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+                content = _content(item.get("output"), "output")
+                messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
             case _:
                 raise RefusedError(
                     f"an input item of type {kind!s:.100} cannot be recorded; use message, reasoning, function_call "
@@ -191,9 +191,51 @@ def _text(content: Any, name: str) -> str:
         case list() if all(isinstance(part, dict) for part in content):
             for part in content:
                 if part.get("type") not in _TEXTS:
-                    raise RefusedError(f"a part of type {part.get('type')!s:.100} cannot be recorded; only text can")
+                    raise RefusedError(
+                        f"a part of type {part.get('type')!s:.100} cannot be recorded; text and images can"
+                    )
             return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
     raise RefusedError(f"{name} must be a text, or a list of parts")
+
+
+def _content(content: Any, name: str) -> Any:
+    """A text, or parts of the chat-completions API of which at least one is an image."""
+    if not isinstance(content, list) or not any(_is_image(part) for part in content):
+        return _text(content, name)
+    return [_image(part) if _is_image(part) else {"type": "text", "text": _text([part], name)} for part in content]
+
+
+def _sharing_images(messages: Sequence[Message], conversations: Conversations) -> list[Message]:
+    """The messages, in which an image that earlier ones of `conversations` show is the same text, and no copy of it: a
+    client repeats all images in each request."""
+    known = {url: url for messages in conversations.values() for url in _image_urls(messages)}
+
+    def shared(part: dict[str, Any]) -> dict[str, Any]:
+        url = part["image_url"]["url"] if part.get("type") == "image_url" else None
+        return {**part, "image_url": {"url": known.setdefault(url, url)}} if url else part
+
+    return [
+        {**message, "content": [shared(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _image_urls(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages:
+        if isinstance(content := message.get("content"), list):
+            yield from (part["image_url"]["url"] for part in content if part.get("type") == "image_url")
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def _image(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part.get("file_id"):
+        raise RefusedError("an input_image with a file_id cannot be shown: there are no files; give its image_url")
+    return image_part(part.get("image_url"))
 
 
 def _tools(tools: Any) -> tuple[Message, ...]:

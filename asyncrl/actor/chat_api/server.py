@@ -38,6 +38,8 @@ from asyncrl.text import count_characters, encodable, nested_within, reason_of
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 16 << 20
+WITH_IMAGES_BYTES = 64 << 20
+"""Of a request to a policy that reads images: each one repeats all images of its conversation."""
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 LINGERING_S = 1.0
 """The rest of a body that nobody needs is read for so long: clients that are cut off earlier do not get the answer."""
@@ -48,12 +50,14 @@ APIS: tuple[Api, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Connections in all, and requests of one episode that are not answered yet. A connection may take `silent_s`
-    seconds until its first request, `body_s` to send a body, and `reading_s` to read an answer."""
+    seconds until its first request, `body_s` to send a body of at most `body_bytes`, and `reading_s` to read an
+    answer."""
 
     connections: int = 4096
     at_once: int = 256
     silent_s: float = 30.0
     body_s: float = 60.0
+    body_bytes: int = MAX_REQUEST_BYTES
     reading_s: float = 60.0
 
 
@@ -94,7 +98,7 @@ class EpisodeServer:
         self._port = port
         self._endpoints: dict[str, EpisodeEndpoint] = {}
         self._error_logger = ErrorLogger(log)
-        app = web.Application(client_max_size=MAX_REQUEST_BYTES)
+        app = web.Application(client_max_size=bounds.body_bytes)
         for api in APIS:
             app.router.add_post(f"/{{ticket}}/v1/{api.path}", partial(self._post, api))
         app.router.add_get("/{ticket}/v1/models", self._models)
@@ -199,7 +203,7 @@ class EpisodeServer:
 
     async def _handled(self, api: Api, endpoint: EpisodeEndpoint, http: web.Request) -> web.StreamResponse:
         try:
-            request, answer = await self._answer(api, endpoint, await _json(http, self._bounds.body_s))
+            request, answer = await self._answer(api, endpoint, await _json(http, self._bounds))
         except RefusedError as error:
             self.counts.refused += 1
             code = error.code if isinstance(error, LimitError) else "invalid_request_error"
@@ -227,7 +231,8 @@ class EpisodeServer:
             raise RefusedError("a request must be an object")
         episode, chat = endpoint.episode, endpoint.episode.chat
         request = api.read(body, endpoint.conversations)
-        asked = request.completion._replace(messages=chat.with_thoughts(request.completion.messages))
+        shown = await episode.images.show(request.completion.messages)
+        asked = request.completion._replace(messages=chat.with_thoughts(shown))
         if asked.tools and chat.format is None:
             raise RefusedError(NO_FORMAT)
         _check_length(episode, asked)
@@ -298,17 +303,17 @@ async def _sent(
     return response
 
 
-async def _json(http: web.Request, limit_s: float) -> object:
+async def _json(http: web.Request, bounds: Bounds) -> object:
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(bounds.body_s):
             body = await http.json()
         if not nested_within(body, MAX_LEVELS):
             raise RefusedError(f"the body is nested in more than {MAX_LEVELS} levels")
         return encodable(body)
     except TimeoutError as error:
-        raise RefusedError(f"the body did not come within {limit_s:g} s") from error
+        raise RefusedError(f"the body did not come within {bounds.body_s:g} s") from error
     except web.HTTPRequestEntityTooLarge as error:
-        raise RefusedError(f"the body has more than {MAX_REQUEST_BYTES} bytes") from error
+        raise RefusedError(f"the body has more than {bounds.body_bytes} bytes") from error
     except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:
         raise RefusedError("the body is not JSON") from error
 

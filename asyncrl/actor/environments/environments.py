@@ -1,9 +1,9 @@
 """The environments of an actor, and the one in which an episode is played.
 
-An episode has an object of its own. `reset` gets the task's row, and the text that it returns stands at the end of the
-prompt. What a tool raises is the policy's to read, since the environment may refuse a move in this way. A failure of
-the environment itself fails the episode, whose ticket is tried again: `reset` or `get_reward` raises, or a call
-takes too long, after which nobody knows the object's state. Calls run one after another, also those of one turn.
+An episode has an object of its own. `reset` gets the task's row, and the text or images that it returns stand at the
+end of the prompt. What a tool raises is the policy's to read, since the environment may refuse a move in this way. A
+failure of the environment itself fails the episode, whose ticket is tried again: `reset` or `get_reward` raises, or a
+call takes too long, after which nobody knows the object's state. Calls run one after another, also those of one turn.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from asyncrl.actor.environments.thread import EpisodeThread
 from asyncrl.actor.finishing import finish
 from asyncrl.actor.history import Message
 from asyncrl.actor.parsing import MalformedCall
+from asyncrl.actor.results import Content, cut_content, joined, read_content
 from asyncrl.actor.toolbox import ToolCounts, ToolLimits
 from asyncrl.actor.tools.base import ToolRefusal
 from asyncrl.data.reading import ENVIRONMENT
 from asyncrl.errors import ToolError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans
-from asyncrl.text import cut, reason_of
+from asyncrl.text import reason_of
 from asyncrl.types import Task, Ticket, ToolCall
 
 log = logging.getLogger(__name__)
@@ -139,16 +140,21 @@ def _as_it_is(result: Any) -> Any:
     return result
 
 
-def _text(result: Any) -> str:
+def _shown(result: Any) -> Content:
+    """What the policy sees: texts and images, or the text of anything else. Raises what `read_content` raises."""
+    content = None if isinstance(result, str) else read_content(result)
     # A class of the user may be a text of another kind.
-    return str.__str__(str(result))
+    return str.__str__(str(result)) if content is None else content
 
 
-def _observation(result: Any) -> str | None:
-    """Raises TypeError."""
-    if not (result is None or isinstance(result, str)):
-        raise TypeError(f"it returned {type(result).__name__}, not a text or None")
-    return None if result is None else _text(result)
+def _observation(result: Any) -> Content | None:
+    """Raises TypeError, and what `read_content` raises."""
+    if isinstance(result, str):
+        return _shown(result)
+    content = read_content(result)
+    if content is None and result is not None:
+        raise TypeError(f"it returned {type(result).__name__}, not a text, a list of texts and images, or None")
+    return content
 
 
 def _reward(result: Any) -> float:
@@ -168,7 +174,7 @@ class OpenEnvironment:
         self._environments = environments
         self._what = f"environment {cls.name}"
         self._object: Any = None
-        self._observation: str | None = None
+        self._observation: Content | None = None
         self._lost = False
         self._thread = EpisodeThread(f"environment-{ticket.id}", self._thread_ended)
         self._given_up = False
@@ -180,16 +186,18 @@ class OpenEnvironment:
         self._object = await self._within_limits("__init__", self._cls.make)
         reset = self._object.reset
         observation = await self._within_limits("reset", partial(reset, **_taken(reset, row)), _observation)
-        self._observation = None if observation is None else cut(observation, self._environments.limits.max_chars)
+        max_chars = self._environments.limits.max_chars
+        self._observation = None if observation is None else cut_content(observation, max_chars)
 
     def prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages of the task, with what `reset` returned behind the last one of the user."""
-        return tuple(messages) if not self._observation else _with_text_behind(messages, self._observation)
+        return tuple(messages) if not self._observation else _with_behind(messages, self._observation)
 
-    async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[str]:
+    async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
         """The results of the calls, one after another. Raises ToolError: one took too long."""
         self._environments.tool_counts.calls += len(calls)
-        return [cut(await self._answer(call), self._environments.limits.max_chars) for call in calls]
+        max_chars = self._environments.limits.max_chars
+        return [cut_content(await self._answer(call), max_chars) for call in calls]
 
     async def rewards(self) -> dict[str, float]:
         """What `get_reward` returns, by the environment's name; empty if it has no such method. Raises ToolError."""
@@ -209,7 +217,7 @@ class OpenEnvironment:
             self._environments.change_stuck(1)
         self._thread.close()
 
-    async def _answer(self, call: ToolCall | MalformedCall) -> str:
+    async def _answer(self, call: ToolCall | MalformedCall) -> Content:
         counts = self._environments.tool_counts
         if isinstance(call, MalformedCall):
             counts.unknown += call.unknown
@@ -218,7 +226,8 @@ class OpenEnvironment:
         try:
             with self._environments.spans.span(f"tool {call.name}", episode=self._ticket.id):
                 method = partial(getattr(self._object, call.name), **call.arguments)
-                return str(await self._call(call.name, method, _text))
+                content: Content = await self._call(call.name, method, _shown)
+                return content
         except ToolError:
             raise
         except ToolRefusal as refusal:
@@ -284,14 +293,13 @@ def _offered(cls: EnvironmentClass, task: Task) -> Mapping[str, Function]:
     return schemas
 
 
-def _with_text_behind(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
-    """The messages with `text` at the end of the last one of the user, or as its only one."""
+def _with_behind(messages: Sequence[Message], content: Content) -> tuple[Message, ...]:
+    """The messages with `content` at the end of the last one of the user, or as its only one."""
     last = max((index for index, each in enumerate(messages) if each["role"] == "user"), default=None)
     if last is None:
-        return (*messages, {"role": "user", "content": text})
-    content = messages[last]["content"]
-    content = [*content, {"type": "text", "text": text}] if isinstance(content, list) else f"{content}{text}"
-    return (*messages[:last], {**messages[last], "content": content}, *messages[last + 1 :])
+        return (*messages, {"role": "user", "content": content})
+    changed = {**messages[last], "content": joined(messages[last]["content"], content)}
+    return (*messages[:last], changed, *messages[last + 1 :])
 
 
 def _taken(reset: Callable[..., Any], row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,9 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-Response = tuple[bool, str, float | None, Mapping[str, Any]]
-"""Whether the conversation ends, the user's message, the score of the policy's turn (None: `calculate_score` gives it),
-and further data, which is not used."""
+from asyncrl.actor.results import Content
+
+Response = tuple[bool, Content, float | None, Mapping[str, Any]]
+"""Whether the conversation ends, the user's message (a text, or a list of texts and images as in `results`), the score
+of the policy's turn (None: `calculate_score` gives it), and further data, which is not used."""
 
 
 class Interaction(ABC):

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 from asyncrl.actor.contained import contained
 from asyncrl.actor.finishing import finish
 from asyncrl.actor.interactions.base import Interaction
+from asyncrl.actor.results import Content, cut_content, read_content
 from asyncrl.errors import InteractionError
 from asyncrl.network.throttle import ErrorLogger
-from asyncrl.text import cut, reason_of
+from asyncrl.text import reason_of
 from asyncrl.types import LARGEST_FLOAT32, Ticket
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class UserReply(NamedTuple):
     """What a user made of the policy's turn: whether the conversation ends, its message, and the turn's score."""
 
     ends: bool
-    text: str
+    content: Content
     score: float | None
 
 
@@ -155,7 +156,7 @@ class OpenInteraction:
         reply = self._read(result)
         if reply.score is None:
             score = await self._call("calculate_score", lambda user: user.calculate_score(self._id))
-            reply = self._read((reply.ends, reply.text, score))
+            reply = self._read((reply.ends, reply.content, score))
         self._responses += 1
         self._calls.counts.responses += 1
         self._calls.counts.ended += reply.ends
@@ -174,12 +175,21 @@ class OpenInteraction:
     def _read(self, result: Any) -> UserReply:
         """Raises InteractionError: it is no response."""
         match result:
-            case (ends, str(text), (Real() | None) as score, *_) if _is_yes_or_no(ends) and _is_score(score):
-                return UserReply(bool(ends), cut(text, self._limits.max_chars), None if score is None else float(score))
+            case (ends, said, (Real() | None) as score, *_) if _is_yes_or_no(ends) and _is_score(score):
+                if (content := self._content(said)) is not None:
+                    content = cut_content(content, self._limits.max_chars)
+                    return UserReply(bool(ends), content, None if score is None else float(score))
         raise self._calls.failed(
-            f"{self._what} gave {result!r:.200}; generate_response must return whether the conversation ends, a text, "
-            "a score that is finite as a float32 or None, and further data"
+            f"{self._what} gave {result!r:.200}; generate_response must return whether the conversation ends, a text "
+            "or a list of texts and images, a score that is finite as a float32 or None, and further data"
         )
+
+    def _content(self, said: Any) -> Content | None:
+        """Raises InteractionError: an image cannot be saved."""
+        try:
+            return read_content(said)
+        except (ValueError, TypeError, OSError) as error:
+            raise self._calls.failed(f"{self._what} gave an image that cannot be saved: {error}", error) from error
 
 
 def _is_score(value: Any) -> bool:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from asyncrl.actor.results import Content
+
 
 class ToolRefusal(Exception):  # noqa: N818 - a refusal is the policy's mistake, not an error of the system
     """The policy made a call that cannot be answered. The policy reads the text of the exception as the result."""
@@ -37,8 +39,9 @@ class Tool(ABC):
         """Prepare for an episode with the task's `tools_kwargs[name]`."""
 
     @abstractmethod
-    async def execute(self, arguments: Mapping[str, Any]) -> str:
-        """Answer one call; `arguments` have been checked against the schema."""
+    async def execute(self, arguments: Mapping[str, Any]) -> Content:
+        """Answer one call with a text, or with a list of texts and images (`results`). `arguments` have been checked
+        against the schema."""
 
     async def reward(self) -> float:
         """The environment's reward of the finished episode."""

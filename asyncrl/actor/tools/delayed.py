@@ -23,7 +23,7 @@ class Delayed(Tool):
     def next_delay_s(self) -> float:
         return min(self._max_s, self._scale_s * self._random.paretovariate(self._alpha))
 
-    async def execute(self, arguments: Mapping[str, Any]) -> str:
+    async def execute(self, arguments: Mapping[str, Any]) -> Any:
         await asyncio.sleep(self.next_delay_s())
         return await super().execute(arguments)  # type: ignore[safe-super]
 

@@ -14,6 +14,7 @@ from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.agent import AgentPlayer, AgentResult
 from asyncrl.actor.chat_api.server import Bounds
 from asyncrl.actor.episode import EpisodeRunner
+from asyncrl.actor.images import ImageDesk
 from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.types import Task, Trajectory
 from tests.actor.fakes import (
@@ -91,11 +92,12 @@ async def episode(
     end: str = END,
     fails: tuple[type[Exception], str] | None = None,
     bounds: Bounds | None = None,
+    images: ImageDesk | None = None,
 ) -> AsyncIterator[Agent]:
     """An episode whose agent does what the body does. Then it has a trajectory, or `fails` so."""
     agent = Agent(ScriptedEngine(tokenizer, script, end=end), bounds)
     await agent.player.start()
-    runner = EpisodeRunner(agent.engine, Chat(tokenizer), agent.player, limits)
+    runner = EpisodeRunner(agent.engine, Chat(tokenizer), agent.player, limits, images=images)
     running = asyncio.create_task(runner.run(make_ticket("t/1"), lambda: None))
     try:
         yield agent

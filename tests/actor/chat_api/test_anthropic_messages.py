@@ -134,7 +134,7 @@ async def test_a_tool_choice_limits_what_is_offered():
         ({"messages": ["x"]}, "a message must have a role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "a message must have a role"),
         ({"messages": [{"role": "user", "content": 5}]}, "a text, or a list of blocks"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "type image"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "the source of an image must be"),
         ({"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]}, "type server_tool_use"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "a tool call cannot be read"),
         ({"system": 5}, "a text, or a list of blocks"),
