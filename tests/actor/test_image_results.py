@@ -171,10 +171,8 @@ def test_a_template_that_shows_no_images_in_results_is_named(desk: ImageDesk):
 def test_a_template_that_numbers_images_is_refused_where_an_image_stands_in_a_later_turn(desk: ImageDesk):
     tokenizer = vision_tokenizer()
     counted = tokenizer.chat_template.replace("{%- macro", "{%- set seen = namespace(value=0) %}\n{%- macro", 1)
-    counted = counted.replace(
-        "{{- '<|vision_start|>", "{%- set seen.value = seen.value + 1 %}{{- seen.value }}{{- '<|vision_start|>"
-    )
-    tokenizer.chat_template = counted
+    count, mark = "{%- set seen.value = seen.value + 1 %}{{- seen.value }}", "{{- '<|vision_start|>"
+    tokenizer.chat_template = counted.replace(mark, count + mark)
     chat = Chat(tokenizer)
     first = [{"role": "user", "content": [block(SQUARE), {"type": "text", "text": "x"}]}]
     play(desk, looking({}), ["Seen."], chat, messages=first)

@@ -20,7 +20,7 @@ def guess(number: object) -> str:
 
 
 def test_the_example_on_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "my_tools.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     tokenizer = make_tokenizer()
