@@ -6,21 +6,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.actor.environments.classes import class_of, environment_classes
+from asyncrl.actor.mcp.tools import mcp_functions
 from asyncrl.actor.tools.registry import tool_classes
 from asyncrl.config.schema import ActorConfig
+from asyncrl.errors import ConfigError
 from asyncrl.types import Task
 
 Functions = Mapping[str, Mapping[str, Any]]
 
 
 class Offer:
-    """The tools of `actor.tools` or of the environments. Raises ConfigError: one of them cannot be used."""
+    """The tools of `actor.tools` and `actor.mcp_servers`, or of the environments. Raises ConfigError: one of them
+    cannot be used."""
 
     def __init__(self, actor: ActorConfig) -> None:
         self.environments = environment_classes(actor)
-        self._tools: Functions = {}
+        self._tools: dict[str, Mapping[str, Any]] = {}
         if not actor.has_environments:
             self._tools = {name: tool.schema for name, tool in tool_classes(actor.tools).items()}
+            for name, function in mcp_functions(actor).items():
+                if name in self._tools:
+                    raise ConfigError(
+                        f"actor.mcp_servers: a server and actor.tools both offer {name}; set the server's prefix, or "
+                        "leave the tool out of actor.tools"
+                    )
+                self._tools[name] = function
 
     def functions(self, task: Task) -> Functions:
         """The function objects by name that the policy may call where the task has no schemas of its own.

@@ -14,6 +14,7 @@ from asyncrl.actor.group_demonstrations import DemonstrationRecorder
 from asyncrl.actor.images import ImageDesk
 from asyncrl.actor.interactions.registry import load_interactions
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions
+from asyncrl.actor.mcp.tools import mcp_classes
 from asyncrl.actor.offered import Offer
 from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.actor.steps import Split, find_split
@@ -25,12 +26,14 @@ from asyncrl.observe.spans import NoSpans, Spans
 
 
 def open_toolbox(actor: ActorConfig, spans: Spans | None = None) -> Toolbox | Environments:
-    """The tools of `actor.tools`, or the environments. Raises ConfigError: one of them cannot be used."""
+    """The tools of `actor.tools` and `actor.mcp_servers`, or the environments. Raises ConfigError: one of them cannot
+    be used."""
     if actor.has_environments:
         limits = ToolLimits(actor.environment_timeout_s, actor.tool_retries, actor.max_tool_chars)
         return Environments(environment_classes(actor), limits, spans)
     limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
-    return Toolbox(tool_classes(actor.tools), limits, spans)
+    Offer(actor)  # refuses names that are there twice
+    return Toolbox(tool_classes(actor.tools) | mcp_classes(actor), limits, spans)
 
 
 def _of_episodes(config: TrainConfig) -> tuple[EpisodeLimits, bool, Split]:
@@ -71,6 +74,7 @@ async def open_runner(
     demonstrate = None if config.data.demonstration is None else demonstration_recorder(config, chat)
     if actor.agent is None:
         toolbox = open_toolbox(actor, spans)
+        stack.push_async_callback(toolbox.close)
         for functions in Offer(actor).every:
             check_tools(chat, functions)
         of_users = InteractionLimits(actor.interaction_timeout_s, actor.max_user_turns, actor.max_tool_chars)

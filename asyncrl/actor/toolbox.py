@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from asyncrl.actor.contained import contained
 from asyncrl.actor.finishing import finish
 from asyncrl.actor.parsing import MalformedCall
 from asyncrl.actor.results import Content, cut_content, read_content
-from asyncrl.actor.tools.base import Tool, ToolRefusal
+from asyncrl.actor.tools.base import StateLostError, Tool, ToolRefusal
 from asyncrl.errors import ToolError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans
@@ -62,6 +63,7 @@ class Toolbox:
         self._spans = spans or NoSpans()
         self.counts = ToolCounts()
         self._error_logger = ErrorLogger(log)
+        self._services = {cls.service.name: cls.service for cls in classes.values() if cls.service is not None}
 
     @property
     def functions(self) -> dict[str, Mapping[str, Any]]:
@@ -70,7 +72,15 @@ class Toolbox:
 
     def counters(self) -> Mapping[str, float]:
         """What is counted, by the names of metrics."""
-        return {f"tool_{name}": count for name, count in asdict(self.counts).items()}
+        counted = Counter({f"tool_{name}": count for name, count in asdict(self.counts).items()})
+        for service in self._services.values():
+            counted.update(service.counters())
+        return counted
+
+    async def close(self) -> None:
+        """Release what its services hold beyond episodes."""
+        for service in self._services.values():
+            await service.close()
 
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenTools]:
@@ -81,14 +91,25 @@ class Toolbox:
         schemas = self._schemas(ticket)
         tools = {name: self._classes[name](ticket.id) for name in schemas}
         shared: dict[str, Any] = {}
-        for tool in tools.values():
-            tool.shared = shared
-        try:
-            opened = OpenTools(ticket.id, tools, schemas, self._limits, self.counts, self._error_logger, self._spans)
-            await opened.create(ticket.task.tools_kwargs)
-            yield opened
-        finally:
-            await finish(self._release_all(tools))
+        async with AsyncExitStack() as stack:
+            sessions = await self._sessions(tools, stack)
+            for tool in tools.values():
+                tool.shared = shared
+                tool.session = sessions[tool.service.name] if tool.service is not None else None
+            try:
+                opened = OpenTools(
+                    ticket.id, tools, schemas, self._limits, self.counts, self._error_logger, self._spans
+                )
+                await opened.create(ticket.task.tools_kwargs)
+                yield opened
+            finally:
+                await finish(self._release_all(tools))
+
+    async def _sessions(self, tools: Mapping[str, Tool], stack: AsyncExitStack) -> dict[str, Any]:
+        """A session with each service of the tools. All episodes wait for them in the same order: else one could hold
+        what another waits for."""
+        used = sorted({tool.service.name for tool in tools.values() if tool.service is not None})
+        return {name: await stack.enter_async_context(self._services[name].session()) for name in used}
 
     async def _release_all(self, tools: Mapping[str, Tool]) -> None:
         for name, tool in tools.items():
@@ -105,7 +126,9 @@ class Toolbox:
             return self.functions
         schemas = {schema["name"]: schema for schema in (tool.get("function", tool) for tool in ticket.task.tools)}
         if unknown := sorted(set(schemas) - set(self._classes)):
-            raise ToolError(f"task {ticket.task.id} offers {', '.join(unknown)}; add it to actor.tools")
+            raise ToolError(
+                f"task {ticket.task.id} offers {', '.join(unknown)}; add it to actor.tools or actor.mcp_servers"
+            )
         return schemas
 
 
@@ -189,12 +212,16 @@ class OpenTools:
 
     async def _within_limits(self, name: str, what: str, act: Callable[[], Awaitable[T]]) -> T:
         """Try `act` until it succeeds. Raises ToolError: it failed too often."""
+        limit_s = None if self._tools[name].limits_itself else self._limits.timeout_s
         for attempt in range(1, self._limits.retries + 2):
             try:
-                async with asyncio.timeout(self._limits.timeout_s):
+                async with asyncio.timeout(limit_s):
                     return await contained(act)
             except ToolRefusal:
                 raise
+            except StateLostError as error:
+                self._counts.failures += 1
+                raise ToolError(f"tool {name} failed to {what}: {error}") from error
             except Exception as error:
                 self._counts.failures += 1
                 reason = reason_of(error)

@@ -133,6 +133,8 @@ def _actor(config: TrainConfig) -> Iterator[str]:
     yield from _environments(config)
     if actor.interactions and actor.agent is not None:
         yield "actor.interactions actor.agent: an agent plays the user itself; leave one of them out"
+    if actor.mcp_servers and actor.agent is not None:
+        yield "actor.mcp_servers actor.agent: an agent connects to its servers itself; leave one of them out"
     if not is_loopback(actor.chat_api_host) and not config.network.insecure:
         yield f"actor.chat_api_host: other machines can reach this address: {CHAT_API_FIX}"
 
@@ -148,6 +150,8 @@ def _environments(config: TrainConfig) -> Iterator[str]:
         yield f"{key} actor.agent: an agent plays the environment itself; leave one of them out"
     if actor.tools not in ([], ActorConfig().tools):
         yield f"actor.tools {key}: the methods of an environment are the tools of its episodes; leave out the first"
+    if actor.mcp_servers:
+        yield f"actor.mcp_servers {key}: the methods of an environment are the tools of its episodes; leave out one"
 
 
 def _response_format(config: TrainConfig) -> Iterator[str]:
@@ -166,6 +170,8 @@ def _response_format(config: TrainConfig) -> Iterator[str]:
     elif actor.has_environments:
         key = "actor.environments" if actor.environment is None else "actor.environment"
         yield f"actor.response_format {key}: a turn under a grammar cannot call tools; set the first to {{}}"
+    elif actor.mcp_servers:
+        yield "actor.response_format actor.mcp_servers: a turn under a grammar cannot call tools; leave out one"
     elif actor.tools:
         yield "actor.response_format actor.tools: a turn under a grammar cannot call tools; set actor.tools=[]"
     if actor.temperature != 1:

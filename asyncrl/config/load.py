@@ -26,7 +26,7 @@ from asyncrl.text import cut
 
 MESSAGE = "asyncrl: "
 """What each line of the message begins with that says why a role ends."""
-HTTP_CLIENTS = ("httpx", "httpcore", "openai", "aiohttp.access", "urllib3")
+HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "aiohttp.access", "urllib3", "mcp.client")
 """Their loggers would add a line for each request of an agent or a tool."""
 OTHER_HARDWARE = ("torchao", "torch.utils._pytree")
 """At every start they warn of torchao's kernels for other hardware; asyncrl uses only its optimizer."""

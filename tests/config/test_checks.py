@@ -146,6 +146,8 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"actor.environment": "a.B", "actor.environments": {"c": "a.C"}}, "the second for several; leave out one"),
         ({"actor.environment": "a.B", "actor.agent": "a.b"}, "an agent plays the environment itself"),
         ({"actor.environments": {"c": "a.C"}, "actor.tools": ["python"]}, "methods of an environment are the tools"),
+        ({"actor.environment": "a.B", "actor.mcp_servers": {"c": {}}}, "methods of an environment are the tools"),
+        ({"actor.agent": "a.b", "actor.mcp_servers": {"c": {}}}, "an agent connects to its servers itself"),
         ({"data.dataset": "a.B", "data.columns": {"prompt": "q"}}, "makes the tasks of the files itself"),
         ({"data.dataset": "a.B", "data.keep_in_memory": False}, "makes its tasks in memory"),
         ({"data.columns": {"reward_model": "a"}}, "in place of reward_model: ground_truth"),

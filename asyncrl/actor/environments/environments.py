@@ -77,6 +77,9 @@ class Environments:
         named = {"tool": asdict(self.tool_counts), "environment": asdict(self.counts)}
         return {f"{kind}_{name}": count for kind, each in named.items() for name, count in each.items()}
 
+    async def close(self) -> None:
+        """They hold nothing beyond episodes."""
+
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenEnvironment]:
         """The environment of one episode after its `reset`.

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ClassVar, Protocol
 
 from asyncrl.actor.results import Content
 
 
 class ToolRefusal(Exception):  # noqa: N818 - a refusal is the policy's mistake, not an error of the system
     """The policy made a call that cannot be answered. The policy reads the text of the exception as the result."""
+
+
+class StateLostError(Exception):
+    """The tool has lost what it knew of the episode, so that another try would answer from another state: the episode
+    fails at once."""
+
+
+class Service(Protocol):
+    """What tools of all episodes share, such as a server. The tools of one episode have one session with it."""
+
+    name: str
+
+    def session(self) -> AbstractAsyncContextManager[Any]:
+        """The session of one episode. Entering it may wait until another episode has left its own."""
+        ...
+
+    async def close(self) -> None:
+        """Release what is held beyond episodes. It can be used again."""
+        ...
+
+    def counters(self) -> Mapping[str, float]:
+        """What it counts, by the names of metrics."""
+        ...
 
 
 class Tool(ABC):
@@ -23,6 +47,13 @@ class Tool(ABC):
     """
 
     schema: ClassVar[Mapping[str, Any]]
+
+    service: ClassVar[Service | None] = None
+    session: Any = None
+    """The episode's session with `service`; set before `create`, and left after `release`."""
+
+    limits_itself: ClassVar[bool] = False
+    """Whether its calls have limits of time of their own, so that `actor.tool_timeout_s` does not hold."""
 
     shared: dict[str, Any]
     """One dictionary of the episode, which all of its tools have; set before `create`."""

@@ -27,6 +27,12 @@ class ActorConfig:
         "tools of the policy: built-in names or dotted paths of Tool classes",
         fixed="all members of a group have the same tools",
     )
+    mcp_servers: dict[str, Any] = option(
+        {},
+        "MCP servers by name, whose tools the policy has, too: {command: PROGRAM, args: [...]} or {url: http://...} "
+        "(docs/mcp.md)",
+        fixed="all members of a group have the same tools",
+    )
     environment: str | None = option(
         None,
         "dotted path of a class whose objects hold the state of an episode, and whose methods are its tools in place "

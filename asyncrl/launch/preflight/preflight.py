@@ -215,8 +215,11 @@ def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     is_tools = isinstance(toolbox, Toolbox)
 
     async def create(ticket: Ticket) -> None:
-        async with toolbox.open(ticket):
-            pass
+        try:
+            async with toolbox.open(ticket):
+                pass
+        finally:
+            await toolbox.close()
 
     for file in files:
         for row, task in (file.by_roles() | file.by_environment()).items():

@@ -1,0 +1,217 @@
+"""The connection to an MCP server that is a program, which speaks over its standard input and output.
+
+Unlike the connection of the package `mcp`, this one bounds what it takes from a server: a message that is too long is
+cut while it is read, and answers its call with an error; messages that nobody asked for end the connection when they
+are too many. The program leads a group of processes, which ends with the connection, and with this process. It has no
+variables but PATH and those that are given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from asyncio.subprocess import Process, SubprocessStreamProtocol
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    INTERNAL_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    jsonrpc_message_adapter,
+)
+
+from asyncrl.machine.group_guard import GroupGuard
+
+MAX_MESSAGE_BYTES = 4 << 20
+TOO_LARGE = f"the result is larger than {MAX_MESSAGE_BYTES >> 20} MiB"
+"""Part of the error with which a call is answered whose result is longer than MAX_MESSAGE_BYTES."""
+
+MAX_STRAY = 10_000
+"""Messages that answer no request, and lines that are no messages, since the last request."""
+
+GRACE_S = 1.0
+"""For a program to end by itself once its input has ended."""
+
+_REAPED_S = 2.0
+_CHUNK = 1 << 16
+_EDGE = 1 << 10
+_STDERR_BYTES = 2000
+
+_ID_FIRST = re.compile(rb'\A\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*,')
+_ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z')
+
+FromServer = MemoryObjectReceiveStream[SessionMessage | Exception]
+ToServer = MemoryObjectSendStream[SessionMessage]
+Streams = tuple[FromServer, ToServer]
+
+
+class Line(NamedTuple):
+    """A line without its end. One that is not `whole` has its head and its tail only."""
+
+    text: bytes
+    whole: bool = True
+
+
+class BoundedLines:
+    """Divides what is fed to it into lines, of which it never keeps more than `limit` bytes."""
+
+    def __init__(self, limit: int = MAX_MESSAGE_BYTES) -> None:
+        self._limit = limit
+        self._kept = bytearray()
+        self._whole = True
+
+    def feed(self, chunk: bytes) -> Iterator[Line]:
+        """The lines that end within `chunk`."""
+        *ended, rest = chunk.split(b"\n")
+        for part in ended:
+            self._add(part)
+            yield Line(bytes(self._kept), self._whole)
+            self._kept.clear()
+            self._whole = True
+        self._add(rest)
+
+    def _add(self, part: bytes) -> None:
+        self._kept += part
+        if len(self._kept) > self._limit or not self._whole:
+            self._whole = False
+            del self._kept[_EDGE:-_EDGE]
+
+
+class ProgramLink:
+    """One start of the program `command`. `guard` ends its group if this process dies."""
+
+    def __init__(self, command: tuple[str, ...], env: Mapping[str, str], cwd: str | None, guard: GroupGuard) -> None:
+        self._command = command
+        self._env = {"PATH": os.environ.get("PATH", os.defpath), **env}
+        self._cwd = cwd
+        self._guard = guard
+        self._stray = 0
+        self._stderr = b""
+        self._ended = ""
+
+    @property
+    def remark(self) -> str:
+        """What is known of how the program ended, and what it wrote to its standard error at last."""
+        said = self._stderr.decode(errors="replace").strip()
+        return self._ended + (f"; its standard error ends with: {said}" if said else "")
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Streams]:
+        """Start the program; its messages, and where messages to it go. Raises OSError: it cannot be started."""
+        async with self._running() as process, anyio.create_task_group() as tasks:
+            to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+            to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
+            tasks.start_soon(self._read, process, to_session)
+            tasks.start_soon(self._write, process, from_session, to_session)
+            tasks.start_soon(self._read_errors, process)
+            try:
+                yield from_server, to_server
+            finally:
+                for stream in (from_server, to_server):
+                    stream.close()
+                tasks.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[Process]:
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.subprocess_exec(
+            lambda: SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
+            *self._command,
+            env=self._env,
+            cwd=self._cwd,
+            start_new_session=True,
+        )
+        process = Process(transport, protocol, loop)
+        self._guard.watch(process.pid)
+        try:
+            yield process
+        finally:
+            try:
+                await self._end_gently(process)
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                self._guard.forget(process.pid)
+                try:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_REAPED_S):
+                            await process.wait()
+                finally:
+                    # A process that has left the group may hold the other ends of the pipes.
+                    transport.close()
+
+    async def _end_gently(self, process: Process) -> None:
+        """Close the program's input and wait a while for its end."""
+        if process.stdin is not None:
+            process.stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                await process.wait()
+        if self._ended and process.returncode is not None:
+            self._ended += f" with status {process.returncode}"
+
+    async def _read(self, process: Process, to_session: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        """Pass messages on until the program ends or writes too much."""
+        assert process.stdout is not None
+        lines = BoundedLines()
+        with to_session, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while chunk := await process.stdout.read(_CHUNK):
+                for line in lines.feed(chunk):
+                    message = _message(line)
+                    if message is None or not isinstance(message.message, JSONRPCResponse | JSONRPCError):
+                        self._stray += 1
+                    if self._stray > MAX_STRAY:
+                        self._ended = f"; it wrote {MAX_STRAY} lines that answer nothing, and was ended"
+                        return
+                    if message is not None:
+                        await to_session.send(message)
+            self._ended = "; the program ended"
+
+    async def _write(
+        self,
+        process: Process,
+        from_session: MemoryObjectReceiveStream[SessionMessage],
+        to_session: MemoryObjectSendStream[SessionMessage | Exception],
+    ) -> None:
+        assert process.stdin is not None
+        with from_session:
+            async for each in from_session:
+                if isinstance(each.message, JSONRPCRequest):
+                    self._stray = 0
+                text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
+                process.stdin.write(text.encode(errors="replace") + b"\n")
+                try:
+                    await process.stdin.drain()
+                except ConnectionError:
+                    to_session.close()
+                    return
+
+    async def _read_errors(self, process: Process) -> None:
+        assert process.stderr is not None
+        while chunk := await process.stderr.read(_CHUNK):
+            self._stderr = (self._stderr + chunk)[-_STDERR_BYTES:]
+
+
+def _message(line: Line) -> SessionMessage | None:
+    """The message in a line; an error in place of one that is too long; None: there is none."""
+    if not line.whole:
+        found = _ID_FIRST.search(line.text) or _ID_LAST.search(line.text)
+        if found is None:
+            return None
+        error = ErrorData(code=INTERNAL_ERROR, message=TOO_LARGE)
+        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error))
+    if not line.text.strip():
+        return None
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line.text, by_name=False))
+    except ValueError:
+        return None
