@@ -6,9 +6,8 @@ the bytes of a file, a struct with `bytes` or `path` as Hugging Face datasets wr
 http or https URL.
 
 Tasks may come from anybody. So a path must lie, once links are followed, in one of `data.images.folders`. A URL is
-fetched only with `data.images.urls`, from addresses of the public internet: each socket's address is checked before it
-connects, however the URL writes it and whatever the name server says next, and a redirection is not followed. Nothing
-larger than `data.images.max_mb` is read.
+fetched only with `data.images.urls`, from addresses of the public internet (`network.public`), and a redirection is not
+followed. Nothing larger than `data.images.max_mb` is read.
 """
 
 from __future__ import annotations
@@ -16,30 +15,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import ipaddress
 import os
-import socket
 import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Network
 from pathlib import Path
-from socket import AddressFamily
 from typing import Any
-from urllib.parse import urlsplit
-
-import aiohttp
-from aiohttp import AddrInfoType
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from asyncrl.config.schema import ImagesConfig
-from asyncrl.errors import RefusedError
+from asyncrl.errors import RefusedError, UnavailableError
+from asyncrl.network.public import Connect, get_public, public_connector
 
 IMAGE_TYPES = ("image", "image_url")
 FETCH_S = 20.0
-PUBLIC_IPV6 = IPv6Network("2000::/3")
-CLOUD_HOSTS = (IPv4Address("168.63.129.16"),)
-"""Public by their number, but the host of a virtual machine answers at them: Azure's."""
 
 Fetch = Callable[[str, int], Awaitable[bytes]]
 """The bytes behind a URL, at most so many. Raises RefusedError."""
@@ -132,72 +120,13 @@ def _read(file: Path, path: str, limit: int) -> bytes:
         raise RefusedError(f"the image {path!r:.200} cannot be read: {error}") from error
 
 
-class PublicResolver(AbstractResolver):
-    """Resolves names by `resolver`, and refuses those that lead to an address that is not public."""
-
-    def __init__(self, resolver: AbstractResolver) -> None:
-        self._resolver = resolver
-
-    async def resolve(
-        self, host: str, port: int = 0, family: AddressFamily = AddressFamily.AF_INET
-    ) -> list[ResolveResult]:
-        """As the resolver does. Raises RefusedError."""
-        found = await self._resolver.resolve(host, port, family)
-        for each in found:
-            check_public(each["host"])
-        return found
-
-    async def close(self) -> None:
-        await self._resolver.close()
-
-
-def check_public(address: str) -> None:
-    """Raises RefusedError: an address is not one of the public internet."""
-    number = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(number, IPv4Address):
-        is_public = number.is_global and not number.is_multicast and number not in CLOUD_HOSTS
-    else:
-        # Other networks hold private addresses of IPv4, which a gateway may translate, or are those of a site.
-        is_public = number in PUBLIC_IPV6 and number.is_global and number.sixtofour is None
-    if not is_public:
-        raise RefusedError(f"images are not fetched from {address}, which is no public address")
-
-
-def _public_socket(info: AddrInfoType) -> socket.socket:
-    """The socket of a connection. Raises RefusedError."""
-    family, kind, protocol, _, address = info
-    check_public(str(address[0]))
-    return socket.socket(family, kind, protocol)
-
-
-async def fetch_public(url: str, limit: int, resolver: AbstractResolver | None = None) -> bytes:
-    """What is behind a URL on the public internet, found by `resolver`, the host's by default.
+async def fetch_public(url: str, limit: int, connect: Connect = public_connector) -> bytes:
+    """What is behind a URL on the public internet.
 
     Raises RefusedError: its address is not public, it redirects, it has more than `limit` bytes, or it cannot be
     fetched.
     """
     try:
-        host = urlsplit(url).hostname
-        if not host:
-            raise RefusedError(f"the image {url!r:.100} has no host")
-        # aiohttp has names resolved, and not addresses.
-        with suppress(ValueError):
-            check_public(host)
-        names = PublicResolver(resolver or aiohttp.DefaultResolver())
-        connector = aiohttp.TCPConnector(resolver=names, use_dns_cache=False, socket_factory=_public_socket)
-        timeout = aiohttp.ClientTimeout(total=FETCH_S)
-        async with (
-            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
-            session.get(url, allow_redirects=False) as response,
-        ):
-            if response.status != 200:
-                raise RefusedError(f"the image {url!r:.100} cannot be fetched: status {response.status}")
-            parts, size = [], 0
-            async for part in response.content.iter_chunked(1 << 16):
-                parts.append(part)
-                size += len(part)
-                if size > limit:
-                    raise RefusedError(f"the image {url!r:.100} has more than {limit} bytes")
-            return b"".join(parts)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise RefusedError(f"the image {url!r:.100} cannot be fetched: {error!r}") from error
+        return (await get_public(url, limit, FETCH_S, connect=connect)).body
+    except (RefusedError, UnavailableError) as error:
+        raise RefusedError(f"an image of a message: {error}") from error

@@ -1,0 +1,205 @@
+"""GET requests to the public internet, for URLs that anybody may have written: a task, a page, a policy.
+
+What holds, whatever a URL, a name server or a page says:
+
+- A connection goes to a public address alone. The address of each socket is checked before it connects, so that
+  neither other digits for an address nor a name that leads elsewhere at its second resolution reach anything else.
+- A redirection is a new URL: it is checked in the same way, and only as many are followed as the caller permits.
+- Nothing is sent but the request: no cookies, no credentials, no proxy of the environment.
+- A body, also one that is unpacked, has a largest size, and everything together a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Network
+from socket import AddressFamily
+
+import aiohttp
+from aiohttp import AddrInfoType
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from asyncrl.errors import RefusedError, UnavailableError
+
+PUBLIC_IPV6 = IPv6Network("2000::/3")
+CLOUD_HOSTS = (IPv4Network("168.63.129.16/32"), IPv4Network("192.0.0.0/24"))
+"""Public by their number, for some versions of Python, but the host of a virtual machine answers at them: Azure's, and
+Oracle's among the addresses that are kept for protocols."""
+
+REDIRECTIONS = (301, 302, 303, 307, 308)
+PASSING = (408, 425, 429)
+"""Statuses of a server that may answer another time, beside those from 500 on."""
+
+NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+PART_BYTES = 1 << 16
+_GZIP = zlib.MAX_WBITS | 16
+_HEADERS = {"User-Agent": "asyncrl", "Accept-Encoding": "gzip"}
+
+CheckUrl = Callable[[URL], None]
+"""Raises RefusedError: this URL may not be fetched."""
+
+Connect = Callable[[], aiohttp.BaseConnector]
+"""Makes what opens the connections of one fetch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a URL had. `url` is the one at the end of all redirections."""
+
+    url: URL
+    content_type: str
+    charset: str | None
+    body: bytes
+
+
+def check_public(address: str) -> None:
+    """Raises RefusedError: an address is not one of the public internet."""
+    number = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(number, IPv4Address):
+        is_cloud = any(number in network for network in CLOUD_HOSTS)
+        is_public = number.is_global and not number.is_multicast and not is_cloud
+    else:
+        # Other networks hold private addresses of IPv4, which a gateway may translate, or are those of a site.
+        is_public = number in PUBLIC_IPV6 and number.is_global and number.sixtofour is None
+    if not is_public:
+        raise RefusedError(f"nothing is fetched from {address}, which is no public address")
+
+
+class PublicResolver(AbstractResolver):
+    """Resolves names by `resolver`, and refuses those that lead to an address that is not public."""
+
+    def __init__(self, resolver: AbstractResolver) -> None:
+        self._resolver = resolver
+
+    async def resolve(
+        self, host: str, port: int = 0, family: AddressFamily = AddressFamily.AF_INET
+    ) -> list[ResolveResult]:
+        """As the resolver does. Raises RefusedError."""
+        found = await self._resolver.resolve(host, port, family)
+        for each in found:
+            check_public(each["host"])
+        return found
+
+    async def close(self) -> None:
+        await self._resolver.close()
+
+
+def public_socket(info: AddrInfoType) -> socket.socket:
+    """The socket of a connection. Raises RefusedError."""
+    family, kind, protocol, _, address = info
+    check_public(str(address[0]))
+    return socket.socket(family, kind, protocol)
+
+
+def public_connector(resolver: AbstractResolver | None = None) -> aiohttp.TCPConnector:
+    """Connections to public addresses alone, which `resolver` finds, the host's by default."""
+    names = PublicResolver(resolver or aiohttp.ThreadedResolver())
+    return aiohttp.TCPConnector(resolver=names, use_dns_cache=False, socket_factory=public_socket)
+
+
+def _anywhere(url: URL) -> None:
+    """Every URL of the public internet."""
+
+
+async def get_public(
+    url: str,
+    limit: int,
+    timeout_s: float,
+    redirections: int = 0,
+    check: CheckUrl = _anywhere,
+    connect: Connect = public_connector,
+) -> Fetched:
+    """What a URL has, of at most `limit` bytes. `check` sees the URL, and that of each redirection.
+
+    Raises RefusedError: a URL is not http or https, names a user, leads to no public address or fails the check; there
+    are more redirections, or more bytes; the status is another than 200. Raises UnavailableError: the server
+    cannot be reached, took more than `timeout_s` seconds for everything, or failed.
+    """
+    shown = f"{url!r:.200}"
+    limit_s = asyncio.timeout(timeout_s)
+    try:
+        async with limit_s, _session(connect()) as session:
+            return await _followed(session, URL(url), limit, redirections, check)
+    except UnavailableError as error:
+        raise UnavailableError(f"{shown} cannot be fetched: {error}") from error
+    except RefusedError as error:
+        raise RefusedError(f"{shown} cannot be fetched: {error}") from error
+    except aiohttp.ClientConnectorDNSError as error:
+        if isinstance(error.os_error, socket.gaierror) and error.os_error.errno in NO_SUCH_NAME:
+            raise RefusedError(f"{shown} cannot be fetched: there is no host {error.host}") from error
+        raise UnavailableError(f"{shown} cannot be fetched: {error}") from error
+    except (aiohttp.ClientError, OSError) as error:
+        reason = f"it took more than {timeout_s:g} s" if limit_s.expired() else f"{error!r:.300}"
+        raise UnavailableError(f"{shown} cannot be fetched: {reason}") from error
+    except (ValueError, zlib.error) as error:
+        raise RefusedError(f"{shown} cannot be fetched: {error!r:.300}") from error
+
+
+def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=_HEADERS,
+        timeout=aiohttp.ClientTimeout(total=None),
+        auto_decompress=False,
+        trust_env=False,
+    )
+
+
+async def _followed(
+    session: aiohttp.ClientSession, url: URL, limit: int, redirections: int, check: CheckUrl
+) -> Fetched:
+    for _ in range(redirections + 1):
+        _check_form(url)
+        check(url)
+        async with session.get(url, allow_redirects=False) as response:
+            if response.status not in REDIRECTIONS or not redirections:
+                return Fetched(url, response.content_type, response.charset, await _body(response, limit))
+            location = response.headers.get("Location", "")
+        if not location:
+            raise RefusedError(f"status {response.status} without a Location")
+        url = url.join(URL(location))
+    raise RefusedError(f"it redirects more than {redirections} times")
+
+
+def _check_form(url: URL) -> None:
+    """Raises RefusedError."""
+    if url.scheme not in ("http", "https"):
+        raise RefusedError(f"its scheme is {url.scheme!r}; only http and https are fetched")
+    if not url.host:
+        raise RefusedError("it has no host")
+    if url.user is not None or url.password is not None:
+        raise RefusedError("it has a user or a password; none is sent")
+
+
+async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """Raises RefusedError, UnavailableError."""
+    if response.status >= 500 or response.status in PASSING:
+        raise UnavailableError(f"status {response.status}")
+    if response.status != 200:
+        raise RefusedError(f"status {response.status}")
+    unpack = _unpacking(response.headers.get("Content-Encoding", "identity").strip().lower())
+    parts, size, packed = [], 0, 0
+    async for part in response.content.iter_chunked(PART_BYTES):
+        packed += len(part)
+        unpacked = unpack(part, limit - size + 1)
+        parts.append(unpacked)
+        size += len(unpacked)
+        if size > limit or packed > limit:
+            raise RefusedError(f"it has more than {limit} bytes")
+    return b"".join(parts)
+
+
+def _unpacking(encoding: str) -> Callable[[bytes, int], bytes]:
+    """A function of parts of a body and of how many bytes are wanted at most. Raises RefusedError."""
+    if encoding in ("", "identity"):
+        return lambda part, _: part
+    if encoding in ("gzip", "x-gzip"):
+        return zlib.decompressobj(_GZIP).decompress
+    raise RefusedError(f"its encoding is {encoding!r:.50}; only gzip is unpacked")

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import AddrInfoType, web
+
+from asyncrl.errors import RefusedError, UnavailableError
+from asyncrl.network.public import CheckUrl, Connect, Fetched, check_public, get_public, public_connector, public_socket
+from tests.network.web import Handler, Names, to_loopback, web_server
+
+BODY = b"what a page has"
+
+NOT_PUBLIC = (
+    *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1"),
+    *("255.255.255.255", "198.18.0.1", "192.0.2.1", "240.0.0.1", "100.100.100.200", "192.0.0.192"),
+    *("168.63.129.16", "64:ff9b::7f00:1", "64:ff9b:1::1", "::127.0.0.1", "::ffff:0:7f00:1", "fec0::1"),
+    *("::1", "::", "fe80::1%eth0", "fd00::1", "fd00:ec2::254", "::ffff:10.0.0.1", "::ffff:127.0.0.1"),
+    *("2002:7f00:1::", "2001:db8::1", "2001::1", "ff02::1"),
+)
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    return web.Response(body=BODY)
+
+
+def served(
+    handler: Handler,
+    url: str = "http://pages.example:{port}/a",
+    connect: Connect = to_loopback,
+    limit: int = 100,
+    redirections: int = 0,
+    timeout_s: float = 20.0,
+    check: CheckUrl = lambda url: None,
+) -> Fetched:
+    """What is fetched from a real server."""
+
+    async def fetch() -> Fetched:
+        async with web_server(handler) as port:
+            return await get_public(url.format(port=port), limit, timeout_s, redirections, check, connect)
+
+    return asyncio.run(fetch())
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC)
+def test_addresses_that_are_not_public_are_refused(address: str):
+    with pytest.raises(RefusedError, match="no public address"):
+        check_public(address)
+    with pytest.raises(RefusedError, match=r"no public address|cannot be fetched"):
+        asyncio.run(get_public(f"http://{f'[{address}]' if ':' in address else address}/a", 100, 20.0))
+    names = Names(address)
+    with pytest.raises(RefusedError, match="no public address"):
+        asyncio.run(get_public("http://pages.example/a", 100, 20.0, connect=lambda: public_connector(names)))
+    assert names.asked == ["pages.example"]
+
+
+def test_public_addresses_are_allowed():
+    for address in ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"):
+        check_public(address)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "１２７.0.0.1", "127。0。0。1", "①27.0.0.1", "127.1", "2130706433", "0x7f000001", "0177.0.0.1"),
+        *("[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "localhost", "LOCALHOST", "localhost.", "0", "0.0.0.0"),
+    ],
+)
+def test_no_way_to_write_the_own_machine_reaches_it(host: str):
+    requests = []
+
+    async def note(request: web.Request) -> web.StreamResponse:
+        requests.append(request)
+        return await answer(request)
+
+    with pytest.raises((RefusedError, UnavailableError), match="cannot be fetched"):
+        served(note, f"http://{host}:{{port}}/a", public_connector)
+    assert not requests
+
+
+class Rebinding(Names):
+    """Its answer is a public address when it is read first, and the own machine from then on."""
+
+    async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> Any:
+        class Answer(dict[str, Any]):
+            first = True
+
+            def __getitem__(self, name: str) -> Any:
+                if name == "host" and self.first:
+                    self.first = False
+                    return "93.184.215.14"
+                return super().__getitem__(name)
+
+        (found,) = await super().resolve(host, port, family)
+        return [Answer(found)]
+
+
+def test_the_address_that_a_socket_connects_to_is_the_one_that_is_checked():
+    requests = []
+
+    async def note(request: web.Request) -> web.StreamResponse:
+        requests.append(request)
+        return await answer(request)
+
+    with pytest.raises(RefusedError, match=r"127\.0\.0\.1, which is no public address"):
+        served(note, connect=lambda: public_connector(Rebinding()))
+    assert not requests
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("ftp://pages.example/a", "only http and https"),
+        ("file:///etc/passwd", "only http and https"),
+        ("gopher://pages.example/a", "only http and https"),
+        ("pages.example/a", "only http and https"),
+        ("http:///a", "no host"),
+        ("http://user@pages.example/", "a user or a password"),
+        ("http://user:word@pages.example/", "a user or a password"),
+        ("http://:word@pages.example/", "a user or a password"),
+        ("http://[bad", "cannot be fetched"),
+        ("http://x:99999/a", "cannot be fetched"),
+        ("http://pages.example\r\nHost: other/", "cannot be fetched"),
+    ],
+)
+def test_urls_of_other_forms_are_refused_before_a_name_is_resolved(url: str, reason: str):
+    names = Names()
+    with pytest.raises(RefusedError, match=reason):
+        asyncio.run(get_public(url, 100, 20.0, connect=lambda: public_connector(names)))
+    assert not names.asked
+
+
+def test_a_page_is_fetched_with_its_type():
+    async def page(request: web.Request) -> web.StreamResponse:
+        assert request.headers.keys() & {"Cookie", "Authorization", "Referer"} == set()
+        return web.Response(text="grün", content_type="text/html", charset="latin-1")
+
+    fetched = served(page)
+    assert (fetched.content_type, fetched.charset, fetched.body) == ("text/html", "latin-1", "grün".encode("latin-1"))
+    assert fetched.url.host == "pages.example"
+
+
+def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert served(answer).body == BODY
+
+
+def test_a_redirection_is_followed_as_often_as_permitted_and_checked_each_time():
+    seen: list[str] = []
+
+    async def redirect(request: web.Request) -> web.StreamResponse:
+        number = int(request.path.removeprefix("/"))
+        assert "Cookie" not in request.headers
+        if not number:
+            return await answer(request)
+        found = web.HTTPFound(f"/{number - 1}")
+        found.set_cookie("session", "secret")
+        raise found
+
+    url = "http://pages.example:{port}/2"
+    fetched = served(redirect, url, redirections=2, check=lambda url: seen.append(url.path))
+    assert (fetched.body, fetched.url.path, seen) == (BODY, "/0", ["/2", "/1", "/0"])
+    with pytest.raises(RefusedError, match="redirects more than 1 times"):
+        served(redirect, url, redirections=1)
+    with pytest.raises(RefusedError, match="status 302"):
+        served(redirect, url)
+
+
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ("file:///etc/passwd", "only http and https"),
+        ("http://user:word@pages.example/", "a user or a password"),
+        ("http://169.254.169.254/latest/meta-data/", "no public address"),
+        ("http://[::ffff:169.254.169.254]/", "no public address"),
+        ("//10.0.0.1/", "no public address"),
+        ("", "without a Location"),
+    ],
+)
+def test_a_redirection_leads_nowhere_that_a_url_may_not(location: str, reason: str):
+    async def redirect(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=302, headers={"Location": location} if location else {})
+
+    def factory(info: AddrInfoType) -> socket.socket:
+        # The page is on a server of the test; all other addresses are checked.
+        return socket.socket(*info[:3]) if info[4][0] == "127.0.0.1" else public_socket(info)
+
+    def connect() -> aiohttp.TCPConnector:
+        return aiohttp.TCPConnector(resolver=Names(), socket_factory=factory)
+
+    with pytest.raises(RefusedError, match=reason):
+        served(redirect, connect=connect, redirections=5)
+
+
+def test_a_body_is_read_up_to_the_limit():
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(1000):
+            await response.write(bytes(1 << 16))
+        return response
+
+    assert served(answer, limit=len(BODY)).body == BODY
+    with pytest.raises(RefusedError, match=f"more than {len(BODY) - 1} bytes"):
+        served(answer, limit=len(BODY) - 1)
+    with pytest.raises(RefusedError, match="more than 100000 bytes"):
+        served(endless, limit=100_000)
+
+
+def test_a_packed_body_is_unpacked_up_to_the_limit():
+    def packed(content: bytes, encoding: str = "gzip") -> Handler:
+        async def page(request: web.Request) -> web.StreamResponse:
+            assert request.headers["Accept-Encoding"] == "gzip"
+            return web.Response(body=content, headers={"Content-Encoding": encoding})
+
+        return page
+
+    assert served(packed(gzip.compress(BODY)), limit=len(BODY) + 100).body == BODY
+    bomb = gzip.compress(bytes(50_000_000))
+    with pytest.raises(RefusedError, match="more than 100000 bytes"):
+        served(packed(bomb), limit=100_000)
+    with pytest.raises(RefusedError, match="cannot be fetched"):
+        served(packed(b"no gzip at all"))
+    with pytest.raises(RefusedError, match="only gzip is unpacked"):
+        served(packed(BODY, "br"))
+
+
+def test_a_refusal_differs_from_what_may_go_better_another_time():
+    def status(number: int) -> Handler:
+        async def page(request: web.Request) -> web.StreamResponse:
+            return web.Response(status=number)
+
+        return page
+
+    async def silent(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        return await answer(request)
+
+    for number in (404, 403, 204):
+        with pytest.raises(RefusedError, match=f"status {number}"):
+            served(status(number))
+    for number in (500, 503, 429):
+        with pytest.raises(UnavailableError, match=f"status {number}"):
+            served(status(number))
+    with pytest.raises(UnavailableError, match=r"more than 0\.2 s"):
+        served(silent, timeout_s=0.2)
+    with pytest.raises(UnavailableError, match="cannot be fetched"):
+        served(answer, "http://pages.example:1/a")
+
+
+def test_a_host_that_does_not_exist_is_refused_and_a_name_server_that_fails_is_not():
+    def no_answer(number: int) -> Mapping[str, Any]:
+        class Unknown(Names):
+            async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> Any:
+                raise socket.gaierror(number, "no answer")
+
+        return {"connect": lambda: public_connector(Unknown())}
+
+    with pytest.raises(RefusedError, match=r"there is no host pages\.example"):
+        served(answer, **no_answer(socket.EAI_NONAME))
+    with pytest.raises(UnavailableError, match="cannot be fetched"):
+        served(answer, **no_answer(socket.EAI_AGAIN))
