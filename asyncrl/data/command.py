@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
-from asyncrl.data.converters import dapo, gsm8k, math_problems, programs, reasoning_gym, search, tool_calls
+from asyncrl.data.converters import (
+    dapo,
+    gsm8k,
+    math_problems,
+    programs,
+    reasoning_gym,
+    search,
+    tool_calls,
+    verifiers,
+)
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError
 from asyncrl.machine.long_work import long_work, print_line
@@ -25,10 +34,12 @@ SETS: Mapping[str, str] = {
     "code": "APPS, TACO and the like: question, input_output; rule code",
     "tools": "xLAM and the like: query, tools, answers; rule tool_calls",
     "reasoning-gym": "tasks that reasoning-gym makes (asyncrl[reasoning-gym]); rule reasoning_gym",
+    "verifiers": "tasks of an environment of verifiers, which another Python has (docs/verifiers.md)",
 }
 SOURCES = {
     "gsm8k": "folder with train.jsonl and test.jsonl",
     "reasoning-gym": "NAME?size=1000&seed=0, with any further options of the data set",
+    "verifiers": "id of the environment, as its package is imported",
 }
 """What --source is, where it is no file, folder or pattern of files."""
 NAMED = {"search": "searchqa", "code": "apps", "tools": "xlam"}
@@ -48,15 +59,28 @@ def main() -> None:
         one.add_argument("--user", help="simulated user of the tasks (docs/interactions.md), such as checker")
         if name in NAMED:
             one.add_argument("--data-source", default=NAMED[name], help=f"data source of the tasks ({NAMED[name]})")
+        if name == "verifiers":
+            one.add_argument(
+                "--python", default="python", help="a Python that has verifiers and the environment's package"
+            )
+            one.add_argument(
+                "--args", default="{}", help="JSON: arguments of load_environment, or the taskset's fields"
+            )
+            one.add_argument("--limit", type=int, help="take as many of the first tasks")
     arguments = parser.parse_args()
     source = getattr(arguments, "data_source", "")
     with failures_end_the_command(EXIT_USAGE, "asyncrl data"):
+        more = {}
+        if arguments.set == "verifiers":
+            more = {"python": arguments.python, "arguments": arguments.args, "limit": arguments.limit}
         rows, left_out = convert(
-            arguments.set, arguments.source, arguments.out, arguments.split, source, arguments.user, print_line
+            arguments.set, arguments.source, arguments.out, arguments.split, source, arguments.user, print_line, **more
         )
     reason = {"dapo": "are repeated", "code": "have no tests"}.get(arguments.set)
     rest = f"; {left_out} rows left out, which {reason}" if left_out else ""
     sys.stdout.write(f"wrote {rows} tasks to {arguments.out}{rest}\n")
+    if arguments.set == "verifiers":
+        sys.stdout.write(f"the program that plays them: {arguments.python} {verifiers.PROGRAM}\n")
 
 
 def convert(
@@ -67,10 +91,11 @@ def convert(
     data_source: str = "",
     user: str | None = None,
     say: Callable[[str], None] | None = None,
+    **more: Any,
 ) -> tuple[int, int]:
     """Write the tasks of the published `source` to the Parquet file `out`; returns how many, and how many rows
     became none. `user` is the simulated user that the tasks name, to whom they give the ground truth. `say`
-    gets lines of progress, else the log. Raises DataError."""
+    gets lines of progress, else the log. `more` are further parameters of the set's `tasks`. Raises DataError."""
     named = data_source or NAMED.get(name, "")
     readers: Mapping[str, Callable[[], Iterable[Task | None]]] = {
         "gsm8k": partial(gsm8k.tasks, Path(source), split),
@@ -80,6 +105,7 @@ def convert(
         "code": partial(programs.tasks, source, named),
         "tools": partial(tool_calls.tasks, source, named),
         "reasoning-gym": partial(reasoning_gym.tasks, reasoning_gym.KIND + source),
+        "verifiers": partial(verifiers.tasks, source, split, **more),
     }
     rows: list[Task | None] = []
     with long_work(f"reading {source}", 0, "rows", say=say) as advance:
