@@ -147,24 +147,40 @@ def shown(
     images: Mapping[bytes, ImagePatches], prompt: Sequence[int | bytes], answer: Sequence[int], **fields: Any
 ) -> Trajectory:
     """An episode of one answer to a prompt in which digests stand for the placeholders of their images."""
+    return shown_in_turns(images, [(prompt, answer)], **fields)
+
+
+def shown_in_turns(
+    images: Mapping[bytes, ImagePatches],
+    exchanges: Sequence[tuple[Sequence[int | bytes], Sequence[int]]],
+    **fields: Any,
+) -> Trajectory:
+    """An episode of several answers, each behind its prompt or its result of a tool, with digests as in `shown`."""
     tokens: list[int] = []
     spans, digests = [], []
-    for each in prompt:
-        if isinstance(each, bytes):
-            times, rows, columns = images[each].grid
-            count = times * rows * columns // MERGE**2
-            spans.append((len(tokens), len(tokens) + count))
-            digests.append(np.frombuffer(each, np.uint8))
-            tokens += [IMAGE_TOKEN] * count
-        else:
-            tokens.append(each)
-    start, end = len(tokens), len(tokens) + len(answer)
-    is_sampled = np.arange(end) >= start
+    turns: list[Turn] = []
+    for prompt, answer in exchanges:
+        begin = len(tokens)
+        for each in prompt:
+            if isinstance(each, bytes):
+                times, rows, columns = images[each].grid
+                count = times * rows * columns // MERGE**2
+                spans.append((len(tokens), len(tokens) + count))
+                digests.append(np.frombuffer(each, np.uint8))
+                tokens += [IMAGE_TOKEN] * count
+            else:
+                tokens.append(each)
+        start, end = len(tokens), len(tokens) + len(answer)
+        tokens += answer
+        turns += [Turn(begin, start, Role.TOOL if turns else Role.PROMPT), Turn(start, end, Role.ASSISTANT)]
+    is_sampled = np.zeros(len(tokens), bool)
+    for turn in turns[1::2]:
+        is_sampled[turn.start : turn.end] = True
     return make_trajectory(
-        tokens=np.array([*tokens, *answer], np.int32),
+        tokens=np.array(tokens, np.int32),
         logprobs=np.where(is_sampled, -1.0, 0.0).astype(np.float32),
         versions=np.where(is_sampled, 0, -1).astype(np.int32),
-        turns=(Turn(0, start, Role.PROMPT), Turn(start, end, Role.ASSISTANT)),
+        turns=tuple(turns),
         steps=(),
         image_spans=np.array(spans, np.int32).reshape(-1, 2),
         image_digests=np.array(digests, np.uint8).reshape(-1, 32),

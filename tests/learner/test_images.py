@@ -27,7 +27,16 @@ from asyncrl.types import Trajectory
 from tests.learner.support import Run, make_config, with_critic
 from tests.learner.test_models_beside_the_policy import prime
 from tests.learner.test_policy import gradients, weights_for
-from tests.vision import IMAGE_TOKEN, MERGE, VISION_FAMILIES, VOCABULARY, random_image, save_vision_model, shown
+from tests.vision import (
+    IMAGE_TOKEN,
+    MERGE,
+    VISION_FAMILIES,
+    VOCABULARY,
+    random_image,
+    save_vision_model,
+    shown,
+    shown_in_turns,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +63,8 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def episodes() -> list[Trajectory]:
-    """A group with one image in the prompt; one that differs from it in nothing but the image; two images; none."""
+    """A group with one image in the prompt; one that differs from it in nothing but the image; two images; none; and
+    two that begin like the first, with images in results of later turns."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(3, 250, 4).tolist()
     wide, tall, small = NAMES
@@ -64,6 +74,10 @@ def episodes() -> list[Trajectory]:
         shown(IMAGES, [*prompt, tall, 9], rng.integers(3, 250, 6).tolist()),
         shown(IMAGES, [small, 4, small, 5, tall], rng.integers(3, 250, 5).tolist()),
         shown(IMAGES, prompt, rng.integers(3, 250, 5).tolist()),
+        shown_in_turns(
+            IMAGES, [([*prompt, wide, 9], [7, 8, 2]), ([4, tall, 8, small, 5], [9, 2]), ([wide], [6, 6, 2])]
+        ),
+        shown_in_turns(IMAGES, [(prompt, [7, 8, 2]), ([4, tall, 5], [9, 2])]),
     ]
 
 
@@ -122,7 +136,7 @@ def test_a_pass_takes_the_images_of_its_own_episodes_only(qwen: Path, ranks: Ran
     whole = packed(policy, batch)
     with torch.no_grad():
         together, _ = policy(whole.forward_pass(range(len(batch))).packed)
-        for parts in ([[0, 3], [1, 2, 4]], [[4], [0], [1, 2, 3]]):
+        for parts in ([[0, 3, 5], [1, 2, 4, 6]], [[4], [0, 6], [1, 2, 3, 5]]):
             for part in parts:
                 each = whole.forward_pass(part)
                 torch.testing.assert_close(policy(each.packed)[0], together[each.rows], atol=1e-5, rtol=0)
@@ -151,7 +165,7 @@ def test_the_same_placeholders_of_other_images_are_no_shared_prefix(qwen: Path, 
 
 def test_a_pass_without_images_gives_the_tower_gradients_of_zero_so_that_ranks_agree(qwen: Path, ranks: Ranks):
     policy = load_policy(ModelConfig(str(qwen), compile=False), 1.0, ranks, 128)
-    policy(packed(policy, episodes()[-1:]).forward_pass([0]).packed)[0].sum().backward()
+    policy(packed(policy, episodes()[4:5]).forward_pass([0]).packed)[0].sum().backward()
     found = gradients(policy)
     assert len(found) == len(dict(policy.model.named_parameters()))
     assert all((gradient == 0).all() == ("visual" in name) for name, gradient in found.items())
