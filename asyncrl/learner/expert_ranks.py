@@ -63,16 +63,11 @@ def spread_experts(model: nn.Module, ranks: Ranks, dtype: torch.dtype) -> set[nn
     if ranks.expert_mesh is None:
         return set()
     groups = ExpertGroups(ranks.expert_mesh, ranks.size)
-    key = f"learner.expert_ranks={groups.ranks}"
-    # The mark of transformers' decorator, without which experts cannot be computed apart from their routing.
-    found: list[Any] = [each for each in model.modules() if hasattr(each, "_is_expert_parallel")]
-    if not found:
-        raise ConfigError(f"{key}: a {type(model).__name__} has no stacked experts that could be spread; use 1")
+    found = spreadable_experts(model, groups.ranks)
     for experts in found:
         count = experts.num_experts
-        if any(len(each) != count for each in experts.parameters()):
-            raise ConfigError(f"{key}: experts of a {type(model).__name__} have weights that they share; use 1")
         if count % ranks.shards:
+            key = f"learner.expert_ranks={groups.ranks}"
             raise ConfigError(f"{key}: {count} experts cannot be divided equally by the {ranks.shards} ranks of a copy")
         own: Any = copy.copy(experts)
         own.__dict__ = {**experts.__dict__, "_parameters": {}, "num_experts": count // groups.ranks}
@@ -82,6 +77,22 @@ def spread_experts(model: nn.Module, ranks: Ranks, dtype: torch.dtype) -> set[nn
         experts.spread = (own, groups, dtype)
     extend(found, _SpreadExperts)
     return {parameter for experts in found for parameter in experts.parameters()}
+
+
+def spreadable_experts(model: nn.Module, size: int) -> list[Any]:
+    """The stacked experts of each layer of a Hugging Face `model`. Raises ConfigError: it has none that
+    learner.expert_ranks=`size` could spread."""
+    key = f"learner.expert_ranks={size}"
+    # The mark of transformers' decorator, without which experts cannot be computed apart from their routing.
+    found: list[Any] = [each for each in model.modules() if hasattr(each, "_is_expert_parallel")]
+    if not found:
+        raise ConfigError(f"{key}: a {type(model).__name__} has no stacked experts that could be spread; use 1")
+    for experts in found:
+        if any(len(each) != experts.num_experts for each in experts.parameters()):
+            raise ConfigError(f"{key}: experts of a {type(model).__name__} have weights that they share; use 1")
+        if experts.num_experts % size:
+            raise ConfigError(f"{key}: {experts.num_experts} experts cannot be divided equally by so many ranks")
+    return found
 
 
 class _SpreadExperts:

@@ -240,22 +240,23 @@ def open_decoder(config: ModelConfig, ranks: Ranks, length: int, with_head: bool
         raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use auto")
     stored = open_model(config, ranks.activity, with_head)
     if sees_images(stored.model.config):
-        _check_vision(config, ranks, with_head)
+        check_vision(config.path, divides=ranks.context is not None, own_critic=not with_head)
     with _advice(config.path, config):
         check_positions(stored.model.config, length)
     return stored
 
 
-def _check_vision(config: ModelConfig, ranks: Ranks, with_head: bool) -> None:
-    """Raises ConfigError: what is asked for is not there for models that read images."""
-    if not with_head:
+def check_vision(path: str, divides: bool, own_critic: bool) -> None:
+    """Raises ConfigError: the model at `path` reads images, and ranks would divide its passes or layers, or a critic
+    would have no head of it."""
+    if own_critic:
         raise ConfigError(
-            f"{config.path!r} reads images, and a critic of its own would see none: use critic.shared, or an advantage "
+            f"{path!r} reads images, and a critic of its own would see none: use critic.shared, or an advantage "
             "without a critic"
         )
-    if ranks.context is not None:
+    if divides:
         raise ConfigError(
-            f"{config.path!r} reads images, whose tokens ranks cannot divide: use learner.context_ranks=1 and "
+            f"{path!r} reads images, whose tokens ranks cannot divide: use learner.context_ranks=1 and "
             "learner.tensor_ranks=1"
         )
 

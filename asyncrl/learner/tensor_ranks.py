@@ -16,7 +16,7 @@ gradients and optimizers see no difference.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +55,8 @@ def divide_layers(model: Any, layers: Sequence[nn.Module], ranks: Ranks) -> set[
     group = ranks.context
     if group is None or not group.divides_layers:
         return set()
-    decoder, tokens = model.base_model, _Tokens(group)
-    try:
-        styles = _styles(decoder)
-        blocks = [block for layer in layers for block in _blocks(layer, styles)]
-        divided = {parameter for block in blocks for parameter in block.divide(ranks)}
-    except ConfigError as error:
-        raise ConfigError(f"learner.tensor_ranks={group.size}: a {type(model).__name__} {error}; use 1") from error
+    tokens, blocks = _Tokens(group), _checked_blocks(model, layers, group.size)
+    divided = {parameter for block in blocks for parameter in block.divide(ranks)}
     for behaviour, modules in {
         _Block: [each.module for each in blocks],
         _First: [each for block in blocks for each in block.first],
@@ -70,8 +65,26 @@ def divide_layers(model: Any, layers: Sequence[nn.Module], ranks: Ranks) -> set[
         for each in modules:
             each.tokens = tokens
         extend(modules, behaviour)
-    decoder.register_forward_pre_hook(tokens.see, with_kwargs=True)
+    model.base_model.register_forward_pre_hook(tokens.see, with_kwargs=True)
     return divided
+
+
+def check_division(model: Any, size: int) -> None:
+    """Raises ConfigError: learner.tensor_ranks=`size` cannot divide the layers of a Hugging Face `model`, which needs
+    no memory; see `divide_layers`."""
+    _checked_blocks(model, model.get_decoder().layers if hasattr(model.get_decoder(), "layers") else (), size)
+
+
+def _checked_blocks(model: Any, layers: Iterable[nn.Module], size: int) -> list[_Found]:
+    """The blocks of layers that `size` ranks can divide. Raises ConfigError: they cannot."""
+    try:
+        styles = _styles(model.base_model)
+        blocks = [block for layer in layers for block in _blocks(layer, styles)]
+        for block in blocks:
+            block.check(size)
+    except ConfigError as error:
+        raise ConfigError(f"learner.tensor_ranks={size}: a {type(model).__name__} {error}; use 1") from error
+    return blocks
 
 
 def _styles(decoder: Any) -> dict[nn.Module, str]:
@@ -122,20 +135,30 @@ class _Found:
         """How many numbers belong together: those of a head, or of a neuron."""
         return int(getattr(self.module, "head_dim", 1))
 
-    def divide(self, ranks: Ranks) -> Iterator[nn.Parameter]:
-        """Divide its matrices; gives their parameters. Raises ConfigError: the heads or neurons cannot be divided."""
-        assert ranks.context is not None
-        size, heads = ranks.context.size, self.last.in_features // self.width
+    @property
+    def heads(self) -> int:
+        """How many heads attend, or neurons there are."""
+        return self.last.in_features // self.width
+
+    def check(self, size: int) -> None:
+        """Raises ConfigError: `size` ranks cannot divide the heads or neurons."""
         what = "heads" if hasattr(self.module, "head_dim") else "neurons in an MLP"
-        if heads % size:
-            raise ConfigError(f"has {heads} {what}, which {size} ranks cannot divide equally")
-        yield self._slice(self.last, "weight", 1, [rank * heads // size for rank in range(size)], heads // size, ranks)
+        if self.heads % size:
+            raise ConfigError(f"has {self.heads} {what}, which {size} ranks cannot divide equally")
         for linear in self.first:
             count = linear.out_features // self.width
             if count % size and (size % count or what != "heads"):
                 raise ConfigError(
                     f"has {count} {what} of keys, which {size} ranks can neither divide equally nor repeat"
                 )
+
+    def divide(self, ranks: Ranks) -> Iterator[nn.Parameter]:
+        """Divide its matrices, whose heads or neurons were checked; gives their parameters."""
+        assert ranks.context is not None
+        size, heads = ranks.context.size, self.heads
+        yield self._slice(self.last, "weight", 1, [rank * heads // size for rank in range(size)], heads // size, ranks)
+        for linear in self.first:
+            count = linear.out_features // self.width
             begins, each = [rank * count // size for rank in range(size)], max(1, count // size)
             yield self._slice(linear, "weight", 0, begins, each, ranks)
             if linear.bias is not None:

@@ -27,6 +27,7 @@ from asyncrl.errors import (
 )
 from asyncrl.launch.preflight.demonstrations import check_demonstrations, check_group_demonstrations
 from asyncrl.launch.preflight.grammars import check_grammars
+from asyncrl.launch.preflight.learning import check_learning
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
 from asyncrl.launch.preflight.models import (
     check_adapters,
@@ -150,6 +151,7 @@ def _check_policy(config: TrainConfig) -> None:
     check_tokenizer(config)
     check_length(config)
     check_freezing(config)
+    check_learning(config)
     adapters = check_adapters(config)
     check_disk(config, size, free_bytes(locations.run_dir(config.run)), adapters)
 

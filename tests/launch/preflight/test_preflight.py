@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.actor.tools.base import Tool, ToolRefusal
 from asyncrl.config.schema import (
@@ -19,6 +20,7 @@ from asyncrl.config.schema import (
     EngineConfig,
     ModelConfig,
     NetworkConfig,
+    PartConfig,
     RunConfig,
     ServerConfig,
     TrainConfig,
@@ -29,6 +31,7 @@ from asyncrl.launch.preflight.machine import check_devices, check_disk, check_po
 from asyncrl.launch.preflight.preflight import preflight
 from tests.actor.engine.support import tiny_model
 from tests.templates.families import tokenizer
+from tests.vision import save_vision_model
 
 
 def config_of(folder: Path, family: str, roles: list[str], tools: list[str], truth: str = "1") -> TrainConfig:
@@ -113,6 +116,52 @@ def test_a_model_without_the_layers_that_adapters_want_does_not_start(tmp_path: 
     assert reason.startswith("model.lora.targets=no_proj: the model has no module of this name")
     config.model.lora.targets, config.critic.lora.rank = ["all-linear"], 2
     preflight(config)
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "value", "reason"),
+    [
+        ("learner", "tensor_ranks", 8, "learner.tensor_ranks=8: a Qwen3ForCausalLM has 4 heads, which 8 ranks cannot"),
+        ("learner", "expert_ranks", 2, "learner.expert_ranks=2: a Qwen3ForCausalLM has no stacked experts"),
+        ("learner", "router_replay", True, "the experts of a qwen3 model cannot be replayed"),
+        ("algorithm", "balance_weight", 0.01, "algorithm.balance_weight=0.01: experts of a qwen3 model cannot be"),
+        ("algorithm", "balance_weight", None, "algorithm.balance_weight=null: the model's configuration has no"),
+        ("algorithm", "balance_bias_rate", 0.01, "algorithm.balance_bias_rate=0.01: routers of a qwen3 model have no"),
+    ],
+)
+def test_a_dense_model_does_not_start_with_options_of_mixtures_or_more_ranks_than_it_has_heads(
+    tmp_path: Path, section: str, option: str, value: Any, reason: str
+):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    setattr(getattr(config, section), option, value)
+    [found] = refusals(config)
+    assert found.startswith(reason)
+
+
+def test_a_family_whose_layers_no_plan_divides_does_not_start(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    gpt2 = AutoConfig.for_model("gpt2", n_embd=32, n_layer=1, n_head=4, vocab_size=300, n_positions=512)
+    AutoModelForCausalLM.from_config(gpt2).save_pretrained(tmp_path / "model")
+    config.learner.tensor_ranks = 2
+    assert "learner.tensor_ranks=2: a GPT2LMHeadModel has no plan in transformers" in "".join(refusals(config))
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "value", "reason"),
+    [
+        ("learner", "tensor_ranks", 2, "reads images, whose tokens ranks cannot divide"),
+        ("learner", "context_ranks", 2, "reads images, whose tokens ranks cannot divide"),
+        ("algorithm", "advantage", PartConfig("gae"), "a critic of its own would see none"),
+    ],
+)
+def test_a_model_that_reads_images_does_not_start_with_what_does_not_go_with_them(
+    tmp_path: Path, section: str, option: str, value: Any, reason: str
+):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    save_vision_model(tmp_path / "model")
+    config.engine.kind, config.engine.urls = "sglang", ["http://127.0.0.1:1"]
+    setattr(getattr(config, section), option, value)
+    assert any(reason in line for line in refusals(config))
 
 
 def test_demonstrations_are_rendered_by_the_start_which_names_a_bad_row(tmp_path: Path):

@@ -1,0 +1,46 @@
+"""Checks before anything starts that the learner can do with the policy's layers what options ask for.
+
+The learner's ranks would refuse it in the same words, when all other roles have started.
+"""
+
+from __future__ import annotations
+
+from asyncrl.config.schema import TrainConfig
+
+
+def check_learning(config: TrainConfig) -> None:
+    """Raises ConfigError: the policy's layers cannot be divided, its experts not be spread, balanced or replayed, or it
+    reads images and another option does not go with them."""
+    from asyncrl.modelling.opening import open_config
+    from asyncrl.modelling.vision import sees_images
+
+    learner, algorithm = config.learner, config.algorithm
+    if sees_images(open_config(config.model)):
+        _check_sight(config)
+    balances = algorithm.balance_weight != 0 or algorithm.balance_bias_rate
+    if not (learner.tensor_ranks > 1 or learner.expert_ranks > 1 or learner.router_replay or balances):
+        return
+    from asyncrl.learner.expert_ranks import spreadable_experts
+    from asyncrl.learner.router_balance import Balance
+    from asyncrl.learner.routing_replay import RoutingReplay
+    from asyncrl.learner.tensor_ranks import check_division
+    from asyncrl.modelling.shapes import empty_model
+
+    policy = empty_model(config.model)
+    if learner.tensor_ranks > 1:
+        check_division(policy, learner.tensor_ranks)
+    if learner.expert_ranks > 1:
+        spreadable_experts(policy, learner.expert_ranks)
+    Balance.from_config(algorithm, policy)
+    if learner.router_replay:
+        RoutingReplay(policy)
+
+
+def _check_sight(config: TrainConfig) -> None:
+    from asyncrl.algorithms.compose import Algorithm
+    from asyncrl.learner.policy import check_vision
+
+    learner = config.learner
+    algorithm = Algorithm.from_config(config.algorithm, learner.minibatches)
+    own_critic = algorithm.needs_critic and not config.critic.shared
+    check_vision(config.model.path, learner.context_ranks > 1 or learner.tensor_ranks > 1, own_critic)
