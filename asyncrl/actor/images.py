@@ -168,11 +168,13 @@ class EpisodeImages:
         return GivenTokens(tokens.repeat(counts), images)
 
     def forged(self, tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> bool:
-        """Whether `tokens`, among which `images` stand, have placeholders of none: the policy sampled them."""
+        """Whether `tokens`, among which `images` stand, have placeholders of none, or of videos: the policy sampled
+        them."""
         if self._desk is None:
             return False
-        placed = sum(image.end - image.start for image in images)
-        return int((tokens == self._desk.shape.image_token).sum()) > placed
+        shape, placed = self._desk.shape, sum(image.end - image.start for image in images)
+        has_video = shape.video_token is not None and bool((tokens == shape.video_token).any())
+        return has_video or int((tokens == shape.image_token).sum()) > placed
 
 
 def _only_text(block: Any) -> Any:

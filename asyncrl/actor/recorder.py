@@ -265,7 +265,7 @@ class Recorder:
         prefix, (added, images) = self._continuation(request)
         if prefix is not None and (images or prefix.images) and self._images.forged(prefix.tokens, prefix.images):
             self.truncated = True
-            reason = "the policy wrote the placeholder of an image, which an engine would take for one that is shown"
+            reason = "the policy wrote the placeholder of an image or a video, which an engine would take for one shown"
             raise LimitError("image_placeholder", reason)
         extends = prefix is not None and len(prefix.branch) == prefix.turn.end and not prefix.branch.reserved
         seen = len(added) + (prefix.turn.end if prefix else 0)

@@ -44,11 +44,13 @@ class ImagePatches(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class VisionShape:
     """How the images of a model stand among its tokens: `image_token` is the id of each placeholder, a square of
-    `merge` by `merge` patches is one feature, and a patch has `width` numbers."""
+    `merge` by `merge` patches is one feature, and a patch has `width` numbers. `video_token` is the placeholder of
+    videos, which nothing here shows."""
 
     image_token: int
     merge: int
     width: int
+    video_token: int | None = None
 
     def features(self, grid: Grid) -> int:
         """How many tokens an image of this grid takes."""
@@ -96,7 +98,9 @@ def vision_shape(config: Any) -> VisionShape | None:
     vision = config.vision_config
     channels = getattr(vision, "in_channels", None) or vision.in_chans
     width = channels * vision.temporal_patch_size * vision.patch_size**2
-    return VisionShape(int(config.image_token_id), int(vision.spatial_merge_size), int(width))
+    return VisionShape(
+        int(config.image_token_id), int(vision.spatial_merge_size), int(width), getattr(config, "video_token_id", None)
+    )
 
 
 def processor_files(source: ModelSource) -> list[Path]:

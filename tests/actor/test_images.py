@@ -37,6 +37,7 @@ from tests.vision import (
     MERGE,
     PATCH,
     START_TOKEN,
+    VIDEO_TOKEN,
     encoded,
     save_vision_model,
     vision_desk,
@@ -142,15 +143,16 @@ def test_blocks_of_a_table_have_empty_columns_that_templates_do_not_see(desk: Im
     assert len(prompt_tokens(CHAT, make_task(messages=[user(image(SQUARE))]), {}))
 
 
+@pytest.mark.parametrize("mark", [IMAGE_TOKEN, VIDEO_TOKEN])
 @pytest.mark.parametrize("first", [SQUARE, None])
 def test_a_placeholder_that_the_policy_wrote_ends_the_episode_before_an_engine_takes_it_for_an_image(
-    desk: ImageDesk, first: bytes | None
+    desk: ImageDesk, first: bytes | None, mark: int
 ):
     images = EpisodeImages(desk)
     recorder = Recorder(make_ticket(), LIMITS, CHAT, images=images)
     asked = user("one", image(first)) if first else user("one")
     reservation = recorder.reserve(CompletionRequest(asyncio.run(images.show([asked])), ()))
-    ids = [IMAGE_TOKEN, *TOKENIZER.encode("ok<|im_end|>", add_special_tokens=False)]
+    ids = [mark, *TOKENIZER.encode("ok<|im_end|>", add_special_tokens=False)]
     recorder.record(reservation, generation(ids), answer("ok"), [])
     more = asyncio.run(images.show([asked, answer("ok"), user("two", image(WIDE))]))
     with pytest.raises(LimitError, match="placeholder of an image"):
