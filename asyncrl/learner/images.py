@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.errors import InvariantError
 from asyncrl.modelling.packed_layout import send
 from asyncrl.modelling.vision import ImagePatches, VisionShape, vision_shape
 from asyncrl.types import Trajectory
 
 
-class ImageError(ValueError):
+class ImageError(InvariantError):
     """Images that do not fit the tokens of their episode."""
 
 
