@@ -62,7 +62,7 @@ def fsdp_states(make: Callable[[], Any], mesh: tuple[int, ...]) -> list[dict[str
         try:
             device_mesh = init_device_mesh("cpu", mesh, mesh_dim_names=("ddp", "fsdp")[-len(mesh) :])
             model = make()
-            for layer in model.model.layers:
+            for layer in model.get_decoder().layers:
                 fully_shard(layer, mesh=device_mesh)
             fully_shard(model, mesh=device_mesh)
             states.append(model.state_dict())

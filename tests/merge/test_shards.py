@@ -10,13 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForTokenClassification, AutoTokenizer
+from safetensors.torch import load_file
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.merge.command import merge
 from asyncrl.merge.shards import FsdpShards, shard_files
 from tests.families import family_model
 from tests.merge.support import fsdp_states, load, logits, save_states, save_template
+from tests.vision import PATCH, VISION_FAMILIES, save_vision_model, vision_model
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +41,29 @@ def test_the_dtensors_of_all_ranks_become_the_model_that_they_had(
     assert torch.equal(logits(load(tmp_path / "merged")), expected)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     assert tokenizer("1+2").input_ids
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+@pytest.mark.parametrize("names", ["in memory", "in files"])
+def test_shards_of_models_that_read_images_become_folders_with_their_towers_and_processors(
+    family: str, names: str, tmp_path: Path
+) -> None:
+    """The names in files are those in memory of an older transformers, where Qwen-VL's differ."""
+    template = save_vision_model(tmp_path / "template", family)
+    files = load_file(template / "model.safetensors")
+    (template / "model.safetensors").unlink()
+    model = vision_model(family)
+    if names == "in memory":
+        states = fsdp_states(lambda: vision_model(family), (3,))
+    else:
+        states = [{name: _rows(each)[rank].clone() for name, each in files.items()} for rank in (0, 1)]
+    source = save_states(states, tmp_path / "actor")
+    template.rename(source / "huggingface")
+    merge(source, tmp_path / "merged")
+    merged = load(tmp_path / "merged", AutoModelForImageTextToText).state_dict()
+    assert merged.keys() == model.state_dict().keys()
+    assert all(torch.equal(merged[name], each) for name, each in model.state_dict().items())
+    assert AutoImageProcessor.from_pretrained(tmp_path / "merged", backend="pil").patch_size == PATCH
 
 
 def _copies(tensor: torch.Tensor) -> list[torch.Tensor]:
