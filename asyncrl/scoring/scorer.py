@@ -85,6 +85,7 @@ class Scorer:
         self._outcome_model = outcome_model
         self._managers = managers
         self._models_lock = threading.Lock()
+        self._told_of_images = False
 
     def score(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
         """The result of each lease, in order, as soon as it is ready. Some may be a KindUnavailableError. Rules and
@@ -162,6 +163,11 @@ class Scorer:
         return [np.concatenate([*islice(rest, len(each))]) for each in by_lease]
 
     def _transcripts(self, lease: Lease) -> list[Transcript]:
+        if len(lease.trajectory.image_digests) and not self._told_of_images:
+            self._told_of_images = True
+            logger.warning(
+                "an episode shows images, which reward models do not see: they judge it by its text (docs/scoring.md)"
+            )
         return transcripts(lease.trajectory, self._tokenizer, lease.task)
 
     def _label(

@@ -54,6 +54,19 @@ def test_labels_hold_outcome_steps_and_parts_under_the_scorers_names():
     }
 
 
+def test_a_scorer_says_once_that_its_models_judge_episodes_with_images_by_their_text(caplog):
+    task, trajectory = answered("it is 72")
+    images = {"image_spans": np.array([[0, 1]], np.int32), "image_digests": np.zeros((1, 32), np.uint8)}
+    showing = structs.replace(trajectory, **images)
+    scorer = make_scorer(ScoringConfig(), FakePRM())
+    [plain] = scorer.score([lease((task, trajectory), "rules", "prm")])
+    assert "images" not in caplog.text
+    for _ in range(2):
+        [found] = scorer.score([lease((task, showing), "rules", "prm")])
+        assert found.labels.step_scores.tolist() == plain.labels.step_scores.tolist()
+    assert caplog.text.count("they judge it by its text") == 1
+
+
 def scored_by_a_user(*scores, **changes):
     """An episode whose turns have these scores of a simulated user."""
     turns = [("prompt", "Q"), *([("assistant", "it is 72"), ("tool", "no")] * len(scores))]
