@@ -25,15 +25,15 @@ from asyncrl.grammar import read_grammar
 from asyncrl.observe.spans import NoSpans, Spans
 
 
-def open_toolbox(actor: ActorConfig, spans: Spans | None = None) -> Toolbox | Environments:
-    """The tools of `actor.tools` and `actor.mcp_servers`, or the environments. Raises ConfigError: one of them cannot
-    be used."""
+def open_toolbox(actor: ActorConfig, spans: Spans | None = None, shows_images: bool = False) -> Toolbox | Environments:
+    """The tools of `actor.tools` and `actor.mcp_servers`, or the environments, for a policy that sees images if it
+    `shows_images`. Raises ConfigError: one of them cannot be used."""
     if actor.has_environments:
         limits = ToolLimits(actor.environment_timeout_s, actor.tool_retries, actor.max_tool_chars)
         return Environments(environment_classes(actor), limits, spans)
     limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
     Offer(actor)  # refuses names that are there twice
-    return Toolbox(tool_classes(actor.tools) | mcp_classes(actor), limits, spans)
+    return Toolbox(tool_classes(actor.tools) | mcp_classes(actor, shows_images), limits, spans)
 
 
 def _of_episodes(config: TrainConfig) -> tuple[EpisodeLimits, bool, Split]:
@@ -73,7 +73,7 @@ async def open_runner(
     images = ImageDesk.of(config)
     demonstrate = None if config.data.demonstration is None else demonstration_recorder(config, chat)
     if actor.agent is None:
-        toolbox = open_toolbox(actor, spans)
+        toolbox = open_toolbox(actor, spans, shows_images=images is not None)
         stack.push_async_callback(toolbox.close)
         for functions in Offer(actor).every:
             check_tools(chat, functions)

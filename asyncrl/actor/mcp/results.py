@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from mcp_types import (
     AudioContent,
@@ -18,35 +21,64 @@ from mcp_types import (
     TextResourceContents,
 )
 
+from asyncrl.actor.results import Content
 
-def result_text(result: CallToolResult) -> tuple[str, int]:
-    """The result's texts and its structured content, and how many of its parts are not shown, which are named in the
-    text: images, sounds and binary resources."""
-    blocks = [_block(each) for each in result.content]
-    texts = [text for text, is_shown in blocks if is_shown]
-    shown = [text for text, _ in blocks]
+
+def result_content(result: CallToolResult, shows_images: bool) -> tuple[Content, int]:
+    """The result's texts, its structured content and, where the policy `shows_images`, its images; and how many of its
+    parts are not shown, which are named in the text."""
+    parts = [_part(block, shows_images) for block in result.content]
+    texts = [part.text for part in parts if part.is_text]
     structured = result.structured_content
     if structured is not None and not _says(texts, structured):
-        shown.append(json.dumps(structured, ensure_ascii=False))
-    return "\n".join(shown), len(blocks) - len(texts)
+        parts.append(_Part(json.dumps(structured, ensure_ascii=False)))
+    content: list[Mapping[str, Any]] = []
+    for is_image, group in groupby(parts, lambda part: part.image is not None):
+        if is_image:
+            content += ({"type": "image", "image": part.image} for part in group)
+        else:
+            content.append({"type": "text", "text": "\n".join(part.text for part in group)})
+    unshown = sum(part.is_named for part in parts)
+    if any(block["type"] == "image" for block in content):
+        return content, unshown
+    return (content[0]["text"] if content else ""), unshown
 
 
-def _block(block: ContentBlock) -> tuple[str, bool]:
-    """The text of a block, and whether it is all that the block has."""
+def text_of(content: Content) -> str:
+    """The texts of a content alone."""
+    return content if isinstance(content, str) else "\n".join(block["text"] for block in content if "text" in block)
+
+
+class _Part(NamedTuple):
+    """A text, the file of an image, or with `is_named` the name of what is not shown."""
+
+    text: str = ""
+    image: bytes | None = None
+    is_named: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        return self.image is None and not self.is_named
+
+
+def _part(block: ContentBlock, shows_images: bool) -> _Part:
     match block:
         case TextContent():
-            return block.text, True
+            return _Part(block.text)
         case ResourceLink():
-            return f"{block.name}: {block.uri}", True
+            return _Part(f"{block.name}: {block.uri}")
         case EmbeddedResource(resource=BlobResourceContents() as resource):
-            return f"[{resource.uri} ({resource.mime_type or 'binary'}) is not shown]", False
+            return _Part(f"[{resource.uri} ({resource.mime_type or 'binary'}) is not shown]", is_named=True)
         case EmbeddedResource(resource=TextResourceContents() as resource):
-            return resource.text, True
+            return _Part(resource.text)
         case ImageContent():
-            return f"[an image ({block.mime_type}) is not shown]", False
+            with suppress(ValueError):
+                if shows_images:
+                    return _Part(image=base64.b64decode(block.data, validate=True))
+            return _Part(f"[an image ({block.mime_type}) is not shown]", is_named=True)
         case AudioContent():
-            return f"[a sound ({block.mime_type}) is not shown]", False
-    return f"[{block.type} is not shown]", False
+            return _Part(f"[a sound ({block.mime_type}) is not shown]", is_named=True)
+    return _Part(f"[{block.type} is not shown]", is_named=True)
 
 
 def _says(texts: Sequence[str], structured: Any) -> bool:

@@ -19,9 +19,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from asyncrl.actor.finishing import finish
-from asyncrl.actor.mcp.results import result_text
+from asyncrl.actor.mcp.results import result_content, text_of
 from asyncrl.actor.mcp.session import Link, Session, SessionError
 from asyncrl.actor.mcp.settings import McpServer
+from asyncrl.actor.results import Content
 from asyncrl.actor.tools.base import StateLostError, ToolRefusal
 from asyncrl.machine.group_guard import GroupGuard
 
@@ -58,11 +59,14 @@ def link_to(server: McpServer, guard: GroupGuard) -> Link:
 
 
 class McpService:
-    """The sessions of `server`. `clock` gives seconds."""
+    """The sessions of `server`, for a policy that sees its images if it `shows_images`. `clock` gives seconds."""
 
-    def __init__(self, server: McpServer, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, server: McpServer, shows_images: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.name = server.name
         self.server = server
+        self.shows_images = shows_images
         self.counts = McpCounts()
         self._guard = GroupGuard()
         self._clock = clock
@@ -129,7 +133,7 @@ class _EpisodeSession:
         self._service = service
         self._opening: asyncio.Task[Session] | None = None
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """What the policy reads of the result. Raises ToolRefusal: the server answered with an error; StateLostError;
         SessionError, AnswerError: the call may be tried again."""
         counts = self._service.counts
@@ -147,12 +151,12 @@ class _EpisodeSession:
                 raise StateLostError(f"the session with MCP server {self._service.name} was lost: {error}") from error
             raise
         self._service.succeeded()
-        text, unshown = result_text(result)
+        content, unshown = result_content(result, self._service.shows_images)
         counts.unshown += unshown
         if result.is_error:
             counts.errors += 1
-            raise ToolRefusal(text or "Error: the tool failed and did not say why.")
-        return text or EMPTY
+            raise ToolRefusal(text_of(content) or "Error: the tool failed and did not say why.")
+        return content or EMPTY
 
     async def close(self) -> None:
         opening, self._opening = self._opening, None

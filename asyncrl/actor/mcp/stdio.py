@@ -31,7 +31,7 @@ from mcp_types import (
 
 from asyncrl.machine.group_guard import GroupGuard
 
-MAX_MESSAGE_BYTES = 4 << 20
+MAX_MESSAGE_BYTES = 8 << 20
 TOO_LARGE = f"the result is larger than {MAX_MESSAGE_BYTES >> 20} MiB"
 """Part of the error with which a call is answered whose result is longer than MAX_MESSAGE_BYTES."""
 

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from asyncrl.actor.mcp.settings import McpServer, read_servers
+from asyncrl.actor.results import Content
 from asyncrl.actor.tools.base import Service, Tool, ToolRefusal
 from asyncrl.config.schema import ActorConfig
 from asyncrl.data.sendable import schemas
@@ -32,8 +33,8 @@ class McpTool(Tool):
     listed: ClassVar[str]
     limits_itself = True
 
-    async def execute(self, arguments: Mapping[str, Any]) -> str:
-        answer: str = await self.session.call(self.listed, arguments)
+    async def execute(self, arguments: Mapping[str, Any]) -> Content:
+        answer: Content = await self.session.call(self.listed, arguments)
         return answer
 
 
@@ -42,9 +43,9 @@ def mcp_functions(actor: ActorConfig) -> dict[str, Function]:
     return {str(function["name"]): function for _, _, function in _offered(actor)}
 
 
-def mcp_classes(actor: ActorConfig) -> dict[str, type[Tool]]:
-    """A class for each tool by the name that the policy uses; those of one server have one service. Raises
-    ConfigError."""
+def mcp_classes(actor: ActorConfig, shows_images: bool = False) -> dict[str, type[Tool]]:
+    """A class for each tool by the name that the policy uses; those of one server have one service.
+    `shows_images`: whether the policy sees images. Raises ConfigError."""
     if not actor.mcp_servers:
         return {}
     from asyncrl.actor.mcp.service import McpService
@@ -52,7 +53,7 @@ def mcp_classes(actor: ActorConfig) -> dict[str, type[Tool]]:
     services: dict[str, Service] = {}
     classes: dict[str, type[Tool]] = {}
     for server, listed, function in _offered(actor):
-        service = services.setdefault(server.name, McpService(server))
+        service = services.setdefault(server.name, McpService(server, shows_images))
         parts = {"listed": listed, "schema": function, "service": service}
         classes[function["name"]] = type("McpTool", (McpTool,), parts)
     return classes

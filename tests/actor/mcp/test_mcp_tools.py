@@ -7,9 +7,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +22,19 @@ from asyncrl.actor.runner import open_toolbox
 from asyncrl.actor.toolbox import OpenTools, Toolbox
 from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError, ToolError
+from asyncrl.machine.ports import free_ports
 from asyncrl.types import ToolCall
 from tests.actor.fakes import make_ticket
 from tests.helpers import async_until, has_ended, until
 
 pytestmark = pytest.mark.slow
 
-SERVERS = str(Path(__file__).parent / "servers.py")
+COUNTER, RAW = (str(Path(__file__).parent / f"{name}_server.py") for name in ("counter", "raw"))
 
 
 def raw(act: object, **keys: Any) -> dict[str, Any]:
     """A server that speaks by hand."""
-    return {"command": sys.executable, "args": [SERVERS, "raw", str(act)], **keys}
+    return {"command": sys.executable, "args": [RAW, str(act)], **keys}
 
 
 def actor(_tools: list[str] | None = None, **servers: Any) -> ActorConfig:
@@ -83,20 +86,82 @@ def test_a_server_made_with_the_package_answers_in_all_its_ways():
                 await call(tools, "describe"),
                 await call(tools, "fail", why="because"),
                 await call(tools, "picture"),
-                await call(tools, "long", characters=5_000_000),
+                await call(tools, "long", characters=9_000_000),
                 await call(tools, "add", number="many"),
             ]
 
-    server = {"command": sys.executable, "args": [SERVERS, "counter"], "timeout_s": 60}
+    server = {"command": sys.executable, "args": [COUNTER], "timeout_s": 60}
     shown, counts = run(actor(s=server), act)
     assert shown[:2] == ["2", "5"]
     assert json.loads(shown[2]) == {"count": 5}
     assert shown[3].startswith("Error executing tool fail")
     assert shown[4] == "here it is\n[an image (image/png) is not shown]"
-    assert shown[5] == "Error: the result is larger than 4 MiB; ask for less."
+    assert shown[5] == "Error: the result is larger than 8 MiB; ask for less."
     assert shown[6].startswith("Error executing tool add")
     assert (counts["mcp_started"], counts["mcp_errors"], counts["mcp_unshown"]) == (1, 3, 1)
     assert (counts["mcp_lost"], counts["mcp_sessions"], counts["tool_failures"]) == (0, 0, 0)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """Of a server that runs, which is started again where it has ended."""
+    port = free_ports(1)
+    running = True
+
+    def keep() -> None:
+        while running:
+            process = subprocess.Popen([sys.executable, COUNTER, str(port)], stderr=subprocess.DEVNULL)
+            processes.append(process)
+            process.wait()
+
+    processes: list[subprocess.Popen[bytes]] = []
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    until(lambda: is_open(port), 120)
+    yield f"http://127.0.0.1:{port}/mcp"
+    running = False
+    processes[-1].kill()
+    keeper.join()
+
+
+def is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_server_at_a_url_has_a_session_for_each_episode_and_may_be_started_again(url: str):
+    async def act(toolbox: Toolbox) -> list[str]:
+        async with toolbox.open(make_ticket()) as tools:
+            shown = [
+                await call(tools, "who"),
+                await call(tools, "who"),
+                await call(tools, "long", characters=9_000_000),
+            ]
+            with pytest.raises(ToolError, match="the session with MCP server s was lost"):
+                await call(tools, "die")
+        await async_until(lambda: is_open(int(url.split(":")[2].split("/")[0])), 120)
+        async with toolbox.open(make_ticket()) as tools:
+            return [*shown, await call(tools, "who")]
+
+    shown, counts = run(actor(s={"url": url, "headers": {"X-Key": "abc"}, "timeout_s": 60}), act)
+    assert shown[2] == "Error: the result is larger than 8 MiB; ask for less."
+    assert shown[0] == shown[1] != shown[3]
+    assert all(each.startswith("abc ") for each in (shown[0], shown[3]))
+    assert (counts["mcp_started"], counts["mcp_states_lost"], counts["mcp_sessions"]) == (2, 1, 0)
+
+
+def test_a_shared_server_at_a_url_answers_many_calls_at_once_in_one_session(url: str):
+    async def act(toolbox: Toolbox) -> list[str]:
+        async with toolbox.open(make_ticket()) as tools, toolbox.open(make_ticket()) as others:
+            calls = (call(each, "add", number=1) for each in [tools, others] * 20)
+            return list(await asyncio.gather(*calls))
+
+    shown, counts = run(actor(s={"url": url, "shared": True, "timeout_s": 60}), act)
+    assert sorted(map(int, shown)) == list(range(1, 41))
+    assert counts["mcp_started"] == 1
 
 
 def test_each_episode_has_a_process_whose_group_ends_with_it():
@@ -140,7 +205,7 @@ def test_a_server_has_only_the_variables_that_it_is_given(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("act", "shown", "counted"),
     [
-        ("flood", "Error: the result is larger than 4 MiB; ask for less.", {"mcp_lost": 0, "tool_failures": 0}),
+        ("flood", "Error: the result is larger than 8 MiB; ask for less.", {"mcp_lost": 0, "tool_failures": 0}),
         ("noise", "done", {"mcp_lost": 0, "tool_failures": 0}),
         ("rubbish", r"failed .* 2 times, .*it wrote 10000 lines that answer nothing", {"mcp_lost": 2}),
         ("hang", r"failed .* 2 times, .*it did not answer within 0\.5 s", {"mcp_lost": 2, "mcp_started": 2}),

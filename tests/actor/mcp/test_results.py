@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from mcp_types import CallToolResult
 
-from asyncrl.actor.mcp.results import result_text
+from asyncrl.actor.mcp.results import result_content, text_of
 
 
 def text(*texts: str) -> list[dict[str, Any]]:
@@ -32,7 +32,7 @@ def text(*texts: str) -> list[dict[str, Any]]:
 )
 def test_structured_content_is_shown_once(content: list[Any], structured: Any, shown: str):
     result = CallToolResult.model_validate({"content": content, "structuredContent": structured})
-    assert result_text(result) == (shown, 0)
+    assert result_content(result, shows_images=False) == (shown, 0)
 
 
 def test_what_is_no_text_is_named_and_counted():
@@ -44,12 +44,25 @@ def test_what_is_no_text_is_named_and_counted():
         {"type": "resource", "resource": {"uri": "file:///a.txt", "text": "inside"}},
         {"type": "resource_link", "name": "readme", "uri": "file:///readme"},
     ]
-    shown, unshown = result_text(CallToolResult.model_validate({"content": content}))
+    shown, unshown = result_content(CallToolResult.model_validate({"content": content}), shows_images=False)
     assert unshown == 3
-    assert shown.splitlines() == [
+    assert text_of(shown).splitlines() == [
         "[an image (image/png) is not shown]",
         "[a sound (audio/wav) is not shown]",
         "[file:///a.pdf (application/pdf) is not shown]",
         "inside",
         "readme: file:///readme",
     ]
+
+
+def test_a_policy_that_reads_images_is_shown_them_in_their_places():
+    image = {"type": "image", "data": "cGl4ZWxz", "mimeType": "image/png"}
+    broken = {"type": "image", "data": "no base64!", "mimeType": "image/png"}
+    result = CallToolResult.model_validate({"content": [*text("a", "b"), image, broken, *text("c")]})
+    content, unshown = result_content(result, shows_images=True)
+    assert content == [
+        {"type": "text", "text": "a\nb"},
+        {"type": "image", "image": b"pixels"},
+        {"type": "text", "text": "[an image (image/png) is not shown]\nc"},
+    ]
+    assert (text_of(content), unshown) == ("a\nb\n[an image (image/png) is not shown]\nc", 1)

@@ -1,4 +1,4 @@
-"""Servers that tests start as programs: `python servers.py NAME [ARGUMENT]`."""
+"""A server that speaks by hand, and goes wrong as its argument says: `python raw_server.py ACT`."""
 
 from __future__ import annotations
 
@@ -10,53 +10,8 @@ import time
 from pathlib import Path
 
 
-def counter() -> None:
-    """Keeps a number, and answers in all ways in which a server can."""
-    from mcp.server.mcpserver import Image, MCPServer
-
-    server = MCPServer("counter")
-    state = {"count": 0}
-
-    @server.tool(structured_output=False)
-    def add(number: int) -> str:
-        """Adds to the count and tells it."""
-        state["count"] += number
-        return str(state["count"])
-
-    @server.tool()
-    def describe() -> dict[str, int]:
-        """Tells the count as an object."""
-        return state
-
-    @server.tool(structured_output=False)
-    def fail(why: str) -> str:
-        """Fails."""
-        raise ValueError(why)
-
-    @server.tool(structured_output=False)
-    def picture() -> list[object]:
-        """Shows an image."""
-        return ["here it is", Image(data=b"1234", format="png")]
-
-    @server.tool(structured_output=False)
-    def long(characters: int) -> str:
-        """Answers with a long text."""
-        return "x" * characters
-
-    @server.tool(structured_output=False)
-    def die() -> str:
-        """Ends the server."""
-        os._exit(3)
-
-    if len(sys.argv) > 2:
-        server.run("streamable-http", port=int(sys.argv[2]))
-    else:
-        server.run()
-
-
-def raw() -> None:
-    """Speaks by hand: does what the second argument says at each call of its tool `act`."""
-    act = sys.argv[2]
+def main(act: str) -> None:
+    """Does what `act` says at each call of its tool."""
     for line in sys.stdin:
         request = json.loads(line)
         if "id" not in request:
@@ -146,4 +101,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    {"counter": counter, "raw": raw}[sys.argv[1]]()
+    main(sys.argv[1])
