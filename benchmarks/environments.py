@@ -1,0 +1,205 @@
+"""What does an episode cost, beside its tokens, by each way in which tools, environments and agents can be given?
+
+Every episode has two turns: the policy has 5*3 computed, and answers. The engine takes no time: what is measured is the
+actor with its template, recorder, tools and endpoint, and the programs beside it. Processor time is that of the actor's
+process and, apart, of the processes that it starts, from the second round on: a first one starts what is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.engine.base import EngineStats, Generation
+from asyncrl.actor.episode import EpisodeRunner
+from asyncrl.actor.runner import open_runner
+from asyncrl.config.schema import ActorConfig, TrainConfig
+from asyncrl.demo.tokenizer import END_OF_TURN, build_tokenizer
+from asyncrl.types import Purpose, Sampling, Task, Ticket
+from benchmarks.record import write_result
+from benchmarks.serving import load
+
+AT_ONCE, EPISODES = 256, 512
+LIMIT_S = 300.0
+
+
+class Sums:
+    """An environment class."""
+
+    def reset(self, **row: Any) -> None:
+        self.calls = 0
+
+    def multiply(self, a: int, b: int) -> str:
+        """Multiplies two numbers.
+
+        Args:
+            a: the first
+            b: the second
+        """
+        self.calls += 1
+        return str(a * b)
+
+    def get_reward(self) -> float:
+        return float(self.calls)
+
+
+async def solve(task: Task, base_url: str, api_key: str) -> dict[str, float]:
+    """An agent in the actor's process, which does what the others do."""
+    function = {"name": "multiply", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}}
+    body: dict[str, Any] = {"messages": list(task.messages), "tools": [{"type": "function", "function": function}]}
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session:
+        while True:
+            async with session.post(f"{base_url}/chat/completions", json=body) as response:
+                response.raise_for_status()
+                answer = (await response.json())["choices"][0]["message"]
+            if not answer.get("tool_calls"):
+                return {"solved": 1.0}
+            result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "15"}
+            body["messages"] += [answer, result]
+
+
+class InstantEngine:
+    """Calls the tool in a session's first turn, and answers in its second."""
+
+    version = 0
+    takes_grammars = False
+
+    def __init__(self, call: Mapping[str, Any]) -> None:
+        tokenizer = build_tokenizer()
+        said = (f"<tool_call>\n{json.dumps(call)}\n</tool_call>", "It is 15.")
+        self._turns = [
+            np.array(tokenizer.encode(text + END_OF_TURN, add_special_tokens=False), np.int32) for text in said
+        ]
+        self._begun: set[str] = set()
+
+    async def generate(
+        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str, images: Any = ()
+    ) -> Generation:
+        await asyncio.sleep(0)
+        # The sessions of an episode's branches are named EPISODE/BRANCH.
+        turn = self._turns[session in self._begun]
+        self._begun.add(session)
+        return Generation(turn, np.full(len(turn), -0.5, np.float32), np.zeros(len(turn), np.int32), "stop")
+
+    def release(self, session: str) -> None:
+        self._begun.discard(session)
+
+    async def wait_for_version(self, version: int, pin: str | None = None) -> None:
+        pass
+
+    async def update_weights(self, version: int, weights: Any, check: Any = None) -> None:
+        raise NotImplementedError
+
+    def stats(self) -> EngineStats:
+        return EngineStats(0, 1.0, 0.0, 0)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Way:
+    """How tools come into an episode: options of the actor, and the call that the policy makes."""
+
+    options: Mapping[str, Any]
+    call: Mapping[str, Any] = field(default_factory=lambda: {"name": "multiply", "arguments": {"a": 5, "b": 3}})
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ways() -> dict[str, Way]:
+    server = {"command": sys.executable, "args": ["-m", "benchmarks.environment_server"], "cwd": str(Path.cwd())}
+    calculate = {"name": "calculator", "arguments": {"expression": "5*3"}}
+    return {
+        "tools": Way({"tools": ["calculator"]}, calculate),
+        "environment class": Way({"tools": [], "environment": "benchmarks.environments.Sums"}),
+        "agent in the actor": Way({"tools": [], "agent": "benchmarks.environments.solve"}),
+        "MCP, one session for all": Way({"tools": [], "mcp_servers": {"sums": {**server, "shared": True}}}),
+        "MCP, a session an episode": Way({"tools": [], "mcp_servers": {"sums": {**server, "sessions": 8}}}),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--episodes", type=int, default=EPISODES, help="episodes of a round")
+    parser.add_argument("--only", nargs="*", help="names of ways")
+    given = parser.parse_args()
+    chosen = {name: way for name, way in ways().items() if not given.only or name in given.only}
+    result: dict[str, Any] = {"load_before": load(), "at_once": AT_ONCE, "ways": {}}
+    for name, way in chosen.items():
+        result["ways"][name] = asyncio.run(measured(way, given.episodes))
+        print(name, json.dumps(result["ways"][name]))
+    result["load_after"] = load()
+    print(write_result("environments", result))
+
+
+async def measured(way: Way, episodes: int) -> dict[str, float]:
+    config = TrainConfig(actor=ActorConfig(**way.options))
+    async with AsyncExitStack() as stack:
+        engine: Any = InstantEngine(way.call)
+        runner = await open_runner(config, engine, stack, chat=Chat(build_tokenizer()))
+        await played(runner, way, "first", min(episodes, AT_ONCE))
+        before, began = _seconds(), time.perf_counter()
+        await played(runner, way, "measured", episodes)
+        own, others = (after - earlier for after, earlier in zip(_seconds(), before, strict=True))
+        wall = time.perf_counter() - began
+    return {
+        "actor_ms": round(own / episodes * 1000, 2),
+        "others_ms": round(others / episodes * 1000, 2),
+        "episodes_per_s": round(episodes / wall, 1),
+    }
+
+
+async def played(runner: EpisodeRunner, way: Way, name: str, episodes: int) -> None:
+    """All end well, AT_ONCE at once."""
+    numbers = iter(range(episodes))
+
+    async def work() -> None:
+        for number in numbers:
+            ticket = _ticket(f"{name}-{number}", way)
+            async with asyncio.timeout(LIMIT_S):
+                trajectory = await runner.run(ticket, lambda: None)
+            if len(trajectory.turns) != 4:
+                raise RuntimeError(f"an episode has {len(trajectory.turns)} turns, with {trajectory.finish}")
+
+    async with asyncio.TaskGroup() as group:
+        for _ in itertools.repeat(None, AT_ONCE):
+            group.create_task(work())
+
+
+def _ticket(name: str, way: Way) -> Ticket:
+    question = {"role": "user", "content": "What is 5*3?"}
+    task = Task(name, [question], "15", "benchmark", extra_info=way.extra_info)
+    return Ticket(name, task, name, 0, Purpose.TRAIN, 1.0, 0)
+
+
+def _seconds() -> tuple[float, float]:
+    """Processor seconds of this process, and of those that it started: the ended ones, and the living ones."""
+    own = psutil.Process()
+    times = own.cpu_times()
+    others = times.children_user + times.children_system
+    for child in own.children(recursive=True):
+        try:
+            of_child = child.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        others += of_child.user + of_child.system + of_child.children_user + of_child.children_system
+    return times.user + times.system, others
+
+
+if __name__ == "__main__":
+    main()
