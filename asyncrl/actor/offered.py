@@ -23,7 +23,7 @@ class Offer:
         self.environments = environment_classes(actor)
         self._tools: dict[str, Mapping[str, Any]] = {}
         if not actor.has_environments:
-            self._tools = {name: tool.schema for name, tool in tool_classes(actor.tools).items()}
+            self._tools = {name: tool.schema for name, tool in tool_classes(actor).items()}
             for name, function in mcp_functions(actor).items():
                 if name in self._tools:
                     raise ConfigError(

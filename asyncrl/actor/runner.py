@@ -33,7 +33,7 @@ def open_toolbox(actor: ActorConfig, spans: Spans | None = None, shows_images: b
         return Environments(environment_classes(actor), limits, spans)
     limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
     Offer(actor)  # refuses names that are there twice
-    return Toolbox(tool_classes(actor.tools) | mcp_classes(actor, shows_images), limits, spans)
+    return Toolbox(tool_classes(actor) | mcp_classes(actor, shows_images), limits, spans)
 
 
 def _of_episodes(config: TrainConfig) -> tuple[EpisodeLimits, bool, Split]:

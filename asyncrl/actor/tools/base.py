@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Protocol
 
 from asyncrl.actor.results import Content
+from asyncrl.config.schema import ActorConfig
 
 
 class ToolRefusal(Exception):  # noqa: N818 - a refusal is the policy's mistake, not an error of the system
@@ -57,6 +58,12 @@ class Tool(ABC):
 
     shared: dict[str, Any]
     """One dictionary of the episode, which all of its tools have; set before `create`."""
+
+    @classmethod
+    def configured(cls, actor: ActorConfig) -> type[Tool]:
+        """The class for a run: this one, or one derived from it that has what the configuration says, and what the
+        episodes of an actor share. Raises ConfigError."""
+        return cls
 
     @classmethod
     def prepare(cls) -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from asyncrl.actor.tools.base import Tool
 from asyncrl.config.imports import imported
+from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError
 
 BUILT_IN: Mapping[str, str] = {
     "calculator": "asyncrl.actor.tools.calculator.Calculator",
+    "fetch": "asyncrl.actor.tools.fetch.FetchPage",
     "python": "asyncrl.actor.tools.python_sandbox.PythonSandbox",
     "slow_calculator": "asyncrl.actor.tools.delayed.SlowCalculator",
 }
 
 
-def tool_classes(names: Sequence[str]) -> dict[str, type[Tool]]:
+def tool_classes(actor: ActorConfig) -> dict[str, type[Tool]]:
     """The classes that `actor.tools` names, by the names that the policy uses. Raises ConfigError."""
     classes: dict[str, type[Tool]] = {}
-    for name in names:
-        cls = _load(name)
+    for name in actor.tools:
+        cls = _load(name).configured(actor)
         shown = str(cls.schema["name"])
         if shown in classes:
             raise ConfigError(f"actor.tools: {name!r} and another tool are both called {shown!r}; keep one of them")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.config.option import option
+from asyncrl.config.schema.tools import FetchConfig
 
 
 @dataclass
@@ -113,6 +114,7 @@ class ActorConfig:
         "what one step is: turn, paragraph, line, or the dotted path of a function",
         fixed="stored step scores belong to such steps",
     )
+    fetch: FetchConfig = field(default_factory=FetchConfig)
 
     @property
     def has_environments(self) -> bool:

@@ -8,6 +8,8 @@ from asyncrl.actor.tools.base import Tool
 from asyncrl.actor.tools.calculator import Calculator
 from asyncrl.actor.tools.delayed import SlowCalculator
 from asyncrl.actor.tools.registry import BUILT_IN, tool_classes
+from asyncrl.config.schema import ActorConfig
+from asyncrl.config.schema.tools import FetchConfig
 from asyncrl.errors import ConfigError
 
 
@@ -18,19 +20,22 @@ class NoSchema(Tool):
 
 def test_every_built_in_tool_loads():
     for name in BUILT_IN:
-        (cls,) = tool_classes([name]).values()
+        fetch = FetchConfig(hosts=["docs.python.org"])
+        (cls,) = tool_classes(ActorConfig(tools=[name], fetch=fetch)).values()
         assert {"name", "description", "parameters"} == set(cls.schema)
 
 
 def test_tools_are_keyed_by_the_name_that_the_policy_calls():
-    assert tool_classes(["calculator"]) == {"calculator": Calculator}
-    assert tool_classes(["asyncrl.actor.tools.delayed.SlowCalculator"]) == {"calculator": SlowCalculator}
+    assert tool_classes(ActorConfig(tools=["calculator"])) == {"calculator": Calculator}
+    assert tool_classes(ActorConfig(tools=["asyncrl.actor.tools.delayed.SlowCalculator"])) == {
+        "calculator": SlowCalculator
+    }
 
 
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (["abacus"], "there is no tool 'abacus'; use one of calculator, python"),
+        (["abacus"], "there is no tool 'abacus'; use one of calculator, fetch"),
         (["no_such_module.Tool"], "cannot be imported"),
         (["asyncrl.actor.tools.base.Missing"], "cannot be imported"),
         (["asyncrl.types.Task"], "must be a subclass"),
@@ -40,4 +45,4 @@ def test_tools_are_keyed_by_the_name_that_the_policy_calls():
 )
 def test_what_cannot_be_a_tool_is_refused_with_the_fix(names: list[str], reason: str):
     with pytest.raises(ConfigError, match=reason):
-        tool_classes(names)
+        tool_classes(ActorConfig(tools=names))

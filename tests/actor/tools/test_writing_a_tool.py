@@ -10,6 +10,7 @@ import pytest
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.tools.registry import BUILT_IN, tool_classes
+from asyncrl.config.schema import ActorConfig
 from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
 
 PAGE = (Path(__file__).parents[3] / "docs" / "writing_a_tool.md").read_text()
@@ -27,7 +28,8 @@ def test_the_example_on_the_page_works(tmp_path: Path, monkeypatch: pytest.Monke
     chat = Chat(tokenizer)
     engine = ScriptedEngine(tokenizer, [guess(50), guess(200) + guess('"x"'), guess(42), "It is 42."])
     ticket = make_ticket(tools_kwargs={"guess": {"secret": 42}})
-    trajectory = asyncio.run(play_with_tools(engine, chat, tool_classes(["my_tools.GuessNumber"]), ticket))
+    classes = tool_classes(ActorConfig(tools=["my_tools.GuessNumber"]))
+    trajectory = asyncio.run(play_with_tools(engine, chat, classes, ticket))
     assert trajectory.rewards == {"guess": 1.0}
     results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", chat.text(trajectory.tokens), re.DOTALL)
     assert results == [
