@@ -38,6 +38,7 @@ from asyncrl.inspect.run import Decode
 from asyncrl.machine.files import partial_name
 from asyncrl.replay.changes import set_changes
 from asyncrl.replay.counters import COUNTERS
+from asyncrl.replay.images import WITHOUT_IMAGES
 from asyncrl.replay.records import DeadLetter
 from asyncrl.replay.store import READER_MAP_BYTES, Store
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
@@ -152,7 +153,7 @@ def _refused(source: Path) -> Iterator[None]:
 
 
 def _fill(store: Store, source: Path, progress: Progress) -> int:
-    rows = 0
+    rows = showing = 0
     with _open(source / TRAJECTORIES_FILE, TRAJECTORIES) as file:
         about = json.loads(file.schema_arrow.metadata[METADATA])
         if about["format"] != FORMAT:
@@ -165,6 +166,8 @@ def _fill(store: Store, source: Path, progress: Progress) -> int:
             with store.transaction() as tx:
                 for stored in read_trajectories(batch):
                     _put(tx, stored)
+                    showing += stored.trajectory is not None and len(stored.trajectory.image_digests) > 0
+                tx.set(WITHOUT_IMAGES, showing)
             rows += len(batch)
             progress(len(batch))
     with store.transaction() as tx:

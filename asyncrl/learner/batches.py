@@ -66,13 +66,18 @@ class BatchSource(Protocol):
 class RecordedReplay(BatchSource):
     """The plans of the run whose replay folder is `source`, in order: the learner trains them again, without actors.
 
-    Raises StoreError: there is no store, or it has fewer plans than `steps`.
+    Raises StoreError: there is no store, it has fewer plans than `steps`, or it was imported without its images.
     """
 
     def __init__(self, source: Path, steps: int) -> None:
         self._stored = StoredRun(source)
         if self._stored.steps() < steps:
             raise StoreError(f"{source} has {self._stored.steps()} plans; set learner.steps to at most so many")
+        if showing := self._stored.without_images():
+            raise StoreError(
+                f"{source} was imported, and {showing} of its trajectories show images, which exported files do not "
+                "have: set replay.source to the replay folder of the run itself"
+            )
 
     def close(self) -> None:
         self._stored.close()

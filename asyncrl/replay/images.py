@@ -19,6 +19,8 @@ TABLES = ("images", "image_users", "images_of")
 """Image -> its bytes; image -> trajectories that show it (many); trajectory -> images that it shows (many)."""
 MULTIPLE = ("image_users", "images_of")
 MAX_IMAGE_BYTES = 32 << 20
+WITHOUT_IMAGES = "without_images"
+"""The counter of trajectories in an imported store whose images the exported files did not have."""
 
 
 def read_images(frames: Sequence[Buffer], trajectory: Trajectory) -> dict[bytes, Buffer]:

@@ -16,7 +16,7 @@ from asyncrl.errors import StoreError
 from asyncrl.ids import shard_of
 from asyncrl.replay import counters
 from asyncrl.replay.changes import changes
-from asyncrl.replay.images import image_of
+from asyncrl.replay.images import WITHOUT_IMAGES, image_of
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord
 from asyncrl.replay.shards import join_plans
 from asyncrl.replay.store import StoreReader
@@ -64,6 +64,10 @@ class StoredRun:
     def counters(self) -> dict[str, int]:
         """Counters and depths, summed over the shards; the version is the newest."""
         return sum_counters(self.each(counters.counters))
+
+    def without_images(self) -> int:
+        """How many trajectories of an imported run show images, none of which is there."""
+        return sum(self.each(Transaction.counter, WITHOUT_IMAGES))
 
     def audit(self, uses: int) -> dict[str, Any]:
         """The audit of `counters.audit`, over all shards."""

@@ -29,13 +29,14 @@ from asyncrl.inspect.parquet import (
     import_run,
 )
 from asyncrl.learner.batches import RecordedReplay
+from asyncrl.modelling.images import digest_of
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
 from asyncrl.types import Labels, Trajectory
 from asyncrl.wire import encode, join, labels_message, trajectory_message
 from tests.helpers import make_task
-from tests.inspect.support import make_run, run_episodes
+from tests.inspect.support import make_episode, make_run, run_episodes, score
 from tests.replay.support import Core, make_settings
 from tests.test_wire import trajectories
 
@@ -241,6 +242,27 @@ def test_an_imported_store_is_not_served(run: Path, tmp_path: Path) -> None:
     import_run(tmp_path / "out", tmp_path / "other" / "replay")
     with pytest.raises(StoreError, match="imported"):
         make_run(tmp_path / "other")
+
+
+def test_an_imported_store_whose_trajectories_show_images_is_no_source_of_a_training(tmp_path: Path) -> None:
+    core = make_run(tmp_path / "run")
+    for ticket in core.tickets(4):
+        image = f"image of {ticket.group_id}".encode()
+        names = np.frombuffer(digest_of(image), np.uint8)[None]
+        spans = np.array([[1, 3]], np.int32)
+        trajectory = structs.replace(make_episode(ticket), image_spans=spans, image_digests=names)
+        assert core.put(trajectory, [image]) == "stored"
+    for number, trajectory in enumerate(core.lease()):
+        score(core, trajectory.id, number / 8)
+    core.plan(0)
+    core.store.close()
+    source = tmp_path / "run" / "replay"
+    export(source, tmp_path / "out")
+    assert import_run(tmp_path / "out", tmp_path / "store") == 4
+    with closing(RecordedReplay(source, 1)) as replay:
+        assert replay.plan(0) is not None
+    with pytest.raises(StoreError, match=r"4 of its trajectories show images, .* replay folder of the run itself"):
+        RecordedReplay(tmp_path / "store", 1)
 
 
 def test_the_learner_trains_from_an_imported_store(run: Path, tmp_path: Path) -> None:
