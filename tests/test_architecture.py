@@ -33,7 +33,7 @@ FLOORS = (
     ("machine", "grammar"),
     ("wire", "config"),
     ("network", "data", "modelling", "algorithms"),
-    ("observe.lines", "observe.metrics", "observe.registry", "observe.spans"),
+    ("observe.lines", "observe.metrics", "observe.registry", "observe.shown_text", "observe.spans"),
     ("observe.sinks", "observe.usage", "observe.kept", "observe.warnings"),
     ("observe.progress", "observe.shares", "observe.reports"),
     ("weights", "replay"),

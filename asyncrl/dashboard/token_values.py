@@ -11,6 +11,8 @@ from asyncrl.dashboard.pieces import TokenSpan, window_pieces
 from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.vocabulary import Vocabulary
 from asyncrl.observe.kept.episode import KeptEpisode
+from asyncrl.observe.shown_text import image_mark
+from asyncrl.types import Trajectory
 
 LOW_QUANTILE, HIGH_QUANTILE = 0.02, 0.98
 """The scale of colours ends here, so that a few extreme tokens do not take all of it."""
@@ -38,7 +40,7 @@ def tokens_of(episode: KeptEpisode, span: TokenSpan, within: TokenSpan, vocabula
     found = {
         "start": span.start,
         "ids": shown,
-        "pieces": window_pieces(ids, here, vocabulary.decode),
+        "pieces": _with_images(window_pieces(ids, here, vocabulary.decode), episode.trajectory, span.start),
         "special": [place for place, id in enumerate(shown) if id in vocabulary.special],
     }
     sampled = episode.trajectory.loss_mask[span.start : span.end]
@@ -46,6 +48,15 @@ def tokens_of(episode: KeptEpisode, span: TokenSpan, within: TokenSpan, vocabula
         return found
     values = {name: plain(array[span.start : span.end]) for name, array in by_token(episode).items()}
     return {**found, "sampled": plain(sampled.astype(np.int8)), **values}
+
+
+def _with_images(pieces: list[str], trajectory: Trajectory, start: int) -> list[str]:
+    """The texts of the tokens from `start` on, where the first token of an image has its mark, and others no text."""
+    found = list(pieces)
+    for (begin, stop), name in zip(trajectory.image_spans.tolist(), trajectory.image_names, strict=True):
+        for place in range(max(0, begin - start), min(len(found), stop - start)):
+            found[place] = image_mark(name, stop - begin) if start + place == begin else ""
+    return found
 
 
 def scales(episode: KeptEpisode) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from asyncrl.inspect.run import Decode
 from asyncrl.inspect.table import printable
 from asyncrl.observe.kept.episode import ARRAYS as KEPT_ARRAYS
 from asyncrl.observe.kept.episode import KeptEpisode
+from asyncrl.observe.shown_text import shown_text
 from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.types import DEMONSTRATED, Labels, Trajectory, Turn, runs_of
 
@@ -59,7 +60,7 @@ def _describe_turn(trajectory: Trajectory, turn: Turn, decode: Decode) -> dict[s
         "tool_calls": [call._asdict() for call in turn.tool_calls],
         "versions": versions(trajectory, turn.start, turn.end),
         "tokens": tokens,
-        "text": decode(tokens),
+        "text": shown_text(trajectory, turn.start, turn.end, decode),
         **({"grammar_mass": trajectory.grammar_mass[turn.start : turn.end].tolist()} if turn.grammar else {}),
     }
 
@@ -179,7 +180,7 @@ def _text(trajectory: Trajectory, start: int, end: int, scores: Mapping[int, flo
     text = Text()
     for left, right in pairwise(sorted(cuts)):
         style = SAMPLED if trajectory.loss_mask[left] else GIVEN
-        text.append(printable(decode(trajectory.tokens[left:right].tolist())), style)
+        text.append(printable(shown_text(trajectory, left, right, decode)), style)
         if right in scores:
             text.append(f" ⟨{scores[right]:.3g}⟩ ", _colour(scores[right]))
     return text

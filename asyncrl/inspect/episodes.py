@@ -13,6 +13,7 @@ from typing import Self
 from asyncrl.errors import RefusedError
 from asyncrl.ids import evaluation_prefix
 from asyncrl.inspect.run import Decode
+from asyncrl.observe.shown_text import shown_text
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import BatchPlan, Finish, Role, Trajectory
@@ -186,7 +187,7 @@ def _every_row(stored: StoredRun, prefix: str, ascending: bool) -> Iterator[Epis
 def prompt(trajectory: Trajectory, decode: Decode) -> str:
     """The text of the first turn."""
     turn = trajectory.turns[0]
-    return decode(trajectory.tokens[turn.start : turn.end].tolist())
+    return shown_text(trajectory, turn.start, turn.end, decode)
 
 
 def answer(trajectory: Trajectory, decode: Decode) -> str:

@@ -12,6 +12,7 @@ from asyncrl.errors import AsyncrlError
 from asyncrl.inspect.episode import step_scores
 from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow
 from asyncrl.observe.kept.reading import KeptEpisodes
+from asyncrl.observe.shown_text import shown_text
 from asyncrl.types import Turn
 
 Decode = Callable[[list[int]], str]
@@ -92,17 +93,18 @@ def _shown(episode: KeptEpisode, decode: Decode) -> ShownEpisode:
 
 def _turn(episode: KeptEpisode, turn: Turn, decode: Decode) -> ShownTurn:
     trajectory = episode.trajectory
-    tokens = trajectory.tokens[turn.start : turn.end].tolist()
-    if len(tokens) > MOST_TOKENS:
-        head, tail = tokens[: MOST_TOKENS // 2], tokens[-MOST_TOKENS // 2 :]
-        text = f"{decode(head)}\n[{len(tokens) - MOST_TOKENS} tokens left out]\n{decode(tail)}"
+    count = turn.end - turn.start
+    if count > MOST_TOKENS:
+        head = shown_text(trajectory, turn.start, turn.start + MOST_TOKENS // 2, decode)
+        tail = shown_text(trajectory, turn.end - MOST_TOKENS // 2, turn.end, decode)
+        text = f"{head}\n[{count - MOST_TOKENS} tokens left out]\n{tail}"
     else:
-        text = decode(tokens)
+        text = shown_text(trajectory, turn.start, turn.end, decode)
     scores = step_scores(episode.labels)
     return ShownTurn(
         role=turn.role.value,
         text=cut(text),
-        tokens=len(tokens),
+        tokens=count,
         scores=[f"{score:.3g}" for end, score in scores.items() if turn.start < end <= turn.end],
         is_sampled=bool(trajectory.loss_mask[turn.start : turn.end].any()),
     )

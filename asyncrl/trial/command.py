@@ -36,6 +36,7 @@ from asyncrl.data.opening import all_tasks
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.modelling.tokenizer import open_tokenizer
+from asyncrl.observe.shown_text import shown_text
 from asyncrl.scoring.answers import answer_texts, response_text
 from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import load_rules
@@ -146,8 +147,10 @@ async def _play(
             transcript.failure(f"the episode failed: {reason_of(error)}")
             return None
     if actor.agent is not None:
-        spans = ((turn.role.value, trajectory.tokens[turn.start : turn.end]) for turn in trajectory.turns)
-        transcript.messages([{"role": role, "content": chat.text(tokens)} for role, tokens in spans])
+        texts = (
+            (turn.role.value, shown_text(trajectory, turn.start, turn.end, chat.text)) for turn in trajectory.turns
+        )
+        transcript.messages([{"role": role, "content": text} for role, text in texts])
     transcript.outcome(trajectory)
     return trajectory
 

@@ -11,6 +11,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from asyncrl.inspect.table import printable
+from asyncrl.observe.shown_text import NAME_CHARS
 from asyncrl.scoring.rules.base import RuleScores
 from asyncrl.types import Task, Trajectory
 
@@ -37,7 +38,7 @@ class Transcript:
             if reasoning := message.get("reasoning_content"):
                 self._text(f"<think>{reasoning}</think>", "dim")
             content = message["content"]
-            self._text(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False), "")
+            self._text(content if isinstance(content, str) else "".join(map(_part, content)), "")
             for call in message.get("tool_calls") or ():
                 function = call["function"]
                 arguments = json.dumps(function["arguments"], ensure_ascii=False)
@@ -71,6 +72,14 @@ class Transcript:
     def _text(self, text: str, style: str) -> None:
         if text:
             self._console.print(Text(printable(text), style), soft_wrap=True)
+
+
+def _part(block: Any) -> str:
+    """A block of a content: its text, or that an image is shown there."""
+    if isinstance(block, str):
+        return block
+    digest = block.get("digest", "")
+    return f"[image {digest[:NAME_CHARS]}]" if block.get("type") == "image" else str(block.get("text") or "")
 
 
 def _count(trajectory: Trajectory) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from asyncrl.dashboard.episode_page import MOST_CHARACTERS, TOKENS_A_TURN, describe_episode, more_tokens
 from asyncrl.dashboard.group_page import describe_group
@@ -65,6 +66,15 @@ def test_every_turn_has_its_text_its_tokens_and_their_values() -> None:
     assert values["logprob"] == pytest.approx(episode.trajectory.logprobs[turn.start : turn.end].tolist(), rel=1e-4)
     assert values["weight"] == pytest.approx(episode.importance_weights[turn.start : turn.end].tolist(), rel=1e-4)
     assert set(values["version"]) == {int(episode.trajectory.versions[turn.start])}
+
+
+def test_an_image_is_a_mark_at_its_first_placeholder_also_where_a_part_is_cut_there() -> None:
+    episode = played([(Role.PROMPT, "see ##### it"), (Role.ASSISTANT, "ok")])
+    spans, names = np.array([[4, 9]], np.int32), np.arange(32, dtype=np.uint8)[None]
+    shown = replace(episode, trajectory=structs.replace(episode.trajectory, image_spans=spans, image_digests=names))
+    assert text_of(described(shown)["parts"][0]) == "see [image 00010203, 5 tokens] it"
+    assert "".join(more_tokens(shown, 6, VOCABULARY)["pieces"]) == " it"
+    assert described(shown)["parts"][0]["tokens"]["ids"] == utf8("see ##### it")
 
 
 def test_what_a_scorer_says_in_words_is_there() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from asyncrl.observe.kept.episode import KeptEpisode
 from asyncrl.observe.metrics import LoggedEpisode, Value
+from asyncrl.observe.shown_text import shown_text
 from asyncrl.text import cut
 
 MAX_CHARS = 20_000
@@ -42,7 +43,7 @@ def logged(episode: KeptEpisode, decode: Callable[[list[int]], str]) -> LoggedEp
     """The episode with a message for each turn, in their order."""
     trajectory = episode.trajectory
     messages = [
-        {"role": turn.role.value, "content": cut(decode(trajectory.tokens[turn.start : turn.end].tolist()), MAX_CHARS)}
+        {"role": turn.role.value, "content": cut(shown_text(trajectory, turn.start, turn.end, decode), MAX_CHARS)}
         for turn in trajectory.turns
     ]
     return LoggedEpisode(_facts(episode), messages)
