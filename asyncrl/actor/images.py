@@ -23,7 +23,7 @@ from asyncrl.config.schema import ImagesConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import BadImageError, ImageReader, digest_of
 from asyncrl.modelling.opening import open_config
-from asyncrl.modelling.vision import VisionShape, vision_shape
+from asyncrl.modelling.vision import VisionShape, sees_images, vision_shape
 from asyncrl.types import MAX_IMAGES
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,15 @@ UNREAD = frozenset({*IMAGE_TYPES, "input_image", "video", "video_url", "audio", 
 READS_NONE = "a message shows an image: this needs a model that reads images, and engine.kind=sglang"
 
 
+def reads_images(config: TrainConfig) -> bool:
+    """Whether the policy reads images, and its engine takes them."""
+    return config.engine.kind == "sglang" and sees_images(open_config(config.model))
+
+
 class TooManyImagesError(RefusedError):
-    """An episode would show more different images than a trajectory may have."""
+    """An episode would show more different images than a trajectory may have. `code` is as in LimitError."""
+
+    code = "image_limit"
 
 
 class ShownImage(NamedTuple):
@@ -70,7 +77,7 @@ class ImageDesk:
     def of(cls, config: TrainConfig) -> ImageDesk | None:
         """As configured; None: the policy reads no images, or its engine takes none. Raises ConfigError: see
         `vision_shape` and `ImageReader.of`; or an image may be too large for a message to the replay."""
-        shape = vision_shape(open_config(config.model)) if config.engine.kind == "sglang" else None
+        shape = vision_shape(open_config(config.model)) if reads_images(config) else None
         if shape is None:
             return None
         largest, most = config.data.images.max_mb, config.network.max_message_mb

@@ -82,9 +82,9 @@ async def open_runner(
         player = ToolPlayer(toolbox, read_grammar(actor.response_format), users, watch)
     else:
         from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
-        from asyncrl.actor.chat_api.server import WITH_IMAGES_BYTES, Bounds
+        from asyncrl.actor.chat_api.server import WITH_IMAGES, Bounds
 
-        bounds = Bounds() if images is None else Bounds(body_bytes=WITH_IMAGES_BYTES)
+        bounds = Bounds() if images is None else WITH_IMAGES
         player = AgentPlayer(load_agent(actor.agent), actor.chat_api_host, actor.chat_api_port, bounds)
         await player.start()
         stack.push_async_callback(player.close)

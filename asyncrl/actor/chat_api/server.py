@@ -29,6 +29,7 @@ from asyncrl.actor.chat_api.chat_completions import ChatCompletions
 from asyncrl.actor.chat_api.messages import MAX_LEVELS
 from asyncrl.actor.chat_api.responses import Responses
 from asyncrl.actor.episode import Episode
+from asyncrl.actor.images import TooManyImagesError
 from asyncrl.actor.parsing import ParsedTurn
 from asyncrl.actor.recorder import CompletionRequest, LimitError
 from asyncrl.errors import RefusedError
@@ -38,8 +39,6 @@ from asyncrl.text import count_characters, encodable, nested_within, reason_of
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 16 << 20
-WITH_IMAGES_BYTES = 64 << 20
-"""Of a request to a policy that reads images: each one repeats all images of its conversation."""
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 LINGERING_S = 1.0
 """The rest of a body that nobody needs is read for so long: clients that are cut off earlier do not get the answer."""
@@ -59,6 +58,10 @@ class Bounds:
     body_s: float = 60.0
     body_bytes: int = MAX_REQUEST_BYTES
     reading_s: float = 60.0
+
+
+WITH_IMAGES = Bounds(at_once=64, body_bytes=64 << 20)
+"""Where the policy reads images: a request repeats all those of its conversation. The bytes of all stay as bounded."""
 
 
 @dataclass(slots=True)
@@ -204,10 +207,13 @@ class EpisodeServer:
     async def _handled(self, api: Api, endpoint: EpisodeEndpoint, http: web.Request) -> web.StreamResponse:
         try:
             request, answer = await self._answer(api, endpoint, await _json(http, self._bounds))
+        except (LimitError, TooManyImagesError) as error:
+            self.counts.refused += 1
+            endpoint.episode.recorder.truncated = True
+            return _error(api, 400, str(error), error.code)
         except RefusedError as error:
             self.counts.refused += 1
-            code = error.code if isinstance(error, LimitError) else "invalid_request_error"
-            return _error(api, 400, str(error), code)
+            return _error(api, 400, str(error), "invalid_request_error")
         except asyncio.CancelledError:
             self.counts.abandoned += 1
             raise

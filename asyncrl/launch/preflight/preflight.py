@@ -195,15 +195,20 @@ def _check_algorithm(config: TrainConfig) -> None:
 
 
 def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
-    """Raises ConfigError: the model's chat template does not take the tools or the data."""
+    """Raises ConfigError: the model's chat template does not take the tools or the data, or a row shows images that
+    nothing reads."""
     from asyncrl.actor.chat_checks import check_tasks, check_tools, open_chat
+    from asyncrl.actor.image_sources import image_blocks
+    from asyncrl.actor.images import READS_NONE, reads_images
     from asyncrl.actor.offered import Offer
 
-    chat, offer = open_chat(config), Offer(config.actor)
+    chat, offer, reads = open_chat(config), Offer(config.actor), reads_images(config)
     for functions in offer.every:
         check_tools(chat, functions)
     for file in files:
         for row, task in file.by_roles().items():
+            if image_blocks(task.messages) and not reads:
+                raise ConfigError(f"{file.place(row)}: {READS_NONE}")
             with suppress(ToolError):  # Another check refuses the task's environment.
                 check_tasks(chat, {file.place(row): task}, offer.functions(task))
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from asyncrl.actor import images as actor_images
+from asyncrl.actor import recorder
 from asyncrl.actor.images import ImageDesk
 from asyncrl.config.schema import ImagesConfig
 from asyncrl.modelling.images import digest_of
@@ -141,6 +143,22 @@ async def test_no_request_shows_a_file_of_the_actor_or_what_is_no_image(desk: Im
     async with episode(["One."], tokenizer=TOKENIZER) as agent:
         assert "a model that reads images" in (await agent.refusal(asks(part(data_url(SQUARE)))))["message"]
         await agent.ask(user("x"))
+
+
+async def test_more_images_than_a_trajectory_may_have_are_refused_by_their_limit_and_the_agent_may_go_on(
+    desk: ImageDesk, monkeypatch: pytest.MonkeyPatch
+):
+    for module in (recorder, actor_images):
+        monkeypatch.setattr(module, "MAX_IMAGES", 2)
+    urls = [data_url(encoded((4 * PATCH, 4 * PATCH), seed)) for seed in range(3)]
+    async with episode(["One.", "Two."], tokenizer=TOKENIZER, images=desk) as agent:
+        await agent.ask(asks(part(urls[0]), part(urls[1])))
+        for many in ([asks(*map(part, urls))], [asks(part(urls[2]))], [asks(part(urls[0]))]):
+            assert (await agent.refusal(*many))["code"] == "image_limit"
+        first = asks(part(urls[0]), part(urls[1]))
+        await agent.ask(first, says("One."), user("And now?"))
+    assert len(agent.trajectory.image_names) == 2
+    assert agent.trajectory.finish == "completed"
 
 
 async def test_the_length_of_an_images_file_is_no_length_of_the_conversation(desk: ImageDesk):

@@ -164,6 +164,14 @@ def test_a_model_that_reads_images_does_not_start_with_what_does_not_go_with_the
     assert any(reason in line for line in refusals(config))
 
 
+def test_rows_with_images_do_not_start_where_nothing_reads_them(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    shown = [{"type": "image", "image": b"x", "text": None}, {"type": "text", "image": None, "text": "What?"}]
+    row = {"prompt": [{"role": "user", "content": shown}], "data_source": "s", "reward_model": {"ground_truth": "1"}}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "tasks.parquet")
+    assert any("row 0: a message shows an image: this needs a model that reads" in each for each in refusals(config))
+
+
 def test_demonstrations_are_rendered_by_the_start_which_names_a_bad_row(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.run.dir, config.algorithm.sft.path = str(tmp_path / "runs"), [str(tmp_path / "shown.jsonl")]
