@@ -26,8 +26,10 @@ from asyncrl.text import cut
 
 MESSAGE = "asyncrl: "
 """What each line of the message begins with that says why a role ends."""
-HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "aiohttp.access", "urllib3", "mcp.client")
+HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "aiohttp.access", "urllib3")
 """Their loggers would add a line for each request of an agent or a tool."""
+MCP = ("mcp", "client")
+"""They would add a traceback for each message of an MCP server that cannot be read. An actor logs what fails itself."""
 OTHER_HARDWARE = ("torchao", "torch.utils._pytree")
 """At every start they warn of torchao's kernels for other hardware; asyncrl uses only its optimizer."""
 HUB = "huggingface_hub"
@@ -90,6 +92,8 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in HTTP_CLIENTS:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in MCP:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     for name in OTHER_HARDWARE:
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger(HUB).propagate = False

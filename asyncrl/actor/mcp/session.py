@@ -15,7 +15,6 @@ from mcp import ClientSession, MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
     INVALID_PARAMS,
-    INVALID_REQUEST,
     UNSUPPORTED_PROTOCOL_VERSION,
     CallToolRequest,
     CallToolRequestParams,
@@ -31,19 +30,18 @@ from pydantic import BaseModel
 from asyncrl import __version__
 from asyncrl.actor.finishing import finish
 from asyncrl.actor.mcp.settings import McpServer
-from asyncrl.actor.mcp.stdio import TOO_LARGE
+from asyncrl.actor.mcp.stdio import MAX_MESSAGE_BYTES, TOO_LARGE
 from asyncrl.actor.tools.base import ToolRefusal
 from asyncrl.text import reason_of
 
 CLOSE_S = 5.0
 """For a connection to close; then its task is cancelled, which kills a program at once."""
 
-MAX_LISTED = 10_000
-MAX_PAGES = 1000
-"""Of the tools of a server: one that lists more never ends."""
+MAX_PAGES = 100
+"""Of a list of tools, which may have MAX_MESSAGE_BYTES characters."""
 
-_CLOSED = {(CONNECTION_CLOSED, "Connection closed"), (INVALID_REQUEST, "Session terminated")}
-"""How the package `mcp` says that a connection is closed, and that a server at a URL has forgotten the session."""
+CLOSED = (CONNECTION_CLOSED, "Connection closed")
+"""How the package `mcp` says that a connection is closed. Servers use the code for errors of their own, too."""
 
 Result = TypeVar("Result", bound=BaseModel)
 
@@ -62,6 +60,11 @@ class Link(Protocol):
     @property
     def remark(self) -> str:
         """What it knows of the end of the server, to stand behind a reason."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the server has ended, or has forgotten the session."""
         ...
 
     def open(self) -> AbstractAsyncContextManager[Any]:
@@ -102,16 +105,18 @@ class Session:
         """All tools, page by page. Raises SessionError, AnswerError."""
         tools: list[Tool] = []
         cursor: str | None = None
+        size = 0
         for _ in range(MAX_PAGES):
             request = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
             page = await self._ask(request, ListToolsResult, self._server.start_s)
             tools += page.tools
+            size += sum(len(tool.model_dump_json()) for tool in page.tools)
             cursor = page.next_cursor
-            if cursor is None or len(tools) > MAX_LISTED:
+            if cursor is None:
+                return tools
+            if size > MAX_MESSAGE_BYTES:
                 break
-        if cursor is not None or len(tools) > MAX_LISTED:
-            raise AnswerError(f"its list of tools does not end: {len(tools)} so far")
-        return tools
+        raise AnswerError(f"its list of tools does not end: {len(tools)} so far")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """The result of a call. Raises ToolRefusal: the policy may read why; SessionError, AnswerError."""
@@ -169,8 +174,7 @@ class Session:
             if error.code == INVALID_PARAMS:
                 self.answered += 1
                 raise ToolRefusal(f"Error: {error.message}") from error
-            # Servers use this code for errors of their own, too.
-            if (error.code, error.message) in _CLOSED:
+            if self._link.is_over or (error.code, error.message) == CLOSED:
                 raise await self._over(error.message) from error
             raise AnswerError(f"it answered with the error {error.code}: {error.message:.500}") from error
         except ValueError as error:

@@ -104,6 +104,10 @@ class ProgramLink:
         said = self._stderr.decode(errors="replace").strip()
         return self._ended + (f"; its standard error ends with: {said}" if said else "")
 
+    @property
+    def is_over(self) -> bool:
+        return bool(self._ended)
+
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Streams]:
         """Start the program; its messages, and where messages to it go. Raises OSError: it cannot be started."""
@@ -192,6 +196,7 @@ class ProgramLink:
                 try:
                     await process.stdin.drain()
                 except ConnectionError:
+                    self._ended = self._ended or "; the program ended"
                     to_session.close()
                     return
 

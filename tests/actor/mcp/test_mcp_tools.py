@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -102,37 +103,56 @@ def test_a_server_made_with_the_package_answers_in_all_its_ways():
     assert (counts["mcp_lost"], counts["mcp_sessions"], counts["tool_failures"]) == (0, 0, 0)
 
 
+class UrlServer:
+    """A server that runs at `url`, and is started again where it has ended."""
+
+    def __init__(self) -> None:
+        self.port = free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}/mcp"
+        self.starts = 0
+        self._wanted = True
+        self._process: subprocess.Popen[bytes] | None = None
+        self._keeper = threading.Thread(target=self._keep, daemon=True)
+        self._keeper.start()
+
+    def restart(self) -> None:
+        """Kill it, and return when it answers again."""
+        before = self.starts
+        self.kill()
+        until(lambda: self.starts > before and self.is_open(), 120)
+
+    def is_open(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port)).close()
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._wanted = False
+        self.kill()
+        self._keeper.join()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def _keep(self) -> None:
+        while self._wanted:
+            command = [sys.executable, COUNTER, str(self.port)]
+            self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            self.starts += 1
+            self._process.wait()
+
+
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    """Of a server that runs, which is started again where it has ended."""
-    port = free_ports(1)
-    running = True
-
-    def keep() -> None:
-        while running:
-            process = subprocess.Popen([sys.executable, COUNTER, str(port)], stderr=subprocess.DEVNULL)
-            processes.append(process)
-            process.wait()
-
-    processes: list[subprocess.Popen[bytes]] = []
-    keeper = threading.Thread(target=keep, daemon=True)
-    keeper.start()
-    until(lambda: is_open(port), 120)
-    yield f"http://127.0.0.1:{port}/mcp"
-    running = False
-    processes[-1].kill()
-    keeper.join()
+def server() -> Iterator[UrlServer]:
+    with closing(UrlServer()) as found:
+        until(found.is_open, 120)
+        yield found
 
 
-def is_open(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
-
-
-def test_a_server_at_a_url_has_a_session_for_each_episode_and_may_be_started_again(url: str):
+def test_a_server_at_a_url_has_a_session_for_each_episode_and_may_be_started_again(server: UrlServer):
     async def act(toolbox: Toolbox) -> list[str]:
         async with toolbox.open(make_ticket()) as tools:
             shown = [
@@ -142,26 +162,38 @@ def test_a_server_at_a_url_has_a_session_for_each_episode_and_may_be_started_aga
             ]
             with pytest.raises(ToolError, match="the session with MCP server s was lost"):
                 await call(tools, "die")
-        await async_until(lambda: is_open(int(url.split(":")[2].split("/")[0])), 120)
+        await async_until(server.is_open, 120)
         async with toolbox.open(make_ticket()) as tools:
             return [*shown, await call(tools, "who")]
 
-    shown, counts = run(actor(s={"url": url, "headers": {"X-Key": "abc"}, "timeout_s": 60}), act)
+    shown, counts = run(actor(s={"url": server.url, "headers": {"X-Key": "abc"}, "timeout_s": 60}), act)
     assert shown[2] == "Error: the result is larger than 8 MiB; ask for less."
     assert shown[0] == shown[1] != shown[3]
     assert all(each.startswith("abc ") for each in (shown[0], shown[3]))
     assert (counts["mcp_started"], counts["mcp_states_lost"], counts["mcp_sessions"]) == (2, 1, 0)
 
 
-def test_a_shared_server_at_a_url_answers_many_calls_at_once_in_one_session(url: str):
+def test_a_shared_server_at_a_url_answers_many_calls_at_once_in_one_session(server: UrlServer):
     async def act(toolbox: Toolbox) -> list[str]:
         async with toolbox.open(make_ticket()) as tools, toolbox.open(make_ticket()) as others:
             calls = (call(each, "add", number=1) for each in [tools, others] * 20)
             return list(await asyncio.gather(*calls))
 
-    shown, counts = run(actor(s={"url": url, "shared": True, "timeout_s": 60}), act)
+    shown, counts = run(actor(s={"url": server.url, "shared": True, "timeout_s": 60}), act)
     assert sorted(map(int, shown)) == list(range(1, 41))
     assert counts["mcp_started"] == 1
+
+
+def test_a_shared_session_that_a_server_at_a_url_has_forgotten_is_opened_again(server: UrlServer):
+    async def act(toolbox: Toolbox) -> list[str]:
+        async with toolbox.open(make_ticket()) as tools:
+            first = await call(tools, "who")
+            await asyncio.to_thread(server.restart)
+            return [first, await call(tools, "who")]
+
+    (first, second), counts = run(actor(s={"url": server.url, "shared": True, "timeout_s": 60}), act)
+    assert first != second
+    assert (counts["mcp_started"], counts["mcp_lost"], counts["tool_failures"]) == (2, 1, 1)
 
 
 def test_each_episode_has_a_process_whose_group_ends_with_it():
