@@ -24,9 +24,8 @@ from asyncrl.data.reading import TaskFile
 from asyncrl.errors import DataError
 from asyncrl.types import Role, Task, Trajectory
 from tests.actor.fakes import CHATML, ScriptedEngine, assert_trains_what_was_sampled, make_ticket, make_tokenizer
+from tests.environments.toys import TOY, TOYS
 
-TOYS = Path(__file__).parent / "packages"
-TOY = {"verifiers-0.3": "toy_classic", "verifiers-0.4": "toy_taskset"}
 ADD = {"verifiers-0.3": "add", "verifiers-0.4": "adder_add"}
 TOKENIZER = make_tokenizer(CHATML)
 LIMITS = EpisodeLimits(max_turns=8, max_turn_tokens=400, max_tokens=4000, max_total_tokens=40_000)
@@ -174,6 +173,13 @@ async def test_an_environment_that_answers_its_player_is_one_branch(program: Pro
         assert sum(turn.role is Role.PROMPT for turn in trajectory.turns) == 1
     trajectory, _ = await played(program, row, ["3"], replace(LIMITS, max_turns=1))
     assert trajectory.rewards == {"found": 0.0}
+
+
+@only_0_4
+async def test_a_harness_that_comes_with_the_taskset_plays_it(program: Program):
+    trajectory, _ = await played(program, task_of(program.python, "toy_harness"), ["once"])
+    assert trajectory.rewards == {"said": 1.0}
+    assert "How often? Tell me once." in TOKENIZER.decode(trajectory.tokens)
 
 
 @pytest.mark.parametrize(

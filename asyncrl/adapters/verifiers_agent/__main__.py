@@ -34,6 +34,9 @@ MAX_METRICS = 32
 NO_MORE_TURNS = "actor.max_turns"
 """In the endpoint's refusal that ends an episode. verifiers knows the one of a conversation that is too long."""
 
+NO_HARNESS = "bash"
+"""The harness of a taskset that brings none."""
+
 KEY_VARIABLE = "ASYNCRL_VERIFIERS_KEY"
 
 
@@ -47,6 +50,8 @@ class Playable(Protocol):
 
     async def play(self, task: Any, base_url: str, key: str) -> tuple[dict[str, float], dict[str, float]]:
         """Rewards and metrics of one episode. Raises PlayError."""
+
+    async def close(self) -> None: ...
 
 
 class ClassicEnvironment:
@@ -88,6 +93,9 @@ class ClassicEnvironment:
             raise PlayError(f"a reward function failed: {self._faults[0]}")
         return self._named(output["reward"], output["metrics"])
 
+    async def close(self) -> None:
+        await self._http.aclose()
+
     def _named(self, reward: float, metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
         """The sum by its parts, where the rubric says what they are."""
         rubric = self._environment.rubric
@@ -119,7 +127,8 @@ class ClassicEnvironment:
 
 
 class TasksetEnvironment:
-    """An environment of verifiers 0.4: a taskset, played by one agent with the harness of `asyncrl_chat`."""
+    """An environment of verifiers 0.4: a taskset, played by one agent with the harness of `asyncrl_chat`, or with one
+    that comes with the taskset, which verifiers runs as it would elsewhere."""
 
     def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
         import verifiers.v1 as vf
@@ -129,13 +138,20 @@ class TasksetEnvironment:
         roles = [role for role, field in config.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
         if len(roles) != 1:
             raise PlayError(f"{name} has the agents {', '.join(roles)}; environments with one agent can be trained")
-        given = {"taskset": {"id": name, **arguments}, roles[0]: _seat()}
+        own = vf.default_harness_id(name)
+        self._chats = own == NO_HARNESS
+        seat = {"harness": {"id": "asyncrl_chat" if self._chats else own}, "runtime": {"type": "subprocess"}}
+        given = {"taskset": {"id": name, **arguments}, roles[0]: seat}
         self._environment = vf.load_environment(vf.resolve_env_config(given))
         self._taskset = self._environment.taskset
         self._task_type = type(self._taskset).task_type()
         self._shared = self._in_process(self._taskset)
         self._stack = AsyncExitStack()
         self._servers: list[Any] | None = None
+        self._known: dict[type, list[Any]] = {}
+
+    async def close(self) -> None:
+        await self._stack.aclose()
 
     def tasks(self, split: str, limit: int | None) -> Iterator[dict[str, Any]]:
         if split != "train":
@@ -164,8 +180,7 @@ class TasksetEnvironment:
             await self._serve()
         data = self._task_type.data_type().model_validate(task)
         one = self._task_type(data, self._environment.config.taskset.task)
-        asyncrl_chat.LOCAL_TOOLSETS.set(self._in_process(one))
-        asyncrl_chat.SHARED_SERVERS.set(tuple(self._servers or ()))
+        asyncrl_chat.LOCAL_TOOLS.set(asyncrl_chat.LocalTools(self._in_process(one), self._servers or (), self._known))
         os.environ[KEY_VARIABLE] = key
         client = vf.EvalClientConfig(base_url=base_url, api_key_var=KEY_VARIABLE)
         episode = await self._environment.run_episode(one, vf.ModelContext(MODEL, client, vf.SamplingConfig()))
@@ -184,48 +199,48 @@ class TasksetEnvironment:
 
     async def _serve(self) -> None:
         """What lives as long as the process: the environment's own resources, and the taskset's tools."""
-        from asyncrl_chat import ToolServer
+        from asyncrl_chat import OwnInterception, ToolServer
 
-        await self._stack.enter_async_context(self._environment.serving())
-        # It would keep the client of every episode. Without it, each episode has one of its own.
-        self._environment._interception = None
+        environment = self._environment
+        await self._stack.enter_async_context(environment.serving())
+        elsewhere = environment._shared_tools
+        environment._interception = None  # Each rollout has one of its own, which a tunnel may need.
+        if not environment._requires_tunnel(elsewhere):
+            secrets = tuple(each.state_secret for each in elsewhere.values() if each.state_secret)
+            own = OwnInterception(state_service_secrets=secrets)
+            environment._interception = await self._stack.enter_async_context(own)
         self._servers = [ToolServer(toolset) for toolset in self._shared()]
         for server in self._servers:
-            await server.open(self._stack)
+            await server.open(self._stack, self._known)
 
     def _in_process(self, owner: Any) -> Callable[[], list[Any]]:
         """Makes the toolsets of a task or a taskset that run in this process; `owner` has the others afterwards."""
         make = type(owner).toolsets
 
         def elsewhere(toolset: Any) -> bool:
-            return bool(toolset.config.url) or toolset.config.runtime.type != "subprocess"
+            return not self._chats or bool(toolset.config.url) or toolset.config.runtime.type != "subprocess"
 
         owner.toolsets = lambda config: [each for each in make(config) if elsewhere(each)]
         return lambda: [each for each in make(owner.config) if not elsewhere(each)]
 
 
-def _seat() -> dict[str, Any]:
-    return {"harness": {"id": "asyncrl_chat"}, "runtime": {"type": "subprocess"}}
-
-
-@functools.cache
-def opened(name: str, arguments: str) -> Playable:
-    """The environment with arguments in JSON. Raises PlayError."""
+def open_environment(name: str, arguments: Mapping[str, Any]) -> Playable:
+    """Raises PlayError."""
     try:
         if version("verifiers").startswith("0.3."):
-            return ClassicEnvironment(name, json.loads(arguments))
+            return ClassicEnvironment(name, arguments)
         if version("verifiers").startswith("0.4."):
-            return TasksetEnvironment(name, json.loads(arguments))
+            return TasksetEnvironment(name, arguments)
     except PlayError:
         raise
     except Exception as error:
         raise PlayError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
-    raise PlayError(f"verifiers {version('verifiers')} is not known; versions 0.3 and 0.4 are")
+    raise PlayError(f"verifiers {version('verifiers')} is not known; releases 0.3 and 0.4 are")
 
 
 def rows(name: str, arguments: str, split: str, limit: int | None) -> Iterator[dict[str, Any]]:
     """The tasks, as rows of a task file. Raises PlayError."""
-    for number, found in enumerate(opened(name, arguments).tasks(split, limit)):
+    for number, found in enumerate(open_environment(name, json.loads(arguments)).tasks(split, limit)):
         answer = found["answer"]
         try:
             text = json.dumps({"env": name, "args": json.loads(arguments), "task": found["task"]})
@@ -247,18 +262,32 @@ def _text(content: Any) -> str:
     return "\n".join(part["text"] if part.get("type") == "text" else f"({part.get('type')})" for part in parts)
 
 
-async def play(extra_info: Mapping[str, Any], base_url: str, key: str) -> dict[str, Any]:
-    """Plays the episode of a task: its rewards and metrics. Raises PlayError."""
-    try:
-        task = json.loads(extra_info[FIELD])
-    except (KeyError, TypeError, ValueError):
-        raise PlayError(f"the task is not from `asyncrl data verifiers`: extra_info.{FIELD} is missing") from None
-    rewards, metrics = await opened(task["env"], json.dumps(task["args"])).play(task["task"], base_url, key)
-    named = {re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:64]: float(value) for name, value in metrics.items()}
-    if len(named) > MAX_METRICS:
-        kept = dict(itertools.islice(named.items(), MAX_METRICS - 1))
-        named = {**kept, "metrics_left_out": float(len(named) - len(kept))}
-    return {"rewards": {name: float(value) for name, value in rewards.items()}, "metrics": named}
+class EpisodePlayer:
+    """Plays episodes of tasks that `rows` gave. Each environment is loaded once."""
+
+    def __init__(self) -> None:
+        self._environments: dict[str, Playable] = {}
+
+    async def play(self, extra_info: Mapping[str, Any], base_url: str, key: str) -> dict[str, Any]:
+        """The rewards and metrics of an episode. Raises PlayError."""
+        try:
+            given = json.loads(extra_info[FIELD])
+        except (KeyError, TypeError, ValueError):
+            raise PlayError(f"the task is not from `asyncrl data verifiers`: extra_info.{FIELD} is missing") from None
+        name, arguments = given["env"], given["args"]
+        at = json.dumps([name, arguments], sort_keys=True)
+        if at not in self._environments:
+            self._environments[at] = open_environment(name, arguments)
+        rewards, metrics = await self._environments[at].play(given["task"], base_url, key)
+        named = {re.sub(r"[^A-Za-z0-9_.-]", "_", metric)[:64]: float(value) for metric, value in metrics.items()}
+        if len(named) > MAX_METRICS:
+            kept = dict(itertools.islice(named.items(), MAX_METRICS - 1))
+            named = {**kept, "metrics_left_out": float(len(named) - len(kept))}
+        return {"rewards": {reward: float(value) for reward, value in rewards.items()}, "metrics": named}
+
+    async def close(self) -> None:
+        for environment in self._environments.values():
+            await environment.close()
 
 
 def _own_stdout() -> Any:
@@ -270,13 +299,15 @@ def _own_stdout() -> Any:
 
 async def _serve_episodes(out: Any) -> None:
     """One episode a line of stdin, one after another: the outcome of each is a line."""
+    player = EpisodePlayer()
     while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)
         try:
-            outcome = await play(asked["task"]["extra_info"], asked["base_url"], asked["api_key"])
+            outcome = await player.play(asked["task"]["extra_info"], asked["base_url"], asked["api_key"])
         except Exception as error:  # noqa: BLE001 - one episode fails alone
             outcome = {"error": str(error) if isinstance(error, PlayError) else f"{type(error).__name__}: {error}"}
         out.write(json.dumps(outcome) + "\n")
+    await player.close()
 
 
 def main() -> None:

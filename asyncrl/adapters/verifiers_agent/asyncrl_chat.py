@@ -13,22 +13,35 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 from mcp.server.mcpserver import MCPServer
-from verifiers.v1 import Harness, HarnessConfig, HarnessSession, ProgramResult, Toolset, Trace
+from verifiers.v1 import EvalClientConfig, Harness, HarnessConfig, HarnessSession, ProgramResult, Toolset, Trace
+from verifiers.v1.clients.base import build_async_httpx
+from verifiers.v1.clients.eval import EvalClient
+from verifiers.v1.configs.client import resolve_api_key, resolve_headers
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.compaction import bound_tool_message
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp, mcp_content_to_chat_content
+from verifiers.v1.interception import InterceptionServer
 
 __all__ = ["InProcessChat"]
 
-LOCAL_TOOLSETS: ContextVar[Callable[[], Sequence[Toolset[Any, Any]]]] = ContextVar("local_toolsets")
-"""Makes the toolsets of one rollout that run in this process."""
 
-SHARED_SERVERS: ContextVar[Sequence[ToolServer]] = ContextVar("shared_servers", default=())
-"""Those of the taskset, which live as long as the process."""
+@dataclass
+class LocalTools:
+    """What an environment offers in this process: the toolsets of one rollout, which `make` makes, and the `shared`
+    servers of all rollouts. `known` keeps the tools of each class of toolsets: to describe them anew for each rollout
+    takes milliseconds, and memory for good."""
+
+    make: Callable[[], Sequence[Toolset[Any, Any]]]
+    shared: Sequence[ToolServer]
+    known: dict[type, list[Any]]
+
+
+LOCAL_TOOLS: ContextVar[LocalTools] = ContextVar("local_tools")
 
 ENDS = ("context_length_exceeded", "turn_limit")
 """Refusals of the endpoint that end a conversation. It is scored as it is."""
@@ -45,13 +58,20 @@ class ToolServer:
         toolset._pull_state = self._pull
         toolset._push_state = self._push
 
-    async def open(self, stack: AsyncExitStack, task: Any = None) -> None:
+    async def open(self, stack: AsyncExitStack, known: dict[type, list[Any]], task: Any = None) -> None:
         """Raises what the toolset raises. Without a `task`, it is the taskset's, which serves all tasks."""
         await stack.enter_async_context(self._toolset._exit_stack)
         await self._toolset.setup()
         if task is not None:
             await self._toolset.setup_task(task)
-        self._toolset.register(self._mcp)
+        kind, tools = type(self._toolset), self._mcp._tool_manager
+        if kind.register is not Toolset.register or kind not in known:
+            self._toolset.register(self._mcp)
+            known[kind] = tools.list_tools()
+            return
+        for tool in known[kind]:
+            own = self._toolset._with_state(getattr(self._toolset, tool.fn.__name__))
+            tools._tools[tool.name] = tool.model_copy(update={"fn": own})
 
     async def schemas(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Of each tool, by the name that the policy sees: its own name, and its schema."""
@@ -132,10 +152,11 @@ class _Conversation(HarnessSession):
         unlimited = aiohttp.ClientTimeout(total=None)
         headers = {"Authorization": f"Bearer {self.secret}"}
         self._http = await self._stack.enter_async_context(aiohttp.ClientSession(headers=headers, timeout=unlimited))
-        own = [ToolServer(toolset) for toolset in LOCAL_TOOLSETS.get()()]
+        local = LOCAL_TOOLS.get()
+        own = [ToolServer(toolset) for toolset in local.make()]
         for server in own:
-            await server.open(self._stack, self.trace.task.data)
-        for server in (*SHARED_SERVERS.get(), *own):
+            await server.open(self._stack, local.known, self.trace.task.data)
+        for server in (*local.shared, *own):
             await self._offer(server)
         await self._offer_remote()
         system, prompt = self.harness.resolve_prompt(self.data)
@@ -206,3 +227,19 @@ class _Conversation(HarnessSession):
             return await asyncio.wait_for(self._calls[name](arguments), limit)
         except TimeoutError:
             return f"error: {name} took more than {limit:g} s"
+
+
+class OwnInterception(InterceptionServer):
+    """Sees the requests of rollouts, as verifiers has it, and passes all on by one HTTP client: each rollout has a key
+    of its own, for which verifiers would make another client, with certificates that take 20 ms to read."""
+
+    async def start(self) -> None:
+        await super().start()
+        self._http = build_async_httpx(EvalClientConfig())
+        self.stack.push_async_callback(self._http.aclose)
+
+    def _client(self, config: Any) -> EvalClient:
+        client = EvalClient.__new__(EvalClient)
+        client.base_url, client.api_key = config.base_url, resolve_api_key(config)
+        client.headers, client.client = resolve_headers(config), self._http
+        return client
