@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from asyncrl.actor import recorder
 from asyncrl.actor.images import ImageDesk
 from asyncrl.config.schema import ImagesConfig
 from asyncrl.modelling.images import digest_of
-from tests.actor.chat_api.support import Agent, episode, says, user
+from tests.actor.chat_api.support import LIMITS, Agent, episode, says, user
 from tests.actor.fakes import call
 from tests.vision import PATCH, encoded, vision_desk, vision_tokenizer
 
@@ -24,6 +26,8 @@ SQUARE = encoded((4 * PATCH, 4 * PATCH), 1)
 WIDE = encoded((8 * PATCH, 4 * PATCH), 2)
 TOKENIZER = vision_tokenizer()
 PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}}
+RECORDED = sorted((Path(__file__).parent / "recorded_images").glob("*.json"))
+LONG = replace(LIMITS, max_tokens=20_000)
 FUNCTION = {"name": "echo", "parameters": PARAMETERS}
 
 
@@ -94,6 +98,18 @@ async def test_images_of_questions_and_results_are_one_branch_by_every_protocol(
     assert len(agent.trajectory.branches) == 1
     assert agent.trajectory.image_names == [digest_of(SQUARE), digest_of(WIDE)]
     assert [[each.data for each in given] for given in agent.engine.images] == [[SQUARE], [SQUARE, WIDE]]
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+async def test_the_requests_with_images_of_a_real_client_make_one_branch(desk: ImageDesk, path: Path):
+    recorded = json.loads(path.read_text())
+    async with episode(recorded["turns"], LONG, TOKENIZER, images=desk) as agent:
+        for request in recorded["requests"]:
+            status, answer = await agent.send(path=request["path"], json=request["body"])
+            assert status == 200, answer
+    assert len(agent.trajectory.branches) == 1
+    assert [len(given) for given in agent.engine.images] == recorded["images"]
+    assert len(agent.trajectory.image_names) == recorded["images"][-1]
 
 
 async def test_an_image_by_url_is_fetched_once_an_episode_and_by_permission_only(desk: ImageDesk):
