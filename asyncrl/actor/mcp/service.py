@@ -164,9 +164,9 @@ class _EpisodeSession:
             return
         opening.cancel()
         await asyncio.wait({opening})
-        if not opening.cancelled() and opening.exception() is None:
+        if (session := _opened_by(opening)) is not None:
             self._service.counts.sessions -= 1
-            await opening.result().close()
+            await session.close()
 
     async def _opened(self) -> Session:
         """The session, which calls that come while it starts wait for together. Raises SessionError."""
@@ -175,15 +175,20 @@ class _EpisodeSession:
         opening = self._opening
         try:
             return await asyncio.shield(opening)
-        except SessionError:
+        except Exception:
             if self._opening is opening:
                 self._opening = None
             raise
 
     def _give_up(self, session: Session) -> None:
         """Several calls may tell of the same loss."""
-        opening = self._opening
-        if opening is not None and opening.done() and opening.result() is session:
+        if self._opening is not None and _opened_by(self._opening) is session:
             self._opening = None
             self._service.counts.sessions -= 1
             self._service.lost()
+
+
+def _opened_by(opening: asyncio.Task[Session]) -> Session | None:
+    if not opening.done() or opening.cancelled() or opening.exception() is not None:
+        return None
+    return opening.result()

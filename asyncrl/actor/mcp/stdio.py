@@ -86,6 +86,18 @@ class BoundedLines:
             del self._kept[_EDGE:-_EDGE]
 
 
+class _Protocol(SubprocessStreamProtocol):
+    """Also tells when the program itself has ended: `Process.wait` waits for whatever else holds its pipes, too."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=_CHUNK, loop=loop)
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
+
+
 class ProgramLink:
     """One start of the program `command`. `guard` ends its group if this process dies."""
 
@@ -128,7 +140,7 @@ class ProgramLink:
     async def _running(self) -> AsyncIterator[Process]:
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
-            lambda: SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
+            lambda: _Protocol(loop),
             *self._command,
             env=self._env,
             cwd=self._cwd,
@@ -140,7 +152,7 @@ class ProgramLink:
             yield process
         finally:
             try:
-                await self._end_gently(process)
+                await self._end_gently(process, protocol.exited)
             finally:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -148,18 +160,18 @@ class ProgramLink:
                 try:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(_REAPED_S):
-                            await process.wait()
+                            await protocol.exited.wait()
                 finally:
                     # A process that has left the group may hold the other ends of the pipes.
                     transport.close()
 
-    async def _end_gently(self, process: Process) -> None:
+    async def _end_gently(self, process: Process, exited: asyncio.Event) -> None:
         """Close the program's input and wait a while for its end."""
         if process.stdin is not None:
             process.stdin.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
-                await process.wait()
+                await exited.wait()
         if self._ended and process.returncode is not None:
             self._ended += f" with status {process.returncode}"
 
