@@ -129,6 +129,10 @@ def _actor(config: TrainConfig) -> Iterator[str]:
         yield "actor.max_total_tokens actor.max_tokens: sequences must fit into an episode; raise the first one"
     if actor.step_split not in ("turn", "paragraph", "line") and "." not in actor.step_split:
         yield "actor.step_split: use turn, paragraph or line, or the dotted path of a function"
+    if actor.search.corpus is not None and actor.search.url is not None:
+        yield "actor.search.corpus actor.search.url: passages come from one of them; leave the other out"
+    if actor.search.url is not None and not actor.search.url.startswith(("http://", "https://")):
+        yield "actor.search.url: write an address such as http://127.0.0.1:8000/retrieve"
     yield from _response_format(config)
     yield from _environments(config)
     if actor.interactions and actor.agent is not None:

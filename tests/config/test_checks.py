@@ -148,6 +148,8 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"actor.environments": {"c": "a.C"}, "actor.tools": ["python"]}, "methods of an environment are the tools"),
         ({"actor.environment": "a.B", "actor.mcp_servers": {"c": {}}}, "methods of an environment are the tools"),
         ({"actor.agent": "a.b", "actor.mcp_servers": {"c": {}}}, "an agent connects to its servers itself"),
+        ({"actor.search.corpus": "a", "actor.search.url": "http://a"}, "passages come from one of them"),
+        ({"actor.search.url": "localhost:8000"}, "write an address such as http://"),
         ({"data.dataset": "a.B", "data.columns": {"prompt": "q"}}, "makes the tasks of the files itself"),
         ({"data.dataset": "a.B", "data.keep_in_memory": False}, "makes its tasks in memory"),
         ({"data.columns": {"reward_model": "a"}}, "in place of reward_model: ground_truth"),

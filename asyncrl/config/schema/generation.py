@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.config.option import option
-from asyncrl.config.schema.tools import FetchConfig
+from asyncrl.config.schema.tools import FetchConfig, SearchConfig
 
 
 @dataclass
@@ -115,6 +115,7 @@ class ActorConfig:
         fixed="stored step scores belong to such steps",
     )
     fetch: FetchConfig = field(default_factory=FetchConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
 
     @property
     def has_environments(self) -> bool:

@@ -18,3 +18,27 @@ class FetchConfig:
         fixed="all members of a group reach the same pages",
     )
     max_mb: float = option(4.0, "largest page, in MB", "(0, 64]")
+
+
+@dataclass
+class SearchConfig:
+    """Where the tool `search` finds passages (docs/search.md)."""
+
+    corpus: str | None = option(
+        None,
+        "file of passages on each actor's host, Parquet or JSON lines with title and text; null: a small corpus of "
+        "facts that comes with asyncrl",
+        fixed="all members of a group find the same passages",
+    )
+    url: str | None = option(
+        None,
+        "address of a retrieval server in the format of Search-R1, such as http://127.0.0.1:8000/retrieve, in place of "
+        "a corpus",
+        fixed="all members of a group find the same passages",
+    )
+    topk: int = option(
+        3, "passages that a query finds at most", "[1, 100]", fixed="all members of a group find the same passages"
+    )
+    indexes: str | None = option(
+        None, "folder on each actor's host for the index of a corpus; null: ~/.cache/asyncrl/search"
+    )

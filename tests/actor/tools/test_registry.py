@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from asyncrl.actor.tools.base import Tool
@@ -9,7 +11,7 @@ from asyncrl.actor.tools.calculator import Calculator
 from asyncrl.actor.tools.delayed import SlowCalculator
 from asyncrl.actor.tools.registry import BUILT_IN, tool_classes
 from asyncrl.config.schema import ActorConfig
-from asyncrl.config.schema.tools import FetchConfig
+from asyncrl.config.schema.tools import FetchConfig, SearchConfig
 from asyncrl.errors import ConfigError
 
 
@@ -18,10 +20,10 @@ class NoSchema(Tool):
         return ""
 
 
-def test_every_built_in_tool_loads():
+def test_every_built_in_tool_loads(tmp_path: Path):
     for name in BUILT_IN:
-        fetch = FetchConfig(hosts=["docs.python.org"])
-        (cls,) = tool_classes(ActorConfig(tools=[name], fetch=fetch)).values()
+        fetch, search = FetchConfig(hosts=["docs.python.org"]), SearchConfig(indexes=str(tmp_path))
+        (cls,) = tool_classes(ActorConfig(tools=[name], fetch=fetch, search=search)).values()
         assert {"name", "description", "parameters"} == set(cls.schema)
 
 

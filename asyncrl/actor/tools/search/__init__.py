@@ -1,0 +1,1 @@
+"""The tool `search`: passages of a corpus, or of a retrieval server."""
