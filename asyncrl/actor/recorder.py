@@ -344,6 +344,21 @@ class Recorder:
         turns = self.completions[-1].branch.turns
         turns[-1] = turns[-1]._replace(score=score)
 
+    def score_all(self, scores: Sequence[float | None]) -> None:
+        """An agent gives a score to each completion, in the order in which they were recorded; None is none.
+
+        Raises RefusedError: there are not as many completions.
+        """
+        if len(scores) != len(self.completions):
+            raise RefusedError(
+                f"there are {len(scores)} rewards of turns for {len(self.completions)} completions; give one for each, "
+                "or null"
+            )
+        for completion, score in zip(self.completions, scores, strict=True):
+            turns = completion.branch.turns
+            at = next(index for index, turn in enumerate(turns) if turn.start == completion.turn.start)
+            turns[at] = turns[at]._replace(score=score)
+
     def cancel(self, reservation: Reservation) -> str | None:
         """There will be no completion: all is as before the request. Returns the session that ends with it, if any."""
         branch = reservation.branch

@@ -59,7 +59,7 @@ async def open_runner(
     chat: Chat | None = None,
     watch: Watch = unwatched,
 ) -> EpisodeRunner:
-    """Runs episodes with the agent of `actor.agent`, whose server `stack` closes, or else with our own tools or
+    """Runs episodes with the agent that `actor` names, whose server `stack` closes, or else with our own tools or
     environments and simulated users. `spans` get what each episode does, and `watch` the messages of conversations that
     no agent leads. `chat` replaces that of the model.
 
@@ -72,7 +72,7 @@ async def open_runner(
     of_episodes, as_rendered, step_split = _of_episodes(config)
     images = ImageDesk.of(config)
     demonstrate = None if config.data.demonstration is None else demonstration_recorder(config, chat)
-    if actor.agent is None:
+    if not actor.played_by:
         toolbox = open_toolbox(actor, spans, shows_images=images is not None)
         stack.push_async_callback(toolbox.close)
         for functions in Offer(actor).every:
@@ -81,13 +81,9 @@ async def open_runner(
         users = Interactions(load_interactions(actor.interactions), of_users)
         player = ToolPlayer(toolbox, read_grammar(actor.response_format), users, watch)
     else:
-        from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
-        from asyncrl.actor.chat_api.server import WITH_IMAGES, Bounds
+        from asyncrl.actor.chat_api.opening import open_agent
 
-        bounds = Bounds() if images is None else WITH_IMAGES
-        player = AgentPlayer(load_agent(actor.agent), actor.chat_api_host, actor.chat_api_port, bounds)
-        await player.start()
-        stack.push_async_callback(player.close)
+        player = await open_agent(config, stack, images is not None)
     return EpisodeRunner(
         *(engine, chat, player, of_episodes, as_rendered, step_split),
         spans=spans or NoSpans(),

@@ -23,6 +23,9 @@ from asyncrl.machine.remote_folder import is_url
 VLLM_COLDEST = 0.01
 """vLLM replaces lower temperatures above 0 by this one, without an error."""
 
+SHORTEST_KEY = 16
+"""Characters of the key with which agents elsewhere ask for episodes."""
+
 _OF_ADAPTERS = ("rank", "alpha", "rslora", "targets")
 """The options of adapters that a folder of adapters says itself."""
 
@@ -90,8 +93,8 @@ def _group_demonstrations(config: TrainConfig) -> Iterator[str]:
         return
     if config.data.dataset is not None:
         yield f"{key} data.dataset: the class makes tasks without demonstrations; set one of the two to null"
-    if config.actor.agent is not None:
-        yield f"{key} actor.agent: an agent makes its prompts itself, a demonstration has those of the tasks; set null"
+    if agent := config.actor.played_by:
+        yield f"{key} {agent}: an agent makes its prompts itself, a demonstration has those of the tasks; set null"
     if config.actor.has_environments:
         yield f"{key} actor.environment: an environment begins the episode itself, a demonstration cannot; set null"
     if config.actor.interactions:
@@ -114,8 +117,8 @@ def _prompts(config: TrainConfig) -> Iterator[str]:
             key = "filter_overlong" if data.filter_overlong else "truncation"
             yield f"data.{key} data.max_prompt_length: there is no limit; set the second, or leave out the first"
         return
-    if actor.agent is not None:
-        yield "data.max_prompt_length actor.agent: an agent makes its prompts itself; set null"
+    if agent := actor.played_by:
+        yield f"data.max_prompt_length {agent}: an agent makes its prompts itself; set null"
     if data.max_prompt_length >= actor.max_tokens:
         yield "data.max_prompt_length actor.max_tokens: an answer needs room behind the prompt; lower the first one"
     if data.truncation != "error" and actor.history == "template":
@@ -124,7 +127,7 @@ def _prompts(config: TrainConfig) -> Iterator[str]:
 
 def _actor(config: TrainConfig) -> Iterator[str]:
     actor = config.actor
-    several = actor.agent is not None or actor.history == "template"
+    several = actor.played_by is not None or actor.history == "template"
     if several and actor.max_total_tokens < actor.max_tokens:
         yield "actor.max_total_tokens actor.max_tokens: sequences must fit into an episode; raise the first one"
     if actor.step_split not in ("turn", "paragraph", "line") and "." not in actor.step_split:
@@ -135,12 +138,23 @@ def _actor(config: TrainConfig) -> Iterator[str]:
         yield "actor.search.url: write an address such as http://127.0.0.1:8000/retrieve"
     yield from _response_format(config)
     yield from _environments(config)
-    if actor.interactions and actor.agent is not None:
-        yield "actor.interactions actor.agent: an agent plays the user itself; leave one of them out"
-    if actor.mcp_servers and actor.agent is not None:
-        yield "actor.mcp_servers actor.agent: an agent connects to its servers itself; leave one of them out"
+    yield from _agents(actor)
     if not is_loopback(actor.chat_api_host) and not config.network.insecure:
         yield f"actor.chat_api_host: other machines can reach this address: {CHAT_API_FIX}"
+
+
+def _agents(actor: ActorConfig) -> Iterator[str]:
+    agent = actor.played_by
+    if len(actor.agents) > 1:
+        yield f"{' '.join(actor.agents)}: each of them plays the episodes; leave one of them"
+    if actor.interactions and agent:
+        yield f"actor.interactions {agent}: an agent plays the user itself; leave one of them out"
+    if actor.mcp_servers and agent:
+        yield f"actor.mcp_servers {agent}: an agent connects to its servers itself; leave one of them out"
+    if actor.agent_processes is not None and not actor.agent_command:
+        yield "actor.agent_processes actor.agent_command: there is no program; set the second, or null for the first"
+    if actor.session_key is not None and len(actor.session_key) < SHORTEST_KEY:
+        yield f"actor.session_key: somebody could guess it; use {SHORTEST_KEY} characters or more, or null"
 
 
 def _environments(config: TrainConfig) -> Iterator[str]:
@@ -150,8 +164,8 @@ def _environments(config: TrainConfig) -> Iterator[str]:
     key = "actor.environments" if actor.environment is None else "actor.environment"
     if actor.environment is not None and actor.environments:
         yield "actor.environment actor.environments: the first is for one class, the second for several; leave out one"
-    if actor.agent is not None:
-        yield f"{key} actor.agent: an agent plays the environment itself; leave one of them out"
+    if agent := actor.played_by:
+        yield f"{key} {agent}: an agent plays the environment itself; leave one of them out"
     if actor.tools not in ([], ActorConfig().tools):
         yield f"actor.tools {key}: the methods of an environment are the tools of its episodes; leave out the first"
     if actor.mcp_servers:
@@ -169,8 +183,8 @@ def _response_format(config: TrainConfig) -> Iterator[str]:
         return
     if config.engine.kind == "embedded":
         yield "actor.response_format engine.kind: this engine samples without grammars; use sglang or vllm"
-    if actor.agent is not None:
-        yield "actor.response_format actor.agent: an agent gives the response_format in each of its requests; set {}"
+    if agent := actor.played_by:
+        yield f"actor.response_format {agent}: an agent gives the response_format in each of its requests; set {{}}"
     elif actor.has_environments:
         key = "actor.environments" if actor.environment is None else "actor.environment"
         yield f"actor.response_format {key}: a turn under a grammar cannot call tools; set the first to {{}}"

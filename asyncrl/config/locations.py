@@ -28,6 +28,8 @@ CHECKPOINTS = "checkpoints"
 """The folder in a run's folder with its checkpoints."""
 CARD_FILES = ("README.md", "curves.png")
 """The model card beside an exported model, and its picture. An export leaves those that are there."""
+AGENTS_FOLDER = "agents"
+"""The folder in a run's folder in which its actors tell agents elsewhere where to ask for episodes, with the keys."""
 ALIVE_FOLDER = "alive"
 """The folder in a run's folder with the heartbeats of its roles."""
 
@@ -45,6 +47,11 @@ def refuse_fine_tuning(run: Path) -> None:
 def run_dir(config: RunConfig) -> Path:
     """The folder of the run: its store, checkpoints, logs and metrics."""
     return Path(config.dir) / config.name
+
+
+def agents_folder(config: RunConfig) -> Path:
+    """Where the actors of the run tell agents elsewhere where to ask for episodes."""
+    return run_dir(config) / AGENTS_FOLDER
 
 
 def gpu_locks(config: RunConfig) -> Path:

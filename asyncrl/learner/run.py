@@ -295,7 +295,7 @@ def _largest_pass(history: ConfigHistory) -> list[int]:
     longest = _longest(config)
     together = config.learner.pass_ranks
     tokens = max(longest, *(each.learner.micro_tokens * together for each in history.configs()))
-    if config.actor.agent is not None or config.actor.history == "template":
+    if config.actor.played_by is not None or config.actor.history == "template":
         # The sequences of an episode are in one pass.
         tokens = max(tokens, config.actor.max_total_tokens)
     return [longest] * (tokens // longest) + ([tokens % longest] if tokens % longest else [])

@@ -60,8 +60,13 @@ def start_guarded(
 ) -> subprocess.Popen[bytes]:
     """Start a program that does not end its own children: its whole group is killed as soon as this process is gone, or
     by `kill_group`. It inherits the descriptors `files`, which also stay open until its group has ended."""
-    guarded = [sys.executable, "-I", "-S", guard.__file__, *command]
-    return _start(guarded, log, environment, stdin=subprocess.PIPE, pass_fds=files)
+    return _start(guarded(command), log, environment, stdin=subprocess.PIPE, pass_fds=files)
+
+
+def guarded(command: Sequence[str], given: int | None = None) -> list[str]:
+    """A command that becomes `command` in the same process, which reads the descriptor `given`, or nothing. It is to be
+    started in a session of its own with a pipe as its input: when that is closed, its group is killed."""
+    return [sys.executable, "-I", "-S", guard.__file__, "-" if given is None else str(given), *command]
 
 
 def _start(

@@ -1,4 +1,5 @@
-"""Run as a program, `guard.py COMMAND ...` becomes COMMAND, which leads its group of processes, and leaves a guard.
+"""Run as a program, `guard.py INPUT COMMAND ...` becomes COMMAND, which reads the descriptor INPUT, or nothing if that
+is -. COMMAND leads its group of processes, and leaves a guard.
 
 The guard is outside of that group. As soon as its input ends, because whoever started both has closed it or has died,
 it kills the group, and then stays until the last process of it has ended. So the files that it has inherited, such as a
@@ -26,14 +27,17 @@ def main() -> None:
     # Slurm sends these, by which it asks a role to stop, to the role's children, too.
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
+    given, *command = sys.argv[1:]
     leave_guard(os.getpid())
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    source = os.open(os.devnull, os.O_RDONLY) if given == "-" else int(given)
+    os.dup2(source, 0)
+    os.close(source)
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # By Python, and then by the program too.
         signal.signal(ignored, signal.SIG_DFL)
     try:
-        os.execvp(sys.argv[1], sys.argv[1:])
+        os.execvp(command[0], command)
     except OSError as error:
-        sys.exit(f"{sys.argv[1]}: {error.strerror}")
+        sys.exit(f"{command[0]}: {error.strerror}")
 
 
 def leave_guard(group: int) -> None:

@@ -70,7 +70,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         # The actor's own limit comes first; this one is for an actor whose limit does not work.
         longest_episode_s=config.actor.episode_timeout_s + 2 * replay.lease_s,
         vocabulary=vocabulary(config.model.path, config.model.revision),
-        max_tokens=config.actor.max_total_tokens if config.actor.agent else config.actor.max_tokens,
+        max_tokens=config.actor.max_total_tokens if config.actor.played_by else config.actor.max_tokens,
         seed=config.run.seed,
         shard=shard,
         shards=replay.shards,

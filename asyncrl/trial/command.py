@@ -111,7 +111,7 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
 
 
 def _tools(config: TrainConfig, task: Task) -> list[str]:
-    if config.actor.agent is not None:
+    if config.actor.played_by:
         return ["those of the agent"]
     if task.tools:
         return [tool.get("function", tool)["name"] for tool in task.tools]
@@ -146,7 +146,7 @@ async def _play(
         except Exception as error:  # noqa: BLE001 - as in a run, whatever fails the episode ends nothing else
             transcript.failure(f"the episode failed: {reason_of(error)}")
             return None
-    if actor.agent is not None:
+    if actor.played_by:
         texts = (
             (turn.role.value, shown_text(trajectory, turn.start, turn.end, chat.text)) for turn in trajectory.turns
         )

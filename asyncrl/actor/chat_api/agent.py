@@ -1,71 +1,81 @@
-"""Agents from outside: coroutine functions that play episodes by the protocols of `server`."""
+"""Agents from outside, which play episodes by the protocols of `server`: functions, and what is called like them."""
 
 from __future__ import annotations
 
 import inspect
-import math
-import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import fmean
+from typing import Any, cast
 
+from asyncrl.actor.chat_api.result import Agent, AgentError, AgentResult, checked
 from asyncrl.actor.chat_api.server import Bounds, ChatCounts, EpisodeServer
+from asyncrl.actor.chat_api.sessions import Sessions
 from asyncrl.actor.contained import contained
+from asyncrl.actor.environments.thread import EpisodeThread
 from asyncrl.actor.episode import Episode
 from asyncrl.config.imports import imported
-from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.errors import ConfigError
 from asyncrl.text import reason_of
 from asyncrl.types import Task
 
+__all__ = ["Agent", "AgentError", "AgentPlayer", "AgentResult", "load_agent"]
 
-@dataclass(frozen=True, slots=True)
-class AgentResult:
-    """What an agent may return: `rewards` of its environment by name, and `metrics`, numbers that are no rewards. An
-    episode may have up to MAX_METRICS metrics."""
-
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-Agent = Callable[[Task, str, str], Awaitable[AgentResult | Mapping[str, float] | None]]
-"""`async def agent(task, base_url, api_key)`: does the task with the chat-completions API at `base_url`, and may return
-rewards of its environment by name or an AgentResult. If it raises, the episode fails, and its ticket is tried again."""
-
-MAX_METRICS = 32
-METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-
-
-class AgentError(AsyncrlError):
-    """The agent raised: its episode has no trajectory."""
+Counters = Callable[[], Mapping[str, float]]
 
 
 def load_agent(path: str) -> Agent:
-    """The coroutine function at a dotted path. Raises ConfigError."""
-    agent: Agent = imported(path, f"actor.agent={path}", "module.coroutine_function")
+    """The function at a dotted path as an agent. A synchronous one runs in a thread. Raises ConfigError."""
+    function: Any = imported(path, f"actor.agent={path}", "module.function")
     try:
-        inspect.signature(agent).bind(None, "", "")
-    except (TypeError, ValueError):
-        fits = False
-    else:
-        fits = inspect.iscoroutinefunction(agent)
-    if not fits:
-        raise ConfigError(f"actor.agent={path}: it must be `async def agent(task, base_url, api_key)`")
-    return agent
+        inspect.signature(function).bind(None, "", "")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"actor.agent={path}: it must be `async def agent(task, base_url, api_key)`, or the same without async"
+        ) from error
+    if inspect.iscoroutinefunction(function):
+        return cast("Agent", function)
+    return partial(_in_thread, function)
+
+
+async def _in_thread(function: Callable[[Task, str, str], Any], task: Task, base_url: str, api_key: str) -> Any:
+    """What a synchronous agent returns. A thread cannot be stopped: if the episode ends before, it goes on without an
+    endpoint."""
+    thread = EpisodeThread("agent")
+    try:
+        returned = await thread.call(partial(function, task, base_url, api_key))
+        return await returned if inspect.isawaitable(returned) else returned
+    finally:
+        thread.close()
 
 
 class AgentPlayer:
     """Lets `agent` play episodes, each at an endpoint of its own at `host`; port 0 takes a free one. Endpoints answer
-    from `start` to `close`. The timing `agent` leaves out the seconds of `generate`."""
+    from `start` to `close`. The timing `agent` leaves out the seconds of `generate`. `counters` are the agent's own."""
 
-    def __init__(self, agent: Agent, host: str = "127.0.0.1", port: int = 0, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        bounds: Bounds | None = None,
+        counters: Counters = dict,
+        sessions: Sessions | None = None,
+    ) -> None:
         self._agent = agent
-        self._server = EpisodeServer(host, port, bounds or Bounds())
+        self._of_agent = counters
+        self._server = EpisodeServer(host, port, bounds or Bounds(), sessions)
         self._metrics: defaultdict[str, list[float]] = defaultdict(list)
 
     @property
     def counts(self) -> ChatCounts:
         return self._server.counts
+
+    @property
+    def url(self) -> str:
+        """The address of the endpoints, once they have started."""
+        return self._server.url
 
     async def start(self) -> None:
         await self._server.start()
@@ -78,7 +88,9 @@ class AgentPlayer:
         endpoint, url = self._server.open(episode)
         try:
             with episode.timed("agent"):
-                result = _checked(await contained(lambda: self._agent(episode.ticket.task, url, endpoint.api_key)))
+                result = checked(await contained(lambda: self._agent(episode.ticket.task, url, endpoint.api_key)))
+            if result.turns:
+                episode.recorder.score_all(result.turns)
         except AgentError as error:
             raise endpoint.fault or error from error.__cause__
         except Exception as error:
@@ -96,24 +108,4 @@ class AgentPlayer:
         """Counts since the start, and the means of the agent's metrics since the last call."""
         means = {f"agent/{name}": fmean(values) for name, values in self._metrics.items()}
         self._metrics.clear()
-        return {**self._server.counters(), **means}
-
-
-def _checked(returned: object) -> AgentResult:
-    """What an agent returned, as numbers. Raises AgentError: it is something else."""
-    result = returned if isinstance(returned, AgentResult) else AgentResult(returned or {})  # type: ignore[arg-type]
-    try:
-        rewards = {name: float(reward) for name, reward in result.rewards.items()}
-        metrics = {name: float(value) for name, value in result.metrics.items()}
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        wanted = "numbers by name as its rewards, an AgentResult, or nothing"
-        raise AgentError(f"the agent returned {returned!r:.200}; it must return {wanted}") from error
-    for name, value in metrics.items():
-        if not (isinstance(name, str) and METRIC_NAME.fullmatch(name) and math.isfinite(value)):
-            raise AgentError(
-                f"the agent's metric {name!r:.100} is {value}: use a finite number, and a name of up to 64 letters, "
-                "digits, _ . and -"
-            )
-    if len(metrics) > MAX_METRICS:
-        raise AgentError(f"the agent returned {len(metrics)} metrics; at most {MAX_METRICS} are taken")
-    return AgentResult(rewards, metrics)
+        return {**self._server.counters(), **self._of_agent(), **means}

@@ -15,6 +15,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from urllib.parse import quote
@@ -28,6 +29,8 @@ from asyncrl.actor.chat_api.api import Api, Conversations, PolicyRequest
 from asyncrl.actor.chat_api.chat_completions import ChatCompletions
 from asyncrl.actor.chat_api.messages import MAX_LEVELS
 from asyncrl.actor.chat_api.responses import Responses
+from asyncrl.actor.chat_api.session_routes import SessionRoutes, key_of
+from asyncrl.actor.chat_api.sessions import Sessions
 from asyncrl.actor.episode import Episode
 from asyncrl.actor.images import TooManyImagesError
 from asyncrl.actor.parsing import ParsedTurn
@@ -94,8 +97,9 @@ class EpisodeEndpoint:
 class EpisodeServer:
     """Answers from `start` to `close` at `host`; port 0 takes a free one."""
 
-    def __init__(self, host: str, port: int, bounds: Bounds) -> None:
+    def __init__(self, host: str, port: int, bounds: Bounds, sessions: Sessions | None = None) -> None:
         self.counts = ChatCounts()
+        self._sessions = sessions
         self._bounds = bounds
         self._host = host
         self._port = port
@@ -105,6 +109,8 @@ class EpisodeServer:
         for api in APIS:
             app.router.add_post(f"/{{ticket}}/v1/{api.path}", partial(self._post, api))
         app.router.add_get("/{ticket}/v1/models", self._models)
+        if sessions is not None:
+            SessionRoutes(sessions, partial(_json, bounds=bounds), self._heard).add_to(app.router)
         self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
         self._runner = web.AppRunner(
             app,
@@ -121,7 +127,12 @@ class EpisodeServer:
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._connection, self._host, self._port, backlog=128)
         self._port = self._listener.sockets[0].getsockname()[1]
-        log.info("agents are served at %s:%d", self._host, self._port)
+        log.info("agents are served at %s", self.url)
+
+    @property
+    def url(self) -> str:
+        """The address, once it has started."""
+        return f"http://{self._host}:{self._port}"
 
     async def close(self) -> None:
         if self._listener is not None:
@@ -159,7 +170,7 @@ class EpisodeServer:
         """The endpoint of an episode, and its address, until `end`."""
         name = episode.ticket.id
         endpoint = self._endpoints[name] = EpisodeEndpoint(episode, secrets.token_urlsafe(16))
-        return endpoint, f"http://{self._host}:{self._port}/{quote(name, safe='')}/v1"
+        return endpoint, f"{self.url}/{quote(name, safe='')}/v1"
 
     def end(self, episode: Episode) -> None:
         """The episode takes no more requests."""
@@ -181,7 +192,7 @@ class EpisodeServer:
     def _permitted(self, http: web.Request) -> EpisodeEndpoint | None:
         """The endpoint to which the request's key belongs."""
         endpoint = self._endpoints.get(http.match_info["ticket"])
-        key = http.headers.get("x-api-key") or http.headers.get("Authorization", "").removeprefix("Bearer ")
+        key = key_of(http)
         if endpoint is None or not secrets.compare_digest(
             key.encode(errors="surrogateescape"), endpoint.api_key.encode()
         ):
@@ -200,7 +211,8 @@ class EpisodeServer:
             )
         endpoint.at_once += 1
         try:
-            return await self._handled(api, endpoint, http)
+            with nullcontext() if self._sessions is None else self._sessions.at_work(endpoint.episode.ticket.id):
+                return await self._handled(api, endpoint, http)
         finally:
             endpoint.at_once -= 1
 

@@ -115,7 +115,7 @@ def check_routing(config: TrainConfig) -> None:
     if not config.engine.return_routed_experts:
         return
     width, actor = routing_shape(open_config(config.model)).width, config.actor
-    several = actor.agent is not None or actor.history == "template"
+    several = actor.played_by is not None or actor.history == "template"
     longest = actor.max_total_tokens if several else actor.max_tokens
     if width > MAX_ROUTING_BYTES:
         raise ConfigError(

@@ -12,7 +12,7 @@ import asyncio
 import os
 import re
 import signal
-from asyncio.subprocess import Process, SubprocessStreamProtocol
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from mcp_types import (
 )
 
 from asyncrl.machine.group_guard import GroupGuard
+from asyncrl.machine.program_protocol import ProgramProtocol
 
 MAX_MESSAGE_BYTES = 8 << 20
 TOO_LARGE = f"the result is larger than {MAX_MESSAGE_BYTES >> 20} MiB"
@@ -86,18 +87,6 @@ class BoundedLines:
             del self._kept[_EDGE:-_EDGE]
 
 
-class _Protocol(SubprocessStreamProtocol):
-    """Also tells when the program itself has ended: `Process.wait` waits for whatever else holds its pipes, too."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(limit=_CHUNK, loop=loop)
-        self.exited = asyncio.Event()
-
-    def process_exited(self) -> None:
-        super().process_exited()
-        self.exited.set()
-
-
 class ProgramLink:
     """One start of the program `command`. `guard` ends its group if this process dies."""
 
@@ -140,7 +129,7 @@ class ProgramLink:
     async def _running(self) -> AsyncIterator[Process]:
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
-            lambda: _Protocol(loop),
+            lambda: ProgramProtocol(loop, _CHUNK),
             *self._command,
             env=self._env,
             cwd=self._cwd,

@@ -106,6 +106,28 @@ class ActorConfig:
         "dotted path of an agent that plays the episodes instead (docs/agents.md)",
         fixed="all members of a group are played by one agent",
     )
+    agent_command: list[str] = option(
+        [],
+        "program, with its arguments, that plays the episodes instead (docs/agents.md)",
+        fixed="all members of a group are played by one agent",
+    )
+    agent_processes: int | None = option(
+        None, "programs that play one episode after another; null: a new one for each episode", "[1, inf)"
+    )
+    agent_environment: dict[str, str] = option(
+        {}, "variables that the program has beside PATH, HOME, LANG, LC_ALL, TMPDIR, USER and PYTHONUNBUFFERED"
+    )
+    agent_sessions: bool = option(
+        False,
+        "agents elsewhere ask the actor for episodes and play them (docs/agents.md)",
+        fixed="all members of a group are played by one agent",
+    )
+    session_key: str | None = option(
+        None, "key with which agents elsewhere ask for episodes; null: a new one for each actor, in agents/ of the run"
+    )
+    session_timeout_s: float = option(
+        300.0, "seconds without a request of its agent after which an episode elsewhere fails", "(0, inf)"
+    )
     max_total_tokens: int = option(16384, "tokens of all sequences of an episode together (docs/agents.md)", "[1, inf)")
     chat_api_host: str = option("127.0.0.1", "address at which agents reach the policy (docs/agents.md)")
     chat_api_port: int = option(0, "port at that address; 0: any free port", "[0, 65535]")
@@ -116,6 +138,21 @@ class ActorConfig:
     )
     fetch: FetchConfig = field(default_factory=FetchConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+
+    @property
+    def played_by(self) -> str | None:
+        """The option that names what plays the episodes; None: the tools or environments of the actor do."""
+        return next(iter(self.agents), None)
+
+    @property
+    def agents(self) -> list[str]:
+        """The options that name an agent, of which one may be set."""
+        given = {
+            "actor.agent": self.agent is not None,
+            "actor.agent_command": bool(self.agent_command),
+            "actor.agent_sessions": self.agent_sessions,
+        }
+        return [name for name, is_set in given.items() if is_set]
 
     @property
     def has_environments(self) -> bool:

@@ -89,7 +89,7 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
             check(config)
     with _collected(problems, stop):
         _check_tools(config)
-        if config.actor.agent is None:
+        if not config.actor.played_by:
             _check_creation(config, files)
             _check_users(config, files)
     with _collected(problems, stop):
@@ -99,7 +99,7 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
         with _collected(problems, stop):
             if "algorithm.sft.path" not in missing:
                 check_demonstrations(config, stop)
-        if config.actor.agent is None:
+        if not config.actor.played_by:
             with _collected(problems, stop):
                 check_grammars(config, files)
             with _collected(problems, stop):
@@ -158,6 +158,7 @@ def _check_policy(config: TrainConfig) -> None:
 
 def _check_tools(config: TrainConfig) -> None:
     from asyncrl.actor.chat_api.agent import load_agent
+    from asyncrl.actor.chat_api.program import check_command
     from asyncrl.actor.interactions.registry import load_interactions
     from asyncrl.actor.offered import Offer
     from asyncrl.actor.steps import find_split
@@ -167,6 +168,8 @@ def _check_tools(config: TrainConfig) -> None:
     Offer(config.actor)
     if config.actor.agent is not None:
         load_agent(config.actor.agent)
+    if config.actor.agent_command:
+        check_command(config.actor.agent_command)
 
 
 def _check_scoring(config: TrainConfig) -> None:

@@ -66,6 +66,12 @@ _SURROUNDINGS = (
     ),
     counter("chat_api_wanted_calls", "completions", "completions that should call a tool, since the start"),
     counter("chat_api_unmet_calls", "completions", "completions of these that called none, since the start"),
+    counter("agent_programs_started", "programs", "programs of `actor.agent_command` that were started"),
+    counter("agent_programs_failed", "episodes", "episodes whose program ended without an answer, since the start"),
+    gauge("agent_sessions_waiting", "episodes", "episodes that no agent elsewhere has taken yet"),
+    counter("agent_sessions_started", "episodes", "episodes that agents elsewhere took, since the start"),
+    counter("agent_sessions_failed", "episodes", "episodes that agents elsewhere gave up, since the start"),
+    counter("agent_sessions_silent", "episodes", "episodes whose agent elsewhere was heard no more, since the start"),
     gauge("agent/NAME", "", "mean of a metric that agents returned, over the episodes since the last row"),
 )
 

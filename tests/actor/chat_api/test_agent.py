@@ -13,13 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.chat_api.agent import (
-    MAX_METRICS,
-    AgentError,
-    AgentPlayer,
-    AgentResult,
-    load_agent,
-)
+from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer, AgentResult, load_agent
+from asyncrl.actor.chat_api.result import MAX_METRICS
 from asyncrl.actor.chat_api.server import MAX_REQUEST_BYTES
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.episode import EpisodeRunner

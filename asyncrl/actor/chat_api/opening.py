@@ -1,0 +1,48 @@
+"""What plays the episodes of an actor whose configuration names an agent."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
+from asyncrl.actor.chat_api.program import AgentPrograms
+from asyncrl.actor.chat_api.server import WITH_IMAGES, Bounds
+from asyncrl.actor.chat_api.sessions import Sessions
+from asyncrl.config import locations
+from asyncrl.config.schema import TrainConfig
+from asyncrl.machine import process
+from asyncrl.machine.files import write_whole
+
+
+async def open_agent(config: TrainConfig, stack: AsyncExitStack, images: bool) -> AgentPlayer:
+    """The player, whose endpoints answer until `stack` closes; their requests may have `images`.
+
+    Raises ConfigError: the agent cannot be used.
+    """
+    actor = config.actor
+    where = (actor.chat_api_host, actor.chat_api_port, WITH_IMAGES if images else Bounds())
+    if actor.agent is not None:
+        player = AgentPlayer(load_agent(actor.agent), *where)
+    elif actor.agent_command:
+        programs = AgentPrograms(actor.agent_command, actor.agent_environment, actor.agent_processes)
+        stack.push_async_callback(programs.close)
+        player = AgentPlayer(programs, *where, programs.counters)
+    else:
+        key = actor.session_key or secrets.token_urlsafe(24)
+        sessions = Sessions(key, actor.session_timeout_s)
+        player = AgentPlayer(sessions, *where, sessions.counters, sessions)
+    await player.start()
+    stack.push_async_callback(player.close)
+    if actor.agent_sessions:
+        _tell(locations.agents_folder(config.run) / f"{process.worker_name('actor')}.json", player.url, key)
+    return player
+
+
+def _tell(path: Path, url: str, key: str) -> None:
+    """Write where agents ask for episodes, in a folder that this user alone may read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    write_whole(path, json.dumps({"url": url, "key": key}) + "\n")

@@ -1,0 +1,304 @@
+"""Agents that are programs: with a Python, packages or a language of their own, in processes of their own.
+
+A program reads one line of JSON for each episode, `{"task": ..., "base_url": ..., "api_key": ...}`, and answers it with
+one, which may have `rewards`, `metrics` and `turns`, or `error`. Other lines that it prints are passed over.
+
+A program that ends, hangs or prints without end fails its own episode. It leads a group of processes, which is killed
+when its work is over or the actor is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+from asyncio.subprocess import Process
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from asyncrl.actor.chat_api.result import AgentError, AgentResult, read_result, task_body
+from asyncrl.actor.finishing import finish
+from asyncrl.errors import ConfigError
+from asyncrl.machine.child import guarded
+from asyncrl.machine.program_protocol import ProgramProtocol
+from asyncrl.network.throttle import ErrorLogger
+from asyncrl.types import Task
+
+log = logging.getLogger(__name__)
+
+INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
+"""Variables of the actor that programs get. The others may hold keys."""
+
+CHUNK = 1 << 16
+
+MAX_LINE = 1 << 20
+"""Bytes of a line that can be an answer."""
+
+LAST_STDERR = 4096
+"""Bytes of what a program wrote to its standard error that are kept."""
+
+READING_S = 1.0
+"""Seconds for what a program has written when it ended: processes that have left its group may hold its output open."""
+
+ENDING_S = 5.0
+"""Seconds that a program of one episode has to end after its answer."""
+
+
+@dataclass(slots=True)
+class ProgramCounts:
+    """Since the start: programs that were started, and episodes that failed because theirs ended or made no sense."""
+
+    started: int = 0
+    failed: int = 0
+
+
+class AgentPrograms:
+    """Plays episodes with programs that run `command`, with `environment` added to what all get: one for each episode,
+    or `processes` of them, each of which plays one episode after another. Each episode waits for a free one.
+
+    Raises ConfigError: there is no such program.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], processes: int | None = None) -> None:
+        check_command(command)
+        self.counts = ProgramCounts()
+        self._command = command
+        self._environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        # Its answers must not wait in a buffer of Python.
+        self._environment |= {"PYTHONUNBUFFERED": "1", **environment}
+        self._error_logger = ErrorLogger(log)
+        self._stays = processes is not None
+        self._idle: asyncio.Queue[AgentProgram | None] = asyncio.Queue()
+        for _ in range(processes or 0):
+            self._idle.put_nowait(None)
+
+    def counters(self) -> Mapping[str, float]:
+        """Counts since the start."""
+        return {f"agent_programs_{name}": count for name, count in asdict(self.counts).items()}
+
+    async def close(self) -> None:
+        """End the programs that wait. Those that play end with their episodes."""
+        while not self._idle.empty():
+            if program := self._idle.get_nowait():
+                await program.end()
+
+    async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
+        """Raises AgentError: the program said so, ended, or answered with something else."""
+        asked = {"task": task_body(task), "base_url": base_url, "api_key": api_key}
+        program = await self._idle.get() if self._stays else None
+        kept = False
+        try:
+            if program is None or not program.is_usable:
+                program = await self._start(program)
+            answer = await program.play(asked, last=not self._stays)
+            kept = self._stays
+        except ProgramError as error:
+            self.counts.failed += 1
+            self._error_logger.exception(f"{error}; its standard error ends with:\n{error.stderr}", error)
+            raise
+        finally:
+            if program is not None and not kept:
+                await finish(program.end())
+            if self._stays:
+                self._idle.put_nowait(program if kept else None)
+        if error_text := answer.pop("error", None):
+            raise AgentError(f"the agent's program says: {error_text!s:.1000}")
+        return read_result(answer)
+
+    async def _start(self, before: AgentProgram | None) -> AgentProgram:
+        if before is not None:
+            await finish(before.end())
+        self.counts.started += 1
+        return await AgentProgram.start(self._command, self._environment)
+
+
+class ProgramError(AgentError):
+    """A program ended, or printed what is no answer. `stderr` is the end of its standard error."""
+
+    def __init__(self, reason: str, stderr: str) -> None:
+        super().__init__(f"{reason}: {stderr.splitlines()[-1][:300]}" if stderr.strip() else reason)
+        self.stderr = stderr
+
+
+class AgentProgram:
+    """A program that runs. `end` it, whatever happens."""
+
+    def __init__(self, transport: asyncio.SubprocessTransport, protocol: ProgramProtocol, given: int) -> None:
+        self._transport = transport
+        self._process = Process(transport, protocol, asyncio.get_running_loop())
+        self._given = given
+        self._said: deque[bytes] = deque()
+        self._answer: asyncio.Future[dict[str, object]] | None = None
+        self._unasked = False
+        self._line = bytearray()
+        self._readers = [asyncio.ensure_future(self._read_answers()), asyncio.ensure_future(self._read_stderr())]
+        self._ended = asyncio.ensure_future(self._end_of(protocol))
+
+    @classmethod
+    async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> AgentProgram:
+        """Raises OSError: there is no room for another process."""
+        read, write = os.pipe()
+        loop = asyncio.get_running_loop()
+        try:
+            transport, protocol = await loop.subprocess_exec(
+                lambda: ProgramProtocol(loop, CHUNK),
+                *guarded(command, read),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=dict(environment),
+                pass_fds=[read],
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(write)
+            raise
+        finally:
+            os.close(read)
+        os.set_blocking(write, False)
+        return cls(transport, protocol, write)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it runs, and has printed nothing that could be taken for the answer to the next question."""
+        return not self._ended.done() and not self._unasked and not self._line
+
+    async def play(self, asked: Mapping[str, object], last: bool) -> dict[str, object]:
+        """The answer to `asked`; an empty one if this is the `last` episode and the program ended well without one.
+
+        Raises ProgramError: it ended.
+        """
+        answer: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
+        self._answer = answer
+        sending = asyncio.ensure_future(self._send(json.dumps(asked).encode() + b"\n", last))
+        try:
+            first: list[asyncio.Future[Any]] = [answer, self._ended]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                # What it printed before its end may still be on its way. Nobody else writes to its output then.
+                self._stop()
+                first = [answer, self._readers[0]]
+                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED, timeout=READING_S)
+            if answer.done():
+                if last:
+                    await asyncio.wait([self._ended], timeout=ENDING_S)
+                return answer.result()
+            status = self._ended.result()
+            if last and status == 0:
+                return {}
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            await asyncio.wait([self._readers[1]], timeout=READING_S)
+            raise ProgramError(f"the agent's program ended {how} without an answer", self._stderr())
+        finally:
+            sending.cancel()
+            self._answer = None
+
+    async def end(self) -> None:
+        """Kill the group of the program, and wait for its end."""
+        self._stop()
+        self._close_given()
+        await self._ended
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        self._transport.close()
+
+    async def _end_of(self, protocol: ProgramProtocol) -> int:
+        await protocol.exited.wait()
+        assert self._process.returncode is not None
+        return self._process.returncode
+
+    def _stop(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # which ends the guard
+
+    def _close_given(self) -> None:
+        if self._given >= 0:
+            os.close(self._given)
+            self._given = -1
+
+    async def _send(self, line: bytes, last: bool) -> None:
+        """Write in pieces as the program reads: one that does not read must not keep the event loop waiting."""
+        rest = memoryview(line)
+        while rest:
+            try:
+                rest = rest[os.write(self._given, rest) :]
+            except BlockingIOError:
+                await self._room()
+            except BrokenPipeError:
+                return
+        if last:
+            self._close_given()
+
+    async def _room(self) -> None:
+        """Wait until the program has read something."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_writer(self._given, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_writer(self._given)
+
+    async def _read_answers(self) -> None:
+        """Give each line that is a JSON object to who waits for it. Lines that are too long are passed over."""
+        assert self._process.stdout is not None
+        too_long = False
+        while chunk := await self._process.stdout.read(CHUNK):
+            *ended, rest = chunk.split(b"\n")
+            for each in ended:
+                self._line += each
+                if not too_long and (answer := _object(self._line)) is not None:
+                    self._take(answer)
+                self._line.clear()
+                too_long = False
+            if len(self._line) + len(rest) > MAX_LINE:
+                self._line.clear()
+                too_long = True
+            elif not too_long:
+                self._line += rest
+
+    def _take(self, answer: dict[str, object]) -> None:
+        if self._answer is None or self._answer.done():
+            self._unasked = True  # The next episode must not get it.
+        else:
+            self._answer.set_result(answer)
+
+    async def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        kept = 0
+        while chunk := await self._process.stderr.read(LAST_STDERR):
+            self._said.append(chunk)
+            kept += len(chunk)
+            while kept - len(self._said[0]) >= LAST_STDERR:
+                kept -= len(self._said.popleft())
+
+    def _stderr(self) -> str:
+        text = b"".join(self._said)[-LAST_STDERR:].decode(errors="replace")
+        return "".join(letter for letter in text if letter.isprintable() or letter == "\n")
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Raises ConfigError: there is no such program."""
+    if shutil.which(command[0]) is None:
+        raise ConfigError(
+            f"actor.agent_command: there is no program {command[0]}; give its path, or the name of one on the PATH"
+        )
+
+
+def _object(line: bytes | bytearray) -> dict[str, object] | None:
+    """The JSON object that a line is, or None."""
+    if not line.lstrip().startswith(b"{"):
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,86 @@
+"""What agents give of an episode: rewards, metrics, and rewards of turns."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrl.errors import AsyncrlError
+from asyncrl.text import reason_of
+from asyncrl.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """What an agent may return: `rewards` of its environment by name, and `metrics`, numbers that are no rewards. An
+    episode may have up to MAX_METRICS metrics. `turns` has a reward or None for each completion, in the order in which
+    they were answered; an empty one has none for any."""
+
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    turns: Sequence[float | None] = ()
+
+
+Agent = Callable[[Task, str, str], Awaitable[AgentResult | Mapping[str, float] | None]]
+"""`async def agent(task, base_url, api_key)`: does the task with the chat-completions API at `base_url`, and may return
+rewards of its environment by name or an AgentResult. If it raises, the episode fails, and its ticket is tried again."""
+
+
+MAX_METRICS = 32
+METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class AgentError(AsyncrlError):
+    """The agent raised: its episode has no trajectory."""
+
+
+def checked(returned: object) -> AgentResult:
+    """What an agent returned, as numbers. Raises AgentError: it is something else."""
+    result = returned if isinstance(returned, AgentResult) else AgentResult(returned or {})  # type: ignore[arg-type]
+    try:
+        rewards = {name: float(reward) for name, reward in result.rewards.items()}
+        metrics = {name: float(value) for name, value in result.metrics.items()}
+        turns = [None if reward is None else float(reward) for reward in result.turns]
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        wanted = "numbers by name as its rewards, an AgentResult, or nothing"
+        raise AgentError(f"the agent returned {returned!r:.200}; it must return {wanted}") from error
+    if not all(reward is None or math.isfinite(reward) for reward in turns):
+        raise AgentError(f"the agent's rewards of turns are {turns!s:.200}; use finite numbers, or None")
+    for name, value in metrics.items():
+        if not (isinstance(name, str) and METRIC_NAME.fullmatch(name) and math.isfinite(value)):
+            raise AgentError(
+                f"the agent's metric {name!r:.100} is {value}: use a finite number, and a name of up to 64 letters, "
+                "digits, _ . and -"
+            )
+    if len(metrics) > MAX_METRICS:
+        raise AgentError(f"the agent returned {len(metrics)} metrics; at most {MAX_METRICS} are taken")
+    return AgentResult(rewards, metrics, turns)
+
+
+def read_result(body: object) -> AgentResult:
+    """The result in a decoded JSON object, which may have `rewards`, `metrics` and `turns`. Raises AgentError."""
+    if not isinstance(body, dict) or (unknown := sorted(body.keys() - {"rewards", "metrics", "turns"})):
+        what = f"has {', '.join(map(str, unknown))}" if isinstance(body, dict) else "is no object"
+        raise AgentError(f"the result {what:.200}; it may have rewards, metrics and turns")
+    given = {name: value for name, value in body.items() if value is not None}
+    if not all(isinstance(value, (list if name == "turns" else dict)) for name, value in given.items()):
+        raise AgentError(f"the result is {body!s:.200}; rewards and metrics are objects of numbers, turns is a list")
+    return checked(AgentResult(**given))
+
+
+def task_body(task: Task) -> dict[str, Any]:
+    """What an agent elsewhere gets of its task, as JSON holds it. Raises AgentError: something in it has no such
+    form."""
+    body = {
+        **{"id": task.id, "messages": list(task.messages), "ground_truth": task.ground_truth},
+        **{"data_source": task.data_source, "extra_info": dict(task.extra_info), "tools": list(task.tools)},
+    }
+    try:
+        json.dumps(body)
+    except (TypeError, ValueError) as error:
+        raise AgentError(f"task {task.id} cannot be sent to an agent as JSON: {reason_of(error)}") from error
+    return body

@@ -1,0 +1,79 @@
+"""The HTTP side of `sessions`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from asyncrl.actor.chat_api.sessions import MAX_WAIT_S, AgentSession, Sessions
+from asyncrl.errors import RefusedError
+
+Read = Callable[[web.Request], Awaitable[object]]
+"""Reads the body of a request as JSON. Raises RefusedError."""
+
+
+class SessionRoutes:
+    """Answers requests for `sessions`, whose bodies `read` reads. `heard` is told of each connection that asks."""
+
+    def __init__(self, sessions: Sessions, read: Read, heard: Callable[..., None]) -> None:
+        self._sessions = sessions
+        self._read = read
+        self._heard = heard
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        router.add_post("/sessions", self._take)
+        router.add_post("/sessions/{id}/reward", self._reward)
+        router.add_post("/sessions/{id}/end", self._end)
+
+    async def _take(self, http: web.Request) -> web.Response:
+        self._heard(http.protocol)
+        if not self._sessions.permits(key_of(http)):
+            return _refused(401, "this is not the key with which agents ask for episodes (actor.session_key)")
+        try:
+            wait_s = _wait_s(await self._read(http) if http.can_read_body else {})
+        except RefusedError as error:
+            return _refused(400, str(error))
+        session = await self._sessions.take(wait_s)
+        if session is None:
+            return web.Response(status=204)
+        if http.transport is None or http.transport.is_closing():
+            self._sessions.give_back(session)
+            return web.Response(status=204)
+        return web.json_response(session.describe(f"{http.scheme}://{http.host}"))
+
+    async def _reward(self, http: web.Request) -> web.Response:
+        return await self._told(http, self._sessions.reward)
+
+    async def _end(self, http: web.Request) -> web.Response:
+        return await self._told(http, self._sessions.end)
+
+    async def _told(self, http: web.Request, tell: Callable[[AgentSession, object], None]) -> web.Response:
+        self._heard(http.protocol)
+        session = self._sessions.find(http.match_info["id"], key_of(http))
+        if session is None:
+            return _refused(401, "there is no such session, or this is not its key")
+        try:
+            with self._sessions.at_work(session.id):
+                tell(session, await self._read(http) if http.can_read_body else {})
+        except RefusedError as error:
+            return _refused(400, str(error))
+        return web.Response(status=204)
+
+
+def key_of(http: web.Request) -> str:
+    """The key that a request shows, as one of the three protocols sends it."""
+    return http.headers.get("x-api-key") or http.headers.get("Authorization", "").removeprefix("Bearer ")
+
+
+def _wait_s(body: object) -> float:
+    """Raises RefusedError."""
+    wait_s = body.get("wait_s", MAX_WAIT_S) if isinstance(body, dict) else None
+    if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or not 0 <= wait_s < math.inf:
+        raise RefusedError("the body may have wait_s, a number of seconds, and nothing else that counts")
+    return float(wait_s)
+
+
+def _refused(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)

@@ -1,0 +1,164 @@
+"""Agents elsewhere, which ask for episodes over HTTP, play them, and tell what came of them.
+
+    POST /sessions               with the key of sessions: an episode, with an address, a key of its own and its task
+    POST /sessions/ID/reward     with the episode's key: rewards, metrics and rewards of turns; the last ones count
+    POST /sessions/ID/end        with the episode's key: the episode is over, or failed, if the body has `error`
+
+A session of which nothing is heard for a while fails, and its ticket is tried again. A session that ended, or that the
+actor forgot when it died, is unknown: its agent asks for another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import quote, unquote
+
+from asyncrl.actor.chat_api.result import AgentError, AgentResult, read_result, task_body
+from asyncrl.errors import RefusedError
+from asyncrl.types import Task
+
+MAX_WAIT_S = 60.0
+"""An agent that asks for an episode waits at most so long for an answer, and may ask again."""
+
+LONGEST_ERROR = 1000
+"""Characters of what an agent says of a failure."""
+
+
+@dataclass(slots=True)
+class SessionCounts:
+    """Since the start: sessions that agents took, that their agents failed, and of which nothing was heard any more."""
+
+    started: int = 0
+    failed: int = 0
+    silent: int = 0
+
+
+@dataclass(eq=False)
+class AgentSession:
+    """An episode that an agent elsewhere plays, or will. `heard` is when it was heard last, in seconds of the loop's
+    clock, and `in_flight` are its requests that are not answered yet."""
+
+    id: str
+    task: Mapping[str, Any]
+    api_key: str
+    over: asyncio.Future[AgentResult]
+    result: AgentResult = field(default_factory=AgentResult)
+    taken: bool = False
+    heard: float = 0.0
+    in_flight: int = 0
+
+    def describe(self, base: str) -> dict[str, Any]:
+        """What its agent gets. `base` is the address of the server as the agent knows it."""
+        id = quote(self.id, safe="")
+        return {"id": id, "base_url": f"{base}/{id}/v1", "api_key": self.api_key, "task": self.task}
+
+
+class Sessions:
+    """Plays each episode by an agent that asks for one with `key`. An episode waits until one does, and then for as
+    long as something is heard every `timeout_s` seconds.
+
+    Call it in one event loop, from `open` on.
+    """
+
+    def __init__(self, key: str, timeout_s: float) -> None:
+        self.counts = SessionCounts()
+        self._key = key.encode()
+        self._timeout_s = timeout_s
+        self._sessions: dict[str, AgentSession] = {}
+        self._waiting: asyncio.Queue[AgentSession] = asyncio.Queue()
+
+    def counters(self) -> Mapping[str, float]:
+        """Counts since the start, and the sessions that wait for an agent now."""
+        counts = {f"agent_sessions_{name}": count for name, count in asdict(self.counts).items()}
+        return {**counts, "agent_sessions_waiting": sum(not each.taken for each in self._sessions.values())}
+
+    async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
+        """Raises AgentError: the agent said so, or nothing was heard of it."""
+        loop = asyncio.get_running_loop()
+        id = unquote(base_url.removesuffix("/v1").rpartition("/")[2])
+        session = self._sessions[id] = AgentSession(id, task_body(task), api_key, loop.create_future())
+        self._waiting.put_nowait(session)
+        try:
+            while not session.over.done():
+                quiet_s = loop.time() - session.heard if session.taken and not session.in_flight else 0.0
+                if quiet_s >= self._timeout_s:
+                    self.counts.silent += 1
+                    raise AgentError(
+                        f"nothing was heard of the session's agent for actor.session_timeout_s={self._timeout_s:g}"
+                    )
+                await asyncio.wait([session.over], timeout=self._timeout_s - quiet_s)
+            return session.over.result()
+        finally:
+            del self._sessions[id]
+
+    def permits(self, key: str) -> bool:
+        """Whether this is the key with which agents ask for episodes."""
+        return secrets.compare_digest(key.encode(errors="surrogateescape"), self._key)
+
+    async def take(self, wait_s: float) -> AgentSession | None:
+        """The next episode that nobody plays; None: there is none for `wait_s` seconds."""
+        try:
+            async with asyncio.timeout(min(wait_s, MAX_WAIT_S)):
+                while (session := await self._waiting.get()).id not in self._sessions or session.over.done():
+                    continue
+        except TimeoutError:
+            return None
+        session.taken = True
+        self.heard(session)
+        self.counts.started += 1
+        return session
+
+    def give_back(self, session: AgentSession) -> None:
+        """Its agent did not get it: the next one does."""
+        session.taken = False
+        self.counts.started -= 1
+        self._waiting.put_nowait(session)
+
+    def heard(self, session: AgentSession) -> None:
+        session.heard = asyncio.get_running_loop().time()
+
+    @contextmanager
+    def at_work(self, id: str) -> Iterator[None]:
+        """A request of the session's agent is being answered; it may take long."""
+        session = self._sessions.get(id)
+        if session is None:
+            yield
+            return
+        session.in_flight += 1
+        try:
+            yield
+        finally:
+            session.in_flight -= 1
+            self.heard(session)
+
+    def find(self, id: str, key: str) -> AgentSession | None:
+        """The session that an agent plays, if this is its key."""
+        session = self._sessions.get(id)
+        if session is None or not session.taken:
+            return None
+        fits = secrets.compare_digest(key.encode(errors="surrogateescape"), session.api_key.encode())
+        return session if fits else None
+
+    def reward(self, session: AgentSession, body: object) -> None:
+        """Raises RefusedError."""
+        try:
+            session.result = read_result(body)
+        except AgentError as error:
+            raise RefusedError(str(error)) from error
+
+    def end(self, session: AgentSession, body: object) -> None:
+        """Raises RefusedError: the body has something else than `error`."""
+        if not isinstance(body, dict) or body.keys() - {"error"}:
+            raise RefusedError("the body may have error, and nothing else; rewards are for /reward")
+        if session.over.done():
+            return
+        if error := body.get("error"):
+            self.counts.failed += 1
+            session.over.set_exception(AgentError(f"the agent says: {error!s:.{LONGEST_ERROR}}"))
+        else:
+            session.over.set_result(session.result)

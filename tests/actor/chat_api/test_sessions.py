@@ -1,0 +1,104 @@
+"""Agents elsewhere ask for episodes over HTTP, play them, and tell what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer
+from asyncrl.actor.chat_api.sessions import Sessions
+from asyncrl.actor.episode import EpisodeRunner
+from asyncrl.types import Trajectory
+from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER, user
+from tests.actor.fakes import END, ScriptedEngine, make_ticket
+
+KEY = "the key with which agents ask"
+
+
+class Elsewhere:
+    """An actor whose episodes wait for agents, and the HTTP client of one."""
+
+    def __init__(self, player: AgentPlayer, http: aiohttp.ClientSession) -> None:
+        self.player, self.http = player, http
+
+    def begin(self, name: str) -> asyncio.Task[Trajectory]:
+        engine = ScriptedEngine(TOKENIZER, ["hello"] * 3, end=END)
+        runner = EpisodeRunner(engine, CHAT, self.player, LIMITS)
+        return asyncio.create_task(runner.run(make_ticket(name), lambda: None))
+
+    async def post(self, url: str, key: str, body: Any = None) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with self.http.post(url, json=body or {}, headers=headers) as answer:
+            return answer.status, await answer.json() if answer.content_type == "application/json" else None
+
+    async def take(self, wait_s: float = 30.0) -> Any:
+        return (await self.post(f"{self.player.url}/sessions", KEY, {"wait_s": wait_s}))[1]
+
+    async def tell(self, session: Any, what: str, body: Any, key: str | None = None) -> int:
+        url = f"{self.player.url}/sessions/{session['id']}/{what}"
+        return (await self.post(url, key or session["api_key"], body))[0]
+
+    async def chat(self, session: Any) -> int:
+        body = {"messages": [user("hi")]}
+        return (await self.post(f"{session['base_url']}/chat/completions", session["api_key"], body))[0]
+
+
+@asynccontextmanager
+async def elsewhere(timeout_s: float = 60.0) -> AsyncIterator[Elsewhere]:
+    sessions = Sessions(KEY, timeout_s)
+    player = AgentPlayer(sessions, "127.0.0.1", 0, None, sessions.counters, sessions)
+    await player.start()
+    try:
+        async with aiohttp.ClientSession() as http:
+            yield Elsewhere(player, http)
+    finally:
+        await player.close()
+
+
+async def test_an_agent_asks_for_an_episode_plays_it_and_gives_rewards():
+    async with elsewhere() as actor:
+        running = actor.begin("t/1")
+        session = await actor.take()
+        assert session["task"]["messages"] == [dict(each) for each in make_ticket("t/1").task.messages]
+        assert await actor.chat(session) == 200
+        assert await actor.tell(session, "reward", {"rewards": {"polite": 1}, "turns": [0.5]}) == 204
+        assert await actor.tell(session, "end", {}) == 204
+        trajectory = await running
+        assert trajectory.rewards == {"polite": 1.0}
+        assert trajectory.turn_scores == [0.5]
+        assert await actor.tell(session, "reward", {}) == 401, "it is over"
+        assert await actor.take(0.0) is None
+
+
+async def test_keys_are_of_their_own_sessions():
+    async with elsewhere() as actor:
+        running = [actor.begin(f"t/{number}") for number in range(2)]
+        assert (await actor.post(f"{actor.player.url}/sessions", "another"))[0] == 401
+        one, other = await actor.take(), await actor.take()
+        assert one["id"] != other["id"]
+        assert await actor.tell(one, "end", {}, other["api_key"]) == 401
+        assert await actor.tell(one, "end", {}, KEY) == 401
+        assert (await actor.post(f"{actor.player.url}/sessions", one["api_key"]))[0] == 401
+        for session in (one, other):
+            assert await actor.chat(session) == 200
+            assert await actor.tell(session, "end", {}) == 204
+        await asyncio.gather(*running)
+
+
+async def test_a_session_fails_when_its_agent_says_so_or_is_heard_no_more():
+    async with elsewhere(timeout_s=0.3) as actor:
+        running = actor.begin("t/1")
+        assert await actor.tell(await actor.take(), "end", {"error": "no browser"}) == 204
+        with pytest.raises(AgentError, match="no browser"):
+            await running
+        running = actor.begin("t/2")
+        await actor.take()
+        with pytest.raises(AgentError, match="nothing was heard"):
+            await running
+        counters = actor.player.counters()
+        assert (counters["agent_sessions_failed"], counters["agent_sessions_silent"]) == (1, 1)
