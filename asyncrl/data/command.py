@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -80,7 +81,8 @@ def main() -> None:
     rest = f"; {left_out} rows left out, which {reason}" if left_out else ""
     sys.stdout.write(f"wrote {rows} tasks to {arguments.out}{rest}\n")
     if arguments.set == "verifiers":
-        sys.stdout.write(f"the program that plays them: {arguments.python} {verifiers.PROGRAM}\n")
+        command = json.dumps([arguments.python, str(verifiers.PROGRAM)])
+        sys.stdout.write(f"their episodes are played by actor.agent_command='{command}'\n")
 
 
 def convert(
