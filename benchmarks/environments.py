@@ -29,6 +29,7 @@ from asyncrl.actor.engine.base import EngineStats, Generation
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.runner import open_runner
 from asyncrl.config.schema import ActorConfig, TrainConfig
+from asyncrl.data.converters import verifiers
 from asyncrl.demo.tokenizer import END_OF_TURN, build_tokenizer
 from asyncrl.types import Purpose, Sampling, Task, Ticket
 from benchmarks.record import write_result
@@ -36,6 +37,43 @@ from benchmarks.serving import load
 
 AT_ONCE, EPISODES = 256, 512
 LIMIT_S = 300.0
+ENOUGH_S = 4.0
+"""Rounds are played until a way has taken as long."""
+
+PROGRAMS = 2
+"""Programs that play one episode after another: one for each core."""
+
+TOYS = Path(__file__).parents[1] / "tests" / "environments" / "packages"
+FIELD = "verifiers"
+VERIFIERS = {"0.3": ("toy_classic", "add"), "0.4": ("toy_taskset", "adder_add")}
+"""For each release, an environment of ours and its tool."""
+
+_QUESTION = [{"role": "system", "content": "Add."}, {"role": "user", "content": "5 + 3?"}]
+TASKS: Mapping[str, Mapping[str, Any]] = {
+    "0.3": {"prompt": _QUESTION, "answer": "8", "example_id": 0},
+    "0.4": {"idx": 0, "prompt": "5 + 3?", "system_prompt": "Add.", "answer": "8"},
+}
+
+PROGRAM = """
+import http.client, json, sys, urllib.parse
+parameters = {"type": "object", "properties": {"a": {}, "b": {}}}
+tools = [{"type": "function", "function": {"name": "multiply", "parameters": parameters}}]
+for line in sys.stdin:
+    asked = json.loads(line)
+    url = urllib.parse.urlsplit(asked["base_url"])
+    server = http.client.HTTPConnection(url.netloc)
+    headers = {"Authorization": "Bearer " + asked["api_key"], "Content-Type": "application/json"}
+    messages = asked["task"]["messages"]
+    while True:
+        body = json.dumps({"messages": messages, "tools": tools})
+        server.request("POST", url.path + "/chat/completions", body, headers)
+        answer = json.load(server.getresponse())["choices"][0]["message"]
+        if not answer.get("tool_calls"):
+            break
+        messages += [answer, {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "15"}]
+    print(json.dumps({"rewards": {"solved": 1.0}}))
+"""
+"""An agent that is a program, with nothing but Python's own library."""
 
 
 class Sums:
@@ -119,29 +157,50 @@ class Way:
     options: Mapping[str, Any]
     call: Mapping[str, Any] = field(default_factory=lambda: {"name": "multiply", "arguments": {"a": 5, "b": 3}})
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    episodes: int | None = None
+    """In place of the others' number, where each takes long."""
 
 
-def ways() -> dict[str, Way]:
+def ways(pythons: Mapping[str, str]) -> dict[str, Way]:
+    """`pythons` have a release of verifiers each."""
     server = {"command": sys.executable, "args": ["-m", "benchmarks.environment_server"], "cwd": str(Path.cwd())}
     calculate = {"name": "calculator", "arguments": {"expression": "5*3"}}
-    return {
+    programs = {"tools": [], "agent_processes": PROGRAMS}
+    agent = [sys.executable, "-c", PROGRAM]
+    found = {
         "tools": Way({"tools": ["calculator"]}, calculate),
         "environment class": Way({"tools": [], "environment": "benchmarks.environments.Sums"}),
         "agent in the actor": Way({"tools": [], "agent": "benchmarks.environments.solve"}),
         "MCP, one session for all": Way({"tools": [], "mcp_servers": {"sums": {**server, "shared": True}}}),
-        "MCP, a session an episode": Way({"tools": [], "mcp_servers": {"sums": {**server, "sessions": 8}}}),
+        "MCP, a session an episode": Way(
+            {"tools": [], "mcp_servers": {"sums": {**server, "sessions": 8}}}, episodes=64
+        ),
+        "agent program": Way({**programs, "agent_command": agent}),
+        "agent program, a new one for each episode": Way({"tools": [], "agent_command": agent}),
     }
+    for release, python in pythons.items():
+        module, tool = VERIFIERS[release]
+        extra_info = {FIELD: json.dumps({"env": module, "args": {}, "task": TASKS[release]})}
+        options = {
+            **{"agent_command": [python, str(verifiers.PROGRAM)], "agent_environment": {"PYTHONPATH": str(TOYS)}},
+            **programs,
+        }
+        found[f"verifiers {release}"] = Way(options, {"name": tool, "arguments": {"a": 5, "b": 3}}, extra_info)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=EPISODES, help="episodes of a round")
     parser.add_argument("--only", nargs="*", help="names of ways")
+    for release in VERIFIERS:
+        parser.add_argument(f"--verifiers-{release}", metavar="PYTHON", help="a Python with this release of verifiers")
     given = parser.parse_args()
-    chosen = {name: way for name, way in ways().items() if not given.only or name in given.only}
+    pythons = {release: python for release in VERIFIERS if (python := getattr(given, f"verifiers_{release}"))}
+    chosen = {name: way for name, way in ways(pythons).items() if not given.only or name in given.only}
     result: dict[str, Any] = {"load_before": load(), "at_once": AT_ONCE, "ways": {}}
     for name, way in chosen.items():
-        result["ways"][name] = asyncio.run(measured(way, given.episodes))
+        result["ways"][name] = asyncio.run(measured(way, way.episodes or given.episodes))
         print(name, json.dumps(result["ways"][name]))
     result["load_after"] = load()
     print(write_result("environments", result))
@@ -153,14 +212,16 @@ async def measured(way: Way, episodes: int) -> dict[str, float]:
         engine: Any = InstantEngine(way.call)
         runner = await open_runner(config, engine, stack, chat=Chat(build_tokenizer()))
         await played(runner, way, "first", min(episodes, AT_ONCE))
-        before, began = _seconds(), time.perf_counter()
-        await played(runner, way, "measured", episodes)
+        before, began, count, wall = _seconds(), time.perf_counter(), 0, 0.0
+        while wall < ENOUGH_S:
+            await played(runner, way, f"measured-{count}", episodes)
+            count += episodes
+            wall = time.perf_counter() - began
         own, others = (after - earlier for after, earlier in zip(_seconds(), before, strict=True))
-        wall = time.perf_counter() - began
     return {
-        "actor_ms": round(own / episodes * 1000, 2),
-        "others_ms": round(others / episodes * 1000, 2),
-        "episodes_per_s": round(episodes / wall, 1),
+        "actor_ms": round(own / count * 1000, 2),
+        "others_ms": round(others / count * 1000, 2),
+        "episodes_per_s": round(count / wall, 1),
     }
 
 
