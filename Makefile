@@ -25,7 +25,7 @@ help:
 	@echo "make test-verl VERL_PYTHON=PATH   the tests that compare with the real verl (2 minutes on 2 cores)"
 	@echo "make test-ray  runs on a Ray cluster of four nodes, which are killed, and worker groups (15 minutes on 2 cores; installs asyncrl[ray])"
 	@echo "make test-slurm  runs as jobs of a real Slurm with three nodes (8 minutes on 2 cores; needs root, slurm-wlm and munge)"
-	@echo "make test-environments  the tests with packages of environments that need a Python of their own, which it makes (4 minutes on 2 cores)"
+	@echo "make test-environments  the tests with packages of environments that need a Python of their own, which it makes (3 minutes on 2 cores)"
 	@echo "make fuzz     damaged messages at a replay, a weight publisher and the endpoint of agents (MESSAGES=1000000 SEED=0)"
 	@echo "make chaos    kill -9 at random moments of a whole run, and what it kept to (KILLS=100 SEED=0 SHARDS=2)"
 	@echo "make check    ruff and mypy"
