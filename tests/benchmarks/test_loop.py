@@ -12,6 +12,7 @@ from asyncrl.observe.sinks import JsonLines, metrics_file
 from benchmarks.loop_bare import Answers
 from benchmarks.loop_figures import FIRST, figures
 from benchmarks.loop_report import draw, table
+from benchmarks.loop_runs import server_gpus
 from benchmarks.loop_workload import Workload
 
 
@@ -25,6 +26,16 @@ def test_an_episode_is_the_same_at_each_call_and_lengths_have_the_median_and_the
     assert min(lengths) >= 16
     assert max(lengths) == 3000
     assert all(0.5 <= turn.wait_s <= 30 for episode in episodes for turn in episode)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "servers", "expected"),
+    [(0, None, [0]), (0, 2, [0, 0]), (1, None, [0]), (2, None, [1]), (2, 2, [0, 1]), (4, None, [1, 2, 3]), (4, 1, [3])],
+)
+def test_servers_are_on_the_last_gpus_and_on_the_learners_where_there_are_as_many(
+    gpus: int, servers: int | None, expected: list[int]
+) -> None:
+    assert list(server_gpus(gpus, servers)) == expected
 
 
 def test_the_tokens_of_an_answer_count_where_its_request_overlaps_the_time() -> None:

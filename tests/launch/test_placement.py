@@ -76,6 +76,31 @@ def test_processes_that_share_a_gpu_divide_its_memory_and_the_table_says_so() ->
     assert learner.arguments == ("learner.memory=0.3",), "what the configuration gives the server is not the learner's"
 
 
+@pytest.mark.parametrize(
+    ("gpus", "tp_size", "servers", "ranks", "learner", "shared"),
+    [
+        (2, 1, 2, None, "0", "[0]"),
+        (4, 1, 4, 2, "0,1", "[0,1]"),
+        (4, 2, 2, None, "0", "[0]"),
+        (4, 1, 4, 4, "0-3", ""),
+    ],
+)
+def test_servers_on_all_gpus_share_those_of_the_learner_and_only_these_have_a_share_of_their_memory(
+    gpus: int, tp_size: int, servers: int, ranks: int | None, learner: str, shared: str
+) -> None:
+    config = make_config(tp_size=tp_size, learner_ranks=ranks)
+    config.engine.server.count = servers
+    placement = place(config, [Host(gpus, 16)])
+    *_, actors, learners = placement_table(placement).splitlines()
+    own = f" engine.server.shared={shared}" if shared else ""
+    assert actors.endswith(f"engine.server.count={servers} engine.server.memory=0.4{own}, shares with learner")
+    assert learners.endswith("learner.memory=0.5, shares with actor-0")
+    assert f" {learner} " in learners
+    config.engine.server.memory = 0.3
+    (actor,) = place(config, [Host(gpus, 16)]).of("actor")
+    assert actor.arguments == (f"engine.server.count={servers}", "engine.server.memory=0.3")
+
+
 def overlap(one: PlacedRole, other: PlacedRole) -> bool:
     return one.node == other.node and bool(set(one.gpus or ()) & set(other.gpus or ()))
 

@@ -1,4 +1,4 @@
-"""benchmarks.gpu_loop over a real server on the CPU, ended by a signal in the middle of its third age bound."""
+"""benchmarks.gpu_loop over two real servers on the CPU, ended by a signal in the middle of its third age bound."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 2
 @pytest.mark.timeout(1200)
 def test_what_was_measured_before_a_signal_is_kept_and_nothing_stays_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu_loop", "--python", os.environ["ASYNCRL_SGLANG_PYTHON"]]
-    command += ["--size", "tiny", "--gpus", "0", "--steps", str(STEPS), "--lags", "0", "4", "8"]
+    command += ["--size", "tiny", "--gpus", "0", "--servers", "2", "--steps", str(STEPS), "--lags", "0", "4", "8"]
     command += ["--dir", str(tmp_path / "runs"), "--out", str(tmp_path), "--name", "test"]
     log = tmp_path / "benchmark.log"
     with log.open("wb") as output:

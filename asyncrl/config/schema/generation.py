@@ -170,6 +170,9 @@ class ServerConfig:
     port: int = option(0, "port of the first server, followed by those of the others; 0: any free ports", "[0, 65535]")
     tp_size: int = option(1, "GPUs of one server (tensor parallelism)", "[1, inf)")
     memory: float | None = option(None, "share of a GPU's memory for weights and cache; null: as SGLang", "(0, 1)")
+    shared: list[int] = option(
+        [], "numbers of the servers that memory is for, since others use their GPUs too; empty: all. The plan sets it"
+    )
     arguments: list[str] = option([], "further arguments of the server")
     environment: dict[str, str] = option({}, "environment variables of the server")
     start_s: float = option(900.0, "seconds that a server may take to start", "(0, inf)")

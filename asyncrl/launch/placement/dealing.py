@@ -107,3 +107,10 @@ def memory_shares(
     left = USED_MEMORY - sum(given[role] for role in together if role in given)
     part = max(LEAST_SHARE, left) / max(1, sum(weights.values()))
     return {role: given[role] if role in given else round(part * weights[role], 2) for role in together}
+
+
+def shared_servers(dealt: Mapping[str, Sequence[int]], gpus: Sequence[int], size: int, count: int) -> list[int]:
+    """The numbers of those of an actor's `count` servers, on `size` of its `gpus` each, that share one with a role that
+    is no actor."""
+    others = {gpu for role, each in dealt.items() if role != "actor" for gpu in each}
+    return [index for index in range(count) if not others.isdisjoint(gpus[index * size :][:size])]

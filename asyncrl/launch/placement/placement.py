@@ -14,7 +14,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.cluster import ROLES
 from asyncrl.config.schema.scoring import ScoringModelConfig, serves
 from asyncrl.errors import ConfigError
-from asyncrl.launch.placement.dealing import Wish, deal, memory_shares
+from asyncrl.launch.placement.dealing import Wish, deal, memory_shares, shared_servers
 from asyncrl.launch.placement.pools import Host, Node, packed, pools_of
 from asyncrl.launch.placement.sharing import claim, shares
 
@@ -304,7 +304,12 @@ def _placed_on(config: TrainConfig, node: Node, roles: Collection[str]) -> Itera
             servers = engine.server.count or max(1, len(gpus) // engine.server.tp_size)
             port = engine.server.port and engine.server.port + index * servers
             arguments = [f"engine.server.count={servers}", *([f"engine.server.port={port}"] if port else [])]
-            arguments += [f"engine.server.memory={memory['actor']}"] if "actor" in memory else []
+            if "actor" in memory:
+                arguments += [f"engine.server.memory={memory['actor']}"]
+                shared = shared_servers(own, gpus, engine.server.tp_size, servers)
+                # A share that the configuration names is that of each server.
+                if engine.server.memory is None and len(shared) < servers:
+                    arguments += [f"engine.server.shared=[{','.join(map(str, shared))}]"]
             # NCCL into the servers starts from a GPU that has none of them.
             spare = own.get("learner", ())[:1] if config.weights.into_servers == "nccl" else ()
             actor = replace(actor, arguments=tuple(arguments), gpus=(*gpus, *spare), port=port)

@@ -57,7 +57,7 @@ def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
     command += ["--host", "127.0.0.1", "--port", str(port), "--random-seed", str(config.run.seed + index)]
     command += ["--tp-size", str(server.tp_size), "--base-gpu-id", str(index * server.tp_size)]
     command += ["--sleep-on-idle"]
-    if server.memory is not None:
+    if server.memory is not None and (index in server.shared or not server.shared):
         command += ["--mem-fraction-static", str(server.memory)]
     if engine.return_routed_experts:
         command += ["--enable-return-routed-experts"]

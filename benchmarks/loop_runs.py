@@ -1,0 +1,201 @@
+"""The servers and runs of benchmarks.gpu_loop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asyncrl.data.writing import write_tasks
+from asyncrl.errors import AsyncrlError
+from asyncrl.launch.placement.dealing import memory_shares
+from asyncrl.machine.child import ending_with_parent, last_lines
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import metrics_file
+from benchmarks.fleets import launched
+from benchmarks.loop_bare import bare_rate
+from benchmarks.loop_figures import FIRST
+from benchmarks.loop_workload import AGENT, RULE, Workload
+from benchmarks.shapes import SHAPES, make_model, word_tokenizer
+
+SERVER_MEMORY = 0.75
+"""Of a GPU that a server has to itself: `ipc` keeps versions there, too."""
+
+TASKS = 4096
+POLL_S = 0.5
+STOP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large a run is: `at_once` episodes; batches of `batch` trajectories in groups of `group`."""
+
+    workload: str
+    at_once: int
+    batch: int
+    group: int
+    micro_tokens: int
+    warm_s: float
+    bare_s: float
+
+
+SMALL = Scale("tiny", at_once=16, batch=8, group=4, micro_tokens=2048, warm_s=1.0, bare_s=4.0)
+LARGE = Scale("gpu", at_once=256, batch=64, group=8, micro_tokens=32768, warm_s=15.0, bare_s=20.0)
+
+
+class Loop:
+    """A model and its tasks in a folder, servers over it, and one run of training for each age bound."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.scale = SMALL if options.gpus == 0 else LARGE
+        if options.at_once:
+            self.scale = replace(self.scale, at_once=options.at_once)
+        self.workload = Workload.named(options.workload or self.scale.workload)
+        self.folder = Path(options.dir) / f"{options.size}-{options.gpus}"
+        self.urls: list[str] = []
+        self.deadline = time.monotonic() + options.seconds
+        self._options = options
+        self._gpus = server_gpus(options.gpus, options.servers)
+        self._shares = memory_shares({"learner": (0,), "actor": self._gpus}, {}) if options.gpus else {}
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    def prepare(self) -> None:
+        """Write model and tasks anew."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        device, dtype = ("cuda", torch.bfloat16) if self._options.gpus else ("cpu", torch.float32)
+        model = make_model(self._options.size, dtype, device)
+        model.save_pretrained(self.model)
+        del model
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        word_tokenizer(SHAPES[self._options.size].vocabulary).save_pretrained(self.model)
+        write_tasks(self.folder / "tasks.parquet", self.workload.tasks(TASKS))
+
+    @asynccontextmanager
+    async def servers(self) -> AsyncIterator[None]:
+        """Servers, which end with this."""
+        options, arguments = self._options, shlex.split(self._options.server)
+        async with AsyncExitStack() as stack:
+            # Each begins while the others do.
+            opening = [
+                launched(options.python, self.model, self.folder / f"server-{index}.log", gpu, memory, arguments)
+                for index, (gpu, memory) in enumerate(zip(self._gpus, self._memory(), strict=True))
+            ]
+            self.urls = list(await asyncio.gather(*(stack.enter_async_context(each) for each in opening)))
+            yield
+
+    def _memory(self) -> list[float | None]:
+        """The share of a GPU's memory of each server."""
+        if not self._options.gpus:
+            return [None] * len(self._gpus)
+        return [self._shares["actor"] if gpu == 0 else SERVER_MEMORY for gpu in self._gpus]
+
+    async def bare(self) -> float:
+        """Tokens a second that the servers give to a bare client, after a short time that warms them up."""
+        vocabulary, scale = SHAPES[self._options.size].vocabulary, self.scale
+        return await bare_rate(self.urls, self.workload, vocabulary, scale.at_once, scale.warm_s, scale.bare_s)
+
+    async def lag(self, max_lag: int, seconds: float) -> Path:
+        """Train at one age bound, for so long after the first step at most; returns the run's folder. Raises
+        AsyncrlError: the run failed before its last step, and too early for figures."""
+        run_dir = self.folder / f"lag-{max_lag}"
+        shutil.rmtree(run_dir, ignore_errors=True)
+        log = self.folder / f"lag-{max_lag}.log"
+        command = [sys.executable, "-m", "asyncrl", "train", *self._settings(max_lag), *self._options.set]
+        with log.open("wb") as output:
+            # A run that outlives a killed benchmark would keep its share of the GPU.
+            process = await asyncio.create_subprocess_exec(
+                *ending_with_parent(command, signal.SIGTERM),
+                stdout=output,
+                stderr=output,
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                await self._watch(process, run_dir, seconds)
+            finally:
+                await _end(process)
+        if process.returncode and len(_steps(run_dir)) <= FIRST:
+            raise AsyncrlError(f"the run at max_lag {max_lag} failed; the end of {log}:\n{last_lines(log)}")
+        return run_dir
+
+    async def _watch(self, process: asyncio.subprocess.Process, run_dir: Path, seconds: float) -> None:
+        """Say each step, until the run ends, or its time after the first step is over, or that of the benchmark."""
+        first_at, seen = float("inf"), 0
+        while process.returncode is None:
+            for row in _steps(run_dir)[seen:]:
+                seen += 1
+                first_at = min(first_at, time.monotonic())
+                seconds = {name: row.get(f"seconds/{name}", 0.0) for name in ("step", "wait", "train")}
+                say(
+                    f"  step {row['step']}: {seconds['step']:.2f} s, of these {seconds['wait']:.2f} waiting and "
+                    f"{seconds['train']:.2f} training, {row['tokens_sampled']:.0f} sampled tokens"
+                )
+            if time.monotonic() > min(first_at + seconds, self.deadline):
+                say("  stopped: its time is over")
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), POLL_S)
+
+    def _settings(self, max_lag: int) -> list[str]:
+        options, scale, workload, folder = self._options, self.scale, self.workload, self.folder.absolute()
+        longest = workload.longest_episode
+        memory = [f"learner.memory={self._shares['learner']}"] if self._shares else []
+        return [
+            *(f"run.dir={folder}", f"run.name=lag-{max_lag}", f"data.train={folder / 'tasks.parquet'}"),
+            *(f"model.path={folder / 'model'}", f"model.dtype={'bfloat16' if options.gpus else 'float32'}"),
+            *(f"engine={'sglang' if options.gpus else 'sglang_cpu'}", "engine.launch=false"),
+            f"engine.urls=[{','.join(self.urls)}]",
+            *(f"actor.agent={AGENT}", f"actor.concurrency={scale.at_once}", f"actor.max_turns={workload.turns[1]}"),
+            f"actor.max_turn_tokens={int(workload.turn_tokens['longest'])}",
+            *(f"actor.max_tokens={longest}", f"actor.max_total_tokens={longest}"),
+            *(f"scoring.rule={RULE}", "scoring.shaping.environment_weight=1"),
+            *(f"replay.max_lag={max_lag}", f"learner.steps={FIRST + options.steps}"),
+            *(f"learner.batch_size={scale.batch}", f"learner.group_size={scale.group}"),
+            *(f"learner.micro_tokens={max(longest, scale.micro_tokens)}", "learner.export=false"),
+            *("learner.checkpoint_every=1000000", f"cluster.gpus={min(1, options.gpus)}", "cluster.actors=1"),
+            *("network.replay_port=0", "network.weights_port=0", *memory),
+        ]
+
+
+def server_gpus(gpus: int, servers: int | None) -> Sequence[int]:
+    """The GPU of each of so many servers; None: all GPUs but the learner's have one. Without GPUs servers are on the
+    CPU, and their number is 0."""
+    if not gpus:
+        return [0] * (servers or 1)
+    return range(gpus)[-(servers or max(1, gpus - 1)) :]
+
+
+def _steps(run_dir: Path) -> list[dict[str, Any]]:
+    return [row for row in read_lines(metrics_file(run_dir, "learner")) if "seconds/step" in row]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Stop a run as a user does; one that has not ended after STOP_S is killed, and its roles end with it."""
+    if process.returncode is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), STOP_S)
+    except TimeoutError:
+        say(f"  the run did not stop within {STOP_S:g} s, and was killed")
+        process.kill()
+        await process.wait()
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"[{time.strftime('%H:%M:%S')}] {text}\n")
+    sys.stderr.flush()
