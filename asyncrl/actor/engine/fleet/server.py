@@ -112,6 +112,11 @@ class InferenceServer(Protocol):
     def spans(self) -> bool:
         """Whether the answer to a request that went on through an update says which version sampled which token."""
 
+    @property
+    def loads_behind_requests(self) -> bool:
+        """Whether `load` may be called while requests end: it begins once all are answered, requests that come later
+        wait for it, or for a part of it, and an answer has the update's label if it came behind any part."""
+
     async def join(self) -> None:
         """Find out what the server is, and end what an earlier actor left there: requests, a pause, half an update."""
 
@@ -156,7 +161,8 @@ class InferenceServer(Protocol):
         """Make ready what `load` needs of the update; requests go on meanwhile."""
 
     async def load(self, update: Update) -> None:
-        """Take the whole update. The server is idle or paused; after a fault its weights are unknown."""
+        """Take the whole update. The server is idle or paused, unless it `loads_behind_requests`; after a fault its
+        weights are unknown."""
 
     async def flush(self) -> None:
         """Forget the prefix cache. The server is idle, or paused with all requests retracted; it may be loading."""

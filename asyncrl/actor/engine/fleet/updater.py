@@ -2,10 +2,14 @@
 
     paused: pause ──► load, flush ──► resume ──► canary ──► answers go on their way
     idle:   abort or drain ──► load, flush ──► canary ──► new requests
+    behind: abort and load ──► flush ──► canary ──► new requests
 
 A server that can tell which version sampled which token is paused, and its requests go on afterwards. Another one must
-have none. An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server
-answers nothing, so it goes on with its requests for that moment; what these answer meanwhile waits for the verdict.
+have none. Some of these put updates behind the requests that they have: they get the update with the abort, and load it
+while answers are still on their way.
+
+An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server answers
+nothing, so it goes on with its requests for that moment; what these answer meanwhile waits for the verdict.
 """
 
 from __future__ import annotations
@@ -88,14 +92,34 @@ class ServerUpdater:
         settings, clock = self._settings, self._pauses.clock
         drained = settings.mode == "drain" and await self._requests.idle(settings.drain_s)
         told = clock()
-        if not drained:
-            await self._requests.abort_all()
-        stopped = clock()
-        await self._load(update)
+        if not drained and self._server.loads_behind_requests:
+            stopped = await self._load_behind_requests(update)
+        else:
+            if not drained:
+                await self._requests.abort_all()
+            stopped = clock()
+            await self._load(update)
         loaded = clock()
         await self._prove(update)
         if serving:
             self._pauses.add(self._server.url, update.version, told, stopped, loaded)
+
+    async def _load_behind_requests(self, update: Update) -> float:
+        """Load while the server answers requests that end. Returns when the last one was answered: only then may the
+        cache be flushed, since a request that overtook the update may have put prefixes of other weights there."""
+        load = asyncio.create_task(self._server.load(update))
+        try:
+            await self._requests.abort_all()
+            stopped = self._pauses.clock()
+            if not self._settings.salted:
+                await self._server.flush()
+            await load
+        finally:
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
+        if self._memory is not None:
+            await self._memory.regain_cache(update)
+        return stopped
 
     async def _load(self, update: Update) -> None:
         """Load and flush at once: no request runs meanwhile, so nothing gets into the cache that is flushed."""

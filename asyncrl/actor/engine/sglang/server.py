@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from asyncrl.actor.engine.base import PlacedImage
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.actor.engine.fleet.overrides import check_overrides
-from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
+from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, as_segment
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.launch import OVERRIDES_FLAG, server_count
 from asyncrl.actor.engine.sglang.requests import (
@@ -115,6 +115,12 @@ class SglangServer:
         return self._end.spans
 
     @property
+    def loads_behind_requests(self) -> bool:
+        """Without a pause SGLang's updates do that. Spans would tell of tokens that two parts of an update sampled
+        between them as if they were the version's."""
+        return not self.spans
+
+    @property
     def way(self) -> str:
         """How weights go into the server; "" where it has not joined or takes none."""
         return next(iter(self._transports), "")
@@ -173,7 +179,13 @@ class SglangServer:
         if routed_from is not None and self._routing is not None:
             routing = RoutingRequest(self._routing, routed_from, len(tokens))
         body = msgspec.json.encode(generate_body(rid, tokens, sampling, stop, salt, routing and routing.start, images))
-        answer = await self._http.call("POST", "/generate", body)
+        try:
+            answer = await self._http.call("POST", "/generate", body)
+        except ServerRefusedError as error:
+            # So it answers to one that is aborted while it waits for an update.
+            if f"{rid} was aborted" in str(error):
+                return as_segment((), (), (), sampling, stop, "abort")
+            raise
         return read_segment(answer, sampling, stop, routing)
 
     async def logprobs(self, tokens: Sequence[int], salt: str | None, start: int = 1) -> NDArray[np.float32]:

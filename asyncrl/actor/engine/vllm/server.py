@@ -162,6 +162,10 @@ class VllmServer:
         """As in the protocol. vLLM has one mode: it is the flush that removes keys and values."""
         await self._post("/pause?mode=keep&clear_cache=false")
 
+    @property
+    def loads_behind_requests(self) -> bool:
+        return False
+
     def retracts(self, mode: str) -> bool:
         """As in the protocol: the flush does it, which `in_place` goes without."""
         return mode == "retract"

@@ -63,6 +63,7 @@ class Request:
     pairs: list[list[Any]] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     finish: str = ""
+    label: str = ""
 
 
 class FakeSglang:
@@ -100,6 +101,9 @@ class FakeSglang:
         self.running: list[Request] = []
         self.uncounted: list[tuple[Request, int]] = []
         self.paused = self.open = False
+        self.loads = 0
+        self.aborted_in_wait: set[str] = set()
+        self.waiting: set[str] = set()
         self.freed: set[str] = set()
 
     @property
@@ -154,7 +158,7 @@ class FakeSglang:
 
     def finish(self, request: Request, finish: str) -> None:
         self.running.remove(request)
-        request.finish = finish
+        request.finish, request.label = finish, self.label
         request.done.set()
 
     async def _answer(self, http: web.Request) -> web.Response:
@@ -198,13 +202,20 @@ class FakeSglang:
         self.prompts.append(given)
         self.limits.append(limit)
         self.grammars.append({kind: sampling[kind] for kind in ("json_schema", "regex", "ebnf") if kind in sampling})
+        self.waiting.add(body["rid"])
+        while self.loads and not self.paused:
+            # As in SGLang: a request that comes while an update waits or loads is behind it.
+            await asyncio.sleep(STEP_S)
+        self.waiting.discard(body["rid"])
+        if body["rid"] in self.aborted_in_wait:
+            return web.json_response({"error": {"message": f"Request {body['rid']} was aborted"}}, status=400)
         request = Request(body["rid"], len(given), limit, stop, asyncio.Event())
         self.running.append(request)
         await request.done.wait()
         if not request.finish:
             return web.Response(status=500)
         meta: dict[str, Any] = {
-            "weight_version": self.label,
+            "weight_version": request.label,
             "output_token_logprobs": request.pairs,
             "finish_reason": {"type": request.finish, "matched": None},
         }
@@ -227,6 +238,7 @@ class FakeSglang:
         for request in list(self.running):
             if body.get("abort_all") or request.rid.startswith(body["rid"]):
                 self.finish(request, "abort")
+        self.aborted_in_wait |= {rid for rid in self.waiting if body.get("abort_all") or rid.startswith(body["rid"])}
         return {}
 
     async def _pause_generation(self, body: Any) -> Any:
@@ -268,11 +280,19 @@ class FakeSglang:
 
     async def _update_weights_from_disk(self, body: Any) -> Any:
         assert not body["flush_cache"]
-        while self.running and not self.paused:
-            await asyncio.sleep(STEP_S)
-        self.weights = int(load_file(f"{body['model_path']}/model.safetensors")["w"])
-        self.label = body["weight_version"]
+        self.loads += 1
+        try:
+            while self.running and not self.paused:
+                await asyncio.sleep(STEP_S)
+            await self.loading()
+            self.weights = int(load_file(f"{body['model_path']}/model.safetensors")["w"])
+            self.label = body["weight_version"]
+        finally:
+            self.loads -= 1
         return {}
+
+    async def loading(self) -> None:
+        """What an update does while nothing runs."""
 
     async def _flush_cache(self, body: Any) -> Any:
         if self.running and not self.paused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from asyncrl.actor.engine.base import Generation
 from tests.actor.engine.fleet.fakes import (
     FakeSglang,
     assert_true,
+    counter,
     fleet_with,
     sample,
     tensors,
@@ -92,6 +94,73 @@ async def test_a_server_without_spans_is_updated_as_by_abort_and_never_flushed_u
         await call
     assert not {"pause_generation", "begin_weight_update"} & set(server.calls)
     assert "abort_request" in server.calls[server.calls.index("generate") :]
+
+
+async def test_a_server_that_orders_requests_itself_loads_while_answers_are_on_their_way_and_flushes_behind_them() -> (
+    None
+):
+    server, loaded, unanswered = FakeSglang("0.5.17"), asyncio.Event(), []
+    load, flush, generate = server._update_weights_from_disk, server._flush_cache, server._generate
+    flushed_under: list[int] = []
+
+    async def seen_load(body: object) -> object:
+        answer = await load(body)
+        loaded.set()
+        return answer
+
+    async def late_answer(body: Any) -> object:
+        unanswered.append(body["rid"])
+        answer = await generate(body)
+        await loaded.wait()
+        unanswered.remove(body["rid"])
+        return answer
+
+    async def seen_flush(body: object) -> object:
+        flushed_under.append(len(unanswered))
+        return await flush(body)
+
+    async with fleet_with(0, server, mode="abort") as fleet:
+        loaded.clear()
+        server.answers |= {"update_weights_from_disk": seen_load, "generate": late_answer, "flush_cache": seen_flush}
+        calls = [asyncio.create_task(sample(fleet, LONG, f"s{i}")) for i in range(4)]
+        await async_until(lambda: len(server.running) == 4)
+        await fleet.update_weights(1, tensors(1))
+        taken = await asyncio.gather(*calls)
+        assert counter(fleet, "lost_segments") == 0
+    assert_true(*taken)
+    assert flushed_under == [0]
+
+
+@pytest.mark.parametrize("until_aborted", [True, False])
+async def test_a_request_that_comes_behind_an_update_which_was_sent_later_gives_no_token_of_it(
+    until_aborted: bool,
+) -> None:
+    """It is aborted while it waits, or refused for the label that its answer has, and sampled again."""
+    server, held = FakeSglang("0.5.17"), asyncio.Event()
+    generate, loading = server._generate, server.loading
+
+    async def slow_to_arrive(body: Any) -> object:
+        if not held.is_set():
+            held.set()
+            await async_until(lambda: server.loads)
+        return await generate(body)
+
+    async def slow_load() -> None:
+        await async_until(lambda: server.aborted_in_wait if until_aborted else server.waiting)
+
+    async with fleet_with(0, server, mode="abort") as fleet:
+        server.answers["generate"], server.loading = slow_to_arrive, slow_load
+        call = asyncio.create_task(sample(fleet, 20))
+        await held.wait()
+        await fleet.update_weights(1, tensors(1))
+        got = await call
+        server.loading = loading
+        lost = counter(fleet, "lost_segments")
+        faults = counter(fleet, "server_faults")
+    assert_true(got)
+    assert {*got.versions} == {1}
+    assert lost == (0 if until_aborted else 1)
+    assert faults == 0
 
 
 async def test_prefixes_are_salted_by_version_where_they_are_not_flushed() -> None:

@@ -113,7 +113,7 @@ class BucketTransport(Transport):
 
     async def prepare(self, update: Update) -> None:
         await self._drop()
-        made = bucketed(update, self.plan(update), self.device, await self.source(update))
+        made = bucketed(update, self.plan(update), self.device, await self.source(update), not self.end.spans)
         self._prepared = _Prepared(update, made, [await anext(made)])
 
     def plan(self, update: Update) -> list[Bucket]:
@@ -155,15 +155,17 @@ class _Prepared:
 
 
 async def bucketed(
-    update: Update, buckets: Sequence[Bucket], device: torch.device, source: torch.device
+    update: Update, buckets: Sequence[Bucket], device: torch.device, source: torch.device, all_labelled: bool = False
 ) -> AsyncGenerator[Filled, None]:
     """The tensors by `buckets` on `device`, filled from what is on `source`, which is there or on the CPU.
 
     A thread fills the next buffer while one is in use. The last bucket comes with the update's label, which names the
-    weights once it is loaded.
+    weights once it is loaded. With `all_labelled` each one does: then an answer shows that a part was loaded before it.
     """
     tensors = await update.tensors(source)
     body = {"load_format": "flattened_bucket", "flush_cache": False}
+    if all_labelled:
+        body["weight_version"] = update.label
     fill = flatten if source == device else partial(_from_host, device)
 
     def begin(index: int) -> asyncio.Task[torch.Tensor]:
