@@ -85,6 +85,8 @@ class FakeSglang:
         self.refuses: set[str] = set()
         self.hangs: set[str] = set()
         self.answers: dict[str, Callable[[Any], Awaitable[Any]]] = {}
+        self.loading: Callable[[], Awaitable[None]] | None = None
+        """What an update does once nothing runs, before its weights are there."""
         self.crimes: list[str] = []
         """What would have killed a real server."""
         self._transports: set[Any] = set()
@@ -284,15 +286,13 @@ class FakeSglang:
         try:
             while self.running and not self.paused:
                 await asyncio.sleep(STEP_S)
-            await self.loading()
+            if self.loading is not None:
+                await self.loading()
             self.weights = int(load_file(f"{body['model_path']}/model.safetensors")["w"])
             self.label = body["weight_version"]
         finally:
             self.loads -= 1
         return {}
-
-    async def loading(self) -> None:
-        """What an update does while nothing runs."""
 
     async def _flush_cache(self, body: Any) -> Any:
         if self.running and not self.paused:

@@ -99,8 +99,9 @@ async def test_a_server_without_spans_is_updated_as_by_abort_and_never_flushed_u
 async def test_a_server_that_orders_requests_itself_loads_while_answers_are_on_their_way_and_flushes_behind_them() -> (
     None
 ):
-    server, loaded, unanswered = FakeSglang("0.5.17"), asyncio.Event(), []
+    server, loaded = FakeSglang("0.5.17"), asyncio.Event()
     load, flush, generate = server._update_weights_from_disk, server._flush_cache, server._generate
+    unanswered: list[str] = []
     flushed_under: list[int] = []
 
     async def seen_load(body: object) -> object:
@@ -137,7 +138,7 @@ async def test_a_request_that_comes_behind_an_update_which_was_sent_later_gives_
 ) -> None:
     """It is aborted while it waits, or refused for the label that its answer has, and sampled again."""
     server, held = FakeSglang("0.5.17"), asyncio.Event()
-    generate, loading = server._generate, server.loading
+    generate = server._generate
 
     async def slow_to_arrive(body: Any) -> object:
         if not held.is_set():
@@ -154,7 +155,6 @@ async def test_a_request_that_comes_behind_an_update_which_was_sent_later_gives_
         await held.wait()
         await fleet.update_weights(1, tensors(1))
         got = await call
-        server.loading = loading
         lost = counter(fleet, "lost_segments")
         faults = counter(fleet, "server_faults")
     assert_true(got)
