@@ -1,19 +1,29 @@
 """What do loading a model and saving checkpoints cost the learner?
 
-A Qwen3 model with random weights in bfloat16 files, one rank, AdamW. Loading: seconds, and the peak of the process's
-memory over what it had before, in shares of the rank's float32 weights. `--whole` loads it as every rank would do where
-the files cannot be read shard by shard. Saving: how long training waits, and how long until the checkpoint is complete;
-a learner that wrote its checkpoints itself would wait until then.
+A Qwen3 model with random weights in bfloat16 files, AdamW. Loading: seconds, and the peak of the process's memory over
+what it had before, in shares of the rank's float32 weights. `--whole` loads it as every rank would do where the files
+cannot be read shard by shard; `--made` leaves loading out. Saving: how long training waits, after how many seconds the
+next update could begin, and until when the checkpoint is complete; a learner that wrote its checkpoints itself would
+wait until then. With several ranks figures are those of rank 0, and sizes all ranks'.
 
     python -m benchmarks.checkpoints --shape 120M
+
+Each figure is printed as soon as it is known. Large states take long to write: after `--limit` seconds what is not
+complete is left. The folder has room for one checkpoint: the one before is removed before the next one begins.
+
+    python -m benchmarks.checkpoints --shape 4B --made --ranks 2 --saves 2 --limit 90
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
+import shutil
+import sys
 import tempfile
+import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,28 +31,33 @@ from torch.distributed.tensor import DTensor
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig
 from asyncrl.learner.checkpoint import Checkpoints, Progress
+from asyncrl.learner.launcher import Membership, run_ranks
 from asyncrl.learner.loading import StoredModel, open_model, read_model
 from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.policy import Policy, shard
+from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.sharding import shard
 from benchmarks.record import machine, write_result
 from benchmarks.shapes import SHAPES, make_model
 
 STEP_S = 10.0
 """Seconds between the first step of a run and its first save."""
+POLL_S = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass
 class Result:
-    """Sizes in GB. Of the saves the first, and then each later one."""
+    """Sizes in GB. Of the saves the first, and then each later one; None: it was not complete in time."""
 
     shape: str
-    weights_gb: float
-    load_s: float
-    load_peak_gb: float
-    state_gb: float
-    stall_s: list[float]
-    complete_s: list[float]
+    ranks: int
+    weights_gb: float = 0.0
+    state_gb: float = 0.0
+    load_s: float | None = None
+    load_peak_gb: float | None = None
+    stall_s: list[float] = field(default_factory=list)
+    copied_s: list[float] = field(default_factory=list)
+    complete_s: list[float | None] = field(default_factory=list)
 
 
 def memory_gb(name: str) -> float:
@@ -60,52 +75,114 @@ def load(folder: Path, whole: bool, ranks: Ranks) -> Policy:
     return policy
 
 
-def save(checkpoints: Checkpoints, trained: Trainable[Policy], step: int) -> tuple[float, float]:
-    """Seconds until training may go on, and until the checkpoint is complete."""
-    started = time.perf_counter()
-    checkpoints.save(Progress(step=step), {"policy": trained})
-    stall = time.perf_counter() - started
-    checkpoints.wait()
-    return stall, time.perf_counter() - started
-
-
-def measure(shape: str, whole: bool, saves: int, folder: Path, ranks: Ranks) -> Result:
+def loaded(options: argparse.Namespace, folder: Path, ranks: Ranks, result: Result) -> Policy:
+    """The model from files, which rank 0 writes first; measures what loading costs."""
     model = folder / "model"
-    made = make_model(shape, torch.bfloat16, ranks.device.type)
-    made.save_pretrained(model)
-    del made
+    if ranks.rank == 0:
+        make_model(options.shape, torch.bfloat16, ranks.device.type).save_pretrained(model)
+    ranks.barrier()
     # The kernel counts the peak anew from here on.
     Path("/proc/self/clear_refs").write_text("5")
     before, started = memory_gb("VmRSS"), time.perf_counter()
-    policy = load(model, whole, ranks)
-    load_s, peak = time.perf_counter() - started, memory_gb("VmHWM") - before
+    policy = load(model, options.whole, ranks)
+    result.load_s, result.load_peak_gb = time.perf_counter() - started, memory_gb("VmHWM") - before
+    return policy
+
+
+def made(options: argparse.Namespace, ranks: Ranks) -> Policy:
+    model = make_model(options.shape, torch.float32, ranks.device.type)
+    policy = Policy(model, 1.0)
+    shard(policy, policy.model, ModelConfig("random"), ranks)
+    return policy
+
+
+def save(checkpoints: Checkpoints, trained: Trainable[Policy], step: int, result: Result, ranks: Ranks) -> float:
+    """Begin a checkpoint, and measure until training may go on. Returns when this began."""
+    ranks.barrier()
+    started = time.perf_counter()
+    checkpoints.save(Progress(step=step), {"policy": trained})
+    result.stall_s.append(time.perf_counter() - started)
+    if trained.copied is not None:
+        trained.copied.synchronize()
+    result.copied_s.append(time.perf_counter() - started)
+    tell(ranks, f"save {step}: training waits {result.stall_s[-1]:.3f} s, an update {result.copied_s[-1]:.3f} s")
+    return started
+
+
+def is_complete(checkpoints: Checkpoints, ranks: Ranks, deadline: float) -> bool:
+    """Wait for the checkpoint until the deadline; whether it is complete, on all ranks."""
+    while not ranks.agree(checkpoints.completed()):
+        if ranks.any(time.perf_counter() > deadline):
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def measure(options: argparse.Namespace, folder: Path, ranks: Ranks) -> Result:
+    """The figures of rank 0, as far as they are there by the limit."""
+    deadline = time.perf_counter() + options.limit
+    result = Result(options.shape, ranks.size)
+    policy = made(options, ranks) if options.made else loaded(options, folder, ranks, result)
     trained = Trainable(policy, 1e-6, LearnerConfig())
     trained.begin_moments(dict(policy.named_parameters()))
-    checkpoints = Checkpoints(folder / "checkpoints", 2, ranks)
+    weights = [each for each in policy.parameters() if isinstance(each, DTensor)]
+    moments = [each for state in trained.moments().values() for each in state.values() if each.dim()]
+    result.weights_gb, both = sum(each.nbytes for each in weights) / 1e9, [*weights, *moments]
+    result.state_gb = sum(each.nbytes for each in both) / 1e9
+    tell(
+        ranks, f"{result.state_gb:.1f} GB of state, {result.weights_gb:.1f} GB of it weights; loading {result.load_s} s"
+    )
+    checkpoints = Checkpoints(folder / "checkpoints", 1, ranks)
     # As after the first step of a run; the first save waits for what is left of it.
     checkpoints.prepare({"policy": trained})
     time.sleep(STEP_S)
-    times = [save(checkpoints, trained, step + 1) for step in range(saves)]
-    newest = checkpoints.complete()[-1]
-    return Result(
-        shape,
-        sum(each.to_local().nbytes for each in policy.parameters() if isinstance(each, DTensor)) / 1e9,
-        load_s,
-        peak,
-        sum(file.stat().st_size for file in newest.iterdir()) / 1e9,
-        [stall for stall, _ in times],
-        [complete for _, complete in times],
-    )
+    for step in range(1, options.saves + 1):
+        started = save(checkpoints, trained, step, result, ranks)
+        if not is_complete(checkpoints, ranks, deadline):
+            written = sum(file.stat().st_size for file in folder.rglob("rank-*")) / 1e9
+            tell(ranks, f"save {step} is not complete after {options.limit:.0f} s; {written:.1f} GB are in its files")
+            result.complete_s.append(None)
+            break
+        result.complete_s.append(time.perf_counter() - started)
+        tell(ranks, f"save {step} is complete after {result.complete_s[-1]:.1f} s")
+        if ranks.rank == 0 and step < options.saves:
+            shutil.rmtree(checkpoints.complete()[-1])
+    return result
+
+
+def tell(ranks: Ranks, what: str) -> None:
+    if ranks.rank == 0:
+        print(what, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="120M")
     parser.add_argument("--whole", action="store_true", help="load with transformers, then shard")
+    parser.add_argument("--made", action="store_true", help="make the model on the device, without files")
     parser.add_argument("--saves", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds after which no checkpoint is waited for")
+    parser.add_argument("--folder", type=Path, help="where checkpoints go; left out: a temporary folder")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, joined() as ranks:
-        result = measure(options.shape, options.whole, options.saves, Path(folder), ranks)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if Membership.of_this_process() is not None:
+        run(options, options.folder)
+        return
+    with tempfile.TemporaryDirectory(dir=options.folder, ignore_cleanup_errors=True) as folder:
+        if options.ranks == 1:
+            run(options, Path(folder))
+        else:
+            command = [sys.executable, "-m", "benchmarks.checkpoints", *sys.argv[1:], "--folder", folder]
+            run_ranks(command, options.ranks, threading.Event())
+
+
+def run(options: argparse.Namespace, folder: Path) -> None:
+    """Measure as one rank; rank 0 writes the result."""
+    with joined() as ranks:
+        result = measure(options, folder, ranks)
+    if ranks.rank != 0:
+        return
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else machine()
     print(result)
     print(write_result(f"checkpoints{'-whole' if options.whole else ''}", asdict(result), device))

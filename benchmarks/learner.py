@@ -12,6 +12,8 @@ head has a larger share of these than in the whole model. It is divided by the r
 measured in the same run. Recomputation and the proximal pass do not count as useful.
 
 `--ablate` measures each case again with one switch at a time as in `ABLATIONS`; `--set` changes options for all.
+`--replicas 2` has copies of the model, and `--unit-bytes 0` gathers each layer by itself. `--profile DIR` runs one more
+step of each case and says what the GPU of rank 0 did: time in kernels, in those of NCCL alone, and in none.
 
     python -m benchmarks.learner --shapes 0.6B 4B --cases 8x2048 1x16384 heavy --ablate
 
@@ -36,6 +38,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,16 +48,18 @@ from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
 from asyncrl.learner.launcher import Membership, run_ranks
-from asyncrl.learner.memory import fit_activations, usable_bytes
-from asyncrl.learner.optimizer import Trainable, UpdateResult
+from asyncrl.learner.memory import fit_memory, usable_bytes
+from asyncrl.learner.optimizer import Exchange, Trainable, UpdateResult
 from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
-from asyncrl.learner.policy import Policy, compiles, shard
+from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.schedule import schedule
+from asyncrl.learner.sharding import compiles, shard
 from asyncrl.learner.trainer import Minibatch, Trainer
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Trajectory, Turn, runs_of
+from benchmarks.learner_profile import Profile, profiled
 from benchmarks.record import machine, write_result
 from benchmarks.shapes import SHAPES, make_model
 
@@ -88,6 +93,9 @@ class Row:
     first_step_s: float
     kept: float
     """The share of their activations that layers keep."""
+    exchange: Exchange
+    """When ranks exchange weights and gradients."""
+    profile: Profile | None
 
 
 class Stopwatch:
@@ -173,10 +181,16 @@ def _trajectory(name: str, group: int, length: int, vocabulary: int, rng: np.ran
 
 
 def make_trainer(
-    shape: str, options: Mapping[str, Any], ranks: Ranks, largest: int, usable: float | None
+    shape: str,
+    options: Mapping[str, Any],
+    ranks: Ranks,
+    largest: int,
+    usable: float | None,
+    unit_bytes: float | None = None,
 ) -> tuple[Trainer, float]:
     """A trainer of a policy with random weights; `options` are those of the configuration by their full names. The
-    `largest` pass and the `usable` bytes of memory say which share of the activations is kept, which comes second."""
+    `largest` pass and the `usable` bytes of memory say how often ranks exchange weights, and which share of the
+    activations is kept, which comes second. `unit_bytes` is as for `shard`."""
     sections: dict[str, dict[str, Any]] = {"model": {}, "algorithm": {}, "learner": {}}
     for name, value in options.items():
         section, key = name.split(".")
@@ -186,14 +200,36 @@ def make_trainer(
     model = make_model(shape, torch.float32, ranks.device.type).eval()
     model.set_attn_implementation(PACKED)
     policy = Policy(model, 1.0, compiles(config, ranks.device))
-    policy.activations = shard(policy, policy.model, config, ranks)
+    policy.activations = shard(policy, policy.model, config, ranks, unit_bytes=unit_bytes)
     learner = LearnerConfig(**sections["learner"])
     algorithm = Algorithm.from_config(AlgorithmConfig(**sections["algorithm"]))
-    trainer = Trainer(ranks, algorithm, Timed(policy, learner.lr, learner), None, None, threading.Event())
+    trained = Timed(policy, learner.lr, learner, config.dtype)
+    trainer = Trainer(ranks, algorithm, trained, None, None, threading.Event())
     share = 1.0 if config.activations is None else config.activations
-    if config.activations is None and ranks.device.type == "cuda":
-        share = fit_activations(trainer, [largest], usable or usable_bytes(ranks.device, learner.memory))
+    if ranks.device.type == "cuda":
+        share = fit_memory(trainer, [largest], usable or usable_bytes(ranks.device, learner.memory), config.activations)
     return trainer, share
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step of a case gets."""
+
+    episodes: Episodes
+    batch: LocalBatch
+    minibatches: list[Minibatch]
+
+    @staticmethod
+    def of(trainer: Trainer, case: str, step: int) -> Step:
+        ranks, policy = trainer.ranks, trainer.policy.module
+        groups = ranks.groups
+        lengths = [length for group in range(groups) for length in lengths_of(case, step * groups + group)]
+        costs = ForwardFlops.of(policy, policy.model.config)(lengths).tolist()
+        (minibatch,) = schedule(lengths, costs, groups, 1, largest_pass(case, ranks))
+        passes = minibatch[ranks.group]
+        own = sorted(member for members in passes for member in members)
+        plan, episodes, batch = make_batch(lengths, own, policy.vocabulary, ranks.device)
+        return Step(episodes, batch, [Minibatch(passes, Totals(sum(plan.sampled), len(lengths)))])
 
 
 def measure(trainer: Trainer, case: str, runs: int) -> tuple[dict[str, float], int, float, float]:
@@ -201,25 +237,18 @@ def measure(trainer: Trainer, case: str, runs: int) -> tuple[dict[str, float], i
     ranks, policy = trainer.ranks, trainer.policy
     assert isinstance(policy, Timed)
     steps = []
-    for step in range(runs + 2):
-        groups = ranks.groups
-        lengths = [length for group in range(groups) for length in lengths_of(case, step * groups + group)]
-        costs = ForwardFlops.of(policy.module, policy.module.model.config)(lengths).tolist()
-        (minibatch,) = schedule(lengths, costs, groups, 1, largest_pass(case, ranks))
-        passes = minibatch[ranks.group]
-        own = sorted(member for members in passes for member in members)
-        plan, episodes, batch = make_batch(lengths, own, policy.module.vocabulary, ranks.device)
-        minibatches = [Minibatch(passes, Totals(sum(plan.sampled), len(lengths)))]
+    for number in range(runs + 2):
+        step = Step.of(trainer, case, number)
         if ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         watch = policy.watch = Stopwatch(ranks.device)
-        prepared = watch("proximal", partial(trainer.prepare, batch, episodes, minibatches))
-        watch("train", partial(trainer.learn, 0, prepared, episodes, minibatches))
+        prepared = watch("proximal", partial(trainer.prepare, step.batch, step.episodes, step.minibatches))
+        watch("train", partial(trainer.learn, 0, prepared, step.episodes, step.minibatches))
         watch.seconds["forward_backward"] = watch.seconds.pop("train") - watch.seconds["update"]
         steps.append(watch.seconds)
     medians = {name: statistics.median(step[name] for step in steps[2:]) for name in steps[0]}
     peak = torch.cuda.max_memory_allocated() / 1e9 if ranks.device.type == "cuda" else 0.0
-    return medians, len(passes), peak, sum(steps[0].values())
+    return medians, len(step.minibatches[0].passes), peak, sum(steps[0].values())
 
 
 def rows(options: argparse.Namespace, ranks: Ranks, peak: float) -> Iterator[Row]:
@@ -228,18 +257,27 @@ def rows(options: argparse.Namespace, ranks: Ranks, peak: float) -> Iterator[Row
     for shape in options.shapes:
         for changed, change in changes.items():
             for largest, cases in groupby(options.cases, key=lambda case: largest_pass(case, ranks)):
-                trainer, kept = make_trainer(shape, {**options.set, **change}, ranks, largest, options.usable)
+                every = {**options.set, **change}
+                trainer, kept = make_trainer(shape, every, ranks, largest, options.usable, options.unit_bytes)
                 for case in cases:
-                    yield _row(trainer, shape, case, changed, options.runs, peak, kept)
+                    yield _row(trainer, shape, case, changed, options, peak, kept)
                 del trainer
                 gc.collect()
                 if ranks.device.type == "cuda":
                     torch.cuda.empty_cache()
 
 
-def _row(trainer: Trainer, shape: str, case: str, changed: str, runs: int, peak: float, kept: float) -> Row:
+def _row(
+    trainer: Trainer, shape: str, case: str, changed: str, options: argparse.Namespace, peak: float, kept: float
+) -> Row:
     policy, lengths, together = trainer.policy.module, lengths_of(case), trainer.ranks.context_size
-    seconds, passes, memory, first = measure(trainer, case, runs)
+    seconds, passes, memory, first = measure(trainer, case, options.runs)
+    profile = None
+    if options.profile:
+        step = Step.of(trainer, case, options.runs + 2)
+        prepared = trainer.prepare(step.batch, step.episodes, step.minibatches)
+        learn = partial(trainer.learn, 0, prepared, step.episodes, step.minibatches)
+        profile = profiled(learn, options.profile / f"{shape}-{case}{changed}{options.name}", trainer.ranks)
     training = seconds["forward_backward"] + seconds["update"]
     useful = 3 * float(ForwardFlops.of(policy, policy.model.config)(lengths).sum()) / together
     mfu = useful / training / peak
@@ -256,12 +294,14 @@ def _row(trainer: Trainer, shape: str, case: str, changed: str, runs: int, peak:
         memory,
         first,
         kept,
+        trainer.policy.exchange,
+        profile,
     )
 
 
 def _setting(text: str) -> tuple[str, Any]:
     name, value = text.split("=", 1)
-    words: dict[str, Any] = {"true": True, "false": False}
+    words: dict[str, Any] = {"true": True, "false": False, "null": None}
     try:
         return name, words[value] if value in words else float(value)
     except ValueError:
@@ -278,6 +318,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1, help="ranks, each with a GPU of its own")
     parser.add_argument("--context-ranks", type=int, default=1, help="ranks that divide the tokens of each pass")
     parser.add_argument("--tensor-ranks", type=int, default=1, help="ranks that divide the matrices of each layer, too")
+    parser.add_argument("--replicas", type=int, default=1, help="copies of the model")
+    parser.add_argument("--unit-bytes", type=float, help="bytes of layers that ranks gather at once, at least")
+    parser.add_argument("--profile", type=Path, metavar="DIR", help="trace one more step of each case into this folder")
     parser.add_argument("--set", nargs="+", default=[], type=_setting, metavar="OPTION=VALUE")
     parser.add_argument("--usable", type=float, help="bytes of memory into which activations are fitted")
     parser.add_argument("--ablate", action="store_true", help="measure each of the ablations, too")
@@ -290,7 +333,7 @@ def main() -> None:
         command = [sys.executable, "-m", "benchmarks.learner", *sys.argv[1:]]
         run_ranks(command, options.ranks, threading.Event())
         return
-    with joined(context_ranks=options.context_ranks, tensor_ranks=options.tensor_ranks) as ranks:
+    with joined(options.replicas, context_ranks=options.context_ranks, tensor_ranks=options.tensor_ranks) as ranks:
         peak = measured_peak(ranks.device, torch.bfloat16 if ranks.device.type == "cuda" else torch.float32)
         found = rows(options, ranks, peak)
         if ranks.rank == 0:
@@ -304,6 +347,7 @@ def _report(options: argparse.Namespace, found: Iterable[Row], device: torch.dev
     name = torch.cuda.get_device_name() if device.type == "cuda" else machine()
     print(f"{options.ranks} x {name}, products at {peak / 1e12:.4g} TFLOP/s, torch {torch.__version__}")
     names = f"{'tok/s':>8}{'MFU':>7}{'+prox':>7}{'prox s':>8}{'f+b s':>8}{'upd s':>7}{'GB':>7}{'kept':>6}{'first s':>8}"
+    names += "  exchange"
     print(f"{'':36}{names}")
     kept = []
     for row in found:
@@ -311,12 +355,19 @@ def _report(options: argparse.Namespace, found: Iterable[Row], device: torch.dev
         print(
             f"{f'{row.shape} {row.case} {row.changed}':36}{row.tokens_per_s:8.0f}{row.mfu:7.1%}"
             f"{row.mfu_with_proximal:7.1%}{times[0]:8.3f}{times[1]:8.3f}{times[2]:7.3f}{row.peak_gb:7.1f}"
-            f"{row.kept:6.0%}{row.first_step_s:8.1f}",
+            f"{row.kept:6.0%}{row.first_step_s:8.1f}  {_told(row.exchange)}",
             flush=True,
         )
+        if row.profile is not None:
+            print(f"{'':36}  {row.profile}", flush=True)
         kept.append(asdict(row))
+    options.profile = None if options.profile is None else str(options.profile)
     settings = {**vars(options), "peak_flops": peak, "torch": torch.__version__}
     write_result(f"learner-{device.type}{options.name}", {**settings, "rows": kept}, name)
+
+
+def _told(exchange: Exchange) -> str:
+    return "once an update" if exchange.once else f"in each pass, reshard={exchange.reshard:.2f}"
 
 
 if __name__ == "__main__":

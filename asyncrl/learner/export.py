@@ -22,8 +22,9 @@ from asyncrl.learner.checkpoint import read_policy
 from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.loading import StoredModel, read_model
 from asyncrl.learner.lora import add_adapters, gather_adapters, save_adapters, with_adapters
-from asyncrl.learner.policy import Policy, convert
+from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.sharding import convert
 from asyncrl.machine.files import as_os_errors, share, sync, when_there_is_room
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.source import source_of

@@ -1,12 +1,15 @@
-"""How much of the activations fits into the memory of a GPU (model.activations=null)."""
+"""What fits into the memory of a GPU: a share of the activations (model.activations=null), then weights and gradients
+that are not sharded, so that ranks exchange them less often (learner.exchange=auto, learner.reshard=null)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from asyncrl.learner.optimizer import Exchange, Trainable
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks, local_size
@@ -26,25 +29,31 @@ def usable_bytes(device: torch.device, share: float | None = None) -> float:
     return usable if share is None else min(usable, share * total)
 
 
-def fit_activations(trainer: Trainer, lengths: Sequence[int], usable: float) -> float:
-    """Have all models of `trainer` keep as much of their activations as fits into `usable` bytes of a GPU.
+def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activations: float | None = None) -> float:
+    """Have all models of `trainer` keep as much of their activations as fits into `usable` bytes of a GPU, unless the
+    share of `activations` is given; and beside all these have ranks exchange as rarely as fits, where the configuration
+    leaves that open.
 
     All ranks call this while no optimizer has moments yet. Passes of the policy over sequences of these `lengths`, the
     largest that there will be, are tried with nothing kept. Their peak and the size of the activations, which grows
     with the tokens, say what fits. Returns the share that is kept, the same on all ranks.
     """
     policy, ranks = trainer.policy.module, trainer.ranks
-    for each in trainer.models.values():
+    models = list(trainer.models.values())
+    if activations is not None and not any(each.fits_exchange or each.fits_reshard for each in models):
+        return activations
+    for each in models:
         each.module.activations.keep(0.0)
     with_entropy = trainer.algorithm.needs_entropy
     # A small pass first: it compiles the layers, and measures their activations.
     for tried in ([FEW_TOKENS], lengths):
         peak = _peak(policy, tried, with_entropy, ranks)
     others = peak + _not_allocated_yet(trainer)
-    whole = policy.activations.nbytes * sum(lengths) / ranks.context_size
-    fitting = min(1.0, max(0.0, (usable - others) / whole))
-    share = float(ranks.sum(torch.eye(ranks.size, dtype=torch.float64)[ranks.rank] * fitting).min())
-    for each in trainer.models.values():
+    # All ranks must choose alike, and so by the same numbers.
+    room = -ranks.largest(others - usable)
+    whole = ranks.largest(policy.activations.nbytes * sum(lengths) / ranks.context_size)
+    share = min(1.0, max(0.0, room / whole)) if activations is None else activations
+    for each in models:
         each.module.activations.keep(share)
     logger.info(
         "layers keep %.0f%% of their activations: for the largest pass, of %d tokens, they take %.1f GB, all else %.1f "
@@ -53,7 +62,32 @@ def fit_activations(trainer: Trainer, lengths: Sequence[int], usable: float) -> 
     )
     if others > usable:
         logger.warning("a pass of %d tokens may not fit: lower learner.micro_tokens", sum(lengths))
+    fit_exchange(models, room - share * whole)
     return share
+
+
+def fit_exchange(models: Sequence[Trainable[Any]], room: float) -> None:
+    """Have ranks exchange the weights and gradients of `models` as rarely as `room` bytes allow, where the
+    configuration leaves that open: once an update, otherwise once a pass for as many layers as fit."""
+
+    def needed(exchange: Exchange) -> int:
+        return sum(model.exchange_bytes(exchange) for model in models)
+
+    once, gathered = needed(Exchange(once=True)), needed(Exchange(reshard=0.0))
+    shares = (percent / 100 for percent in range(101))
+    reshard = next((share for share in shares if needed(Exchange(reshard=share)) <= room), 1.0)
+    for model in models:
+        model.fitted = Exchange(once <= room, reshard)
+    policy = models[0]
+    if policy.fits_exchange or (policy.fits_reshard and not policy.exchange.once):
+        logger.info(
+            "ranks exchange weights and gradients %s: beside all activations %.1f GB are left; once an update takes "
+            "%.1f GB, to gather weights once a pass %.1f GB",
+            "once an update"
+            if policy.exchange.once
+            else f"in each pass, and gather the weights of {policy.exchange.reshard:.0%} of the layers twice",
+            *(max(0.0, room) / 1e9, once / 1e9, gathered / 1e9),
+        )
 
 
 def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool, ranks: Ranks) -> int:
@@ -72,17 +106,11 @@ def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool, ranks: Ran
 
 
 def _not_allocated_yet(trainer: Trainer) -> int:
-    """Bytes of moments, and of float32 gradients of the other models, that training will add. With
-    learner.exchange=update it adds all gradients, and all weights in at most four bytes; with learner.reshard below 1
-    some of the weights."""
+    """Bytes of moments, and of float32 gradients of the other models, that training will add; and of what is not
+    sharded by the configuration."""
     missing = 0
     for model in trainer.models.values():
-        parameters = list(model.module.parameters())
-        missing += model.moment_bytes()
+        missing += model.moment_bytes() + model.exchange_bytes(model.exchange)
         if model is not trainer.policy:
-            missing += sum(4 * local_size(parameter) for parameter in parameters if parameter.requires_grad)
-        if model.exchanges_once:
-            missing += sum((8 if each.requires_grad else 4) * each.numel() for each in parameters)
-        else:
-            missing += model.gathered_bytes()
+            missing += sum(4 * local_size(each) for each in model.module.parameters() if each.requires_grad)
     return missing

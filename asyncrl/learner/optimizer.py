@@ -28,6 +28,7 @@ from asyncrl.learner.loss_scale import LossScale
 from asyncrl.learner.muon import ShardedMuon
 from asyncrl.learner.ranks import local_size
 from asyncrl.learner.states_on_host import step_with_states_on_host
+from asyncrl.weights.manifest import DTYPES
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,15 @@ class UpdateResult:
         return 0 < self.norm < math.inf and not self.too_large
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """When ranks exchange the weights and gradients of a model: `once` an update, or in each pass. In each pass, they
+    gather the weights of this share of the layers twice (learner.reshard)."""
+
+    once: bool = False
+    reshard: float = 1.0
+
+
 class Trainable(Generic[M]):
     """`module`, sharded or not, with its optimizers. `lr` is the learning rate that the schedule scales, and `dtype`
     what the module computes in.
@@ -65,8 +75,13 @@ class Trainable(Generic[M]):
         self.loss_scale = LossScale() if dtype == "float16" else None
         """By what its losses are multiplied before the backward pass; None: its gradients need no scale."""
         self._ranks = _ranks_of(module)
+        self._itemsize = DTYPES[dtype].itemsize
+        self.fitted = Exchange()
+        """What holds where learner.exchange and learner.reshard leave the choice to the memory of the GPU."""
         self.norms: deque[float] = deque(maxlen=NORMS)
         """The latest norms, also of updates that were too large: so larger gradients may become usual."""
+        self.copied: torch.cuda.Event | None = None
+        """What must have happened on the GPU before weights and moments change: they are being copied until then."""
         self._optimizers = list(_optimizers(module, config.optimizer))
         self._states_on_host = config.optimizer_on_host
         self.configure(lr, config)
@@ -110,6 +125,9 @@ class Trainable(Generic[M]):
         self._step(0.0)
 
     def _step(self, lr: float) -> None:
+        if self.copied is not None:
+            torch.cuda.current_stream().wait_event(self.copied)
+            self.copied = None
         for group in self._groups():
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
@@ -122,29 +140,65 @@ class Trainable(Generic[M]):
                 optimizer.step()
         self.module.zero_grad()
 
-    def gathered_bytes(self) -> int:
-        """At most how many bytes the weights take that this rank keeps gathered from a forward to its backward pass."""
-        return sum(4 * each.numel() for layer in self._gathered_layers() for each in layer.parameters())
-
-    def _gathered_layers(self) -> list[Any]:
-        layers = [each for each in self.module.modules() if isinstance(each, FSDPModule) and each is not self.module]
-        return layers[math.ceil(self._config.reshard * len(layers)) :]
+    @property
+    def exchange(self) -> Exchange:
+        """When ranks exchange weights and gradients."""
+        config, fitted = self._config, self.fitted
+        once = fitted.once if config.exchange == "auto" else config.exchange == "update"
+        return Exchange(once, fitted.reshard if config.reshard is None else config.reshard)
 
     @property
-    def exchanges_once(self) -> bool:
-        """Whether ranks exchange weights and gradients once an update."""
-        return self._config.exchange == "update"
+    def fits_exchange(self) -> bool:
+        """Whether `fitted` may say that ranks exchange once an update."""
+        return self._config.exchange == "auto"
+
+    @property
+    def fits_reshard(self) -> bool:
+        """Whether `fitted` says how many layers drop their gathered weights."""
+        return self._config.reshard is None
+
+    def exchange_bytes(self, exchange: Exchange) -> int:
+        """At most how many bytes of the device weights and gradients take that are not sharded, beside those of one
+        layer."""
+        parameters = list(self.module.parameters())
+        if exchange.once:
+            return sum((self._itemsize + (4 if each.requires_grad else 0)) * each.numel() for each in parameters)
+        units = self._units()
+        kept = self._gathered(units, exchange)
+        dropped = {each for unit in units if unit not in kept for layer in unit for each in layer.parameters()}
+        gathered = [each for each in parameters if kept and each not in dropped]
+        return self._itemsize * sum(each.numel() for each in gathered)
+
+    def _units(self) -> list[list[Any]]:
+        """The layers that are sharded, in lists of those that are gathered together."""
+        units: dict[int, list[Any]] = {}
+        for each in self.module.modules():
+            if isinstance(each, FSDPModule) and each is not self.module:
+                units.setdefault(id(each._get_fsdp_state()), []).append(each)
+        return list(units.values())
+
+    def _gathered(self, units: list[list[Any]], exchange: Exchange) -> list[list[Any]]:
+        """The units that keep their gathered weights from a forward to its backward pass."""
+        return units[math.ceil(exchange.reshard * len(units)) :]
 
     def begin_pass(self, is_last: bool) -> None:
         """Say before each forward and backward pass of an update whether it is the last one. The last one leaves the
         gradients of all passes summed over the ranks, and this rank's shard of them alone."""
         if isinstance(self.module, FSDPModule):
-            exchanges = is_last or not self.exchanges_once
+            exchange = self.exchange
+            exchanges = is_last or not exchange.once
             self.module.set_requires_gradient_sync(exchanges)
-            self.module.set_reshard_after_forward(exchanges)
-            for each in self._gathered_layers():
-                each.set_reshard_after_forward(False, recurse=False)
+            self.module.set_reshard_after_forward(not exchange.once)
+            # If any layer keeps its weights, so does the root, whose backward pass is the first.
+            if kept := self._gathered(self._units(), exchange):
+                for each in (self.module, *(unit[0] for unit in kept)):
+                    each.set_reshard_after_forward(False, recurse=False)
             self.module.set_reshard_after_backward(exchanges)
+
+    def _end_passes(self) -> None:
+        """Have passes without gradients, which no backward pass follows, leave no gathered weights."""
+        if isinstance(self.module, FSDPModule):
+            self.module.set_reshard_after_forward(True)
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a learner step."""
@@ -175,6 +229,7 @@ class Trainable(Generic[M]):
             clip_grads_with_norm_(parameters, self._config.max_grad_norm, total)
             self._step(self.learning_rate(step))
         self.module.zero_grad()
+        self._end_passes()
         return update
 
     @property

@@ -34,10 +34,11 @@ from asyncrl.learner.keeping import open_keeper
 from asyncrl.learner.launcher import Membership
 from asyncrl.learner.leaving import Leaving
 from asyncrl.learner.loop import Learner
-from asyncrl.learner.memory import fit_activations, usable_bytes
+from asyncrl.learner.memory import fit_memory, usable_bytes
 from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.policy import Policy, compiles, load_policy, reference_of
+from asyncrl.learner.policy import Policy, load_policy, reference_of
 from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.sharding import compiles
 from asyncrl.learner.step_metrics import Phases
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
@@ -232,8 +233,9 @@ def _train(
     )
     if compiles(config.model, ranks.device):
         compile_passes(trainer, any(each.learner.shared_prefixes is not False for each in history.configs()))
-    if config.model.activations is None and ranks.device.type == "cuda":
-        fit_activations(trainer, _largest_pass(history), usable_bytes(ranks.device, learner.memory))
+    if ranks.device.type == "cuda":
+        usable = usable_bytes(ranks.device, learner.memory)
+        fit_memory(trainer, _largest_pass(history), usable, config.model.activations)
     folder = locations.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop, learner.keep_best)
     if ranks.rank == 0:

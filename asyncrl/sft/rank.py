@@ -18,10 +18,11 @@ from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.determinism import be_deterministic
 from asyncrl.learner.export import export, export_adapter
 from asyncrl.learner.leaving import Leaving
-from asyncrl.learner.memory import fit_activations, usable_bytes
+from asyncrl.learner.memory import fit_memory, usable_bytes
 from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.policy import compiles, load_policy
+from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.sharding import compiles
 from asyncrl.learner.trainer import IMITATION_TEMPERATURE, Trainer
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity
@@ -80,8 +81,9 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
     trainer.configure(config)
     if compiles(config.model, ranks.device):
         compile_passes(trainer, learner.shared_prefixes is not False)
-    if config.model.activations is None and ranks.device.type == "cuda":
-        fit_activations(trainer, _largest_pass(config, longest), usable_bytes(ranks.device, learner.memory))
+    if ranks.device.type == "cuda":
+        usable = usable_bytes(ranks.device, learner.memory)
+        fit_memory(trainer, _largest_pass(config, longest), usable, config.model.activations)
 
     def feed(rendered: RenderedDemonstrations) -> DemonstrationFeed:
         return DemonstrationFeed(rendered, config.run.seed, ranks, policy, ForwardFlops.of(policy, policy.model.config))

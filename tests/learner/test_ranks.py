@@ -21,6 +21,7 @@ from asyncrl.observe.spans import spans_file
 from tests.learner.support import Run, assert_weights_close, assert_weights_equal
 from tests.learner.two_ranks import (
     EXPERTS,
+    FREQUENCIES,
     MEMBERS,
     OPTIMIZERS,
     configs,
@@ -210,6 +211,13 @@ def test_an_optimizer_trains_alike_on_one_rank_and_two_and_goes_on_with_another_
 def test_shards_of_any_shape_and_stacked_experts_are_gathered_as_they_are_saved(two: tuple[dict[str, Any], Path]):
     """The ranks compared them: see `two_ranks.check_gathering`."""
     assert two[0]["gathered"] == ["odd shapes", *MIXTURES]
+
+
+def test_updates_are_the_same_however_often_ranks_exchange_and_whatever_they_gather_at_once(
+    two: tuple[dict[str, Any], Path],
+):
+    """The ranks compared them: see `two_ranks.check_exchanges`."""
+    assert two[0]["exchanged"] == len(FREQUENCIES)
 
 
 def test_when_one_rank_is_stopped_all_leave(two: tuple[dict[str, Any], Path]):

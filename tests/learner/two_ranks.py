@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Collection, Iterable
 from contextlib import closing
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config.changes import ConfigChange
@@ -31,9 +33,12 @@ from asyncrl.errors import CheckpointError, StoppedError
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.loading import open_model
-from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.policy import Policy, shard
+from asyncrl.learner.optimizer import Exchange, Trainable
+from asyncrl.learner.packing import PackedSequences
+from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.sharding import shard
+from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.observe.spans import open_spans
 from asyncrl.sft.rank import fine_tune
@@ -70,6 +75,9 @@ MEMBERS = (
     "demonstration/advantage",
     "reward/mean",
 )
+
+TWO_LAYERS = 8000.0
+"""Bytes that one layer of `updated` does not have, and two have, in float32."""
 
 CHANGE = ConfigChange(1, "learner.lr", 2e-3, 1e-3, 0)
 
@@ -342,6 +350,60 @@ def check_range(ranks: Ranks) -> None:
     assert update.norm == pytest.approx(slope * ranks.size * 4)
 
 
+FREQUENCIES = [
+    (Exchange(reshard=0.5), 0, True),
+    (Exchange(), TWO_LAYERS, True),
+    (Exchange(reshard=0.0), 1e9, True),
+    (Exchange(once=True), TWO_LAYERS, False),
+]
+"""How often ranks exchange, how many bytes of layers they gather at once, and whether they add up gradients in the same
+order as without either."""
+
+
+def check_exchanges(ranks: Ranks) -> None:
+    """However often ranks exchange weights and gradients, and however many layers they gather at once, updates are the
+    same, also where layers are frozen, in float16, and where each rank has a whole copy of the model."""
+    whole = init_device_mesh(ranks.device.type, (ranks.size, 1), mesh_dim_names=("replicas", "shards"))
+    kinds = [("float32", 2, ranks), ("float16", 0, ranks), ("float32", 0, replace(ranks, mesh=whole))]
+    for dtype, frozen, own in kinds:
+        expected = updated(Exchange(), 0, dtype, frozen, own)
+        for exchange, unit_bytes, in_order in FREQUENCIES:
+            weights = updated(exchange, unit_bytes, dtype, frozen, own)
+            for name, tensor in weights.items():
+                error = 0.0 if in_order else 1e-6 if dtype == "float32" else 1e-3
+                torch.testing.assert_close(tensor, expected[name], atol=error, rtol=error, msg=f"{exchange} {name}")
+
+
+def updated(exchange: Exchange, unit_bytes: float, dtype: str, frozen: int, ranks: Ranks) -> dict[str, Tensor]:
+    """The gradient of two passes, which differ between ranks, and the weights after an update by it, of a model of
+    five layers, of which the first ones are frozen."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 5, "head_dim": 16, "vocab_size": 50}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "initializer_range": 0.3}
+    model = Qwen3ForCausalLM(Qwen3Config(**shape, **heads, tie_word_embeddings=True))
+    model.set_attn_implementation(PACKED)
+    for layer in model.model.layers[:frozen]:
+        layer.requires_grad_(False)
+    policy = Policy(model, 1.0)
+    shard(policy, model, ModelConfig("made", dtype=dtype), ranks, unit_bytes=unit_bytes)
+    trained = Trainable(policy, 1e-2, LearnerConfig(max_grad_norm=1e9, betas=[0.9, 0.9]), dtype)
+    trained.fitted = exchange
+    for number in range(2):
+        generator = torch.Generator().manual_seed(10 * number + ranks.rank)
+        sequences = [torch.randint(50, (length,), generator=generator) for length in (7, 4)]
+        trained.begin_pass(is_last=number == 1)
+        # Small enough for gradients that float16 can hold.
+        (trained.loss_factor / 256 * policy(PackedSequences.of(sequences))[0].mean()).backward()
+    moved = {name: each for name, each in policy.named_parameters() if each.grad is not None}
+    gradients = {f"of {name}": each.grad.full_tensor().clone() for name, each in moved.items()}
+    assert len(gradients) == sum(each.requires_grad for each in policy.parameters())
+    assert trained.update(0).is_applied
+    with torch.no_grad():
+        policy(PackedSequences.of(sequences))
+    assert all(isinstance(each, DTensor) for each in policy.parameters())
+    return gradients | {name: each.full_tensor() for name, each in policy.named_parameters()}
+
+
 def refuse_pickles() -> None:
     """Fail where torch pickles for other ranks, and where anything is looked up by name in a pickle."""
 
@@ -368,6 +430,8 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
         check_gathering(ranks)
         check_overflow(ranks)
         check_range(ranks)
+        if replicas == 1:
+            check_exchanges(ranks)
         check_restoring(model, folder, ranks)
         check_memory(folder, ranks)
         done = {
@@ -377,6 +441,7 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
             "stopped": stopped,
             "size": ranks.size,
             "gathered": ["odd shapes", *MIXTURES],
+            "exchanged": len(FREQUENCIES) if replicas == 1 else 0,
         }
         done["optimizers"] = {each: train_and_resume(each, folder, ranks) for each in OPTIMIZERS}
         if ranks.rank == 0:

@@ -116,15 +116,17 @@ class LearnerConfig:
         "them to it and back",
     )
     exchange: str = option(
-        "pass",
+        "auto",
         "when ranks exchange weights and gradients: in each pass, or once an update: this saves time where one "
-        "has several passes, and each rank then has room for all weights in model.dtype and all gradients in float32",
-        choices=("pass", "update"),
+        "has several passes, and each rank then has room for all weights in model.dtype and all gradients in float32; "
+        "auto: once an update on GPUs whose memory suffices for it beside all activations, otherwise in each pass",
+        choices=("auto", "pass", "update"),
     )
-    reshard: float = option(
-        1.0,
+    reshard: float | None = option(
+        None,
         "share of the layers whose gathered weights are dropped between the forward and the backward pass, which "
-        "gathers them again; the last layers keep theirs first",
+        "gathers them again; the last layers keep theirs first. null: as few as the memory of GPUs allows beside all "
+        "activations; 1 on the CPU",
         "[0, 1]",
     )
     replicas: int = option(
