@@ -1,9 +1,9 @@
 """Checkpoints: any number of ranks may read what any other number wrote.
 
 A checkpoint holds the weights, the optimisers' state and the progress. Random numbers need no state, since every
-learner step seeds them. Training waits only until its state is copied to host memory. Threads write the copy under a
-hidden name, rename it, and mark it complete; a folder without the mark is no checkpoint. Checksums of all its files
-tell later whether they are still what was written.
+learner step seeds them. A copy of the state goes to host memory while training goes on; only the next update waits for
+it. Threads write the copy under a hidden name, rename it, and mark it complete; a folder without the mark is no
+checkpoint. Checksums of all its files tell later whether they are still what was written.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Checkpoints:
         self._stop = stop or threading.Event()
         self._keep = keep
         self._ranks = ranks
-        self._copy = HostCopy()
+        self._copy = HostCopy(ranks.device)
         self._fingerprint = ""
         self._base: str | None = None
         self._moved = -1
@@ -148,11 +148,13 @@ class Checkpoints:
         Raises StoppedError on every rank: one was asked to stop while it waited for room on the disk.
         """
         self._find(models)
-        self.save_prepared(progress)
+        copied = self.save_prepared(progress)
+        for model in models.values():
+            model.copied = copied
 
-    def save_prepared(self, progress: Progress) -> None:
+    def save_prepared(self, progress: Progress) -> torch.cuda.Event | None:
         """As `save`, of the models with which `prepare` was called last. They may be in the middle of a pass, as long
-        as no weight has changed since then."""
+        as no weight has changed since then, and none may change before the event that this returns, if any."""
         self.wait()
         files = CheckpointFiles(self._path(progress.step))
         identity = {"fingerprint": self._fingerprint, "base": self._base, "ranks": self._ranks.shards}
@@ -160,19 +162,30 @@ class Checkpoints:
         make = partial(when_there_is_room, files.begin, self._stop, str(files.final))
         self._ranks.together(make if self._ranks.rank == 0 else lambda: None)
         if self._ranks.is_in_first_copy:
-            tensors, pending = self._copy.take(self._ranks.device), list(progress.evaluations)
-            write = partial(self._write, files, tensors, progress.step, json.dumps(content), pending)
+            (tensors, copied), pending = self._copy.take(), list(progress.evaluations)
+            write = partial(self._write, files, tensors, copied, progress.step, json.dumps(content), pending)
             self._writing = begin(write, "checkpoint", daemon=True)
+            return copied
+        return None
 
     def _write(
-        self, files: CheckpointFiles, tensors: Mapping[str, Tensor], step: int, progress: str, pending: Collection[int]
+        self,
+        files: CheckpointFiles,
+        tensors: Mapping[str, Tensor],
+        copied: torch.cuda.Event | None,
+        step: int,
+        progress: str,
+        pending: Collection[int],
     ) -> int:
         started = time.monotonic()
         with self._ranks.activity.finishing(f"the checkpoint {files.final.name}"):
+            if copied is not None:
+                with torch.cuda.device(self._ranks.device):
+                    copied.synchronize()
             if not files.write(tensors, progress, self._ranks, self._gives_up):
                 return 0
             self.clean(pending)
-        logger.info("%s is complete, %.1f s after its copy was made", files.final, time.monotonic() - started)
+        logger.info("%s is complete, %.1f s after its copy was begun", files.final, time.monotonic() - started)
         return step
 
     def wait(self) -> None:

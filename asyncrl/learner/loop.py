@@ -135,7 +135,7 @@ class Learner:
                 self._keep_finished(self._save_although_stopped)
             raise
 
-    def _keep_finished(self, save: Callable[[], None]) -> None:
+    def _keep_finished(self, save: Callable[[], object]) -> None:
         """Save the steps that are done, if no checkpoint has them and their weights are whole."""
         # A checkpoint between two versions would be served under the number of the older one.
         is_version = self.progress.step % self.config.learner.publish_every == 0

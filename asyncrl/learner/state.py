@@ -6,9 +6,11 @@ sharded tensor are those of all files in the order of the ranks. A tensor that i
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.errors import CheckpointError
+from asyncrl.learner.host_memory import pinned
 from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.ranks import Ranks, shard_of
 from asyncrl.machine.activity import Activity
@@ -26,13 +29,17 @@ from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.adapters import adapted_layers
 from asyncrl.weights.threads import begin
 
+logger = logging.getLogger(__name__)
+
 Models = Mapping[str, Trainable[Any]]
 
 
 class HostCopy:
-    """Copies in host memory of what this rank writes of models. Each copy takes the memory of the one before it."""
+    """Copies in host memory of what this rank, on `device`, writes of models. Each copy takes the memory of the one
+    before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._parts: Mapping[str, Tensor] = {}
         self._buffers: dict[str, Tensor] = {}
         self._reserving: Future[None] | None = None
@@ -48,29 +55,33 @@ class HostCopy:
             self._reserving = begin(self._reserve, "checkpoint", daemon=True)
 
     @torch.no_grad()
-    def take(self, device: torch.device) -> Mapping[str, Tensor]:
-        """A copy of the tensors that were found, as they are now. Within a pass it does not wait for the pass."""
+    def take(self) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
+        """Begin a copy of the tensors that were found, as they are now. Within a pass it does not wait for the pass.
+        The copy of a GPU's tensors is whole once the event has happened, and nobody may change them before."""
         if self._reserving is not None:
             self._reserving.result()
         self._reserve()
         # What changed the tensors has ended on the GPU: a step is done once its loss is known.
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         with torch.cuda.stream(stream):
             for name, each in self._parts.items():
                 self._buffers[name].copy_(each, non_blocking=True)
-        if stream is not None:
-            stream.synchronize()
-        return self._buffers
+        return self._buffers, None if stream is None else stream.record_event()
 
     def _reserve(self) -> None:
-        self._buffers = {name: self._buffer(name, each) for name, each in self._parts.items()}
+        started, before = time.monotonic(), self._buffers
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            self._buffers = {name: self._buffer(name, each) for name, each in self._parts.items()}
+        new = sum(each.nbytes for name, each in self._buffers.items() if each is not before.get(name))
+        if new:
+            taken = time.monotonic() - started
+            logger.info("%.1f GB of host memory for checkpoints were there after %.1f s", new / 1e9, taken)
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
-        """Memory for `tensor`, pinned for one on a GPU, which copies into such memory several times faster."""
         buffer = self._buffers.get(name)
         if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
             # The system gives memory where it is first written.
-            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).zero_()
+            return pinned(tensor) if tensor.is_cuda else torch.zeros_like(tensor)
         return buffer
 
 

@@ -170,7 +170,7 @@ class Imitation:
         self.progress.keep_models(self.trainer.models)
         return self.progress
 
-    def _keep_finished(self, save: Callable[[], None]) -> None:
+    def _keep_finished(self, save: Callable[[], object]) -> None:
         """Save the steps that are done, if no checkpoint has them and their weights are whole."""
         if self._is_whole and self.progress.step > self._kept:
             with self.ranks.activity.finishing("a checkpoint of the steps that are done"):
