@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import resource
 import signal
 import socket
 import subprocess
@@ -30,12 +31,8 @@ from asyncrl.errors import AsyncrlError
 log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[1]
-_CHILD = f"""import sys
-sys.path.insert(0, {str(_PACKAGE.parent)!r})
-from asyncrl.machine.sandbox_child.main import main
-main()
-"""
-_MAX_FILE_BYTES = 1 << 20
+MAX_OUTPUT_BYTES = 1 << 20
+"""Of the output, and of each file that a program writes."""
 _KILLED = 128 + signal.SIGKILL
 _CHECK_S = 60.0
 
@@ -53,8 +50,8 @@ class SandboxError(AsyncrlError):
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Seconds on the wall and of CPU time (rounded up), megabytes of memory (of a process and of all together),
-    processes and threads at once, and megabytes in each of the private folders /tmp and /dev/shm."""
+    """Seconds on the wall and of CPU time (rounded up; infinite for no limit), megabytes of memory (of a process and of
+    all together), processes and threads at once, and megabytes in each of the private folders /tmp and /dev/shm."""
 
     wall_s: float = 8.0
     cpu_s: float = 4.0
@@ -123,22 +120,35 @@ async def run(
             file.seek(0)
         ours, theirs = (stack.enter_context(each) for each in socket.socketpair())
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", _CHILD),
-            *map(str, (theirs.fileno(), source.fileno(), int(namespaces))),
-            *map(str, (math.ceil(limits.cpu_s), limits.memory_mb << 20, _MAX_FILE_BYTES, limits.disk_mb << 20)),
-            *map(str, (limits.processes, *(_visible() if namespaces else ()))),
+            *child_command("main"),
+            *map(str, (theirs.fileno(), source.fileno())),
+            *child_arguments(limits, namespaces),
             stdin=given,
             stdout=output,
             stderr=output if errors else subprocess.DEVNULL,
             cwd="/" if namespaces else folder,
-            env=_environment(folder),
+            env=child_environment(folder),
             pass_fds=[theirs.fileno(), source.fileno(), *fds],
             start_new_session=True,
         )
         theirs.close()
         report = await _report(process, ours, limits.wall_s)
         output.seek(0)
-        return ProgramResult(output.read(_MAX_FILE_BYTES).decode(errors="replace"), _status(report, namespaces))
+        return ProgramResult(output.read(MAX_OUTPUT_BYTES).decode(errors="replace"), status_of(report, namespaces))
+
+
+def child_command(module: str) -> list[str]:
+    """The command that runs a `main` of sandbox_child/, before its arguments."""
+    path = f"sys.path.insert(0, {str(_PACKAGE.parent)!r})"
+    code = f"import sys; {path}; from asyncrl.machine.sandbox_child.{module} import main; main()"
+    return [sys.executable, "-I", "-S", "-c", code]
+
+
+def child_arguments(limits: SandboxLimits, namespaces: bool) -> list[str]:
+    """What `Options` reads behind the control socket and the file of the program."""
+    cpu_s = math.ceil(limits.cpu_s) if math.isfinite(limits.cpu_s) else resource.RLIM_INFINITY
+    sizes = (limits.memory_mb << 20, MAX_OUTPUT_BYTES, limits.disk_mb << 20)
+    return [*map(str, (int(namespaces), cpu_s, *sizes, limits.processes)), *(_visible() if namespaces else ())]
 
 
 async def _report(process: asyncio.subprocess.Process, control: socket.socket, wall_s: float) -> str | None:
@@ -160,7 +170,8 @@ async def _report(process: asyncio.subprocess.Process, control: socket.socket, w
             raise
 
 
-def _status(report: str | None, namespaces: bool) -> int | None:
+def status_of(report: str | None, namespaces: bool) -> int | None:
+    """The program's status in the watcher's report. Raises SandboxError: the program could not be run."""
     if report is None:
         return None
     if not report and not namespaces:
@@ -179,7 +190,7 @@ def _visible() -> list[str]:
     return [each for each in (*_SYSTEM, *python, str(_PACKAGE)) if Path(each).exists()]
 
 
-def _environment(folder: str) -> dict[str, str]:
+def child_environment(folder: str) -> dict[str, str]:
     """An environment without the caller's variables, which may hold keys. Libraries use one thread each, since thread
     pools count against the memory limit."""
     return {

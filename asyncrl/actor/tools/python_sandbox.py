@@ -37,14 +37,15 @@ class PythonSandbox(Tool):
     async def execute(self, arguments: Mapping[str, Any]) -> str:
         ran = await sandbox.run(arguments["code"], self._limits)
         printed = ran.printed.strip()
-        return "\n".join(part for part in (printed, self._remark(ran, printed)) if part)
+        note = remark(ran, self._limits) or ("" if printed else "(no output; print what you want to see)")
+        return "\n".join(part for part in (printed, note) if part)
 
-    def _remark(self, ran: sandbox.ProgramResult, printed: str) -> str:
-        if ran.status is None:
-            return f"Error: stopped after {self._limits.wall_s:g} s."
-        if ran.killed:
-            seconds = math.ceil(self._limits.cpu_s)
-            return f"Error: stopped, after {seconds} s of CPU time, for want of memory or for too many processes."
-        if ran.status:
-            return f"Error: the program ended with status {ran.status}."
-        return "" if printed else "(no output; print what you want to see)"
+
+def remark(ran: sandbox.ProgramResult, limits: sandbox.SandboxLimits) -> str:
+    """How the program ended; empty where it ended well."""
+    if ran.status is None:
+        return f"Error: stopped after {limits.wall_s:g} s."
+    if ran.killed:
+        time = f"after {math.ceil(limits.cpu_s)} s of CPU time, " if math.isfinite(limits.cpu_s) else ""
+        return f"Error: stopped, {time}for want of memory or for too many processes."
+    return f"Error: the program ended with status {ran.status}." if ran.status else ""

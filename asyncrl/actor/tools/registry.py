@@ -13,6 +13,7 @@ BUILT_IN: Mapping[str, str] = {
     "calculator": "asyncrl.actor.tools.calculator.Calculator",
     "fetch": "asyncrl.actor.tools.fetch.FetchPage",
     "python": "asyncrl.actor.tools.python_sandbox.PythonSandbox",
+    "python_session": "asyncrl.actor.tools.python_session.PythonSession",
     "search": "asyncrl.actor.tools.search.tool.SearchPassages",
     "slow_calculator": "asyncrl.actor.tools.delayed.SlowCalculator",
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.config.option import option
-from asyncrl.config.schema.tools import FetchConfig, SearchConfig
+from asyncrl.config.schema.tools import FetchConfig, SandboxConfig, SearchConfig
 
 
 @dataclass
@@ -138,6 +138,7 @@ class ActorConfig:
     )
     fetch: FetchConfig = field(default_factory=FetchConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
 
     @property
     def played_by(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What the built-in tools reach beyond the actor."""
+"""What the built-in tools reach beyond the actor, and where they run programs."""
 
 from __future__ import annotations
 
@@ -41,4 +41,16 @@ class SearchConfig:
     )
     indexes: str | None = option(
         None, "folder on each actor's host for the index of a corpus; null: ~/.cache/asyncrl/search"
+    )
+
+
+@dataclass
+class SandboxConfig:
+    """Where the programs run that the policy writes (docs/sandbox.md)."""
+
+    memory_mb: int | None = option(
+        None,
+        "megabytes that the sessions of one actor may take together; others wait with their first call; null: half "
+        "of the machine's memory",
+        "[1, inf)",
     )

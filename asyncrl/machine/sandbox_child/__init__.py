@@ -6,4 +6,5 @@ kernel ends all processes of the namespaces. The program has no rights over the 
 launcher watches: orphans of the program become the launcher's children, and it kills them.
 
 Every call starts it anew, so it imports little: the standard library alone, and neither pathlib nor typing of that.
+For a session, `server` forks the launcher, and the program's process runs `cells`.
 """

@@ -17,10 +17,22 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    # Slurm sends these, by which it asks a role to stop or to drain, to the role's children, too.
+    ignore_signals()
+    options = Options(sys.argv[1:])
+    source = os.pread(options.source, os.fstat(options.source).st_size, 0).decode()
+    os.close(options.source)
+    launch(options)
+    run(source)
+
+
+def ignore_signals() -> None:
+    """Slurm sends these, by which it asks a role to stop or to drain, to the role's children, too."""
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
-    options = Options(sys.argv[1:])
+
+
+def launch(options: Options) -> None:
+    """Start the watcher and the program's process. Returns only in the latter, once it is confined."""
     try:
         if options.namespaces:
             enter_namespaces(options.user)
@@ -32,21 +44,24 @@ def main() -> None:
         else:
             with suppress(AttributeError):
                 libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        program = watch(options)
+        watch(options)
     except Exception as error:  # noqa: BLE001 - the caller raises it
         os.write(options.control, f"failed {type(error).__name__}: {error}".encode())
         os._exit(1)
-    run(program)
+
+
+def find_packages() -> None:
+    """Let imports find the packages of this Python, and the caller's path to this one no longer."""
+    import site
+
+    del sys.path[0]
+    site.main()
+    sys.argv[:] = ["-"]
 
 
 def run(source: str) -> None:
     """Run as `python -I -` does: a failure is printed without the frames of this package."""
-    import site
-
-    # The caller's path to this package.
-    del sys.path[0]
-    site.main()
-    sys.argv[:] = ["-"]
+    find_packages()
     sys.modules["__main__"] = module = type(sys)("__main__")
     try:
         exec(compile(source, "<stdin>", "exec"), module.__dict__)

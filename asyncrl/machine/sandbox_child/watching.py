@@ -14,12 +14,12 @@ LOOK_S = 0.1
 """Between two checks of what the kernel does not limit: the memory of all processes together, and on some machines
 their number."""
 
+STOP, GO = b"s", b"g"
+"""What the caller of a session sends: let all its processes stand still, or go on."""
 
-def watch(options: Options) -> str:
-    """Start the program, wait for it, and end with all its children. Returns only in the program's process: the source
-    of the program."""
-    source = os.pread(options.source, os.fstat(options.source).st_size, 0).decode()
-    os.close(options.source)
+
+def watch(options: Options) -> None:
+    """Start the program, wait for it, and end with all its children. Returns only in the program's process."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -35,7 +35,7 @@ def watch(options: Options) -> str:
         for fd in (options.control, woken, wake, problem):
             os.close(fd)
         confine(options, tell)
-        return source
+        return
     os.close(tell)
     status = wait(program, woken, options)
     if not options.namespaces:
@@ -52,19 +52,42 @@ def watch(options: Options) -> str:
 
 def wait(program: int, woken: int, options: Options) -> int:
     """The status of `program`, as a shell gives it; that of a kill where the caller has gone, or where the processes
-    are too many or take too much memory together."""
+    are too many or take too much memory together. Processes that stand still are not looked at."""
     poll = select.poll()
     poll.register(options.control, select.POLLIN)
     poll.register(woken, select.POLLIN)
+    stopped = False
     while True:
         status = reap(program)
         if status is not None:
             return status
-        ready = [fd for fd, _ in poll.poll(LOOK_S * 1000)]
-        if options.control in ready or takes_too_much(options):
+        ready = [fd for fd, _ in poll.poll(None if stopped else LOOK_S * 1000)]
+        if options.control in ready:
+            orders = os.read(options.control, 64)
+            if not orders:
+                return 128 + signal.SIGKILL
+            stopped = orders.endswith(STOP)
+            signal_all(options, signal.SIGSTOP if stopped else signal.SIGCONT)
+        if not stopped and takes_too_much(options):
             return 128 + signal.SIGKILL
         if woken in ready:
             os.read(woken, 4096)
+
+
+def signal_all(options: Options, number: int) -> None:
+    """Send a signal to the program and all processes that it started."""
+    if options.namespaces:
+        # All processes of the namespace but this one.
+        with suppress(ProcessLookupError):
+            os.kill(-1, number)
+        return
+    reached: set[int] = set()
+    # Some may start others meanwhile.
+    while new := descendants(options.proc) - reached:
+        for pid in new:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        reached |= new
 
 
 def takes_too_much(options: Options) -> bool:

@@ -1,0 +1,68 @@
+"""The tool `python_session`: a Python interpreter that an episode has for itself, and that keeps what calls define.
+
+A call is a cell of a notebook. What it raises is an answer. A call that takes too long, or that ends the interpreter,
+ends the session; its answer says that the state is lost, and the next call begins a new session.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import psutil
+
+from asyncrl.actor.tools.base import Tool
+from asyncrl.actor.tools.python_sandbox import remark
+from asyncrl.actor.tools.sessions import EpisodeSession, SessionService
+from asyncrl.config.schema import ActorConfig
+from asyncrl.machine import sandbox
+from asyncrl.machine.sandbox_session import SessionServer
+
+LOST = "The session was restarted: its variables, imports and files are lost."
+
+
+class PythonSession(Tool):
+    """The policy calls it by the name of the tool without a state, so that tasks can have either."""
+
+    schema: ClassVar[Mapping[str, Any]] = {
+        "name": "python",
+        "description": (
+            "Runs Python code, and returns what it prints and the value of its last expression. Variables, imports and "
+            "files are kept between calls."
+        ),
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "the code"}},
+            "required": ["code"],
+        },
+    }
+    # The time for a cell is a limit of its own, and a call may wait for memory before.
+    limits_itself: ClassVar[bool] = True
+    service: ClassVar[SessionService]
+    session: EpisodeSession
+
+    @classmethod
+    def configured(cls, actor: ActorConfig) -> type[Tool]:
+        server = SessionServer()
+        total_mb = actor.sandbox.memory_mb or psutil.virtual_memory().total // 2 >> 20
+        return type(cls.__name__, (cls,), {"service": SessionService(server.start, server.close, total_mb)})
+
+    @classmethod
+    def prepare(cls) -> None:
+        sandbox.why_no_namespaces()
+
+    async def create(self, wall_s: float = 8.0, memory_mb: int = 1024, **kwargs: Any) -> None:
+        total_mb = self.service.budget.total_mb
+        if memory_mb > total_mb:
+            raise ValueError(
+                f"memory_mb={memory_mb} is more than actor.sandbox.memory_mb={total_mb}, that of all sessions"
+            )
+        self._limits = sandbox.SandboxLimits(wall_s, math.inf, memory_mb)
+
+    async def execute(self, arguments: Mapping[str, Any]) -> str:
+        ran = await self.session.run(arguments["code"], self._limits)
+        printed = ran.printed.strip()
+        if ran.status == 0:
+            return printed or "(no output)"
+        return "\n".join(part for part in (printed, remark(ran, self._limits), LOST) if part)

@@ -1,0 +1,288 @@
+"""Sessions with real processes: where the system grants namespaces, and where it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from asyncrl.machine import sandbox
+from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
+from asyncrl.machine.sandbox_session import Interpreter, SessionServer
+from tests.helpers import GENEROUS_S, until
+
+pytestmark = pytest.mark.slow
+
+LIMITS = SandboxLimits(memory_mb=300)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(True, marks=pytest.mark.skipif(bool(sandbox.why_no_namespaces()), reason="no namespaces here")),
+        False,
+    ],
+    ids=["namespaces", "plain"],
+)
+def either(request: pytest.FixtureRequest) -> bool:
+    """Whether sessions get namespaces."""
+    return bool(request.param)
+
+
+@asynccontextmanager
+async def opened(namespaces: bool) -> AsyncIterator[Interpreter]:
+    server = SessionServer()
+    try:
+        session = await server.start(LIMITS, namespaces)
+        try:
+            yield session
+        finally:
+            await session.close()
+    finally:
+        server.close()
+
+
+def within(namespaces: bool, act: Callable[[Interpreter], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with opened(namespaces) as session:
+            await act(session)
+
+    asyncio.run(main())
+
+
+def alive(mark: str) -> list[psutil.Process]:
+    """Processes other than this one that carry `mark` in their arguments."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if mark in " ".join(process.info["cmdline"] or []) and process.pid != os.getpid()
+    ]
+
+
+def sleeper(mark: str) -> str:
+    """A cell that starts a process which leaves the program's process group, and carries `mark`."""
+    command = [sys.executable, "-S", "-c", "import time; time.sleep(600)", mark]
+    return f"import subprocess; started = subprocess.Popen({command!r}, start_new_session=True)"
+
+
+CELLS = {
+    "the value of the last expression is shown": [
+        ("x = 5\nx + 1", "6\n"),
+        ("x; x", "5\n"),
+        ("None", ""),
+        ("_ + 1", "6\n"),
+    ],
+    "variables, imports and functions stay": [
+        ("import math\ndef f(x):\n    return x + 1", ""),
+        ("f(math.floor(1.5))", "2\n"),
+    ],
+    "files stay": [("open('a', 'w').write('hi')", "2\n"), ("open('a').read()", "'hi'\n")],
+    "what is printed by itself and by its processes is in order": [
+        ("import os\nprint(1)\nos.system('echo 2')\nprint(3)", "1\n2\n3\n"),
+        ("print('é解')", "é解\n"),
+    ],
+    "a cell that ends Python only ends itself": [("y = 1\nimport sys; sys.exit(3)", "SystemExit: 3\n"), ("y", "1\n")],
+    "a cell that puts its own streams in place of Python's": [
+        ("import sys, io; sys.stdout = io.StringIO(); print(7)", ""),
+        ("sys.stdout = sys.__stdout__; print(8)", "8\n"),
+    ],
+    "a cell that forks is answered once": [("import os\nif os.fork(): os.wait()", ""), ("1", "1\n")],
+}
+
+
+@pytest.mark.parametrize("what", CELLS)
+def test_cells(what: str, either: bool):
+    async def act(session: Interpreter) -> None:
+        for code, printed in CELLS[what]:
+            ran = await session.run(code, GENEROUS_S)
+            assert ran.status == 0
+            assert ran.printed.endswith(printed)
+            assert printed or not ran.printed
+
+    within(either, act)
+
+
+def test_an_error_shows_the_lines_of_its_cells_and_nothing_of_the_session(either: bool):
+    async def act(session: Interpreter) -> None:
+        await session.run("def divide():\n    return 1 / 0", GENEROUS_S)
+        ran = await session.run("divide()", GENEROUS_S)
+        lines = [line.strip() for line in ran.printed.splitlines() if not set(line) <= set(" ^~")]
+        assert lines == [
+            "Traceback (most recent call last):",
+            'File "<cell 2>", line 1, in <module>',
+            "divide()",
+            'File "<cell 1>", line 2, in divide',
+            "return 1 / 0",
+            "ZeroDivisionError: division by zero",
+        ]
+        assert (await session.run("oops(", GENEROUS_S)).printed.startswith('  File "<cell 3>", line 1\n')
+
+    within(either, act)
+
+
+ENDINGS = {
+    "out of time": ("print('begun'); import time; time.sleep(600)", 0.5, None),
+    "a crash": ("print('begun'); import os; os._exit(3)", GENEROUS_S, 3),
+    "memory of its processes together": (
+        "print('begun')\nimport os, time\nfor _ in range(6):\n"
+        "    if not os.fork():\n        kept = b'x' * (100 << 20)\n        break\ntime.sleep(600)",
+        GENEROUS_S,
+        137,
+    ),
+    "something else than a reply": (
+        "print('begun')\nimport glob, os, stat\nfor each in range(3, 20):\n"
+        "    try:\n        if stat.S_ISSOCK(os.fstat(each).st_mode): os.write(each, b'{}')\n    except OSError: pass\n"
+        "import time; time.sleep(600)",
+        GENEROUS_S,
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDINGS)
+def test_a_call_that_ends_the_session_tells_how_and_what_was_printed(what: str, either: bool):
+    code, wall_s, status = ENDINGS[what]
+
+    async def act(session: Interpreter) -> None:
+        assert await session.run(code, wall_s) == ProgramResult("begun\n", status)
+        assert not session.is_open
+
+    within(either, act)
+
+
+def test_endless_output_is_capped_and_the_next_cell_prints_again(either: bool):
+    async def act(session: Interpreter) -> None:
+        ran = await session.run("for _ in range(5000): print('x' * 1000)", GENEROUS_S)
+        assert len(ran.printed) <= 1 << 20
+        assert ran.printed.endswith("File too large\n")
+        assert await session.run("print(1)", GENEROUS_S) == ProgramResult("1\n", 0)
+
+    within(either, act)
+
+
+def test_between_two_cells_all_processes_stand_still(either: bool):
+    mark = f"still-{os.getpid()}-{either}"
+
+    async def act(session: Interpreter) -> None:
+        code = "import threading\ncount = 0\ndef work():\n    global count\n    while True: count += 1\n"
+        await session.run(f"{code}threading.Thread(target=work, daemon=True).start()\n{sleeper(mark)}", GENEROUS_S)
+        async with asyncio.timeout(GENEROUS_S):
+            while {process.status() for process in alive(mark)} != {psutil.STATUS_STOPPED}:
+                await asyncio.sleep(0.01)
+        ran = await session.run("before = count\nwhile count == before: pass\nstarted.poll()", GENEROUS_S)
+        assert ran == ProgramResult("", 0)
+
+    within(either, act)
+    assert alive(mark) == []
+
+
+def test_nothing_outlives_a_session_that_is_closed_in_a_cell(either: bool):
+    mark = f"closed-{os.getpid()}-{either}"
+
+    async def act(session: Interpreter) -> None:
+        call = asyncio.create_task(session.run(f"{sleeper(mark)}\nimport time; time.sleep(600)", GENEROUS_S))
+        async with asyncio.timeout(GENEROUS_S):
+            while not alive(mark):
+                await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert alive(mark) == []
+
+    within(either, act)
+
+
+def test_nothing_outlives_a_caller_that_is_killed(either: bool):
+    mark = f"orphan-{os.getpid()}-{either}"
+    program = f"""
+import asyncio, os
+from asyncrl.machine.sandbox_session import SessionServer, SandboxLimits
+async def main():
+    session = await SessionServer().start(SandboxLimits(), {either})
+    await session.run({sleeper(mark)!r}, 600)
+    print("ready", flush=True)
+    await session.run("while True: pass", 600)
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == "ready\n"
+        started = [*psutil.Process(caller.pid).children(recursive=True), *alive(mark)]
+        caller.send_signal(signal.SIGKILL)
+    assert len(started) >= 3
+    until(lambda: not alive(mark) and not any(process.is_running() for process in started))
+
+
+def test_sessions_see_nothing_of_each_other(either: bool):
+    async def main() -> None:
+        server = SessionServer()
+        try:
+            one, other = [await server.start(LIMITS, either) for _ in range(2)]
+            await one.run("kept = 1; open('file', 'w').close()", GENEROUS_S)
+            ran = await other.run("import os\n'kept' in globals(), os.listdir()", GENEROUS_S)
+            assert ran == ProgramResult("(False, [])\n", 0)
+            for session in (one, other):
+                await session.close()
+        finally:
+            server.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(bool(sandbox.why_no_namespaces()), reason="no namespaces here")
+def test_a_session_in_namespaces_reaches_neither_network_nor_files_nor_other_processes():
+    tries = {
+        "import socket; socket.create_connection(('127.0.0.1', 22), 5)": "Network is unreachable",
+        f"open({__file__!r})": "No such file",
+        f"import os; os.kill({os.getpid()}, 0)": "ProcessLookupError",
+        "os.kill(1, 9)": "Operation not permitted",
+        "open('/usr/file', 'w')": "Read-only file system",
+        "import ctypes; ctypes.CDLL(None).unshare(0x10000000)": "-1\n",
+        "socket.socket(40, socket.SOCK_STREAM)": "Operation not permitted",
+        "for i in range(99): open(f'{i}', 'wb').write(bytes(1 << 20))": "No space left",
+    }
+
+    async def act(session: Interpreter) -> None:
+        for code, seen in tries.items():
+            assert seen in (await session.run(code, GENEROUS_S)).printed
+
+    within(True, act)
+
+
+def test_the_process_that_starts_sessions_may_be_killed(either: bool):
+    async def main() -> None:
+        server = SessionServer()
+        try:
+            first = await server.start(LIMITS, either)
+            (process,) = [each for each in alive("sandbox_child.server") if each.ppid() == os.getpid()]
+            process.kill()
+            process.wait()
+            second = await server.start(LIMITS, either)
+            for session in (first, second):
+                assert await session.run("5", GENEROUS_S) == ProgramResult("5\n", 0)
+                await session.close()
+        finally:
+            server.close()
+
+    asyncio.run(main())
+
+
+def test_a_session_that_this_machine_has_ended_is_no_answer():
+    if sandbox.why_no_namespaces():
+        pytest.skip("a program without namespaces may do so itself")
+
+    async def act(session: Interpreter) -> None:
+        for process in psutil.Process().children(recursive=True):
+            if process.ppid() != os.getpid():
+                process.kill()
+        with pytest.raises(SandboxError):
+            await session.run("5", GENEROUS_S)
+
+    within(True, act)
