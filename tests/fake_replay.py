@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from asyncrl.config.changes import ConfigChange
+from asyncrl.errors import RefusedError, WireError
 from asyncrl.ids import feed_group, ticket_id
-from asyncrl.replay.client import read_leases
+from asyncrl.replay.client import Outcome, read_leases
 from asyncrl.replay.protocol import FailEpisode, FailScoring, RenewLease
 from asyncrl.types import BatchPlan, Labels, Lease, Task, Ticket, Trajectory
 from tests.replay.support import Core, make_settings
@@ -48,6 +49,21 @@ class FakeReplay:
     def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
         with self._lock:
             return self.core.put(trajectory, list(images.values()))
+
+    def put_all(
+        self, trajectories: Sequence[Trajectory], images: Mapping[bytes, bytes] = MappingProxyType({})
+    ) -> list[Outcome]:
+        return [self._outcome(each, images) for each in trajectories]
+
+    def _outcome(self, trajectory: Trajectory, images: Mapping[bytes, bytes]) -> Outcome:
+        try:
+            return self.put(trajectory, {name: images[name] for name in trajectory.image_names})
+        except (RefusedError, WireError) as error:
+            return error
+
+    def fail_all(self, reasons: Mapping[str, str]) -> None:
+        for name, reason in reasons.items():
+            self.fail(name, reason)
 
     def fail(self, ticket_id: str, reason: str) -> None:
         with self._lock:

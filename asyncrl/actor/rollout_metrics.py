@@ -37,8 +37,8 @@ class RolloutMetrics:
         self._totals["truncated"] += trajectory.finish is Finish.TRUNCATED
         self._new.append(trajectory)
 
-    def failed(self) -> None:
-        self._totals["failed"] += 1
+    def failed(self, episodes: int = 1) -> None:
+        self._totals["failed"] += episodes
 
     def refused(self) -> None:
         self._totals["refused"] += 1

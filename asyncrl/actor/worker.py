@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -20,10 +20,10 @@ from typing import TypeVar
 from asyncrl.actor.contained import contained
 from asyncrl.actor.images import OutgoingImages
 from asyncrl.actor.rollout_metrics import RolloutMetrics
-from asyncrl.errors import AsyncrlError, RefusedError, StoppedError, WireError
+from asyncrl.errors import AsyncrlError, StoppedError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans, Value
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client import CREDITS, ReplayClient
 from asyncrl.text import cut, reason_of
 from asyncrl.types import Purpose, Ticket, Trajectory
 
@@ -159,23 +159,37 @@ class RolloutWorker:
             self._begun.discard(ticket.id)
 
     async def _deliver(self) -> None:
+        """Deliver whatever has finished since the last time, with one wait for the replay: an actor that is far from it
+        would otherwise deliver one outcome a round trip."""
         while True:
-            ticket_id, outcome, ended = await self._finished.get()
-            images = self._outgoing.take(ticket_id)
-            try:
-                if isinstance(outcome, Trajectory):
-                    await self._in_thread(self._sink.put, outcome, *([images] if images else []))
-                    self._metrics.delivered(outcome)
-                else:
-                    await self._in_thread(self._sink.fail, ticket_id, outcome)
-                    self._metrics.failed()
-            except (RefusedError, WireError) as error:
-                self._error_logger.exception(f"the outcome of {ticket_id} was refused: {error}", error)
+            finished = [await self._finished.get()]
+            while len(finished) < CREDITS and not self._finished.empty():
+                finished.append(self._finished.get_nowait())
+            await self._deliver_all({ticket_id: outcome for ticket_id, outcome, _ in finished})
+            for ticket_id, outcome, ended in finished:
+                self._record(ticket_id, outcome, ended)
+                self._holding.discard(ticket_id)
+                self._undelivered.discard(ticket_id)
+
+    async def _deliver_all(self, outcomes: Mapping[str, Trajectory | str]) -> None:
+        """Return once the replay has the outcome of each ticket."""
+        trajectories = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Trajectory)}
+        failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
+        failed = len(failures)
+        images: dict[bytes, bytes] = {}
+        for name in outcomes:
+            images |= self._outgoing.take(name)
+        answers = await self._in_thread(self._sink.put_all, list(trajectories.values()), images)
+        for (name, trajectory), answer in zip(trajectories.items(), answers, strict=True):
+            if isinstance(answer, str):
+                self._metrics.delivered(trajectory)
+            else:
+                self._error_logger.exception(f"the outcome of {name} was refused: {answer}", answer)
                 self._metrics.refused()
-                await self._in_thread(self._sink.fail, ticket_id, f"refused: {error}")
-            self._record(ticket_id, outcome, ended)
-            self._holding.discard(ticket_id)
-            self._undelivered.discard(ticket_id)
+                failures[name] = f"refused: {answer}"
+        if failures:
+            await self._in_thread(self._sink.fail_all, failures)
+        self._metrics.failed(failed)
 
     def _record(self, ticket_id: str, outcome: Trajectory | str, ended: float) -> None:
         now = self._spans.clock()

@@ -62,6 +62,8 @@ from asyncrl.wire import (
 )
 
 T = TypeVar("T")
+Outcome = str | RefusedError | WireError
+"""What became of a trajectory that was delivered: stored, duplicate or late; or why it was refused."""
 
 log = logging.getLogger(__name__)
 
@@ -135,31 +137,59 @@ class ReplayClient:
 
     def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
         """Deliver a trajectory; returns once it is durable: stored, duplicate, or late (counted, not kept). `images`
-        are at least those that it shows, by their digests; they are sent if the replay lacks one of them."""
-        return self.put_all([trajectory], images)[0]
+        are at least those that it shows, by their digests; they are sent if the replay lacks one of them. Raises
+        RefusedError; WireError: it cannot be encoded."""
+        [outcome] = self.put_all([trajectory], images)
+        if isinstance(outcome, str):
+            return outcome
+        raise outcome
 
     def put_all(
         self, trajectories: Sequence[Trajectory], images: Mapping[bytes, bytes] = MappingProxyType({})
-    ) -> list[str]:
-        """Deliver several with one wait; what became of each, as `put` says. Raises RefusedError for the first that was
-        refused, when the others are durable."""
-        request = protocol.PutTrajectory(0)
-        answers = self._send_all([(request, encode(trajectory_message(each))) for each in trajectories])
-        found = [answer.read(protocol.TEXT) for answer in answers]
-        for index, trajectory in enumerate(trajectories):
-            if found[index] == INCOMPLETE:
-                found[index] = self._put_whole(trajectory, images)
-        return found
+    ) -> list[Outcome]:
+        """Deliver several in the time of one; returns once all are durable or refused: for each what `put` returns, or
+        the error that it raises."""
+        outcomes: dict[int, Outcome] = {}
+        rest = dict(enumerate(trajectories))
+        while rest:
+            bare = self._put_each(rest)
+            incomplete = {at: rest[at] for at, outcome in bare.items() if outcome == INCOMPLETE}
+            # The members of a group mostly show the same images: the first one brings them for all.
+            firsts = {each.group_id: at for at, each in reversed(incomplete.items())}
+            outcomes |= bare | self._put_each({at: incomplete.pop(at) for at in firsts.values()}, images)
+            rest = incomplete
+        return [outcomes[at] for at in range(len(trajectories))]
 
-    def _put_whole(self, trajectory: Trajectory, images: Mapping[bytes, bytes]) -> str:
-        shown = [images[name] for name in dict.fromkeys(trajectory.image_names)]
-        frames = [*encode(trajectory_message(trajectory)), *shown]
-        [answer] = self._send_all([(protocol.PutTrajectory(len(shown)), frames)])
-        return answer.read(protocol.TEXT)
+    def _put_each(
+        self, trajectories: Mapping[int, Trajectory], images: Mapping[bytes, bytes] | None = None
+    ) -> dict[int, Outcome]:
+        """Send each, with all that it shows if `images` are given; what became of it."""
+        outcomes: dict[int, Outcome] = {}
+        requests = {}
+        for at, trajectory in trajectories.items():
+            shown = [] if images is None else [images[name] for name in dict.fromkeys(trajectory.image_names)]
+            try:
+                frames = [*encode(trajectory_message(trajectory)), *shown]
+            except WireError as error:
+                outcomes[at] = error
+            else:
+                requests[at] = (protocol.PutTrajectory(len(shown)), frames)
+        for at, answer in zip(requests, self._answers(list(requests.values())), strict=True):
+            try:
+                outcomes[at] = _accepted(protocol.PutTrajectory.__name__, answer).read(protocol.TEXT)
+            except (RefusedError, WireError) as error:
+                outcomes[at] = error
+        return outcomes
 
     def fail(self, ticket_id: str, reason: str) -> None:
         """Give an episode up, with the reason."""
-        self._send(protocol.FailEpisode(ticket_id, cut(reason, MAX_REASON_CHARS)))
+        self.fail_all({ticket_id: reason})
+
+    def fail_all(self, reasons: Mapping[str, str]) -> None:
+        """Give episodes up, each with its reason, in the time of one."""
+        self._send_all(
+            [(protocol.FailEpisode(each, cut(reason, MAX_REASON_CHARS)), ()) for each, reason in reasons.items()]
+        )
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int, groups: int = 1) -> list[Lease]:
         """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens; or up to `groups` whole
@@ -284,17 +314,27 @@ class ReplayClient:
     def _send_all(
         self, requests: Sequence[tuple[ReplayRequest, Sequence[Buffer]]], credits: int = CREDITS
     ) -> list[Answer]:
-        """The replies to requests and their raw frames, up to `credits` of them under way at once; each is sent until
-        it is answered.
+        """The replies to requests and their raw frames, as `_answers` says.
 
-        Raises RefusedError with the replay's first reason, once all are answered; WireError: one cannot be encoded, and
-        none was sent; TooManyFailuresError: the replay says that the run must end; RunOverError: this is a worker, and
-        the run is done.
+        Raises RefusedError with the replay's first reason, once all are answered; TooManyFailuresError: the replay says
+        that the run must end; RunOverError: this is a worker, and the run is done.
         """
+        answers = self._answers(requests, credits)
+        return [_accepted(request.kind, answer) for (request, _), answer in zip(requests, answers, strict=True)]
+
+    def _answers(
+        self, requests: Sequence[tuple[ReplayRequest, Sequence[Buffer]]], credits: int = CREDITS
+    ) -> list[Answer]:
+        """What the replay says to requests and their raw frames, up to `credits` of them under way at once.
+
+        Each is sent until it is answered. Raises WireError: one cannot be encoded, and none was sent.
+        """
+        if not requests:
+            return []
         first, self._sequence = self._sequence + 1, self._sequence + len(requests)
-        numbered = dict(enumerate(requests, first))
         messages = {
-            number: encode_request(request, number, self._run, frames) for number, (request, frames) in numbered.items()
+            number: encode_request(request, number, self._run, frames)
+            for number, (request, frames) in enumerate(requests, first)
         }
         if self._probe.is_due():
             self._sequence += 1
@@ -304,14 +344,7 @@ class ReplayClient:
         while len(answers) < len(messages):
             rest = {number: each for number, each in messages.items() if number not in answers}
             self._exchange(rest, credits, answers, started)
-        for number, (request, _) in numbered.items():
-            if answers[number].kind == OVER:
-                raise RunOverError("the run is done: this process ends")
-            if answers[number].kind == REFUSED:
-                raise RefusedError(f"the replay refused {request.kind}: {answers[number].reason}")
-            if answers[number].kind == ENDED:
-                raise TooManyFailuresError(answers[number].reason)
-        return [answers[number] for number in numbered]
+        return [answers[number] for number in range(first, first + len(requests))]
 
     def _exchange(
         self, messages: Mapping[int, list[Buffer]], credits: int, answers: dict[int, Answer], started: float
@@ -386,6 +419,18 @@ def read_leases(leased: Iterable[protocol.LeasedTask], frames: Sequence[Buffer])
             raise WireError("the first leased trajectory has no task")
         trajectory = read_trajectory(next(stored))
         yield Lease(task, trajectory, each.kinds, read_labels(next(stored)) if each.partial else None, each.final)
+
+
+def _accepted(kind: str, answer: Answer) -> Answer:
+    """The answer to a request of this kind. Raises RefusedError, TooManyFailuresError and RunOverError: it is one of
+    these."""
+    if answer.kind == OVER:
+        raise RunOverError("the run is done: this process ends")
+    if answer.kind == REFUSED:
+        raise RefusedError(f"the replay refused {kind}: {answer.reason}")
+    if answer.kind == ENDED:
+        raise TooManyFailuresError(answer.reason)
+    return answer
 
 
 def _stored(frame: Buffer) -> Message:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.actor.worker import RolloutWorker
 from asyncrl.errors import RefusedError, StoppedError, ToolError
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.client import Outcome
 from asyncrl.replay.feed import Feed
 from asyncrl.types import Purpose, Role, Ticket, ToolCall, Trajectory, Turn
 from tests.actor.fakes import ScriptedEngine, make_tokenizer, play_with_tools
@@ -47,9 +49,9 @@ class Replay(FakeReplay):
             self._idle.wait(0.02)
         return given
 
-    def put(self, trajectory: Trajectory) -> str:
+    def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
         assert self.may_store.wait(GENEROUS_S)
-        answer = super().put(trajectory)
+        answer = super().put(trajectory, images)
         self.stored.append(trajectory.id)
         return answer
 
@@ -117,7 +119,8 @@ async def test_every_ticket_becomes_one_trajectory_and_no_more_run_than_allowed(
     await work(replay, 30, act)
     assert sorted(replay.stored) == [feed_ticket(number) for number in range(30)]
     assert most == 4
-    assert all(len(holding) + want <= 4 + 4 + 1 for holding, want, _ in replay.requests)
+    # Those that run, those that wait for their delivery, and those under way.
+    assert all(len(holding) + want <= 4 + 4 + 4 for holding, want, _ in replay.requests)
 
 
 async def test_each_episode_is_recorded_from_its_ticket_until_its_outcome_was_delivered():
@@ -147,6 +150,31 @@ async def test_a_ticket_is_held_until_its_trajectory_is_durable():
         replay.may_store.set()
         await async_until(lambda: replay.requests[-1][0] == ())
     assert replay.stored == [feed_ticket(0)]
+
+
+async def test_what_finishes_during_a_delivery_goes_together_with_the_next_one():
+    class Counting(Replay):
+        def put_all(self, trajectories: Sequence[Trajectory], *images: Any) -> list[Outcome]:
+            batches.append([each.id for each in trajectories])
+            return super().put_all(trajectories, *images)
+
+    async def act(ticket: Ticket, begin: Begin) -> None:
+        begun.append(ticket.id)
+        if ticket.id != feed_ticket(0):
+            await async_until(lambda: batches)
+        if ticket.id == feed_ticket(3):
+            raise ToolError("it broke")
+
+    batches, begun = list[list[str]](), list[str]()
+    replay = Counting(5)
+    replay.may_store.clear()
+    async with at_work(replay, act, concurrency=5) as metrics:
+        await async_until(lambda: len(begun) == 5 and not replay.requests[-1][2])
+        assert batches == [[feed_ticket(0)]]
+        replay.may_store.set()
+        await finished(metrics, 5)
+    assert [sorted(each) for each in batches[:2]] == [[feed_ticket(0)], [feed_ticket(each) for each in (1, 2, 4)]]
+    assert replay.failed == {feed_ticket(3): "ToolError: it broke"}
 
 
 async def test_a_full_worker_goes_on_renewing_its_leases():
@@ -283,7 +311,7 @@ async def test_all_calls_of_the_client_have_returned_after_a_stop():
     class Slow(Replay):
         in_call = False
 
-        def put(self, trajectory: Trajectory) -> str:
+        def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
             self.in_call = True
             self.may_store.wait(0.2)
             self.in_call = False

@@ -116,6 +116,23 @@ def test_members_of_a_group_send_an_image_once_over_real_sockets(tmp_path: Path)
             client.image("nobody", OF_BLUE)
 
 
+def test_members_that_are_delivered_together_send_an_image_once(tmp_path: Path):
+    class Counting(dict[bytes, bytes]):
+        def __getitem__(self, name: bytes) -> bytes:
+            sent.append(name)
+            return super().__getitem__(name)
+
+    sent: list[bytes] = []
+    with ReplayThread(tmp_path) as replay:
+        client = replay.client()
+        first, second, third, fourth = client.tickets([], 4)
+        together = [showing(first, OF_RED), showing(third, OF_BLUE), showing(second, OF_RED), showing(fourth, OF_BLUE)]
+        assert {each.group_id for each in (first, second)}.isdisjoint({each.group_id for each in (third, fourth)})
+        assert client.put_all(together, Counting(NAMES)) == ["stored"] * 4
+        assert sorted(sent) == sorted([OF_RED, OF_BLUE])
+        assert [client.image(each.id, OF_BLUE) for each in (third, fourth)] == [BLUE, BLUE]
+
+
 def _die_while_storing_and_forgetting(folder: Path) -> None:
     core = Core(folder, make_settings())
     tickets = core.tickets(4)
