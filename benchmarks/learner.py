@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import os
 import statistics
 import sys
 import threading
@@ -47,6 +48,7 @@ import torch
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
+from asyncrl.launch.placement.placement import MOST_THREADS
 from asyncrl.learner.launcher import Membership, run_ranks
 from asyncrl.learner.memory import fit_memory, usable_bytes
 from asyncrl.learner.optimizer import Exchange, Trainable, UpdateResult
@@ -56,6 +58,7 @@ from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.schedule import schedule
 from asyncrl.learner.sharding import compiles, shard
 from asyncrl.learner.trainer import Minibatch, Trainer
+from asyncrl.machine.process import limit_threads
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Trajectory, Turn, runs_of
@@ -329,6 +332,9 @@ def main() -> None:
     options.set = dict(options.set)
     options.cases = [each for case in options.cases for each in (LENGTHS if case == "lengths" else [case])]
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    # As many threads as the placement gives a learner: with those of all cores, two ranks wait for each other's cores
+    # in every small operation on the host.
+    limit_threads(min(MOST_THREADS, max(1, (os.cpu_count() or 1) // options.ranks)))
     if options.ranks > 1 and Membership.of_this_process() is None:
         command = [sys.executable, "-m", "benchmarks.learner", *sys.argv[1:]]
         run_ranks(command, options.ranks, threading.Event())

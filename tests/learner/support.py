@@ -92,7 +92,8 @@ def flip_a_bit(folder: Path) -> None:
 def make_config(model: Path, folder: Path, **learner: Any) -> TrainConfig:
     config = TrainConfig(
         run=RunConfig(name="run", dir=str(folder), seed=3),
-        model=ModelConfig(path=str(model)),
+        # On a GPU, compiling the layers of each tiny model would take minutes.
+        model=ModelConfig(path=str(model), compile=False),
         data=DataConfig(train=["unused"]),
         algorithm=AlgorithmConfig(advantage=PartConfig("grpo"), loss=PartConfig("ppo")),
     )
