@@ -42,12 +42,12 @@ class ConfigChange:
 
 def values_of(config: TrainConfig) -> dict[str, Any]:
     """The value of every key, made of plain lists, mappings, texts and numbers."""
-    return by_key(asdict(config))
+    return dict(_found(asdict(config)))
 
 
 def by_key(nested: Mapping[str, Any]) -> dict[str, Any]:
     """The same for a configuration of plain mappings. A key that it lacks has its default."""
-    return {**dict(_found(asdict(TrainConfig()))), **dict(_found(nested))}
+    return {**values_of(TrainConfig()), **dict(_found(nested))}
 
 
 def _found(nested: Any) -> Iterator[tuple[str, Any]]:
@@ -137,6 +137,8 @@ class ConfigHistory:
         at every step, so that a run can be trained again with other values.
         """
         changes = [each for each in self.changes if each.key.startswith(STEP_SECTIONS)]
+        if not changes:
+            return self.config
         known: dict[str, list[Any]] = {}
         values: dict[str, Any] = {}
         for change in changes:

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from asyncrl.config import locations
-from asyncrl.config.changes import by_key, changed_keys
+from asyncrl.config.changes import by_key, changed_keys, values_of
 from asyncrl.config.checks import conflicts
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_newest_checkpoint
 from asyncrl.config.option import as_yaml
@@ -84,7 +84,7 @@ def _changes(config: TrainConfig, run_dir: Path) -> list[str]:
     path = run_dir / CONFIG_FILE
     if not path.exists():
         return []
-    before, after = by_key(yaml.safe_load(path.read_text())), by_key(asdict(config))
+    before, after = by_key(yaml.safe_load(path.read_text())), values_of(config)
     try:
         changed = changed_keys(before, after)
     except ConfigError as error:
