@@ -48,7 +48,13 @@ def compare(start: Start, folder: Path, given: Sequence[str]) -> None:
     assert len(moved) == len(untrained), "nothing was learned"
 
 
-@pytest.mark.parametrize("changes", [[], ["learner.minibatches=2"]], ids=["one update a step", "two updates a step"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param([], id="one update a step", marks=pytest.mark.long),
+        pytest.param(["learner.minibatches=2"], id="two updates a step"),
+    ],
+)
 def test_the_script_gives_the_weights_of_a_synchronous_run(start: Start, tmp_path: Path, changes: list[str]) -> None:
     compare(start, tmp_path, words(tmp_path, *changes))
 
