@@ -108,20 +108,6 @@ def test_killing_every_role_once_loses_nothing_and_accuracy_is_reached(start: St
 
 
 @pytest.mark.long
-def test_three_steps_on_gsm8k_with_a_tiny_model(start: Start, tmp_path: Path) -> None:
-    convert("gsm8k", str(EXCERPT), tmp_path / "gsm8k.parquet", "train")
-    run = start(
-        "train",
-        *("experiment=gsm8k_calculator", f"model.path={write_model(tmp_path / 'model')}", "model.dtype=float32"),
-        *(f"data.train={tmp_path / 'gsm8k.parquet'}", "actor.max_turn_tokens=24"),
-        *("learner.batch_size=8", "learner.group_size=4", "learner.steps=3"),
-    )
-    run.finish()
-    assert [line["step"] for line in run.steps()] == [0, 1, 2]
-    assert (run.dir / "model" / "model.safetensors").exists()
-
-
-@pytest.mark.long
 def test_a_mixture_trains_with_the_experts_that_its_engine_used(start: Start, tmp_path: Path) -> None:
     convert("gsm8k", str(EXCERPT), tmp_path / "gsm8k.parquet", "train")
     model = save_mixture(tmp_path / "model", "qwen3_moe", vocab_size=VOCABULARY, max_position_embeddings=8192)
@@ -207,7 +193,7 @@ def test_a_resume_with_other_tasks_is_refused_once_and_one_with_the_same_takes_a
 
 
 @pytest.mark.long
-def test_kills_train_no_demonstration_of_a_group_twice(start: Start, tmp_path: Path) -> None:
+def test_kills_train_no_demonstration_of_a_group_twice_and_the_model_is_exported(start: Start, tmp_path: Path) -> None:
     convert("gsm8k", str(EXCERPT), tmp_path / "tasks.parquet", "train")
     rows = pq.read_table(tmp_path / "tasks.parquet").to_pylist()
     shown = [f"The answer is #### {row['reward_model']['ground_truth']}" for row in rows]
@@ -225,6 +211,7 @@ def test_kills_train_no_demonstration_of_a_group_twice(start: Start, tmp_path: P
         run.wait_for_step(step)
         run.kill(role)
     run.finish()
+    assert (run.dir / "model" / "model.safetensors").exists()
     found = audit(read_config(run.dir), run.dir)
     assert (found["lost"], found["trained_twice"]) == (0, 0), run.logs()
     # A step that was trained twice, since no checkpoint had it, is logged twice: with the same demonstrations.
