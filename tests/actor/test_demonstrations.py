@@ -81,7 +81,7 @@ def test_the_messages_of_a_rollout_render_as_the_rollout(template: str, messages
         ([USER, {"role": "assistant", "content": f"4{END}5"}], "message 1 has .* which ends a turn"),
         ([{"role": "nobody", "content": "4"}], "must have a role"),
         ([USER, {"role": "assistant", "content": None}], "message 1 has neither content nor tool_calls"),
-        ([USER, {"role": "assistant", "content": [{"type": "image"}]}], "only text"),
+        ([USER, {"role": "assistant", "content": [{"type": "image"}]}], "image cannot be recorded"),
     ],
 )
 def test_what_no_policy_could_have_said_is_refused(messages: Sequence[Mapping[str, Any]], why: str) -> None:
