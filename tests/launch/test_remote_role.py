@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,14 +35,41 @@ def kept(
     log: Path, code: str, lease_s: float = GENEROUS_S, launcher: str = "one", number: int = 1
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A role with this code, once it has printed a line."""
+    with starting(log, code, lease_s, launcher, number) as process:
+        until(lambda: log.exists() and log.read_text())
+        yield process
+
+
+@contextmanager
+def starting(
+    log: Path, code: str, lease_s: float, launcher: str = "one", number: int = 1
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A role with this code, which may not run yet."""
     beats = log.parent / "alive" / "actor-0"
     command = [*REMOTE, "keep", launcher, str(number), *map(str, (beats, log, lease_s)), sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         try:
-            until(lambda: log.exists() and log.read_text())
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def signs_of_life(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """The launcher sends one ten times a second meanwhile."""
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.wait(0.1):
+            tell(process, ALIVE)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def tell(process: subprocess.Popen[bytes], what: bytes) -> None:
@@ -85,15 +113,17 @@ def test_a_role_is_asked_to_drain_if_the_launcher_says_so(tmp_path: Path) -> Non
 
 
 def test_a_role_whose_launcher_is_silent_or_gone_ends_with_its_lease(tmp_path: Path) -> None:
-    with kept(tmp_path / "silent", OBEDIENT, lease_s=0.3) as process:
-        assert process.wait(GENEROUS_S) == 128 + signal.SIGKILL
-    log = tmp_path / "gone"
-    with kept(log, STUBBORN, lease_s=2.0) as process:
+    with starting(tmp_path / "silent", OBEDIENT, lease_s=0.3) as process:
         pid = pid_of_role(process)
-        for _ in range(6):
-            time.sleep(0.5)
-            tell(process, ALIVE)
-        assert not has_ended(pid), "each sign of life renews the lease"
+        assert process.wait(GENEROUS_S) == 128 + signal.SIGKILL
+        assert has_ended(pid)
+    log, lease_s = tmp_path / "gone", 4.0
+    with starting(log, STUBBORN, lease_s) as process:
+        pid = pid_of_role(process)
+        with signs_of_life(process):
+            begun = time.monotonic()
+            until(lambda: log.read_text() and time.monotonic() > begun + 1.25 * lease_s)
+            assert not has_ended(pid), "each sign of life renews the lease"
         assert process.stdin is not None
         process.stdin.close()
         until(lambda: "asked" in log.read_text())
