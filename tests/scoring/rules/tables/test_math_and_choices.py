@@ -7,7 +7,8 @@ MATH, CHOICES = sections("math"), sections("multiple_choice")
 
 
 def test_mathematics_is_judged_by_its_meaning():
-    assert_judged("math", table(MATH["right"]), [*table(MATH["wrong"]), ("", r"\frac{1}{2}")])
+    # Where the host takes the processor away, that counts as time of the processor, too.
+    assert_judged("math", table(MATH["right"]), [*table(MATH["wrong"]), ("", r"\frac{1}{2}")], cpu_s=60.0)
 
 
 def test_the_option_is_read_as_models_name_it():
