@@ -32,7 +32,6 @@ _LEFT_OUT: Final = {
     *("aside", "audio", "button", "canvas", "dialog", "head", "iframe", "input", "math", "menu", "nav", "noscript"),
     *("object", "option", "script", "select", "style", "svg", "template", "textarea", "video"),
 }
-_MARKS: Final = ("- ", *_HEADINGS.values())
 _CELLS: Final = ("td", "th")
 _MAIN: Final = ("//main", "//*[@role='main']", "//article")
 _BLANKS = re.compile(r"[ \t\r\n\f\v\u00a0]+")
@@ -98,30 +97,32 @@ class _Lines:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._line: list[str] = []
+        # Of the line. They are kept, since a page may have a line of very many parts.
+        self._has_mark = self._has_text = False
         self.preformatted = 0
 
     def add(self, text: str | None) -> None:
         if not text:
             return
-        if not self.preformatted:
-            self._line.append(_BLANKS.sub(" ", text))
-            return
-        first, *rest = text.split("\n")
-        self._line.append(first)
+        first, *rest = text.split("\n") if self.preformatted else [_BLANKS.sub(" ", text)]
+        self._append(first)
         for line in rest:
             self._end()
-            self._line.append(line)
+            self._append(line)
+
+    def _append(self, part: str) -> None:
+        self._line.append(part)
+        self._has_text = self._has_text or bool(part.strip())
 
     def begin(self, mark: str = "") -> None:
         """Begin a line, unless one has just begun."""
-        if any(part.strip() for part in self._line if part not in _MARKS):
+        if self._has_text:
             self._end()
-        elif any(part in _MARKS for part in self._line):
+        elif self._has_mark:
             # It stands before the first paragraph of its list item.
             return
-        self._line.clear()
-        if mark:
-            self._line.append(mark)
+        self._line = [mark] if mark else []
+        self._has_mark = bool(mark)
 
     def gap(self) -> None:
         """Leave an empty line before the next one."""
@@ -135,6 +136,7 @@ class _Lines:
         if line or self.preformatted:
             self._lines.append(line)
         self._line.clear()
+        self._has_mark = self._has_text = False
 
     def text(self) -> str:
         self._end()

@@ -68,6 +68,8 @@ def test_pages_are_decoded_as_they_say(body: bytes, charset: str | None, text: s
         "<table>" * 3000 + "<tr><td>x",
         "<b>a" * 100_000,
         "<li>" * 100_000,
+        "<ul><li>" + "<div> </div>" * 50_000,
+        "<ul><li><pre>" + "<div> </div>" * 50_000,
         "<a '" * 200_000,
         "<a" * 500_000,
         "<p>" + "&amp;" * 200_000,
