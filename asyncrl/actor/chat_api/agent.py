@@ -6,7 +6,6 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
-from statistics import fmean
 from typing import Any, cast
 
 from asyncrl.actor.chat_api.result import Agent, AgentError, AgentResult, checked
@@ -106,6 +105,7 @@ class AgentPlayer:
 
     def counters(self) -> Mapping[str, float]:
         """Counts since the start, and the means of the agent's metrics since the last call."""
-        means = {f"agent/{name}": fmean(values) for name, values in self._metrics.items()}
+        # Each is divided before they are added: the sum of what is finite may not be.
+        means = {f"agent/{name}": sum(each / len(values) for each in values) for name, values in self._metrics.items()}
         self._metrics.clear()
         return {**self._server.counters(), **self._of_agent(), **means}

@@ -1,7 +1,8 @@
 """Agents that are programs: with a Python, packages or a language of their own, in processes of their own.
 
 A program reads one line of JSON for each episode, `{"task": ..., "base_url": ..., "api_key": ...}`, and answers it with
-one, which may have `rewards`, `metrics` and `turns`, or `error`. Other lines that it prints are passed over.
+one, which may have `rewards`, `metrics` and `turns`, or `error`. Other lines that it prints are passed over. If it also
+repeats the `api_key`, an answer to an earlier episode that comes late cannot be taken for that to the present one.
 
 A program that ends, hangs or prints without end fails its own episode. It leads a group of processes, which is killed
 when its work is over or the actor is gone.
@@ -22,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from asyncrl.actor.chat_api.result import AgentError, AgentResult, read_result, task_body
+from asyncrl.actor.chat_api.result import AgentError, AgentResult, error_in, read_result, task_body
 from asyncrl.actor.finishing import finish
 from asyncrl.errors import ConfigError
 from asyncrl.machine.child import guarded
@@ -42,6 +43,11 @@ MAX_LINE = 1 << 20
 
 LAST_STDERR = 4096
 """Bytes of what a program wrote to its standard error that are kept."""
+
+SHOWN = 200
+"""Bytes of a line that cannot be read, to be shown."""
+
+_BOM = b"\xef\xbb\xbf"
 
 READING_S = 1.0
 """Seconds for what a program has written when it ended: processes that have left its group may hold its output open."""
@@ -103,13 +109,15 @@ class AgentPrograms:
             self._error_logger.exception(f"{error}; its standard error ends with:\n{error.stderr}", error)
             raise
         finally:
-            if program is not None and not kept:
-                await finish(program.end())
-            if self._stays:
-                self._idle.put_nowait(program if kept else None)
-        if error_text := answer.pop("error", None):
-            raise AgentError(f"the agent's program says: {error_text!s:.1000}")
-        return read_result(answer)
+            try:
+                if program is not None and not kept:
+                    await finish(program.end())
+            finally:
+                if self._stays:
+                    self._idle.put_nowait(program if kept else None)
+        if (reason := error_in(answer)) is not None:
+            raise AgentError(f"the agent's program says: {reason}")
+        return read_result({name: value for name, value in answer.items() if name not in ("error", "api_key")})
 
     async def _start(self, before: AgentProgram | None) -> AgentProgram:
         if before is not None:
@@ -135,7 +143,9 @@ class AgentProgram:
         self._given = given
         self._said: deque[bytes] = deque()
         self._answer: asyncio.Future[dict[str, object]] | None = None
+        self._key: object = None
         self._unasked = False
+        self._unread = b""
         self._line = bytearray()
         self._readers = [asyncio.ensure_future(self._read_answers()), asyncio.ensure_future(self._read_stderr())]
         self._ended = asyncio.ensure_future(self._end_of(protocol))
@@ -170,12 +180,13 @@ class AgentProgram:
         return not self._ended.done() and not self._unasked and not self._line
 
     async def play(self, asked: Mapping[str, object], last: bool) -> dict[str, object]:
-        """The answer to `asked`; an empty one if this is the `last` episode and the program ended well without one.
+        """The answer to `asked`; an empty one if this is the `last` episode and the program ended well without one, and
+        without a line that seems to be one.
 
         Raises ProgramError: it ended.
         """
         answer: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
-        self._answer = answer
+        self._answer, self._key, self._unread = answer, asked["api_key"], b""
         sending = asyncio.ensure_future(self._send(json.dumps(asked).encode() + b"\n", last))
         try:
             first: list[asyncio.Future[Any]] = [answer, self._ended]
@@ -185,16 +196,18 @@ class AgentProgram:
                 self._stop()
                 first = [answer, self._readers[0]]
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED, timeout=READING_S)
+                self._read(bytes(self._line))  # The last line may have no end.
             if answer.done():
                 if last:
                     await asyncio.wait([self._ended], timeout=ENDING_S)
                 return answer.result()
             status = self._ended.result()
-            if last and status == 0:
+            if last and status == 0 and not self._unread:
                 return {}
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            what = f", but with a line that cannot be read as one: {self._unread!r:.200}" if self._unread else ""
             await asyncio.wait([self._readers[1]], timeout=READING_S)
-            raise ProgramError(f"the agent's program ended {how} without an answer", self._stderr())
+            raise ProgramError(f"the agent's program ended {how} without an answer{what}", self._stderr())
         finally:
             sending.cancel()
             self._answer = None
@@ -248,28 +261,37 @@ class AgentProgram:
             loop.remove_writer(self._given)
 
     async def _read_answers(self) -> None:
-        """Give each line that is a JSON object to who waits for it. Lines that are too long are passed over."""
+        """Give each line that is a JSON object to who waits for it."""
         assert self._process.stdout is not None
         too_long = False
         while chunk := await self._process.stdout.read(CHUNK):
             *ended, rest = chunk.split(b"\n")
             for each in ended:
                 self._line += each
-                if not too_long and (answer := _object(self._line)) is not None:
-                    self._take(answer)
+                if not too_long:
+                    self._read(bytes(self._line))
                 self._line.clear()
                 too_long = False
             if len(self._line) + len(rest) > MAX_LINE:
+                self._note_unread(bytes(self._line + rest[:SHOWN]))
                 self._line.clear()
                 too_long = True
             elif not too_long:
                 self._line += rest
 
-    def _take(self, answer: dict[str, object]) -> None:
-        if self._answer is None or self._answer.done():
+    def _read(self, line: bytes) -> None:
+        answer = _object(line)
+        if answer is None:
+            self._note_unread(line)
+        elif self._answer is None or self._answer.done():
             self._unasked = True  # The next episode must not get it.
-        else:
+        elif answer.get("api_key", self._key) == self._key:
             self._answer.set_result(answer)
+
+    def _note_unread(self, line: bytes) -> None:
+        """Keep a line that seems to be an answer: it must not be taken for an end without one."""
+        if line.removeprefix(_BOM).lstrip().startswith(b"{"):
+            self._unread = self._unread or line[:SHOWN]
 
     async def _read_stderr(self) -> None:
         assert self._process.stderr is not None
@@ -293,8 +315,9 @@ def check_command(command: Sequence[str]) -> None:
         )
 
 
-def _object(line: bytes | bytearray) -> dict[str, object] | None:
+def _object(line: bytes) -> dict[str, object] | None:
     """The JSON object that a line is, or None."""
+    line = line.removeprefix(_BOM)
     if not line.lstrip().startswith(b"{"):
         return None
     try:

@@ -31,6 +31,9 @@ rewards of its environment by name or an AgentResult. If it raises, the episode 
 
 
 MAX_METRICS = 32
+LONGEST_ERROR = 1000
+"""Characters of what an agent says of a failure."""
+
 METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -70,6 +73,14 @@ def read_result(body: object) -> AgentResult:
     if not all(isinstance(value, (list if name == "turns" else dict)) for name, value in given.items()):
         raise AgentError(f"the result is {body!s:.200}; rewards and metrics are objects of numbers, turns is a list")
     return checked(AgentResult(**given))
+
+
+def error_in(body: Mapping[str, object]) -> str | None:
+    """Why the agent failed, as it says under `error`; None: it did not. The message of an exception may be empty."""
+    error = body.get("error")
+    if error is None or error is False:
+        return None
+    return f"{error!s:.{LONGEST_ERROR}}" or "an error without a message"
 
 
 def task_body(task: Task) -> dict[str, Any]:

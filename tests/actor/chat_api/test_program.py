@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer
-from asyncrl.actor.chat_api.program import LAST_STDERR, MAX_LINE, AgentPrograms
+from asyncrl.actor.chat_api.program import LAST_STDERR, MAX_LINE, AgentProgram, AgentPrograms
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.errors import ConfigError
 from asyncrl.types import Trajectory
@@ -117,9 +117,88 @@ async def test_a_program_for_each_episode_may_end_well_without_an_answer_and_has
         assert (await agents.play()).rewards == {}
 
 
+ONE = ASK + 'asked = json.loads(sys.stdin.readline())\nask(asked, {"role": "user", "content": "?"})\n'
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'json.dump({"rewards": {"a": 1}}, sys.stdout)',
+        'sys.stdout.write("\\ufeff" + json.dumps({"rewards": {"a": 1}}))',
+        'json.dump({"rewards": {"a": 1}}, sys.stdout)\nsys.stdout.flush()\n'
+        "import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True)",
+    ],
+)
+async def test_an_answer_needs_no_end_of_its_line_if_the_program_ends(code: str):
+    async with programs(ONE + code) as agents:
+        assert (await agents.play(30)).rewards == {"a": 1.0}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'print({"rewards": {"a": 1}})',
+        'print(json.dumps({"rewards": {"a": 1}}, indent=2))',
+        'print(json.dumps({"rewards": {"a": 1}, "trace": "x" * (1 << 21)}))',
+        'print(\'{"rewards": \' + "[" * 100_000 + "]" * 100_000 + "}")',
+    ],
+)
+async def test_an_answer_that_cannot_be_read_fails_its_episode_which_has_no_rewards_otherwise(code: str):
+    async with programs(ONE + code) as agents:
+        with pytest.raises(AgentError, match=r"without an answer, but with a line that cannot be read as one: b.\{"):
+            await agents.play(30)
+
+
+async def test_an_answer_that_comes_when_its_episode_has_failed_is_not_the_next_ones():
+    late = ASK + (
+        "for line in sys.stdin:\n"
+        "  asked = json.loads(line)\n"
+        '  ask(asked, {"role": "user", "content": "?"})\n'
+        '  if "first" not in globals():\n'
+        "    first = asked\n"
+        '    print(json.dumps({"error": "", "api_key": first["api_key"]}))\n'
+        "    continue\n"
+        "  for each in (first, asked):\n"
+        '    print(json.dumps({"rewards": {"own": int(each is asked)}, "api_key": each["api_key"]}))\n'
+    )
+    async with programs(late, processes=1) as agents:
+        with pytest.raises(AgentError, match="the agent's program says: an error without a message"):
+            await agents.play(30)
+        assert (await agents.play(30)).rewards == {"own": 1.0}
+        assert agents.agent.counts.started == 1
+
+
+async def test_an_episode_that_is_cancelled_while_its_program_ends_leaves_its_place_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    end, ending, goes_on = AgentProgram.end, asyncio.Event(), asyncio.Event()
+
+    async def slow_end(program: AgentProgram) -> None:
+        ending.set()
+        await goes_on.wait()
+        await end(program)
+
+    monkeypatch.setattr(AgentProgram, "end", slow_end)
+    async with programs(PLAYS, 1, MARK=str(tmp_path / "mark"), FAILS="sys.exit(3)") as agents:
+        episode = asyncio.ensure_future(agents.play())
+        await ending.wait()
+        episode.cancel()
+        goes_on.set()
+        await asyncio.gather(episode, return_exceptions=True)
+        assert (await agents.play(30)).rewards == {"polite": 1.0}
+
+
+async def test_the_mean_of_metrics_whose_sum_is_not_finite_is_written():
+    async with programs(ONE + 'print(json.dumps({"metrics": {"large": 1.5e308}}))') as agents:
+        for _ in range(2):
+            await agents.play(30)
+        assert agents.player.counters()["agent/large"] == pytest.approx(1.5e308)
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
+        ('print(\'{"error": ""}\')', "the agent's program says: an error without a message"),
         ("import sys; sys.exit('no such model')", "ended with status 1 without an answer: no such model"),
         ("import os; os.kill(os.getpid(), 9)", "ended by signal 9 without an answer"),
         ('print(\'{"error": "the site is down"}\')', "the agent's program says: the site is down"),
