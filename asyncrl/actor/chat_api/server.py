@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from urllib.parse import quote
 
@@ -29,7 +29,7 @@ from asyncrl.actor.chat_api.api import Api, Conversations, PolicyRequest
 from asyncrl.actor.chat_api.chat_completions import ChatCompletions
 from asyncrl.actor.chat_api.messages import MAX_LEVELS
 from asyncrl.actor.chat_api.responses import Responses
-from asyncrl.actor.chat_api.session_routes import SessionRoutes, key_of
+from asyncrl.actor.chat_api.session_routes import MAX_BODY_BYTES, SessionRoutes, key_of
 from asyncrl.actor.chat_api.sessions import Sessions
 from asyncrl.actor.episode import Episode
 from asyncrl.actor.images import TooManyImagesError
@@ -110,7 +110,8 @@ class EpisodeServer:
             app.router.add_post(f"/{{ticket}}/v1/{api.path}", partial(self._post, api))
         app.router.add_get("/{ticket}/v1/models", self._models)
         if sessions is not None:
-            SessionRoutes(sessions, partial(_json, bounds=bounds), self._heard).add_to(app.router)
+            small = replace(bounds, body_bytes=min(bounds.body_bytes, MAX_BODY_BYTES))
+            SessionRoutes(sessions, partial(_json, bounds=small), self._heard).add_to(app.router)
         self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
         self._runner = web.AppRunner(
             app,
@@ -324,7 +325,7 @@ async def _sent(
 async def _json(http: web.Request, bounds: Bounds) -> object:
     try:
         async with asyncio.timeout(bounds.body_s):
-            body = await http.json()
+            body = await http.clone(client_max_size=bounds.body_bytes).json()
         if not nested_within(body, MAX_LEVELS):
             raise RefusedError(f"the body is nested in more than {MAX_LEVELS} levels")
         return encodable(body)

@@ -7,8 +7,15 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from asyncrl.actor.chat_api.sessions import MAX_WAIT_S, AgentSession, Sessions
+from asyncrl.actor.chat_api.sessions import MAX_WAIT_S, AgentSession, SessionOverError, Sessions
 from asyncrl.errors import RefusedError
+
+MAX_AT_ONCE = 256
+"""Requests of one session that are not answered yet, its completions among them."""
+
+MAX_BODY_BYTES = 1 << 20
+
+_UNKNOWN = "there is no such session, or this is not its key"
 
 Read = Callable[[web.Request], Awaitable[object]]
 """Reads the body of a request as JSON. Raises RefusedError."""
@@ -41,7 +48,9 @@ class SessionRoutes:
         if http.transport is None or http.transport.is_closing():
             self._sessions.give_back(session)
             return web.Response(status=204)
-        return web.json_response(session.describe(f"{http.scheme}://{http.host}"))
+        # A proxy with TLS speaks plain HTTP to us. Its client must not send the key in the clear.
+        scheme = http.headers.get("X-Forwarded-Proto", http.scheme)
+        return web.json_response(session.describe(f"{'https' if scheme == 'https' else 'http'}://{http.host}"))
 
     async def _reward(self, http: web.Request) -> web.Response:
         return await self._told(http, self._sessions.reward)
@@ -53,10 +62,14 @@ class SessionRoutes:
         self._heard(http.protocol)
         session = self._sessions.find(http.match_info["id"], key_of(http))
         if session is None:
-            return _refused(401, "there is no such session, or this is not its key")
+            return _refused(401, _UNKNOWN)
+        if session.in_flight >= MAX_AT_ONCE:
+            return _refused(429, f"{session.in_flight} requests of this session are not answered yet")
         try:
             with self._sessions.at_work(session.id):
                 tell(session, await self._read(http) if http.can_read_body else {})
+        except SessionOverError:
+            return _refused(401, _UNKNOWN)
         except RefusedError as error:
             return _refused(400, str(error))
         return web.Response(status=204)
@@ -72,7 +85,7 @@ def _wait_s(body: object) -> float:
     wait_s = body.get("wait_s", MAX_WAIT_S) if isinstance(body, dict) else None
     if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or not 0 <= wait_s < math.inf:
         raise RefusedError("the body may have wait_s, a number of seconds, and nothing else that counts")
-    return float(wait_s)
+    return float(min(wait_s, MAX_WAIT_S))
 
 
 def _refused(status: int, message: str) -> web.Response:

@@ -18,15 +18,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 
-from asyncrl.actor.chat_api.result import AgentError, AgentResult, read_result, task_body
-from asyncrl.errors import RefusedError
+from asyncrl.actor.chat_api.result import AgentError, AgentResult, error_in, read_result, task_body
+from asyncrl.errors import AsyncrlError, RefusedError
 from asyncrl.types import Task
 
 MAX_WAIT_S = 60.0
 """An agent that asks for an episode waits at most so long for an answer, and may ask again."""
 
-LONGEST_ERROR = 1000
-"""Characters of what an agent says of a failure."""
+STALE = 64
+"""Sessions over before an agent took them, which the queue keeps at most beside as many as wait."""
+
+
+class SessionOverError(AsyncrlError):
+    """The session has ended, so that what its agent says has no effect."""
 
 
 @dataclass(slots=True)
@@ -95,6 +99,16 @@ class Sessions:
             return session.over.result()
         finally:
             del self._sessions[id]
+            session.over.cancel()
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        """Without an agent that asks, the queue would keep all sessions that are over."""
+        if self._waiting.qsize() <= 2 * len(self._sessions) + STALE:
+            return
+        for _ in range(self._waiting.qsize()):
+            if not (session := self._waiting.get_nowait()).over.done():
+                self._waiting.put_nowait(session)
 
     def permits(self, key: str) -> bool:
         """Whether this is the key with which agents ask for episodes."""
@@ -104,7 +118,7 @@ class Sessions:
         """The next episode that nobody plays; None: there is none for `wait_s` seconds."""
         try:
             async with asyncio.timeout(min(wait_s, MAX_WAIT_S)):
-                while (session := await self._waiting.get()).id not in self._sessions or session.over.done():
+                while (session := await self._waiting.get()).over.done():
                     continue
         except TimeoutError:
             return None
@@ -145,20 +159,26 @@ class Sessions:
         return session if fits else None
 
     def reward(self, session: AgentSession, body: object) -> None:
-        """Raises RefusedError."""
+        """Raises RefusedError; SessionOverError: it would not count."""
+        _check_runs(session)
         try:
             session.result = read_result(body)
         except AgentError as error:
             raise RefusedError(str(error)) from error
 
     def end(self, session: AgentSession, body: object) -> None:
-        """Raises RefusedError: the body has something else than `error`."""
+        """Raises RefusedError: the body has something else than `error`; SessionOverError."""
+        _check_runs(session)
         if not isinstance(body, dict) or body.keys() - {"error"}:
             raise RefusedError("the body may have error, and nothing else; rewards are for /reward")
-        if session.over.done():
-            return
-        if error := body.get("error"):
+        if (reason := error_in(body)) is not None:
             self.counts.failed += 1
-            session.over.set_exception(AgentError(f"the agent says: {error!s:.{LONGEST_ERROR}}"))
+            session.over.set_exception(AgentError(f"the agent says: {reason}"))
         else:
             session.over.set_result(session.result)
+
+
+def _check_runs(session: AgentSession) -> None:
+    """Raises SessionOverError: it ended, also while the body of a request was on its way."""
+    if session.over.done():
+        raise SessionOverError("the session is over")

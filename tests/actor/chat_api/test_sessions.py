@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer
 from asyncrl.actor.chat_api.sessions import Sessions
@@ -16,6 +17,7 @@ from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.types import Trajectory
 from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER, user
 from tests.actor.fakes import END, ScriptedEngine, make_ticket
+from tests.helpers import async_until
 
 KEY = "the key with which agents ask"
 
@@ -23,8 +25,8 @@ KEY = "the key with which agents ask"
 class Elsewhere:
     """An actor whose episodes wait for agents, and the HTTP client of one."""
 
-    def __init__(self, player: AgentPlayer, http: aiohttp.ClientSession) -> None:
-        self.player, self.http = player, http
+    def __init__(self, player: AgentPlayer, http: aiohttp.ClientSession, sessions: Sessions) -> None:
+        self.player, self.http, self.sessions = player, http, sessions
 
     def begin(self, name: str) -> asyncio.Task[Trajectory]:
         engine = ScriptedEngine(TOKENIZER, ["hello"] * 3, end=END)
@@ -55,7 +57,7 @@ async def elsewhere(timeout_s: float = 60.0) -> AsyncIterator[Elsewhere]:
     await player.start()
     try:
         async with aiohttp.ClientSession() as http:
-            yield Elsewhere(player, http)
+            yield Elsewhere(player, http, sessions)
     finally:
         await player.close()
 
@@ -102,3 +104,70 @@ async def test_a_session_fails_when_its_agent_says_so_or_is_heard_no_more():
             await running
         counters = actor.player.counters()
         assert (counters["agent_sessions_failed"], counters["agent_sessions_silent"]) == (1, 1)
+
+
+async def slow(actor: Elsewhere, session: Any, what: str, body: bytes) -> tuple[Any, Any]:
+    """Begin a request, whose body is to be written yet."""
+    url = URL(actor.player.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    head = f"POST /sessions/{session['id']}/{what} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {session['api_key']}\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+    return reader, writer
+
+
+@pytest.mark.parametrize(("what", "body"), [("reward", b'{"rewards": {"late": 1}}'), ("end", b'{"error": "late"}')])
+async def test_what_comes_when_a_session_is_over_has_no_effect_and_its_agent_learns_so(what: str, body: bytes):
+    async with elsewhere() as actor:
+        running = actor.begin("t/1")
+        session = await actor.take()
+        assert await actor.chat(session) == 200
+        reader, writer = await slow(actor, session, what, body)
+        await async_until(lambda: actor.sessions.find("t/1", session["api_key"]).in_flight)
+        assert await actor.tell(session, "end", {}) == 204
+        assert (await running).rewards == {}
+        writer.write(body)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+        writer.close()
+        assert actor.sessions.counts.failed == 0
+
+
+@pytest.mark.parametrize("error", ["", 0, [], {}])
+async def test_an_error_without_a_message_fails_its_episode(error: Any):
+    async with elsewhere() as actor:
+        running = actor.begin("t/1")
+        session = await actor.take()
+        assert await actor.chat(session) == 200
+        assert await actor.tell(session, "end", {"error": error}) == 204
+        with pytest.raises(AgentError, match="the agent says: "):
+            await running
+
+
+async def test_sessions_that_are_over_before_an_agent_asks_are_not_kept():
+    async with elsewhere() as actor:
+        stays = actor.begin("stays")
+        for number in range(300):
+            running = actor.begin(f"t/{number}")
+            await async_until(lambda: len(actor.sessions._sessions) == 2)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        assert actor.sessions._waiting.qsize() < 100
+        assert (await actor.take())["id"] == "stays"
+        stays.cancel()
+
+
+async def test_what_agents_send_about_sessions_is_bounded():
+    async with elsewhere() as actor:
+        running = actor.begin("t/1")
+        session = await actor.take()
+        assert await actor.tell(session, "reward", {"rewards": {"x" * (1 << 20): 1}}) == 400
+        assert (await actor.post(f"{actor.player.url}/sessions", KEY, {"wait_s": -(10**400)}))[0] == 400
+        running.cancel()
+
+
+async def test_an_agent_behind_a_proxy_with_tls_gets_an_address_with_tls():
+    async with elsewhere() as actor:
+        running = actor.begin("t/1")
+        headers = {"X-Api-Key": KEY, "X-Forwarded-Proto": "https", "Host": "rl.example"}
+        async with actor.http.post(f"{actor.player.url}/sessions", json={"wait_s": 10**400}, headers=headers) as answer:
+            assert (await answer.json())["base_url"] == "https://rl.example/t%2F1/v1"
+        running.cancel()
