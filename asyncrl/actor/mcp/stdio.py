@@ -9,6 +9,7 @@ variables but PATH and those that are given.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -31,13 +32,20 @@ from mcp_types import (
 
 from asyncrl.machine.group_guard import GroupGuard
 from asyncrl.machine.program_protocol import ProgramProtocol
+from asyncrl.text import encodable
 
 MAX_MESSAGE_BYTES = 8 << 20
 TOO_LARGE = f"the result is larger than {MAX_MESSAGE_BYTES >> 20} MiB"
 """Part of the error with which a call is answered whose result is longer than MAX_MESSAGE_BYTES."""
 
+UNREADABLE = "the result is no message of MCP"
+"""Part of the error with which a call is answered whose result cannot be read."""
+
 MAX_STRAY = 10_000
 """Messages that answer no request, and lines that are no messages, since the last request."""
+
+MAX_LINE_BYTES = 1 << 30
+"""Of one line. A program that writes a longer one is ended."""
 
 GRACE_S = 1.0
 """For a program to end by itself once its input has ended."""
@@ -66,6 +74,8 @@ class BoundedLines:
     """Divides what is fed to it into lines, of which it never keeps more than `limit` bytes."""
 
     def __init__(self, limit: int = MAX_MESSAGE_BYTES) -> None:
+        self.length = 0
+        """Bytes of the line that has not ended yet."""
         self._limit = limit
         self._kept = bytearray()
         self._whole = True
@@ -78,9 +88,11 @@ class BoundedLines:
             yield Line(bytes(self._kept), self._whole)
             self._kept.clear()
             self._whole = True
+            self.length = 0
         self._add(rest)
 
     def _add(self, part: bytes) -> None:
+        self.length += len(part)
         self._kept += part
         if len(self._kept) > self._limit or not self._whole:
             self._whole = False
@@ -96,6 +108,7 @@ class ProgramLink:
         self._cwd = cwd
         self._guard = guard
         self._stray = 0
+        self._asked = set[str]()
         self._stderr = b""
         self._ended = ""
 
@@ -172,14 +185,25 @@ class ProgramLink:
             while chunk := await process.stdout.read(_CHUNK):
                 for line in lines.feed(chunk):
                     message = _message(line)
-                    if message is None or not isinstance(message.message, JSONRPCResponse | JSONRPCError):
-                        self._stray += 1
+                    self._stray += not self._answers(message)
                     if self._stray > MAX_STRAY:
                         self._ended = f"; it wrote {MAX_STRAY} lines that answer nothing, and was ended"
                         return
                     if message is not None:
                         await to_session.send(message)
+                if lines.length > MAX_LINE_BYTES:
+                    self._ended = f"; it wrote a line of more than {MAX_LINE_BYTES >> 20} MiB, and was ended"
+                    return
             self._ended = "; the program ended"
+
+    def _answers(self, message: SessionMessage | None) -> bool:
+        """Whether it is the first answer to a request. A client may have written the id as text."""
+        if message is None or not isinstance(message.message, JSONRPCResponse | JSONRPCError):
+            return False
+        id = str(message.message.id)
+        is_first = id in self._asked
+        self._asked.discard(id)
+        return is_first
 
     async def _write(
         self,
@@ -192,6 +216,7 @@ class ProgramLink:
             async for each in from_session:
                 if isinstance(each.message, JSONRPCRequest):
                     self._stray = 0
+                    self._asked.add(str(each.message.id))
                 text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
                 process.stdin.write(text.encode(errors="replace") + b"\n")
                 try:
@@ -208,16 +233,29 @@ class ProgramLink:
 
 
 def _message(line: Line) -> SessionMessage | None:
-    """The message in a line; an error in place of one that is too long; None: there is none."""
+    """The message in a line; an error in place of one that is too long or cannot be read; None: there is none."""
     if not line.whole:
-        found = _ID_FIRST.search(line.text) or _ID_LAST.search(line.text)
-        if found is None:
-            return None
-        error = ErrorData(code=INTERNAL_ERROR, message=TOO_LARGE)
-        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error))
+        return _unread(line, TOO_LARGE)
     if not line.text.strip():
         return None
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line.text, by_name=False))
     except ValueError:
+        return _repaired(line)
+
+
+def _repaired(line: Line) -> SessionMessage | None:
+    """A message with text that UTF-8 cannot have, such as half of a character that its server cut through."""
+    try:
+        value = encodable(json.loads(line.text.decode(errors="replace")))
+        return SessionMessage(jsonrpc_message_adapter.validate_python(value, by_name=False))
+    except (ValueError, RecursionError):
+        return _unread(line, UNREADABLE)
+
+
+def _unread(line: Line, reason: str) -> SessionMessage | None:
+    found = _ID_FIRST.search(line.text) or _ID_LAST.search(line.text)
+    if found is None:
         return None
+    error = ErrorData(code=INTERNAL_ERROR, message=reason)
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error))

@@ -55,6 +55,23 @@ def call(request: dict[str, object], act: str) -> None:
         case "rubbish":
             while True:
                 say("this is no message")
+        case "stray":
+            while True:
+                answer({"id": 987654}, TEXT)
+        case "line":
+            while True:
+                sys.stdout.write("x" * (1 << 16))
+        case "half":  # of a character, as servers write it that cut a text by its UTF-16 units
+            say(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": HALF}))
+        case "latin":
+            line = json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": TEXT}).replace("done", "caf\u00e9")
+            sys.stdout.buffer.write(f"{line}\n".encode("latin-1"))
+            sys.stdout.buffer.flush()
+        case "deep":
+            nested = "[" * 5000 + "]" * 5000
+            say(
+                f'{{"jsonrpc":"2.0","id":{request["id"]},"result":{{"content":[],"structuredContent":{{"a":{nested}}}}}}}'
+            )
         case "hang":
             time.sleep(1000)
         case "error":
@@ -88,6 +105,7 @@ def call(request: dict[str, object], act: str) -> None:
 
 count = 0
 TOOL = {"name": "act", "description": "Acts.", "inputSchema": {"type": "object", "properties": {}}}
+HALF = {"content": [{"type": "text", "text": "half \ud83d"}]}
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 
 
