@@ -151,6 +151,8 @@ def _agents(actor: ActorConfig) -> Iterator[str]:
         yield f"actor.interactions {agent}: an agent plays the user itself; leave one of them out"
     if actor.mcp_servers and agent:
         yield f"actor.mcp_servers {agent}: an agent connects to its servers itself; leave one of them out"
+    if actor.agent_options and actor.agent is None:
+        yield "actor.agent_options actor.agent: there is no agent that gets them; set the second, or {} for the first"
     if actor.agent_processes is not None and not actor.agent_command:
         yield "actor.agent_processes actor.agent_command: there is no program; set the second, or null for the first"
     if actor.session_key is not None and len(actor.session_key) < SHORTEST_KEY:

@@ -15,7 +15,10 @@ from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
 from asyncrl.data.converters import (
     dapo,
     gsm8k,
+    gym,
     math_problems,
+    nemo_gym,
+    openenv,
     programs,
     reasoning_gym,
     search,
@@ -36,15 +39,39 @@ SETS: Mapping[str, str] = {
     "tools": "xLAM and the like: query, tools, answers; rule tool_calls",
     "reasoning-gym": "tasks that reasoning-gym makes (asyncrl[reasoning-gym]); rule reasoning_gym",
     "verifiers": "tasks of an environment of verifiers, which another Python has (docs/verifiers.md)",
+    "gym": "games of textarena, gem and others, which another Python has (docs/gym.md); rule environment",
+    "openenv": "tasks of an OpenEnv server (docs/gym.md); rule environment",
+    "nemo-gym": "data of NeMo Gym for a resources server (docs/gym.md); rule environment",
 }
 SOURCES = {
     "gsm8k": "folder with train.jsonl and test.jsonl",
     "reasoning-gym": "NAME?size=1000&seed=0, with any further options of the data set",
     "verifiers": "id of the environment, as its package is imported",
+    "gym": "textarena:ID, gem:ID, or MODULE:FUNCTION, which makes a game",
+    "openenv": "address of the server, such as http://127.0.0.1:8000",
+    "nemo-gym": "file with JSON lines",
 }
 """What --source is, where it is no file, folder or pattern of files."""
 NAMED = {"search": "searchqa", "code": "apps", "tools": "xlam"}
 """Sets of several publishers, with the data source that their tasks have unless another is named."""
+FLAGS: Mapping[str, Mapping[str, Any]] = {
+    "python": {"default": "python", "help": "a Python that has the environment's packages"},
+    "args": {"default": "{}", "help": "JSON: what the environment is made with"},
+    "limit": {"type": int, "help": "take as many tasks"},
+    "first": {"type": int, "default": 0, "help": "number of the first task: its seed, or its place in the list"},
+    "prompt": {"help": "what the policy reads before the first observation; else the environment's description"},
+}
+"""Further options."""
+MORE = {
+    "verifiers": ("python", "args", "limit"),
+    "gym": ("python", "args", "limit", "first"),
+    "openenv": ("limit", "first", "prompt"),
+}
+"""The sets that have some of them."""
+NAMES = {"args": "arguments"}
+"""Names of parameters, where they are not those of options."""
+PROGRAMS = {"verifiers": verifiers.PROGRAM, "gym": gym.PROGRAM}
+"""Those that play the tasks, with the Python that wrote them."""
 
 
 def main() -> None:
@@ -60,28 +87,20 @@ def main() -> None:
         one.add_argument("--user", help="simulated user of the tasks (docs/interactions.md), such as checker")
         if name in NAMED:
             one.add_argument("--data-source", default=NAMED[name], help=f"data source of the tasks ({NAMED[name]})")
-        if name == "verifiers":
-            one.add_argument(
-                "--python", default="python", help="a Python that has verifiers and the environment's package"
-            )
-            one.add_argument(
-                "--args", default="{}", help="JSON: arguments of load_environment, or the taskset's fields"
-            )
-            one.add_argument("--limit", type=int, help="take as many of the first tasks")
+        for flag in MORE.get(name, ()):
+            one.add_argument(f"--{flag}", **FLAGS[flag])
     arguments = parser.parse_args()
     source = getattr(arguments, "data_source", "")
     with failures_end_the_command(EXIT_USAGE, "asyncrl data"):
-        more = {}
-        if arguments.set == "verifiers":
-            more = {"python": arguments.python, "arguments": arguments.args, "limit": arguments.limit}
+        more = {NAMES.get(flag, flag): getattr(arguments, flag) for flag in MORE.get(arguments.set, ())}
         rows, left_out = convert(
             arguments.set, arguments.source, arguments.out, arguments.split, source, arguments.user, print_line, **more
         )
-    reason = {"dapo": "are repeated", "code": "have no tests"}.get(arguments.set)
+    reason = {"dapo": "are repeated", "code": "have no tests", "nemo-gym": "have no prompt"}.get(arguments.set)
     rest = f"; {left_out} rows left out, which {reason}" if left_out else ""
     sys.stdout.write(f"wrote {rows} tasks to {arguments.out}{rest}\n")
-    if arguments.set == "verifiers":
-        command = json.dumps([arguments.python, str(verifiers.PROGRAM)])
+    if arguments.set in PROGRAMS:
+        command = json.dumps([arguments.python, str(PROGRAMS[arguments.set])])
         sys.stdout.write(f"their episodes are played by actor.agent_command='{command}'\n")
 
 
@@ -108,6 +127,9 @@ def convert(
         "tools": partial(tool_calls.tasks, source, named),
         "reasoning-gym": partial(reasoning_gym.tasks, reasoning_gym.KIND + source),
         "verifiers": partial(verifiers.tasks, source, split, **more),
+        "gym": partial(gym.tasks, source, **more),
+        "openenv": partial(openenv.tasks, source, split, **more),
+        "nemo-gym": partial(nemo_gym.tasks, Path(source), split),
     }
     rows: list[Task | None] = []
     with long_work(f"reading {source}", 0, "rows", say=say) as advance:

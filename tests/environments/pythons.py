@@ -37,6 +37,9 @@ class Packages:
 PACKAGES = {
     "verifiers-0.4": Packages(("verifiers==0.4.0",)),
     "verifiers-0.3": Packages(("verifiers==0.3.1",)),
+    "openenv": Packages(("openenv==0.10.0",)),
+    "textarena": Packages(("textarena==0.7.4",)),
+    "gem": Packages(("gem-llm==0.1.0",)),
 }
 
 

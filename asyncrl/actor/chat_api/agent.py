@@ -23,19 +23,43 @@ __all__ = ["Agent", "AgentError", "AgentPlayer", "AgentResult", "load_agent"]
 
 Counters = Callable[[], Mapping[str, float]]
 
+BUILT_IN: Mapping[str, str] = {
+    "openenv": "asyncrl.actor.agents.openenv.OpenEnvAgent",
+    "nemo_gym": "asyncrl.actor.agents.nemo_gym.NemoGymAgent",
+}
+"""Agents of ours by the names that `actor.agent` may have."""
 
-def load_agent(path: str) -> Agent:
-    """The function at a dotted path as an agent. A synchronous one runs in a thread. Raises ConfigError."""
-    function: Any = imported(path, f"actor.agent={path}", "module.function")
+
+def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
+    """The agent that is built in under a name, or else at a dotted path: a function, to which the `options` are given,
+    or an object of a class, which is made with them. A synchronous one runs in a thread. Raises ConfigError."""
+    setting = f"actor.agent={path}"
+    agent: Any = imported(BUILT_IN.get(path, path), setting, f"module.function, or one of {', '.join(BUILT_IN)}")
+    given = {str(name): value for name, value in options.items()}
+    if isinstance(agent, type):
+        agent = _made(agent, setting, given)
+        given = {}
     try:
-        inspect.signature(function).bind(None, "", "")
+        inspect.signature(agent).bind(None, "", "", **given)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"actor.agent={path}: it must be `async def agent(task, base_url, api_key)`, or the same without async"
+            f"{setting} cannot be called: {error}; it must be `async def agent(task, base_url, api_key)` or the same "
+            "without async, with a parameter for each of actor.agent_options, or a class of such objects"
         ) from error
-    if inspect.iscoroutinefunction(function):
-        return cast("Agent", function)
-    return partial(_in_thread, function)
+    is_async = inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(agent.__call__)
+    called = partial(agent, **given) if given else agent
+    return cast("Agent", called if is_async else partial(_in_thread, called))
+
+
+def _made(cls: type, setting: str, options: Mapping[str, Any]) -> Any:
+    """Raises ConfigError."""
+    try:
+        inspect.signature(cls).bind(**options)
+        return cls(**options)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{setting} cannot be made with actor.agent_options: {reason_of(error)}") from error
 
 
 async def _in_thread(function: Callable[[Task, str, str], Any], task: Task, base_url: str, api_key: str) -> Any:

@@ -25,7 +25,8 @@ async def open_agent(config: TrainConfig, stack: AsyncExitStack, images: bool) -
     actor = config.actor
     where = (actor.chat_api_host, actor.chat_api_port, WITH_IMAGES if images else Bounds())
     if actor.agent is not None:
-        player = AgentPlayer(load_agent(actor.agent), *where)
+        agent = load_agent(actor.agent, actor.agent_options)
+        player = AgentPlayer(agent, *where, getattr(agent, "counters", dict))
     elif actor.agent_command:
         programs = AgentPrograms(actor.agent_command, actor.agent_environment, actor.agent_processes)
         stack.push_async_callback(programs.close)

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from asyncrl.config.schema import ActorConfig
+from asyncrl.config.variables import with_variables
 from asyncrl.errors import ConfigError
 
 Pairs = tuple[tuple[str, str], ...]
-
-_VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*))")
 
 
 @dataclass(frozen=True)
@@ -45,17 +43,7 @@ class McpServer:
 
     def filled(self, pairs: Pairs, variables: Mapping[str, str]) -> dict[str, str]:
         """`env` or `headers` with `variables` in place of $NAME. Raises ConfigError: there is no such variable."""
-
-        def value(match: re.Match[str]) -> str:
-            dollar, name = match.groups()
-            if name is not None and name not in variables:
-                raise ConfigError(
-                    f"{self.setting}: the environment of this process has no variable {name}; set it where asyncrl "
-                    "is started, or write $$ for a dollar sign"
-                )
-            return "$" if dollar else variables[name]
-
-        return {name: _VARIABLE.sub(value, text) for name, text in pairs}
+        return {name: with_variables(text, self.setting, variables) for name, text in pairs}
 
 
 KEYS = ("command", "args", *(field.name for field in fields(McpServer)[2:]))

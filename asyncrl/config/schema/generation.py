@@ -103,8 +103,12 @@ class ActorConfig:
     )
     agent: str | None = option(
         None,
-        "dotted path of an agent that plays the episodes instead (docs/agents.md)",
+        "dotted path of an agent that plays the episodes instead (docs/agents.md); openenv and nemo_gym play "
+        "at servers of these (docs/gym.md)",
         fixed="all members of a group are played by one agent",
+    )
+    agent_options: dict[str, Any] = option(
+        {}, "what actor.agent is given beside its task, such as {url: http://...}: arguments of the function or class"
     )
     agent_command: list[str] = option(
         [],

@@ -167,7 +167,7 @@ def _check_tools(config: TrainConfig) -> None:
     load_interactions(config.actor.interactions)
     Offer(config.actor)
     if config.actor.agent is not None:
-        load_agent(config.actor.agent)
+        load_agent(config.actor.agent, config.actor.agent_options)
     if config.actor.agent_command:
         check_command(config.actor.agent_command)
 

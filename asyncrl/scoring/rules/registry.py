@@ -20,6 +20,7 @@ from asyncrl.types import Reason
 
 BUILT_IN = (
     "code",
+    "environment",
     "exact_match",
     "exact_number",
     "f1",

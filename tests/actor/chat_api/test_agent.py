@@ -334,16 +334,44 @@ async def agent_of_two(task: Task, base_url: str) -> None:
     """An agent that cannot be called as episodes do."""
 
 
+async def polite(task: Task, base_url: str, api_key: str, how: int = 1) -> dict[str, float]:
+    """An agent with an option."""
+    return {"polite": float(how)}
+
+
+class Polite:
+    """Agents that are objects."""
+
+    def __init__(self, how: int) -> None:
+        if how > 9:
+            raise ValueError("nobody is so polite")
+        self.how = how
+
+    def __call__(self, task: Task, base_url: str, api_key: str) -> dict[str, float]:
+        return {"polite": float(self.how)}
+
+
 def test_an_agent_is_found_by_its_path_and_refused_with_the_fix():
-    assert load_agent("tests.actor.chat_api.test_agent.my_agent") is my_agent
+    assert load_agent("tests.actor.chat_api.test_agent.my_agent", {}) is my_agent
     for path, reason in (
         ("nowhere.agent", "cannot be imported"),
-        ("asyncrl.types.Task", "async def"),
+        ("asyncrl.types.Task", "agent_options"),
         ("tests.actor.chat_api.test_agent.agent_of_two", "async def"),
         ("x", "imported"),
     ):
         with pytest.raises(ConfigError, match=reason):
-            load_agent(path)
+            load_agent(path, {})
+
+
+@pytest.mark.parametrize("name", ["polite", "Polite"])
+async def test_an_agent_gets_its_options_and_is_refused_with_others(name: str):
+    path = f"tests.actor.chat_api.test_agent.{name}"
+    agent = load_agent(path, {"how": 3})
+    assert await agent(make_ticket("t/1").task, "", "") == {"polite": 3.0}
+    with pytest.raises(ConfigError, match=r"loud.*agent_options|agent_options.*loud"):
+        load_agent(path, {"how": 3, "loud": True})
+    with pytest.raises(ConfigError, match=r"agent_options.*nobody is so polite"):
+        load_agent("tests.actor.chat_api.test_agent.Polite", {"how": 10})
 
 
 async def test_metrics_of_an_agent_are_averaged_and_are_no_rewards() -> None:

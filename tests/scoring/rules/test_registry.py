@@ -149,7 +149,7 @@ def test_a_bare_name_in_a_list_weighs_one():
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("exact_nubmer", "use one of code, exact_match, .*, or the dotted path"),
+        ("exact_nubmer", "use one of code, environment, .*, or the dotted path"),
         ("no_such_module.rule", "No module named 'no_such_module'.*on PYTHONPATH"),
         ("somebodys_rewards.absent", "no attribute 'absent'.*give module.function"),
         ("broken_rewards.rule", "SyntaxError"),

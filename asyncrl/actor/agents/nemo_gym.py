@@ -1,0 +1,173 @@
+"""The agent `nemo_gym`: episodes at a resources server of NeMo Gym (its protocol of release 0.4), as Gym's own agents
+play them.
+
+    POST /seed_session  ROW                      begins an episode; a cookie names it
+    POST /TOOL          arguments of a call      what the policy reads
+    POST /verify        ROW, {"response": ...}   its reward
+
+    POST /reset, /step                           the same for servers in the style of Gymnasium, which score each turn
+
+ROW is a line of Gym's data, with the prompt and the tools in `responses_create_params`. Gym speaks OpenAI's Responses,
+and so does the policy's endpoint: what the server gets is what the policy wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+from asyncrl.actor.agents.policy import PolicyClient, policy_at
+from asyncrl.actor.agents.server import (
+    EnvironmentServer,
+    ServerClient,
+    ServerOptions,
+    ServerReply,
+    read_object,
+    read_reward,
+)
+from asyncrl.actor.chat_api.result import MAX_METRICS, METRIC_NAME, AgentError, AgentResult
+from asyncrl.errors import UnavailableError
+from asyncrl.text import cut
+from asyncrl.types import Task
+
+FIELD = "nemo_gym"
+"""Of a task's `extra_info`: a line of Gym's data, as an object or as its JSON text."""
+
+REWARD = "reward"
+PARAMS = "responses_create_params"
+TAKEN = ("input", "instructions", "tools", "tool_choice", "text", "max_output_tokens")
+"""Of a row's request; how tokens are sampled is the ticket's."""
+
+Item = Mapping[str, Any]
+
+
+class NemoGymAgent:
+    """Plays episodes with the resources server at `url`; the `options` are those of `ServerOptions`. Raises
+    ConfigError."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._server = EnvironmentServer(ServerOptions(url, **options))
+
+    def counters(self) -> Mapping[str, float]:
+        return self._server.counters()
+
+    async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
+        """Raises AgentError, UnavailableError."""
+        row = _row(task)
+        async with self._server.client() as client, policy_at(base_url, api_key) as policy:
+            observation = await self._server.begin(lambda: _begin(client, row))
+            async with self._server.playing():
+                if observation is None:
+                    return await self._with_tools(client, policy, row)
+                return await _in_steps(client, policy, row, observation)
+
+    async def _with_tools(self, client: ServerClient, policy: PolicyClient, row: Mapping[str, Any]) -> AgentResult:
+        body = _request(row)
+        given, response = list(body["input"]), {}
+        while answer := await policy.ask("responses", {**body, "input": given}):
+            response = dict(answer)
+            given += answer["output"]
+            calls = [item for item in answer["output"] if item["type"] == "function_call"]
+            if not calls or answer["status"] != "completed":
+                break
+            given += [await self._called(client, call) for call in calls]
+        response["output"] = given[len(body["input"]) :]
+        found = _checked(await client.request("POST", "verify", {**row, "response": response}), "verify").json()
+        reward = read_reward(found.get(REWARD))
+        if reward is None:
+            raise UnavailableError(f"the server verified an episode without a reward: {found!r:.200}")
+        return AgentResult({REWARD: reward}, _metrics(found, row))
+
+    async def _called(self, client: ServerClient, call: Item) -> Item:
+        """The result of a call, whatever its status: Gym's agents show the policy an error of the tool, too."""
+        reply = await client.request("POST", quote(call["name"], safe=""), json.loads(call["arguments"]))
+        self._server.counts.errors += reply.status >= HTTPStatus.BAD_REQUEST
+        text = cut(reply.body.decode(errors="replace"), self._server.options.max_chars)
+        return {"type": "function_call_output", "call_id": call["call_id"], "output": text}
+
+
+async def _begin(client: ServerClient, row: Mapping[str, Any]) -> str | None:
+    """Begin an episode. Returns the observation of a server in the style of Gymnasium; None: it is of the other kind.
+
+    Raises AgentError: the server refuses the row; UnavailableError.
+    """
+    seeded = await client.request("POST", "seed_session", row)
+    if seeded.status != HTTPStatus.NOT_FOUND:
+        _checked(seeded, "seed_session")
+        return None
+    return _observation(_checked(await client.request("POST", "reset", row), "reset").json())
+
+
+async def _in_steps(
+    client: ServerClient, policy: PolicyClient, row: Mapping[str, Any], observation: str
+) -> AgentResult:
+    body = _request(row)
+    given = [*body["input"], *_user(observation)]
+    rewards: list[float | None] = []
+    over = False
+    while not over and (answer := await policy.ask("responses", {**body, "input": given})):
+        rewards.append(None)
+        if answer["status"] != "completed":
+            break
+        given += answer["output"]
+        step = _checked(await client.request("POST", "step", {**row, "response": answer}), "step").json()
+        rewards[-1], over = read_reward(step.get(REWARD)), bool(step.get("terminated") or step.get("truncated"))
+        info = step.get("info")
+        for output in info.get("tool_outputs") or [] if isinstance(info, dict) else []:
+            given.append({"type": "function_call_output", **output})
+        given += _user(_observation(step))
+    return AgentResult(turns=rewards)
+
+
+def _checked(reply: ServerReply, path: str) -> ServerReply:
+    """The reply. Raises AgentError: it is a refusal; UnavailableError: the server failed."""
+    said = f"/{path} answered with status {reply.status}: {reply.body[:500]!r}"
+    if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        raise UnavailableError(said)
+    if reply.status != HTTPStatus.OK:
+        raise AgentError(said)
+    return reply
+
+
+def _observation(found: Mapping[str, Any]) -> str:
+    return str(found.get("observation") or "")
+
+
+def _user(text: str) -> list[Item]:
+    return [{"type": "message", "role": "user", "content": text}] if text else []
+
+
+def _request(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the policy is asked, with its input as a list."""
+    params = row[PARAMS]
+    body = {name: params[name] for name in TAKEN if params.get(name) is not None}
+    given = body.get("input") or []
+    return {**body, "input": _user(given) if isinstance(given, str) else given}
+
+
+def _metrics(found: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
+    """The further numbers in the answer of /verify, which repeats the row."""
+    numbers = {
+        name: float(value)
+        for name, value in found.items()
+        if name not in row and name != REWARD and isinstance(value, (int, float)) and METRIC_NAME.fullmatch(name)
+    }
+    finite = [(name, value) for name, value in numbers.items() if math.isfinite(value)]
+    return dict(finite[:MAX_METRICS])
+
+
+def _row(task: Task) -> Mapping[str, Any]:
+    """Raises AgentError."""
+    given = task.extra_info.get(FIELD)
+    try:
+        row: Any = read_object(given) if isinstance(given, str) else given
+    except UnavailableError:
+        row = None
+    match row:
+        case {"responses_create_params": {"input": str() | Sequence()}}:
+            return dict(row)
+    raise AgentError(f"task {task.id} is not from `asyncrl data nemo-gym`: extra_info.{FIELD} is {given!r:.100}")

@@ -1,0 +1,267 @@
+"""The agent `openenv`: episodes in an environment that an OpenEnv server plays (its protocol of release 0.10).
+
+    GET URL/schema                           what an action is
+    WebSocket URL/ws                         one episode
+      {"type": "reset", "data": {"seed": 3}} -> {"type": "observation", "data": {observation, reward, done}}
+      {"type": "step", "data": ACTION}       -> the same
+
+An action with one field of text is the policy's answer. An environment with tools (`call_tool`) offers these. Any other
+action is the tool `step`, whose parameters are its fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from asyncrl.actor.agents.policy import Message, PolicyClient, PolicyTurn, policy_at, with_behind
+from asyncrl.actor.agents.server import (
+    EnvironmentServer,
+    ServerClient,
+    ServerOptions,
+    ServerSocket,
+    read_object,
+    read_reward,
+)
+from asyncrl.actor.chat_api.result import AgentError, AgentResult
+from asyncrl.actor.finishing import finish
+from asyncrl.errors import RefusedError, UnavailableError
+from asyncrl.text import cut
+from asyncrl.types import Task
+
+FIELD = "openenv"
+"""Of a task's `extra_info`: what `reset` gets, as an object or as its JSON text."""
+
+STEP = "step"
+METADATA = "metadata"
+AT_THE_BEGINNING = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
+"""Codes with which a server refuses an episode that has not begun."""
+
+
+class OpenEnvStep(NamedTuple):
+    observation: Mapping[str, Any]
+    reward: float | None
+    done: bool
+
+
+@dataclass(frozen=True)
+class Actions:
+    """How the policy acts: by its answer, as the field `text_field` of an action, or by calling `tools`, where
+    `as_action` makes an action of a tool's name and arguments."""
+
+    text_field: str | None = None
+    tools: Sequence[Message] = ()
+    as_action: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda name, arguments: arguments
+
+
+class OpenEnvAgent:
+    """Plays episodes with the server at `url`. `action` is the field of an action that gets the policy's answer, where
+    its schema does not say it; `observation` the field of an observation that the policy reads; the `options` are
+    those of `ServerOptions`. Raises ConfigError."""
+
+    def __init__(self, url: str, action: str | None = None, observation: str | None = None, **options: Any) -> None:
+        self._server = EnvironmentServer(ServerOptions(url, **options))
+        self._action = action
+        self._observation = observation
+        self._schema: Mapping[str, Any] | None = None
+
+    def counters(self) -> Mapping[str, float]:
+        return self._server.counters()
+
+    async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
+        """Raises AgentError, RefusedError, UnavailableError."""
+        asked = _reset_data(task)
+        async with self._server.client() as client, policy_at(base_url, api_key) as policy:
+            game, first = await self._server.begin(lambda: self._begin(client, asked))
+            try:
+                async with self._server.playing():
+                    actions = await self._actions(client, game)
+                    messages = with_behind(task.messages, self._shown(first.observation))
+                    return AgentResult(turns=await self._play(policy, game, actions, messages, first.done))
+            finally:
+                await finish(game.close())
+
+    async def _begin(self, client: ServerClient, asked: Mapping[str, Any]) -> tuple[OpenEnvSession, OpenEnvStep]:
+        game = OpenEnvSession(await client.socket("ws"))
+        try:
+            return game, await game.act("reset", asked)
+        except BaseException:
+            await finish(game.close())
+            raise
+
+    async def _actions(self, client: ServerClient, game: OpenEnvSession) -> Actions:
+        if self._action is not None:
+            return Actions(self._action)
+        if self._schema is None:
+            self._schema = (await client.request("GET", "schema")).json()
+        schema = self._schema.get("action")
+        if not isinstance(schema, dict) or not isinstance(fields := schema.get("properties"), dict):
+            raise UnavailableError(
+                f"the server's schema of an action is {schema!r:.200}, not an object with properties"
+            )
+        if {"tool_name", "arguments"} <= fields.keys():
+            return Actions(tools=await game.tools(), as_action=_call_tool)
+        fields = {name: each for name, each in fields.items() if name != METADATA}
+        [(name, only)] = fields.items() if len(fields) == 1 else [(None, {})]
+        if name and isinstance(only, dict) and only.get("type") == "string" and not only.get("enum"):
+            return Actions(name)
+        parameters = {**schema, "properties": fields}
+        function = {"name": STEP, "description": str(schema.get("description") or ""), "parameters": parameters}
+        return Actions(tools=[{"type": "function", "function": function}])
+
+    async def _play(
+        self, policy: PolicyClient, game: OpenEnvSession, actions: Actions, messages: list[Message], done: bool
+    ) -> list[float | None]:
+        """The rewards of the policy's turns."""
+        rewards: list[float | None] = []
+        while not done and (answer := await policy.chat(messages, actions.tools)) is not None:
+            rewards.append(None)
+            if answer.cut or (actions.text_field is None and not answer.calls):
+                break
+            messages.append(answer.message)
+            following, rewards[-1], done = await self._react(game, actions, answer)
+            messages += following
+        if not policy.turns:
+            raise AgentError("the environment was over before the policy's first turn")
+        return rewards
+
+    async def _react(
+        self, game: OpenEnvSession, actions: Actions, answer: PolicyTurn
+    ) -> tuple[list[Message], float | None, bool]:
+        """The messages behind a turn of the policy, its reward, and whether the episode is over."""
+        if actions.text_field is not None:
+            text, step = await self._step(game, {actions.text_field: answer.text})
+            return [{"role": "user", "content": text}], step.reward, step.done
+        following: list[Message] = []
+        rewards: list[float] = []
+        for id, name, arguments in answer.calls:
+            text, step = await self._step(game, actions.as_action(name, arguments))
+            following.append({"role": "tool", "tool_call_id": id, "content": text})
+            rewards += [] if step.reward is None else [step.reward]
+            if step.done:
+                break
+        return following, sum(rewards) if rewards else None, step.done
+
+    async def _step(self, game: OpenEnvSession, action: Mapping[str, Any]) -> tuple[str, OpenEnvStep]:
+        """What the policy reads, and the step, which is none if the environment refused it."""
+        try:
+            step = await game.act("step", action)
+        except RefusedError as error:
+            self._server.counts.errors += 1
+            return cut(f"Error: {error}", self._server.options.max_chars), OpenEnvStep({}, None, False)
+        return self._shown(step.observation), step
+
+    def _shown(self, observation: Mapping[str, Any]) -> str:
+        """What the policy reads of an observation."""
+        return cut(observation_text(observation, self._observation), self._server.options.max_chars)
+
+
+class OpenEnvSession:
+    """One episode on a `socket`, from its reset on."""
+
+    def __init__(self, socket: ServerSocket) -> None:
+        self._socket = socket
+
+    async def act(self, kind: str, data: Mapping[str, Any]) -> OpenEnvStep:
+        """The result of a reset or a step. Raises RefusedError: the environment refused it; UnavailableError."""
+        found = await self._data({"type": kind, "data": data}, "observation")
+        match found:
+            case {"observation": dict(observation), "done": bool(done)}:
+                return OpenEnvStep(observation, read_reward(found.get("reward")), done)
+        raise UnavailableError(f"the server answered a {kind} with {found!r:.200}")
+
+    async def tools(self) -> list[Message]:
+        """The environment's tools. Raises UnavailableError."""
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        found = await self._data({"type": "mcp", "data": request}, "mcp")
+        match found:
+            case {"result": {"tools": list(tools)}} if tools and all(map(_is_tool, tools)):
+                return [{"type": "function", "function": _function(tool)} for tool in tools]
+        raise UnavailableError(f"the server listed its tools as {found!r:.300}")
+
+    async def close(self) -> None:
+        await self._socket.close()
+
+    async def _data(self, message: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+        answer = await self._socket.ask(message)
+        match answer:
+            case {"type": "error", "data": dict(error)} if error.get("code") in AT_THE_BEGINNING:
+                raise UnavailableError(f"the server takes no episode: {error.get('message')!s:.300}")
+            case {"type": "error", "data": dict(error)}:
+                raise RefusedError(_reason(error))
+            case {"type": str(found), "data": dict(data)} if found == kind:
+                return data
+        raise UnavailableError(f"the server answered {message['type']} with {answer!r:.200}")
+
+
+def observation_text(observation: Mapping[str, Any], field: str | None = None) -> str:
+    """An observation as text: the `field` of it, the result of a tool, its only field, or all as JSON.
+
+    Raises UnavailableError: it has no such field.
+    """
+    if field is not None:
+        if field not in observation:
+            raise UnavailableError(f"an observation has no field {field}; it has {', '.join(observation)}")
+        return _text(observation[field])
+    if "tool_name" in observation and ("result" in observation or "error" in observation):
+        return _tool_result(observation)
+    fields = {
+        name: value for name, value in observation.items() if name != METADATA and value not in (None, "", [], {})
+    }
+    return _text(next(iter(fields.values()))) if len(fields) == 1 else _text(fields) if fields else ""
+
+
+def _tool_result(observation: Mapping[str, Any]) -> str:
+    match observation.get("error"):
+        case {"message": message}:
+            return f"Error: {message}"
+    match observation.get("result"):
+        case {"content": list(parts), **rest} if all(isinstance(part, dict) for part in parts):
+            text = "\n".join(str(part.get("text", f"({part.get('type')})")) for part in parts)
+            return f"Error: {text}" if rest.get("is_error") or rest.get("isError") else text
+        case None:
+            return ""
+        case result:
+            return _text(result)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _call_tool(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "call_tool", "tool_name": name, "arguments": arguments}
+
+
+def _is_tool(tool: Any) -> bool:
+    return isinstance(tool, dict) and isinstance(tool.get("name"), str)
+
+
+def _function(tool: Mapping[str, Any]) -> Message:
+    parameters = tool.get("inputSchema") or tool.get("input_schema") or {"type": "object", "properties": {}}
+    return {"name": tool["name"], "description": str(tool.get("description") or ""), "parameters": parameters}
+
+
+def _reason(error: Mapping[str, Any]) -> str:
+    """What the server says is wrong, with the fields of an action that do not fit."""
+    said = str(error.get("message"))
+    match error.get("errors"):
+        case list(faults):
+            each = (
+                f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg')}" for one in faults if isinstance(one, dict)
+            )
+            return f"{said}: {'; '.join(each)}"
+    return said
+
+
+def _reset_data(task: Task) -> Mapping[str, Any]:
+    """Raises AgentError."""
+    given = task.extra_info.get(FIELD) or {}
+    try:
+        return read_object(given) if isinstance(given, str) else dict(given)
+    except (UnavailableError, TypeError, ValueError) as error:
+        raise AgentError(
+            f"task {task.id} has extra_info.{FIELD}={given!r:.100}; give what reset takes, as JSON"
+        ) from error

@@ -1,0 +1,93 @@
+"""The policy, as our own agents reach it: at the endpoint of their episode, as any agent does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from asyncrl.actor.chat_api.result import AgentError
+
+FULL = ("context_length_exceeded", "turn_limit", "image_limit")
+"""Codes of refusals that say that the conversation has no room for another turn."""
+
+Message = Mapping[str, Any]
+
+
+class PolicyTurn(NamedTuple):
+    """A turn of the policy as a message of the chat-completions API. One that was `cut` by its length is no answer to
+    give to an environment."""
+
+    message: Message
+    cut: bool
+
+    @property
+    def text(self) -> str:
+        return self.message.get("content") or ""
+
+    @property
+    def calls(self) -> list[tuple[str, str, Mapping[str, Any]]]:
+        """Id, name and arguments of each call."""
+        return [
+            (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
+            for call in self.message.get("tool_calls") or ()
+        ]
+
+
+class PolicyClient:
+    """The policy in one episode. `turns` counts its completions."""
+
+    def __init__(self, http: aiohttp.ClientSession, base_url: str) -> None:
+        self.turns = 0
+        self._http = http
+        self._base_url = base_url
+
+    async def ask(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The answer of the protocol at `path`; None: the conversation has no room for another turn.
+
+        Raises AgentError: the request was refused, or there was no room for a first turn.
+        """
+        async with self._http.post(f"{self._base_url}/{path}", json=body) as response:
+            answer: dict[str, Any] = await response.json()
+        if response.status == 200:
+            self.turns += 1
+            return answer
+        error = answer.get("error", {})
+        if error.get("code") in FULL and self.turns:
+            return None
+        raise AgentError(f"the policy's endpoint refused a request: {error.get('message', answer)!s:.500}")
+
+    async def chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> PolicyTurn | None:
+        """The next turn of a conversation. As `ask`."""
+        body: dict[str, Any] = {"messages": messages}
+        if tools:
+            body["tools"] = tools
+        answer = await self.ask("chat/completions", body)
+        if answer is None:
+            return None
+        [choice] = answer["choices"]
+        return PolicyTurn(choice["message"], choice["finish_reason"] == "length")
+
+
+@asynccontextmanager
+async def policy_at(base_url: str, api_key: str) -> AsyncIterator[PolicyClient]:
+    """The policy at the endpoint of an episode."""
+    headers = {"Authorization": f"Bearer {api_key}"}
+    # The engine says how long a turn takes, and the actor how long an episode does.
+    timeout = aiohttp.ClientTimeout(total=None)
+    jar = aiohttp.DummyCookieJar()
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout, cookie_jar=jar, trust_env=False) as http:
+        yield PolicyClient(http, base_url)
+
+
+def with_behind(messages: Sequence[Message], text: str) -> list[Message]:
+    """The messages with `text` at the end of the last one if that is the user's, or else behind them."""
+    if not text:
+        return list(messages)
+    last = messages[-1] if messages else None
+    if last is None or last["role"] != "user" or not isinstance(last["content"], str):
+        return [*messages, {"role": "user", "content": text}]
+    return [*messages[:-1], {**last, "content": f"{last['content']}\n\n{text}".lstrip("\n")}]

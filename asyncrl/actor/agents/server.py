@@ -1,0 +1,259 @@
+"""A server that others run, at which an environment plays: its address, how many episodes play there at once, and
+bounds on what it may send and how long it may take.
+
+A server that is not there, or full, is asked again until `start_s` has passed; then the episode fails, and its ticket
+is tried again. What happened in an episode is known to the server alone: once it has begun, a server that is lost fails
+the episode at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import aiohttp
+
+from asyncrl.config.variables import with_variables
+from asyncrl.errors import ConfigError, UnavailableError
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
+OPTIONS = "actor.agent_options"
+CLOSING_S = 1.0
+OVERLOADED = (429, 502, 503, 504)
+"""Statuses of a server, or of a proxy before it, that could not answer."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class ServerCounts:
+    """Since the start: episodes that began at the server; tries to begin one that failed; episodes that failed because
+    the server was lost or made no sense; refusals and errors that it answered with, which the policy read."""
+
+    started: int = 0
+    unavailable: int = 0
+    lost: int = 0
+    errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What every environment server has in `actor.agent_options`.
+
+    url: its address. headers: those of each request, where $NAME is an environment variable. sessions: episodes that
+    one actor plays there at once. start_s: seconds in which an episode must begin. timeout_s: seconds of one answer.
+    max_mb: megabytes of one answer. max_chars: characters of an observation that the policy reads; the middle of a
+    longer one is cut.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    sessions: int = 64
+    start_s: float = 60.0
+    timeout_s: float = 60.0
+    max_mb: float = 16.0
+    max_chars: int = 16_384
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"{OPTIONS}.url={self.url!r:.100}: give an address such as http://127.0.0.1:8000")
+        pairs = self.headers.items() if isinstance(self.headers, Mapping) else [(None, None)]
+        if not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise ConfigError(f"{OPTIONS}.headers: give a mapping of names to texts")
+        for name in ("sessions", "start_s", "timeout_s", "max_mb", "max_chars"):
+            value, whole = getattr(self, name), name in ("sessions", "max_chars")
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not value > 0:
+                raise ConfigError(f"{OPTIONS}.{name}={value!r:.100}: give a {'whole ' * whole}number above 0")
+
+
+class ServerReply(NamedTuple):
+    """What a server answered to a request."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> Mapping[str, Any]:
+        """The object that the body is. Raises UnavailableError."""
+        return read_object(self.body)
+
+
+class EnvironmentServer:
+    """The server that `options` describe. `clock` gives seconds."""
+
+    def __init__(self, options: ServerOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self.options = options
+        self.counts = ServerCounts()
+        self.max_bytes = int(options.max_mb * 2**20)
+        self._url = options.url.rstrip("/")
+        self._clock = clock
+        self._slots = asyncio.Semaphore(options.sessions)
+
+    def counters(self) -> Mapping[str, float]:
+        """Counts since the start."""
+        return {f"agent_server_{name}": count for name, count in asdict(self.counts).items()}
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[ServerClient]:
+        """A client for one episode, with cookies of its own, as soon as fewer than `sessions` play."""
+        headers = {
+            name: with_variables(text, f"{OPTIONS}.headers.{name}", os.environ)
+            for name, text in self.options.headers.items()
+        }
+        # A packed body may be of any size when it is unpacked.
+        headers |= {"Accept-Encoding": "identity"}
+        async with (
+            self._slots,
+            aiohttp.ClientSession(
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=None),
+                cookie_jar=aiohttp.CookieJar(unsafe=True),  # also of addresses that are numbers
+                auto_decompress=False,
+                trust_env=False,
+                middlewares=(_without_redirections,),
+            ) as http,
+        ):
+            yield ServerClient(http, self._url, self)
+
+    async def begin(self, begin: Callable[[], Awaitable[T]]) -> T:
+        """What `begin` returns, which begins an episode and may raise UnavailableError: then it is tried again.
+
+        Raises UnavailableError: it failed until `start_s` had passed; and what else `begin` raises.
+        """
+        end, wait_s = self._clock() + self.options.start_s, FIRST_WAIT_S
+        while True:
+            try:
+                begun = await begin()
+            except UnavailableError as error:
+                self.counts.unavailable += 1
+                if self._clock() + wait_s > end:
+                    raise UnavailableError(
+                        f"no episode could begin within {self.options.start_s:g} s: {error}"
+                    ) from error
+            else:
+                self.counts.started += 1
+                return begun
+            await asyncio.sleep(wait_s)
+            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
+
+    @asynccontextmanager
+    async def playing(self) -> AsyncIterator[None]:
+        """The body plays an episode that has begun."""
+        try:
+            yield
+        except UnavailableError:
+            self.counts.lost += 1
+            raise
+
+
+class ServerClient:
+    """Requests of one episode to the `server`."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, server: EnvironmentServer) -> None:
+        self._http = http
+        self._url = url
+        self._timeout_s = server.options.timeout_s
+        self._max_bytes = server.max_bytes
+
+    async def request(self, method: str, path: str, body: Any = None) -> ServerReply:
+        """The answer, whatever its status. Raises UnavailableError: there is none, or it says that nobody answers."""
+        url = f"{self._url}/{path}"
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit, self._http.request(method, url, json=body) as response:
+                if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+                    raise UnavailableError(f"{url} packed its answer, though it was asked not to")
+                parts, size = [], 0
+                async for part in response.content.iter_chunked(1 << 16):
+                    parts.append(part)
+                    size += len(part)
+                    if size > self._max_bytes:
+                        raise UnavailableError(f"{url} answered with more than {self._max_bytes} bytes")
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnavailableError(self._why(url, limit, error)) from error
+        reply = ServerReply(response.status, b"".join(parts))
+        if reply.status in OVERLOADED:
+            raise UnavailableError(f"{url} answered with status {reply.status}: {reply.body[:200]!r}")
+        return reply
+
+    async def socket(self, path: str) -> ServerSocket:
+        """A WebSocket. Raises UnavailableError."""
+        url = f"{self._url}/{path}"
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                opened = await self._http.ws_connect(
+                    url, max_msg_size=self._max_bytes, timeout=aiohttp.ClientWSTimeout(ws_close=CLOSING_S)
+                )
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnavailableError(self._why(url, limit, error)) from error
+        return ServerSocket(opened, url, self._timeout_s)
+
+    def _why(self, url: str, limit: asyncio.Timeout, error: Exception) -> str:
+        if limit.expired():
+            return f"{url} took more than {OPTIONS}.timeout_s={self._timeout_s:g}"
+        return f"{url} cannot be reached: {error!r:.300}"
+
+
+async def _without_redirections(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """The headers of the options, which may have a key, go to the server that these name."""
+    response = await handler(request)
+    if 300 <= response.status < 400:
+        response.close()
+        raise aiohttp.ClientError(f"it answered with status {response.status}, to lead elsewhere")
+    return response
+
+
+class ServerSocket:
+    """A WebSocket on which each message has one answer."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, url: str, timeout_s: float) -> None:
+        self._socket = socket
+        self._url = url
+        self._timeout_s = timeout_s
+
+    async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The answer, an object. Raises UnavailableError: there is none."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                # It may have closed the connection, and said why before.
+                with suppress(aiohttp.ClientError):
+                    await self._socket.send_json(message)
+                received = await self._socket.receive()
+        except TimeoutError as error:
+            raise UnavailableError(f"{self._url} took more than {OPTIONS}.timeout_s={self._timeout_s:g}") from error
+        if received.type is not aiohttp.WSMsgType.TEXT:
+            raise UnavailableError(f"{self._url} ended the connection ({received.type.name}: {received.data!s:.200})")
+        return read_object(received.data)
+
+    async def close(self) -> None:
+        await self._socket.close()
+
+
+def read_object(text: str | bytes) -> Mapping[str, Any]:
+    """The JSON object in an answer. Raises UnavailableError: it is something else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnavailableError(f"the server answered with what is no JSON: {text[:200]!r}") from error
+    if not isinstance(found, dict):
+        raise UnavailableError(f"the server answered with {found!r:.200}, not with an object")
+    return found
+
+
+def read_reward(value: Any) -> float | None:
+    """The reward in an answer; None: there is none. Raises UnavailableError: it is no finite number."""
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UnavailableError(f"the server's reward is {value!r:.100}, not a finite number")
+    return float(value)

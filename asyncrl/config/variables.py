@@ -1,0 +1,28 @@
+"""Environment variables in place of `$NAME` in a configuration, so that no secret is written into it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from asyncrl.errors import ConfigError
+
+_VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*))")
+
+
+def with_variables(text: str, setting: str, variables: Mapping[str, str]) -> str:
+    """The text of `setting` with `variables` in place of $NAME, and a dollar sign in place of $$.
+
+    Raises ConfigError: there is no such variable.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        dollar, name = match.groups()
+        if name is not None and name not in variables:
+            raise ConfigError(
+                f"{setting}: the environment of this process has no variable {name}; set it where asyncrl is started, "
+                "or write $$ for a dollar sign"
+            )
+        return "$" if dollar else variables[name]
+
+    return _VARIABLE.sub(value, text)

@@ -1,0 +1,24 @@
+"""Tasks of text games of textarena, gem and others with `reset` and `step`: each is a seed. A Python that has the game
+writes them, by the program that plays them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from asyncrl import adapters
+from asyncrl.data.converters.other_python import check_arguments, tasks_of
+from asyncrl.types import Task
+
+PROGRAM = Path(adapters.__file__).parent / "gym_agent"
+LIMIT = 1000
+
+
+def tasks(
+    name: str, python: str = "python", arguments: str = "{}", limit: int | None = None, first: int = 0
+) -> Iterator[Task]:
+    """`limit` tasks of the game `name`, made with `arguments` in JSON, with the seeds from `first` on. Raises
+    DataError."""
+    check_arguments(arguments)
+    options = ["--args", arguments, "--first", str(first), "--limit", str(LIMIT if limit is None else limit)]
+    return tasks_of(python, PROGRAM, name, options)

@@ -1,0 +1,68 @@
+"""Tasks from files of NeMo Gym, whose lines have a request of OpenAI's Responses and what the resources server needs.
+
+A task keeps its whole line, which its episodes send to the server. Its messages are the texts of the request, for those
+who look at the task.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncrl.errors import DataError
+from asyncrl.ids import task_id
+from asyncrl.types import Task
+
+FIELD = "nemo_gym"
+"""The field of `extra_info` with the line."""
+
+
+def tasks(source: Path, split: str) -> Iterator[Task | None]:
+    """The tasks of a file with JSON lines; None for a line without a prompt. Raises DataError."""
+    try:
+        lines = source.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{source} cannot be read: {error}") from error
+    for number, line in enumerate(filter(str.strip, lines)):
+        try:
+            row = json.loads(line)
+            params = row["responses_create_params"]
+            messages = _messages(params)
+            name = str((row.get("agent_ref") or {}).get("name") or source.stem)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{source}: line {number + 1} has no responses_create_params with messages ({error!r:.200}); give a "
+                "file of NeMo Gym"
+            ) from error
+        data_source = f"nemo-gym/{name}"
+        extra_info = {"index": number, "split": split, FIELD: line}
+        yield (
+            Task(task_id(data_source, split, number), messages, "", data_source, extra_info=extra_info)
+            if messages
+            else None
+        )
+
+
+def _messages(params: Mapping[str, Any]) -> list[dict[str, str]]:
+    given = params["input"]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    found = [
+        {"role": _role(item["role"]), "content": _text(item["content"])}
+        for item in items
+        if item.get("type", "message") == "message"
+    ]
+    if found and params.get("instructions"):
+        found.insert(0, {"role": "system", "content": params["instructions"]})
+    return found
+
+
+def _role(role: str) -> str:
+    return "system" if role == "developer" else role
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] if "text" in part else f"({part['type']})" for part in content)
