@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,8 +30,9 @@ from asyncrl.actor.engine.base import EngineStats, Generation
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.runner import open_runner
 from asyncrl.config.schema import ActorConfig, TrainConfig
-from asyncrl.data.converters import verifiers
+from asyncrl.data.converters import gym, verifiers
 from asyncrl.demo.tokenizer import END_OF_TURN, build_tokenizer
+from asyncrl.machine.ports import free_ports
 from asyncrl.types import Purpose, Sampling, Task, Ticket
 from benchmarks.record import write_result
 from benchmarks.serving import load
@@ -159,6 +161,8 @@ class Way:
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     episodes: int | None = None
     """In place of the others' number, where each takes long."""
+    server: Sequence[str] = ()
+    """A program that runs meanwhile."""
 
 
 def ways(pythons: Mapping[str, str]) -> dict[str, Way]:
@@ -167,6 +171,9 @@ def ways(pythons: Mapping[str, str]) -> dict[str, Way]:
     calculate = {"name": "calculator", "arguments": {"expression": "5*3"}}
     programs = {"tools": [], "agent_processes": PROGRAMS}
     agent = [sys.executable, "-c", PROGRAM]
+    port = free_ports(1)
+    game = {"game": "text_game:TwoMoves", "args": {}, "seed": 0}
+    at_server = {"agent": "openenv", "agent_options": {"url": f"http://127.0.0.1:{port}", "sessions": AT_ONCE}}
     found = {
         "tools": Way({"tools": ["calculator"]}, calculate),
         "environment class": Way({"tools": [], "environment": "benchmarks.environments.Sums"}),
@@ -177,6 +184,17 @@ def ways(pythons: Mapping[str, str]) -> dict[str, Way]:
         ),
         "agent program": Way({**programs, "agent_command": agent}),
         "agent program, a new one for each episode": Way({"tools": [], "agent_command": agent}),
+        "game in a program": Way(
+            {
+                **programs,
+                "agent_command": [sys.executable, str(gym.PROGRAM)],
+                "agent_environment": {"PYTHONPATH": str(Path(__file__).parent)},
+            },
+            extra_info={gym.FIELD: json.dumps(game)},
+        ),
+        "OpenEnv server": Way(
+            {"tools": [], **at_server}, server=(sys.executable, "-m", "benchmarks.text_game", str(port))
+        ),
     }
     for release, python in pythons.items():
         module, tool = VERIFIERS[release]
@@ -209,6 +227,9 @@ def main() -> None:
 async def measured(way: Way, episodes: int) -> dict[str, float]:
     config = TrainConfig(actor=ActorConfig(**way.options))
     async with AsyncExitStack() as stack:
+        if way.server:
+            server = stack.enter_context(subprocess.Popen(way.server))
+            stack.callback(server.kill)
         engine: Any = InstantEngine(way.call)
         runner = await open_runner(config, engine, stack, chat=Chat(build_tokenizer()))
         await played(runner, way, "first", min(episodes, AT_ONCE))

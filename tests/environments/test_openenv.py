@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -28,7 +29,8 @@ Pythons = Callable[[str], Path]
 def serving(python: Path, kind: str) -> Iterator[str]:
     """The address of a server of the toy environment. It may take seconds to start, for which agents wait."""
     port = free_ports(1)
-    process = subprocess.Popen([python, "-m", "toy_openenv", kind, str(port)], env={"PYTHONPATH": str(TOYS)})
+    environment = {**os.environ, "PYTHONPATH": str(TOYS)}
+    process = subprocess.Popen([python, "-m", "toy_openenv", kind, str(port)], env=environment)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:

@@ -11,6 +11,8 @@ from asyncrl.data.converters.other_python import check_arguments, tasks_of
 from asyncrl.types import Task
 
 PROGRAM = Path(adapters.__file__).parent / "gym_agent"
+FIELD = "gym"
+"""The field of `extra_info` with the game, its arguments and its seed."""
 LIMIT = 1000
 
 
