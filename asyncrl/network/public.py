@@ -39,6 +39,7 @@ PASSING = (408, 425, 429)
 NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 PART_BYTES = 1 << 16
 _GZIP = zlib.MAX_WBITS | 16
+_GZIP_MAGIC = b"\x1f\x8b"
 _HEADERS = {"User-Agent": "asyncrl", "Accept-Encoding": "gzip"}
 
 CheckUrl = Callable[[URL], None]
@@ -134,6 +135,8 @@ async def get_public(
         if isinstance(error.os_error, socket.gaierror) and error.os_error.errno in NO_SUCH_NAME:
             raise RefusedError(f"{shown} cannot be fetched: there is no host {error.host}") from error
         raise UnavailableError(f"{shown} cannot be fetched: {error}") from error
+    except aiohttp.InvalidURL as error:
+        raise RefusedError(f"{shown} cannot be fetched: it is no URL: {error!s:.300}") from error
     except (aiohttp.ClientError, OSError) as error:
         reason = f"it took more than {timeout_s:g} s" if limit_s.expired() else f"{error!r:.300}"
         raise UnavailableError(f"{shown} cannot be fetched: {reason}") from error
@@ -184,22 +187,26 @@ async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
         raise UnavailableError(f"status {response.status}")
     if response.status != 200:
         raise RefusedError(f"status {response.status}")
-    unpack = _unpacking(response.headers.get("Content-Encoding", "identity").strip().lower())
+    unpacking = _unpacking(response.headers.get("Content-Encoding", "identity").strip().lower())
     parts, size, packed = [], 0, 0
     async for part in response.content.iter_chunked(PART_BYTES):
         packed += len(part)
-        unpacked = unpack(part, limit - size + 1)
+        unpacked = unpacking.decompress(part, limit - size + 1) if unpacking else part
         parts.append(unpacked)
         size += len(unpacked)
         if size > limit or packed > limit:
             raise RefusedError(f"it has more than {limit} bytes")
+    if unpacking and packed and not unpacking.eof:
+        raise UnavailableError("its packed body ends too early")
+    if unpacking and unpacking.unused_data.startswith(_GZIP_MAGIC):
+        raise RefusedError("its packed body has several parts")
     return b"".join(parts)
 
 
-def _unpacking(encoding: str) -> Callable[[bytes, int], bytes]:
-    """A function of parts of a body and of how many bytes are wanted at most. Raises RefusedError."""
+def _unpacking(encoding: str) -> zlib._Decompress | None:
+    """What unpacks a body; None: it is as it is. Raises RefusedError."""
     if encoding in ("", "identity"):
-        return lambda part, _: part
+        return None
     if encoding in ("gzip", "x-gzip"):
-        return zlib.decompressobj(_GZIP).decompress
+        return zlib.decompressobj(_GZIP)
     raise RefusedError(f"its encoding is {encoding!r:.50}; only gzip is unpacked")

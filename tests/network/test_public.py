@@ -213,6 +213,12 @@ def test_a_body_is_read_up_to_the_limit():
         served(endless, limit=100_000)
 
 
+async def test_a_host_that_is_no_address_in_its_usual_form_is_a_fault_of_the_url():
+    for host in ("2130706433", "127.0.0.1."):
+        with pytest.raises(RefusedError, match="it is no URL"):
+            await get_public(f"http://{host}/", 100, 10.0)
+
+
 def test_a_packed_body_is_unpacked_up_to_the_limit():
     def packed(content: bytes, encoding: str = "gzip") -> Handler:
         async def page(request: web.Request) -> web.StreamResponse:
@@ -227,6 +233,11 @@ def test_a_packed_body_is_unpacked_up_to_the_limit():
         served(packed(bomb), limit=100_000)
     with pytest.raises(RefusedError, match="cannot be fetched"):
         served(packed(b"no gzip at all"))
+    with pytest.raises(UnavailableError, match="its packed body ends too early"):
+        served(packed(gzip.compress(BODY)[:-20]))
+    with pytest.raises(RefusedError, match="its packed body has several parts"):
+        served(packed(gzip.compress(BODY) + gzip.compress(b"more")))
+    assert served(packed(gzip.compress(BODY) + bytes(20)), limit=len(BODY) + 100).body == BODY
     with pytest.raises(RefusedError, match="only gzip is unpacked"):
         served(packed(BODY, "br"))
 
