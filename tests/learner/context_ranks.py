@@ -41,7 +41,10 @@ EXTRAS: dict[str, dict[str, Any]] = {
 }
 FAMILIES = ("qwen3 4/2", "llama 6/3", "gemma2 4/2", "gemma2 3/1", "gpt_oss 4/1", "gpt_oss 3/3")
 """Models by family, heads and heads of keys."""
-ARRANGEMENTS = {2: [(2, 1, FAMILIES)], 4: [(4, 1, ("llama 6/3", "gpt_oss 4/1")), (2, 1, ()), (2, 2, ("qwen3 4/2",))]}
+ARRANGEMENTS = {
+    2: [(2, 1, ("qwen3 4/2", "llama 6/3", "gemma2 3/1", "gpt_oss 4/1"))],
+    4: [(4, 1, ("llama 6/3", "gpt_oss 4/1")), (2, 1, ("gemma2 4/2", "gpt_oss 3/3")), (2, 2, ("qwen3 4/2",))],
+}
 """By ranks: how many divide passes together, how many copies there are, and of which models passes are tried."""
 LENGTHS = {
     "everywhere": [5, 1, 19, 2, 33],

@@ -47,8 +47,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Models by family, heads and heads of keys, with biases and without, and with one matrix for embedding and head."""
 ARRANGEMENTS: dict[int, list[tuple[int, int, tuple[str, ...]]]] = {
-    2: [(2, 1, ("qwen3 4/2", "llama 6/2", "llama 4/1", "qwen2 4/2", "gemma2 4/2"))],
-    4: [(2, 1, ("qwen3 4/2", "llama 6/2", "llama 4/1")), (4, 1, ("llama 4/1", "qwen3 4/4")), (2, 2, ("llama 4/1",))],
+    2: [(2, 1, ("qwen3 4/2", "llama 6/2", "llama 4/1"))],
+    4: [
+        (2, 1, ("qwen3 4/2", "llama 6/2", "qwen2 4/2", "gemma2 4/2")),
+        (4, 1, ("llama 4/1", "qwen3 4/4")),
+        (2, 2, ("llama 4/1",)),
+    ],
 }
 """By ranks: how many divide layers together, how many copies there are, and of which models passes are tried."""
 
