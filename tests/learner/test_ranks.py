@@ -20,6 +20,7 @@ from asyncrl.observe.kept.reading import KeptEpisodes
 from asyncrl.observe.spans import spans_file
 from tests.learner.support import Run, assert_weights_close, assert_weights_equal
 from tests.learner.two_ranks import (
+    COPIED,
     EXPERTS,
     FREQUENCIES,
     MEMBERS,
@@ -55,10 +56,16 @@ def two(model: Path, mixture: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def copies(
     model: Path, mixture: Path, two: tuple[dict[str, Any], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], Path]:
-    """Two copies of the model, each over two ranks. The run "lonely" goes on from the checkpoint of two ranks."""
+    """Two copies of the model, each over two of four ranks. The run "lonely" goes on from the checkpoint of two."""
     folder = tmp_path_factory.mktemp("copies")
     shutil.copytree(two[1] / "lonely", folder / "lonely")
     return done_by(4, 2, model, mixture, folder, "even", "alike", "adapters", "lonely")
+
+
+@pytest.fixture(scope="module")
+def pair(two: tuple[dict[str, Any], Path]) -> tuple[dict[str, Any], Path]:
+    """Two copies of the model, each on one rank of two."""
+    return {"results": two[0]["copies"]}, two[1] / "copies"
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +140,17 @@ def test_recording_spans_changes_no_bit_of_what_two_ranks_train(two: tuple[dict[
         assert "train" in names, names
 
 
-def test_copies_of_the_model_train_as_one_rank_does(
+def test_two_ranks_with_a_copy_of_the_model_each_train_as_one_does(
+    one: dict[str, Any], pair: tuple[dict[str, Any], Path]
+):
+    assert pair[0]["results"].keys() == set(COPIED)
+    for batch, (weights, _) in pair[0]["results"].items():
+        for version, tensors in weights.items():
+            assert_weights_close(tensors, one[batch][0][version], atol=1e-5)
+
+
+@pytest.mark.long
+def test_copies_of_the_model_over_two_ranks_each_train_as_one_rank_does(
     one: dict[str, Any], two: tuple[dict[str, Any], Path], copies: tuple[dict[str, Any], Path]
 ):
     assert copies[0]["size"] == 4
@@ -167,7 +184,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("batch", "by"), [("even", "two"), ("mixture", "two"), ("adapters", "two"), ("even", "copies")]
+    ("batch", "by"),
+    [
+        *(("even", "two"), ("mixture", "two"), ("adapters", "two"), ("even", "pair")),
+        pytest.param("even", "copies", marks=pytest.mark.long),
+    ],
 )
 def test_a_checkpoint_of_several_ranks_resumes_on_one(
     batch: str, by: str, model: Path, mixture: Path, ranks: Ranks, request: pytest.FixtureRequest

@@ -79,6 +79,8 @@ MEMBERS = (
 TWO_LAYERS = 8000.0
 """Bytes that one layer of `updated` does not have, and two have, in float32."""
 
+COPIED = ("even", "adapters")
+"""The runs that two ranks also train with a copy of the model each."""
 CHANGE = ConfigChange(1, "learner.lr", 2e-3, 1e-3, 0)
 
 
@@ -145,6 +147,13 @@ def train_all(
         }
         results[name] = (run.weights, metrics)
     return results
+
+
+def train_copies(model: Path, experts: Path, folder: Path, ranks: Ranks) -> dict[str, tuple[dict, dict]]:
+    """Train the runs COPIED with a copy of the model on each rank."""
+    shape = (ranks.size, 1)
+    mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicas", "shards"))
+    return train_all(model, experts, folder / "copies", replace(ranks, mesh=mesh), COPIED)
 
 
 def fine_tuned(model: Path, folder: Path, ranks: Ranks) -> dict[str, Tensor]:
@@ -424,6 +433,7 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
     refuse_pickles()
     with joined(replicas) as ranks:
         results = train_all(model, experts, folder, ranks, names)
+        copies = train_copies(model, experts, folder, ranks) if replicas == 1 else {}
         recorded = train_with_spans(model, experts, folder, ranks)
         stopped = stop_one_of_two(model, folder, ranks)
         imitated = fine_tuned(model, folder, ranks)
@@ -436,6 +446,7 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
         check_memory(folder, ranks)
         done = {
             "results": results,
+            "copies": copies,
             "sft": imitated,
             "recorded": recorded,
             "stopped": stopped,
