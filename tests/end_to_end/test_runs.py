@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import socket
 import subprocess
@@ -21,7 +20,6 @@ from asyncrl.demo.step_scorer import JUDGEMENTS_FILE
 from asyncrl.demo.summary import audit
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.replay.stored import StoredRun
-from asyncrl.types import Task, Trajectory
 from tests.chaos.world import World
 from tests.end_to_end.support import ROOT, Run, read_config
 from tests.helpers import GENEROUS_S
@@ -34,16 +32,9 @@ Start = Callable[..., Run]
 EXCERPT = Path(__file__).parents[1] / "data" / "gsm8k"
 
 
-def by_chance(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """A coin for training tasks; the held-out ones are judged as they are, so that learning would show."""
-    if task.extra_info["split"] == "eval":
-        return float(answer.strip() == task.ground_truth)
-    return float(random.Random(trajectory.id).random() < 0.5)
-
-
 @pytest.mark.long
 def test_a_policy_whose_reward_is_chance_does_not_learn(start: Start, prepared: list[str]) -> None:
-    rule = "scoring.rule=tests.end_to_end.test_runs.by_chance"
+    rule = "scoring.rule=tests.end_to_end.rules.by_chance"
     run = start("train", *prepared, rule, "scoring.shaping.process_weight=0", "learner.steps=8")
     run.finish()
     accuracies = run.accuracies()

@@ -11,10 +11,8 @@ import pytest
 
 from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.data.writing import write_tasks
-from asyncrl.errors import ScoringError
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.types import Task, Trajectory
 from tests.chaos.world import BATCH, World
 from tests.end_to_end.support import ROOT, Run
 from tests.helpers import make_task
@@ -24,13 +22,6 @@ from tests.observe.registry.unknown import unknown
 pytestmark = pytest.mark.slow
 
 
-def worthless(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """A rule that cannot judge one attempt of each group, and finds the others worthless."""
-    if trajectory.id.endswith("0.0"):
-        raise ScoringError("the rule cannot judge the first")
-    return 0.0
-
-
 def test_a_run_without_any_reward_warns_and_its_folder_is_as_the_pages_say(
     start: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -38,7 +29,7 @@ def test_a_run_without_any_reward_warns_and_its_folder_is_as_the_pages_say(
     small = ("cluster.actors=1", "cluster.scorers=1", "cluster.learner_ranks=1", "replay.filter.zero_variance=false")
     write_tasks(tmp_path / "held_out.parquet", [make_task(index) for index in range(4)])
     steps = ("learner.steps=4", "learner.eval_every=2", f"data.eval={tmp_path / 'held_out.parquet'}")
-    rule = f"scoring.rule={worthless.__module__}.{worthless.__name__}"
+    rule = "scoring.rule=tests.end_to_end.rules.worthless"
     keys = f"network.keys={made(tmp_path / 'keys')}"
     run = start("train", *world.overrides(1), *small, *steps, rule, keys)
     run.finish()

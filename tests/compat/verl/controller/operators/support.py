@@ -7,20 +7,12 @@ from pathlib import Path
 from asyncrl.config.compose import read
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.writing import write_tasks
-from asyncrl.types import Task, Trajectory
 from tests.helpers import make_task
 from tests.learner.support import write_model
 
 GROUP = 4
 GROUPS = 2
 TASKS = 12
-
-
-def even_share(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """A rule: the share of even ids among the tokens, so that the members of a group differ."""
-    if task.ground_truth == "unjudgeable":
-        raise ValueError("nobody can say")
-    return float((trajectory.tokens % 2 == 0).mean())
 
 
 def words(folder: Path, *changes: str) -> list[str]:
@@ -36,7 +28,7 @@ def words(folder: Path, *changes: str) -> list[str]:
         "actor.max_tokens=96",
         "actor.tools=[]",
         "engine.max_length=96",
-        "scoring.rule=tests.compat.verl.controller.operators.support.even_share",
+        "scoring.rule=tests.compat.verl.controller.operators.rule.even_share",
         f"learner.batch_size={GROUP * GROUPS}",
         f"learner.group_size={GROUP}",
         "learner.lr=1e-3",
