@@ -41,7 +41,7 @@ def test_the_mask_is_true_exactly_on_what_the_assistant_writes(tokenizer: PreTra
 
 
 def test_a_warm_start_learns_and_repeats_itself(tokenizer: PreTrainedTokenizerFast) -> None:
-    models = [warm_start(tokenizer, 0, [].append, steps=4) for _ in range(2)]
+    models = [warm_start(tokenizer, 0, [].append, steps=2) for _ in range(2)]
     parameters = sum(parameter.numel() for parameter in models[0].parameters())
     assert 1e6 < parameters < 5e6
     for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
