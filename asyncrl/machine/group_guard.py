@@ -18,9 +18,11 @@ from pathlib import Path
 
 
 class GroupGuard:
-    """The guard's side in the process that starts the groups. The program starts with the first group."""
+    """The guard's side in the process that starts the groups. The program starts with the first group. If it was
+    killed, as for want of memory, another one takes its place at the next change."""
 
     def __init__(self) -> None:
+        self._groups = set[int]()
         self._program: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
@@ -32,11 +34,15 @@ class GroupGuard:
 
     def watch(self, group: int) -> None:
         """Kill `group` if this process ends before `forget`. Where no guard can be started, nobody does."""
-        self._tell(f"+{group}")
+        with self._lock:
+            self._groups.add(group)
+            self._tell(f"+{group}")
 
     def forget(self, group: int) -> None:
         """The group has ended."""
-        self._tell(f"-{group}")
+        with self._lock:
+            self._groups.discard(group)
+            self._tell(f"-{group}")
 
     def close(self) -> None:
         """End the program, which kills the groups that were not forgotten."""
@@ -48,13 +54,21 @@ class GroupGuard:
             program.wait()
 
     def _tell(self, line: str) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            if self._program is None:
-                command = [sys.executable, "-I", "-S", str(Path(__file__))]
-                self._program = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-            if self._program.stdin is not None:
+        with contextlib.suppress(OSError):
+            if self._program is None or self._program.poll() is not None:
+                self._start()
+                line = "\n".join(f"+{group}" for group in self._groups)
+            if line and self._program is not None and self._program.stdin is not None:
                 self._program.stdin.write(f"{line}\n".encode())
                 self._program.stdin.flush()
+
+    def _start(self) -> None:
+        before, self._program = self._program, None
+        if before is not None and before.stdin is not None:
+            with contextlib.suppress(OSError):
+                before.stdin.close()
+        command = [sys.executable, "-I", "-S", str(Path(__file__))]
+        self._program = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def main() -> None:
