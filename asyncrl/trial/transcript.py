@@ -50,7 +50,11 @@ class Transcript:
         self._line("finish", f"{trajectory.finish.value} after {_count(trajectory)} turns of the policy")
         self._line("tokens", f"{len(trajectory)}, of which {trajectory.sampled_tokens} sampled")
         self._line("seconds", ", ".join(f"{phase} {value:.3g}" for phase, value in trajectory.timings.items()))
-        self._line("environment", _numbers(trajectory.rewards) or "no reward")
+        scores = [turn.score for turn in trajectory.turns if turn.role == "assistant"]
+        if scored := any(score is not None for score in scores):
+            self._line("turns", ", ".join("none" if score is None else f"{score:g}" for score in scores))
+        if trajectory.rewards or not scored:
+            self._line("environment", _numbers(trajectory.rewards) or "no reward")
 
     def scores(self, scores: RuleScores, answer: str, truth: str) -> None:
         """What the rules say of the episode."""
