@@ -125,6 +125,16 @@ def _prompts(config: TrainConfig) -> Iterator[str]:
         yield "data.truncation actor.history: the template would render the whole prompt again; use sampled"
 
 
+def _sandbox(actor: ActorConfig) -> Iterator[str]:
+    sandbox = actor.sandbox
+    if (sandbox.kind == "http") != (sandbox.url is not None):
+        yield "actor.sandbox.kind actor.sandbox.url: kind=http needs the url of a server, and no other kind has one"
+    if sandbox.url is not None and not sandbox.url.startswith(("http://", "https://")):
+        yield "actor.sandbox.url: write an address such as http://127.0.0.1:8080"
+    if sandbox.kind == "http" and "python_session" in actor.tools:
+        yield "actor.sandbox.kind actor.tools: a server keeps no sessions; take builtin, docker or podman, or `python`"
+
+
 def _actor(config: TrainConfig) -> Iterator[str]:
     actor = config.actor
     several = actor.played_by is not None or actor.history == "template"
@@ -136,6 +146,7 @@ def _actor(config: TrainConfig) -> Iterator[str]:
         yield "actor.search.corpus actor.search.url: passages come from one of them; leave the other out"
     if actor.search.url is not None and not actor.search.url.startswith(("http://", "https://")):
         yield "actor.search.url: write an address such as http://127.0.0.1:8000/retrieve"
+    yield from _sandbox(actor)
     yield from _response_format(config)
     yield from _environments(config)
     yield from _agents(actor)

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -62,10 +62,12 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """The output of a program and its exit status, which is None where the time ran out."""
+    """The output of a program, its exit status, which is None where the time ran out, and the seconds that it ran,
+    where they are known better than by who waits for it."""
 
     printed: str
     status: int | None
+    seconds: float | None = field(default=None, compare=False)
 
     @property
     def killed(self) -> bool:

@@ -91,7 +91,11 @@ def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, s
     tokenizer = open_tokenizer(config.model)
     prm = load_prm(scoring.prm) if "prm" in kinds else None
     outcome = load_outcome_model(scoring.outcome_model) if "outcome_model" in kinds else None
-    verifier = stack.enter_context(closing(Verifier(scoring, config.model))) if "rules" in kinds else None
+    verifier = (
+        stack.enter_context(closing(Verifier(scoring, config.model, config.actor.sandbox)))
+        if "rules" in kinds
+        else None
+    )
     managers = stack.enter_context(closing(Managers(scoring, config.model))) if GROUP_KIND in kinds else None
     scorer = Scorer(scoring, tokenizer, verifier, prm, outcome, managers)
     workers, keys, run = [], client_keys(config.network), locations.run_identity(config.run)

@@ -6,11 +6,14 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import Any
 
 from asyncrl import wire
 from asyncrl.config.schema import ModelConfig, ScoringConfig
+from asyncrl.config.schema.tools import SandboxConfig
 from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.machine.sandboxes import Sandbox, open_sandbox
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.scoring.judges import Answer, JudgePool, Limits, failed, serve
@@ -29,17 +32,20 @@ _BACKSTOP = 8
 
 class Verifier:
     """Scores with the configured rules, `rule_processes` episodes at once, within `timeout_s` and `rule_memory_mb`
-    each. verl's reward managers use the tokenizer of `policy`.
+    each. verl's reward managers use the tokenizer of `policy`. Programs run in `sandbox`.
 
     Raises ConfigError: a rule cannot be loaded.
     """
 
-    def __init__(self, config: ScoringConfig, policy: ModelConfig | None = None) -> None:
+    def __init__(
+        self, config: ScoringConfig, policy: ModelConfig | None = None, sandbox: SandboxConfig | None = None
+    ) -> None:
         settings = {
             "rule": config.rule,
             "rules": config.rules,
             "timeout_s": config.timeout_s,
             "rule_memory_mb": config.rule_memory_mb,
+            "sandbox": asdict(sandbox or SandboxConfig()),
             **policy_settings(policy),
         }
         limits = Limits("the rule", config.timeout_s, "scoring.timeout_s", config.rule_memory_mb)
@@ -84,16 +90,20 @@ def _read(reply: Message) -> RuleScores:
 def _load(settings: Mapping[str, Any]) -> Answer:
     """What a process of the verifier runs."""
     config = ScoringConfig(rule=settings["rule"], rules=settings["rules"])
-    rules = load_rules(config, lambda: policy_tokenizer(settings))
+    sandbox = open_sandbox(SandboxConfig(**settings["sandbox"]))
+    rules = load_rules(config, lambda: policy_tokenizer(settings), sandbox)
     limit_memory(_BACKSTOP * settings["rule_memory_mb"] << 20)
     error_logger = ErrorLogger(logger)
-    return lambda messages, deadline: _score(rules, messages, deadline, error_logger)
+    return lambda messages, deadline: _score(rules, messages, deadline, sandbox, error_logger)
 
 
-def _score(rules: RuleSet, messages: Sequence[Message], deadline: float, error_logger: ErrorLogger) -> Message:
+def _score(
+    rules: RuleSet, messages: Sequence[Message], deadline: float, sandbox: Sandbox, error_logger: ErrorLogger
+) -> Message:
     (message,) = messages
     texts = {name: message.body[name] for name in ("answer", "full_answer", "response")}
-    given = RuleInput(wire.read_task(message.body["row"]), wire.read_trajectory(message), deadline=deadline, **texts)
+    task, trajectory = wire.read_task(message.body["row"]), wire.read_trajectory(message)
+    given = RuleInput(task, trajectory, deadline=deadline, sandbox=sandbox, **texts)
     try:
         found = rules.score(given)
     except ScoringError as error:

@@ -35,6 +35,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.data.opening import all_tasks
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.launch.preflight.datasets import make_tasks
+from asyncrl.machine.sandboxes import open_sandbox
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.scoring.answers import answer_texts, response_text
@@ -157,9 +158,11 @@ async def _play(
 
 def _score(config: TrainConfig, task: Task, trajectory: Trajectory, tokenizer: Any, transcript: Transcript) -> bool:
     """Whether the rules could score it."""
-    rules = load_rules(config.scoring, lambda: tokenizer)
+    sandbox = open_sandbox(config.actor.sandbox)
+    rules = load_rules(config.scoring, lambda: tokenizer, sandbox)
     answer, full_answer = answer_texts(trajectory, tokenizer, config.scoring.strip_thoughts)
-    given = RuleInput(task, trajectory, answer, response_text(trajectory, tokenizer), full_answer=full_answer)
+    response = response_text(trajectory, tokenizer)
+    given = RuleInput(task, trajectory, answer, response, full_answer=full_answer, sandbox=sandbox)
     try:
         scores = rules.score(given)
     except Exception as error:  # noqa: BLE001 - a rule may raise anything

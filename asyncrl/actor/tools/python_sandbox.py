@@ -1,20 +1,25 @@
-"""The tool `python`: runs a program in a process of its own, under limits, and answers with what it printed.
+"""The tool `python`: runs a program in a sandbox, under limits, and answers with what it printed.
 
 An exception of the program, a timeout or an exceeded limit is an answer, not a failure of the tool.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, ClassVar
 
 from asyncrl.actor.tools.base import Tool
+from asyncrl.config.schema import ActorConfig
+from asyncrl.errors import ConfigError
 from asyncrl.machine import sandbox
+from asyncrl.machine.sandboxes import THIS_MACHINE, Sandbox, check_sandbox, open_sandbox
 
 
 class PythonSandbox(Tool):
-    """Each call is a new process in a new folder: no names or files are kept between calls."""
+    """Each call is a new process, or container, in a new folder: no names or files are kept between calls."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "python",
@@ -26,19 +31,43 @@ class PythonSandbox(Tool):
         },
     }
 
+    backend: ClassVar[Sandbox] = THIS_MACHINE
+    slots: ClassVar[AbstractAsyncContextManager[Any]] = nullcontext()
+
+    @classmethod
+    def configured(cls, actor: ActorConfig) -> type[Tool]:
+        if actor.sandbox.kind == "builtin":
+            return cls
+        known = {
+            "backend": open_sandbox(actor.sandbox),
+            "slots": asyncio.Semaphore(actor.sandbox.at_once),
+            # The time for a program is a limit of its own, and a container or a server takes its time before.
+            "limits_itself": True,
+        }
+        return type(cls.__name__, (cls,), known)
+
     @classmethod
     def prepare(cls) -> None:
-        sandbox.why_no_namespaces()
+        prepare_sandbox(cls.backend)
 
     async def create(self, wall_s: float = 8.0, cpu_s: float = 4.0, memory_mb: int = 1024, **kwargs: Any) -> None:
         """`wall_s` must stay below `actor.tool_timeout_s`, else slow programs count as failures of the tool."""
         self._limits = sandbox.SandboxLimits(wall_s, cpu_s, memory_mb)
 
     async def execute(self, arguments: Mapping[str, Any]) -> str:
-        ran = await sandbox.run(arguments["code"], self._limits)
+        async with self.slots:
+            ran = await self.backend.run(arguments["code"], self._limits)
         printed = ran.printed.strip()
         note = remark(ran, self._limits) or ("" if printed else "(no output; print what you want to see)")
         return "\n".join(part for part in (printed, note) if part)
+
+
+def prepare_sandbox(opened: Sandbox) -> None:
+    """Warn of what the sandbox lacks. Raises ConfigError: it runs no programs here."""
+    try:
+        check_sandbox(opened)
+    except sandbox.SandboxError as error:
+        raise ConfigError(f"actor.sandbox: {error}") from error
 
 
 def remark(ran: sandbox.ProgramResult, limits: sandbox.SandboxLimits) -> str:

@@ -13,11 +13,14 @@ from typing import Any, ClassVar
 import psutil
 
 from asyncrl.actor.tools.base import Tool
-from asyncrl.actor.tools.python_sandbox import remark
+from asyncrl.actor.tools.python_sandbox import prepare_sandbox, remark
 from asyncrl.actor.tools.sessions import EpisodeSession, SessionService
 from asyncrl.config.schema import ActorConfig
+from asyncrl.errors import ConfigError
 from asyncrl.machine import sandbox
+from asyncrl.machine.containers import ContainerSandbox
 from asyncrl.machine.sandbox_session import SessionServer
+from asyncrl.machine.sandboxes import CONTAINERS, Sandbox, open_sandbox
 
 LOST = "The session was restarted: its variables, imports and files are lost."
 
@@ -40,17 +43,23 @@ class PythonSession(Tool):
     # The time for a cell is a limit of its own, and a call may wait for memory before.
     limits_itself: ClassVar[bool] = True
     service: ClassVar[SessionService]
+    backend: ClassVar[Sandbox]
     session: EpisodeSession
 
     @classmethod
     def configured(cls, actor: ActorConfig) -> type[Tool]:
-        server = SessionServer()
+        if actor.sandbox.kind == "http":
+            raise ConfigError("actor.sandbox.kind=http: a server keeps no sessions; python_session needs another kind")
+        server: SessionServer | ContainerSandbox = SessionServer()
+        if actor.sandbox.kind in CONTAINERS:
+            server = ContainerSandbox(actor.sandbox.kind, actor.sandbox.image, actor.sandbox.arguments)
         total_mb = actor.sandbox.memory_mb or psutil.virtual_memory().total // 2 >> 20
-        return type(cls.__name__, (cls,), {"service": SessionService(server.start, server.close, total_mb)})
+        service = SessionService(server.start, server.close, total_mb)
+        return type(cls.__name__, (cls,), {"service": service, "backend": open_sandbox(actor.sandbox)})
 
     @classmethod
     def prepare(cls) -> None:
-        sandbox.why_no_namespaces()
+        prepare_sandbox(cls.backend)
 
     async def create(self, wall_s: float = 8.0, memory_mb: int = 1024, **kwargs: Any) -> None:
         total_mb = self.service.budget.total_mb

@@ -11,13 +11,22 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 from asyncrl.actor.finishing import finish
 from asyncrl.actor.tools.base import StateLostError
 from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
-from asyncrl.machine.sandbox_session import Interpreter
 
-Start = Callable[[SandboxLimits], Awaitable[Interpreter]]
+
+class Cells(Protocol):
+    """An interpreter that runs cells: an `Interpreter`, or one in a container."""
+
+    async def run(self, code: str, wall_s: float) -> ProgramResult: ...
+
+    async def close(self) -> None: ...
+
+
+Start = Callable[[SandboxLimits], Awaitable[Cells]]
 """Starts a session. Raises SandboxError."""
 
 
@@ -102,7 +111,7 @@ class EpisodeSession:
     def __init__(self, service: SessionService) -> None:
         self._service = service
         self._one_at_a_time = asyncio.Lock()
-        self._session: Interpreter | None = None
+        self._session: Cells | None = None
         self._held_mb = 0
         self._has_state = False
 
@@ -134,7 +143,7 @@ class EpisodeSession:
         self._service.budget.give(self._held_mb)
         self._held_mb = 0
 
-    async def _begin(self, limits: SandboxLimits) -> Interpreter:
+    async def _begin(self, limits: SandboxLimits) -> Cells:
         counts = self._service.counts
         if not self._held_mb:
             counts.waiting += 1

@@ -48,6 +48,23 @@ class SearchConfig:
 class SandboxConfig:
     """Where the programs run that the policy writes (docs/sandbox.md)."""
 
+    kind: str = option(
+        "builtin",
+        "builtin: processes of this machine; docker, podman: containers; http: a server of SandboxFusion",
+        choices=("builtin", "docker", "podman", "http"),
+        fixed="all members of a group have the same tools",
+    )
+    image: str = option("python:3.12-slim", "image of the containers, which has python3 and is on each host already")
+    arguments: list[str] = option(
+        [],
+        "further arguments of `docker run` or `podman run`, such as --runtime=runsc; they can loosen the limits, too",
+    )
+    url: str | None = option(None, "address of a server of SandboxFusion, such as http://127.0.0.1:8080, for kind=http")
+    at_once: int = option(
+        16,
+        "programs of the tool `python` that one actor has in containers or at a server at once; others wait",
+        "[1, inf)",
+    )
     memory_mb: int | None = option(
         None,
         "megabytes that the sessions of one actor may take together; others wait with their first call; null: half "

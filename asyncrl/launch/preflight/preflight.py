@@ -173,11 +173,12 @@ def _check_tools(config: TrainConfig) -> None:
 
 
 def _check_scoring(config: TrainConfig) -> None:
+    from asyncrl.machine.sandboxes import open_sandbox
     from asyncrl.scoring.managers import check_managers
     from asyncrl.scoring.models.registry import check_models
     from asyncrl.scoring.rules.registry import load_rules
 
-    load_rules(config.scoring)
+    load_rules(config.scoring, sandbox=open_sandbox(config.actor.sandbox))
     check_managers(config.scoring)
     check_models(config.scoring.prm, config.scoring.outcome_model)
 
@@ -298,14 +299,15 @@ def _try_out(task: Task) -> Ticket:
 def _check_truths(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises DataError: a built-in rule cannot use the ground truth of the first row of a data source."""
     from asyncrl.config.schema.scoring import needs
+    from asyncrl.machine.sandboxes import open_sandbox
     from asyncrl.scoring.rules.base import RuleInput
     from asyncrl.scoring.rules.registry import BUILT_IN, load_rules, rule_names
     from asyncrl.scoring.verifier import Verifier
 
-    load_rules(config.scoring)
+    load_rules(config.scoring, sandbox=open_sandbox(config.actor.sandbox))
     lines = []
     patient = replace(config.scoring, timeout_s=max(config.scoring.timeout_s, RULE_S))
-    with closing(Verifier(patient, config.model)) as verifier:
+    with closing(Verifier(patient, config.model, config.actor.sandbox)) as verifier:
         for file in files:
             for row, task in file.by_source().items():
                 names = rule_names(config.scoring, task.data_source)

@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Any, Protocol
 
 from asyncrl.errors import ScoringError
+from asyncrl.machine.sandboxes import THIS_MACHINE, Sandbox
 from asyncrl.text import cut
 from asyncrl.types import Reason, Task, Trajectory
 
@@ -24,7 +25,7 @@ class Rule(Protocol):
     and is kept with the episode. An exception is a failure
     of the rule: the episode is tried again, and never scored zero. Further keyword parameters are options of the rule,
     except these, which the pool passes: `deadline`, the time (of `time.monotonic`) by which the rule must return;
-    `full_answer`, the answer with its thoughts; `confined`, a `Confined`.
+    `full_answer`, the answer with its thoughts; `confined`, a `Confined`; `sandbox`, that of `actor.sandbox`.
     """
 
     def __call__(self, *, task: Task, answer: str, trajectory: Trajectory) -> float | Mapping[str, float | str]: ...
@@ -33,7 +34,8 @@ class Rule(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleInput:
     """One episode to be scored by rules: `answer` without its thoughts and `full_answer` with them; `response` is all
-    text after the prompt, tool results included. The rules must return by `deadline` (of `time.monotonic`)."""
+    text after the prompt, tool results included. The rules must return by `deadline` (of `time.monotonic`), and run the
+    policy's programs in `sandbox`."""
 
     task: Task
     trajectory: Trajectory
@@ -41,6 +43,7 @@ class RuleInput:
     response: str
     deadline: float = math.inf
     full_answer: str = ""
+    sandbox: Sandbox = THIS_MACHINE
 
 
 RuleFunction = Callable[[RuleInput], Any]

@@ -17,8 +17,9 @@ from dataclasses import replace
 from functools import partial as bind
 from pathlib import Path
 
-from asyncrl.errors import ScoringError
-from asyncrl.machine import sandbox
+from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.machine.sandbox import SandboxError, SandboxLimits, run
+from asyncrl.machine.sandboxes import THIS_MACHINE, BuiltInSandbox, Sandbox, check_sandbox
 from asyncrl.scoring.asserts.judge import ENDED, FAILED, PASSED, UNCLEAR, UNSUITED
 from asyncrl.scoring.rules.program import program as program_in
 from asyncrl.types import Task, Trajectory
@@ -31,8 +32,8 @@ _START_S = 0.05
 
 _ROOT = Path(__file__).parents[3]
 
-Test = Callable[[sandbox.SandboxLimits], Awaitable[str]]
-"""PASSED, FAILED or UNCLEAR, for the program run within the limits."""
+Test = Callable[[SandboxLimits], Awaitable[tuple[str, float]]]
+"""PASSED, FAILED or UNCLEAR, for the program run within the limits, and the seconds that it ran."""
 
 
 def code(
@@ -45,6 +46,7 @@ def code(
     memory_mb: int = 1024,
     partial: bool = False,
     deadline: float = math.inf,
+    sandbox: Sandbox = THIS_MACHINE,
 ) -> Mapping[str, float]:
     """`score` is 1 if all tests pass, else 0, or with `partial` the share that passes; `passed` is that share.
 
@@ -53,52 +55,88 @@ def code(
     something that is no data to an object of the program: either the tests do so with any program, or this program
     returned an object instead of data.
 
+    In another sandbox than the built-in one a program waits for others, or for a container. So only the time counts
+    that programs ran; if the rest used up the deadline, the sandbox has failed.
+
     Raises ScoringError: the ground truth holds no tests, more tests than there is time to start, or asserts that cannot
-    judge any program, such as asserts that pass it a function. Raises SandboxError: a program could not be run.
+    judge any program, such as asserts that pass it a function, or asserts for a sandbox that has none. Raises
+    SandboxError: a program could not be run.
     """
     left = _SHARE * (deadline - time.monotonic())
-    tests = _tests(task, program_in(answer))
+    tests = _tests(task, program_in(answer), sandbox)
     if len(tests) * _START_S > left:
         raise ScoringError(
             f"task {task.id} has {len(tests)} tests: raise scoring.timeout_s, for there is no time for them"
         )
     end = time.monotonic() + left
-    verdicts = asyncio.run(_verdicts(tests, sandbox.SandboxLimits(wall_s, cpu_s, memory_mb), end, partial))
+    judge = _verdicts if isinstance(sandbox, BuiltInSandbox) else _patient_verdicts
+    verdicts, in_time = asyncio.run(judge(tests, SandboxLimits(wall_s, cpu_s, memory_mb), end, partial))
     share = verdicts.count(PASSED) / len(tests)
     return {
         "score": share if partial else float(share == 1),
         "passed": share,
-        "out_of_time": float(share < 1 and time.monotonic() >= end),
+        "out_of_time": float(share < 1 and not in_time),
         "unclear": float(UNCLEAR in verdicts),
     }
 
 
-def prepare() -> None:
-    """Warn where programs run without namespaces."""
-    sandbox.why_no_namespaces()
+def prepare(sandbox: Sandbox) -> None:
+    """Warn where programs run without namespaces. Raises ConfigError: the sandbox runs none here."""
+    try:
+        check_sandbox(sandbox)
+    except SandboxError as error:
+        raise ConfigError(f"actor.sandbox: {error}") from error
 
 
-async def _verdicts(tests: Sequence[Test], limits: sandbox.SandboxLimits, end: float, go_on: bool) -> list[str]:
-    """The verdicts of the tests until `end`, or until one does not pass, unless `go_on`."""
+async def _verdicts(tests: Sequence[Test], limits: SandboxLimits, end: float, go_on: bool) -> tuple[list[str], bool]:
+    """The verdicts of the tests until `end`, or until one does not pass, unless `go_on`; and whether it was in time."""
     verdicts: list[str] = []
     for test in tests:
         seconds = end - time.monotonic()
         if seconds <= 0:
             break
-        verdicts.append(await test(replace(limits, wall_s=min(limits.wall_s, seconds))))
-        if verdicts[-1] != PASSED and not go_on:
+        verdict, _ = await test(replace(limits, wall_s=min(limits.wall_s, seconds)))
+        verdicts.append(verdict)
+        if verdict != PASSED and not go_on:
             break
-    return verdicts
+    return verdicts, time.monotonic() < end
 
 
-def _tests(task: Task, program: str) -> Sequence[Test]:
+async def _patient_verdicts(
+    tests: Sequence[Test], limits: SandboxLimits, end: float, go_on: bool
+) -> tuple[list[str], bool]:
+    """As `_verdicts`, by the time that the programs ran. Raises ScoringError: the sandbox used up the time."""
+    verdicts: list[str] = []
+    began = time.monotonic()
+    left = end - began
+    for test in tests:
+        if left <= 0:
+            return verdicts, False
+        if time.monotonic() >= end:
+            raise ScoringError(
+                f"the sandbox ran {len(verdicts)} of {len(tests)} tests in {end - began:.0f} s, for most of which no "
+                "program ran: raise scoring.timeout_s, or give the sandbox more room"
+            )
+        verdict, seconds = await test(limits)
+        verdicts.append(verdict)
+        left -= seconds
+        if verdict != PASSED and not go_on:
+            break
+    return verdicts, True
+
+
+def _tests(task: Task, program: str, sandbox: Sandbox) -> Sequence[Test]:
     truth = task.ground_truth.strip()
     try:
         if truth.startswith("{"):
             tests = json.loads(truth)
             pairs = list(zip(map(str, tests["inputs"]), map(str, tests["outputs"]), strict=True))
-            found = [bind(_prints, program, given, wanted) for given, wanted in pairs]
+            found = [bind(_prints, sandbox, program, given, wanted) for given, wanted in pairs]
         else:
+            if truth and not isinstance(sandbox, BuiltInSandbox):
+                raise ScoringError(
+                    f"task {task.id} has asserts, which need actor.sandbox.kind=builtin: use inputs and outputs"
+                )
             compile(task.ground_truth, "tests.py", "exec")
             found = [bind(_holds, task, program)] if truth else []
     except (SyntaxError, ValueError, TypeError, KeyError) as error:
@@ -114,22 +152,26 @@ def _script(side: str, *arguments: object) -> str:
     return f"import sys; {path}; from asyncrl.scoring.asserts.{side} import main; del sys.path[0]; main(*{arguments!r})"
 
 
-async def _prints(program: str, given: str, wanted: str, limits: sandbox.SandboxLimits) -> str:
+async def _prints(sandbox: Sandbox, program: str, given: str, wanted: str, limits: SandboxLimits) -> tuple[str, float]:
     ran = await sandbox.run(program, limits, stdin=given.encode(errors="replace"), errors=False)
-    return PASSED if ran.status == 0 and _lines(wanted) == _lines(ran.printed) else FAILED
+    seconds = limits.wall_s if ran.seconds is None else ran.seconds
+    return PASSED if ran.status == 0 and _lines(wanted) == _lines(ran.printed) else FAILED, seconds
 
 
-async def _holds(task: Task, program: str, limits: sandbox.SandboxLimits) -> str:
+async def _holds(task: Task, program: str, limits: SandboxLimits) -> tuple[str, float]:
+    began = time.monotonic()
+    return await _judge(task, program, limits), time.monotonic() - began
+
+
+async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
     """Whether the task's asserts hold for the program; they run in one sandbox and the program in another."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        running = asyncio.create_task(
-            sandbox.run(_script("program", theirs.fileno(), program), limits, fds=[theirs.fileno()])
-        )
+        running = asyncio.create_task(run(_script("program", theirs.fileno(), program), limits, fds=[theirs.fileno()]))
         # The judge waits for answers until the connection ends.
         running.add_done_callback(lambda _: theirs.shutdown(socket.SHUT_RDWR))
         try:
-            judged = await sandbox.run(_script("judge", ours.fileno(), task.ground_truth), limits, fds=[ours.fileno()])
+            judged = await run(_script("judge", ours.fileno(), task.ground_truth), limits, fds=[ours.fileno()])
             word, _, reason = judged.printed.partition(" ")
             if word == ENDED:
                 # Raises if the sandbox is at fault.

@@ -12,6 +12,7 @@ from typing import Any
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError
+from asyncrl.machine.sandboxes import THIS_MACHINE, Sandbox
 from asyncrl.scoring.rules.base import RuleFunction, RuleInput, RuleScores, completed, read_reason, read_result
 from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.rules.verl import as_config, verl_function, verl_manager
@@ -33,7 +34,7 @@ BUILT_IN = (
     "tool_calls",
 )
 """The rule NAME is the function NAME in rules/NAME.py. If that file has a function `prepare`, loading the rule calls
-it, so that it can warn of something that the machine lacks."""
+it with the sandbox, so that it can warn of something that the machine lacks, or raise ConfigError."""
 
 
 KINDS = {
@@ -43,7 +44,7 @@ KINDS = {
 """The parameters of a function of each kind."""
 
 _MANAGER = ("tokenizer", "num_examine")
-_OFFERED = ("deadline", "full_answer", "confined")
+_OFFERED = ("deadline", "full_answer", "confined", "sandbox")
 """Further parameters that the pool passes to a rule that names them; see Rule."""
 
 LoadTokenizer = Callable[[], Any]
@@ -82,14 +83,19 @@ class RuleSet:
         return RuleScores(scores[rules[0].name], total, scores, voted, [each for each in said if each.text])
 
 
-def load_rules(config: ScoringConfig, tokenizer: LoadTokenizer | None = None) -> RuleSet:
+def load_rules(
+    config: ScoringConfig, tokenizer: LoadTokenizer | None = None, sandbox: Sandbox | None = None
+) -> RuleSet:
     """The rules that `scoring.rule` and `scoring.rules` name.
 
     verl's reward managers are made with the policy's tokenizer, which `tokenizer` loads. Without it they are checked
-    but not made. Raises ConfigError: the message says how to mend it.
+    but not made. `sandbox` is where rules run programs. Raises ConfigError: the message says how to mend it.
     """
-    by_source = {source: _read(value, f"scoring.rules.{source}", tokenizer) for source, value in config.rules.items()}
-    return RuleSet(_read(config.rule, "scoring.rule", tokenizer), by_source)
+    sandbox = sandbox or THIS_MACHINE
+    by_source = {
+        source: _read(value, f"scoring.rules.{source}", tokenizer, sandbox) for source, value in config.rules.items()
+    }
+    return RuleSet(_read(config.rule, "scoring.rule", tokenizer, sandbox), by_source)
 
 
 def rule_names(config: ScoringConfig, data_source: str) -> str:
@@ -100,11 +106,11 @@ def rule_names(config: ScoringConfig, data_source: str) -> str:
     )
 
 
-def _read(value: Any, key: str, tokenizer: LoadTokenizer | None) -> list[WeightedRule]:
+def _read(value: Any, key: str, tokenizer: LoadTokenizer | None, sandbox: Sandbox) -> list[WeightedRule]:
     if not isinstance(value, str | list) or not value:
         raise ConfigError(f"{key}={value!r}: give the name of a rule, or a list such as [{{name: gsm8k, weight: 1.0}}]")
     entries = [value] if isinstance(value, str) else value
-    rules = [_rule({"name": each} if isinstance(each, str) else each, key, tokenizer) for each in entries]
+    rules = [_rule({"name": each} if isinstance(each, str) else each, key, tokenizer, sandbox) for each in entries]
     names = [rule.name for rule in rules]
     if len(set(names)) < len(names):
         raise ConfigError(
@@ -113,7 +119,7 @@ def _read(value: Any, key: str, tokenizer: LoadTokenizer | None) -> list[Weighte
     return rules
 
 
-def _rule(entry: Any, key: str, tokenizer: LoadTokenizer | None) -> WeightedRule:
+def _rule(entry: Any, key: str, tokenizer: LoadTokenizer | None, sandbox: Sandbox) -> WeightedRule:
     known = {"name", "as", "kind", "weight", "params"}
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry.keys() <= known:
         raise ConfigError(
@@ -127,16 +133,17 @@ def _rule(entry: Any, key: str, tokenizer: LoadTokenizer | None) -> WeightedRule
         raise ConfigError(f"{key}: the kind of {name} is {kind!r}; use one of {', '.join(KINDS)}")
     if alias is not None and (not isinstance(alias, str) or not alias or "/" in alias):
         raise ConfigError(f"{key}: {name} has as={alias!r}; give a name without a slash")
-    function = _adapt(_found(name, f"{key}={name}"), f"{key}={name}", entry.get("params", {}), kind, tokenizer)
+    found = _found(name, f"{key}={name}", sandbox)
+    function = _adapt(found, f"{key}={name}", entry.get("params", {}), kind, tokenizer)
     read = READERS.get(name, read_plainly)
     return WeightedRule(alias or name.rpartition(".")[2], function, float(weight), read)
 
 
-def _found(name: str, setting: str) -> Any:
+def _found(name: str, setting: str, sandbox: Sandbox) -> Any:
     if name in BUILT_IN:
         module = importlib.import_module(f"asyncrl.scoring.rules.{name}")
         if hasattr(module, "prepare"):
-            module.prepare()
+            module.prepare(sandbox)
         return getattr(module, name)
     if "." not in name:
         raise ConfigError(
@@ -197,7 +204,12 @@ def _adapt_own(rule: Callable[..., Any], names: Sequence[str]) -> RuleFunction:
 
     def score(given: RuleInput) -> Any:
         confined = partial(confinement.score, given.deadline)
-        offered = {"deadline": given.deadline, "full_answer": given.full_answer, "confined": confined}
+        offered = {
+            "deadline": given.deadline,
+            "full_answer": given.full_answer,
+            "confined": confined,
+            "sandbox": given.sandbox,
+        }
         more = {name: offered[name] for name in names}
         return completed(rule(task=given.task, answer=given.answer, trajectory=given.trajectory, **more))
 

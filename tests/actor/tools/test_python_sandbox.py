@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.python_sandbox import PythonSandbox
+from asyncrl.actor.tools.registry import tool_classes
+from asyncrl.config.schema import ActorConfig
+from asyncrl.config.schema.tools import SandboxConfig
+from asyncrl.errors import ConfigError
+from asyncrl.types import ToolCall
+from tests.actor.fakes import make_ticket
 from tests.helpers import GENEROUS_S
+from tests.network.web import web_server
 
 pytestmark = pytest.mark.slow
 
@@ -72,3 +81,39 @@ def test_each_call_has_a_folder_of_its_own_that_goes_away():
     here = Path(first.splitlines()[1])
     assert not (here / file).exists()
     assert not (here / folder).exists()
+
+
+def test_calls_in_another_sandbox_have_their_own_limit_of_time_and_wait_for_each_other():
+    running, most = 0, 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.05)
+        running -= 1
+        ran = {"status": "Finished", "return_code": 0, "stdout": "5\n", "stderr": ""}
+        return web.json_response({"status": "Success", "message": "", "run_result": ran})
+
+    async def main() -> list[Any]:
+        async with web_server(handler) as port:
+            sandbox = SandboxConfig(kind="http", url=f"http://127.0.0.1:{port}", at_once=2)
+            toolbox = Toolbox(tool_classes(ActorConfig(tools=["python"], sandbox=sandbox)), ToolLimits(0.01, 0))
+            async with toolbox.open(make_ticket()) as tools:
+                return list(await tools.answer([ToolCall("python", {"code": "print(5)"})] * 5))
+
+    assert asyncio.run(main()) == ["5"] * 5
+    assert most == 2
+
+
+def test_a_sandbox_that_is_not_there_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    for tool in ("python", "python_session"):
+        with pytest.raises(
+            ConfigError, match=r"actor\.sandbox: there is no program podman on this host: install podman"
+        ):
+            tool_classes(ActorConfig(tools=[tool], sandbox=SandboxConfig(kind="podman")))
+    with pytest.raises(ConfigError, match="a server keeps no sessions"):
+        tool_classes(
+            ActorConfig(tools=["python_session"], sandbox=SandboxConfig(kind="http", url="http://127.0.0.1:1"))
+        )

@@ -261,7 +261,7 @@ ROWS = (
     none(
         "reward.sandbox_fusion",
         "url max_concurrent memory_limit_mb",
-        "The rule `code` runs programs in a sandbox on the scorer's machine.",
+        "The rule `code` runs programs where `actor.sandbox.kind` says: `http` and `actor.sandbox.url` name a server.",
     ),
     *(alias(f"custom_reward_function.{name}", f"{FUNCTION}.{name}") for name in ("path", "name")),
     alias("reward_model.reward_manager", MANAGER),

@@ -1,0 +1,230 @@
+"""Runs programs of the policy in containers, by the programs docker or podman.
+
+A container has no network, no rights, a read-only image, a private /tmp, and limits of memory, processors, processes
+and files. Its first process (`sandbox_child/container.py`) starts the program, ends it when its time is over, and
+reports: the time in which the container itself starts does not count. It ends when its caller has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import uuid
+from asyncio.subprocess import Process
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from asyncrl.machine.group_guard import GroupGuard
+from asyncrl.machine.sandbox import MAX_OUTPUT_BYTES, ProgramResult, SandboxError, SandboxLimits
+
+INSTALL = {
+    "docker": "install Docker Engine (https://docs.docker.com/engine/install)",
+    "podman": "install podman (https://podman.io/docs/installation)",
+}
+NOBODY = "65534:65534"
+START_S = 60.0
+"""For a container to start, and to answer beyond the time of its program."""
+
+_END_S = 20.0
+_LONGEST_REPORT = 8 * MAX_OUTPUT_BYTES
+_STDERR_CHARS = 500
+_CHILD = Path(__file__).with_name("sandbox_child")
+
+
+class Container:
+    """One container that is running. `started` is the program docker or podman, attached to it."""
+
+    def __init__(self, program: str, name: str, started: Process, guard: GroupGuard) -> None:
+        self._program = program
+        self._name = name
+        self._started = started
+        self._guard = guard
+        self._errors = asyncio.ensure_future(_tail(started))
+
+    async def ask(self, request: Mapping[str, Any] | None, seconds: float) -> Mapping[str, Any]:
+        """The next report, after `request` if there is one. Raises SandboxError."""
+        assert self._started.stdin is not None
+        assert self._started.stdout is not None
+        try:
+            async with asyncio.timeout(seconds):
+                if request is not None:
+                    self._started.stdin.write(json.dumps(request).encode() + b"\n")
+                    await self._started.stdin.drain()
+                line = await self._started.stdout.readline()
+                if not line:
+                    raise SandboxError(f"{self._program}: {await self._errors or 'the container ended'}")
+            report = json.loads(line)
+            return {"status": report["status"], "output": str(report["output"]), "seconds": float(report["seconds"])}
+        except TimeoutError as error:
+            raise SandboxError(f"{self._program}: the container did not answer within {seconds:g} s") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SandboxError(f"{self._program}: the container answered with {error!r:.200}") from error
+
+    async def end(self) -> None:
+        """End it, and wait until it is gone."""
+        assert self._started.stdin is not None
+        # Its first process ends with its input.
+        self._started.stdin.close()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    await self._started.wait()
+                    return
+            await self._remove()
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._started.pid, signal.SIGKILL)
+            self._guard.forget(self._started.pid)
+            self._errors.cancel()
+
+    async def _remove(self) -> None:
+        remove = await asyncio.create_subprocess_exec(
+            *(self._program, "rm", "--force", self._name),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(_END_S):
+                await remove.wait()
+        except TimeoutError:
+            remove.kill()
+
+
+class ContainerSession:
+    """As `Interpreter`, in a container."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._is_open = True
+
+    async def run(self, code: str, wall_s: float) -> ProgramResult:
+        """As `Interpreter.run`."""
+        try:
+            report = await self._container.ask({"code": code, "wall_s": wall_s}, wall_s + START_S)
+        except BaseException:
+            await self.close()
+            raise
+        if report["status"] != 0:
+            await self.close()
+        return _result(report)
+
+    async def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            await self._container.end()
+
+
+class ContainerSandbox:
+    """Starts containers of `image` by `program`, docker or podman, with further `arguments` of its `run`."""
+
+    def __init__(self, program: str, image: str, arguments: Sequence[str] = ()) -> None:
+        self._program = program
+        self._image = image
+        self._arguments = arguments
+        self._guard = GroupGuard()
+
+    async def check(self) -> None:
+        """Raises SandboxError: programs cannot run here; it says what to install."""
+        if shutil.which(self._program) is None:
+            raise SandboxError(f"there is no program {self._program} on this host: {INSTALL[self._program]}")
+        try:
+            ran = await self.run("print(1)", SandboxLimits(wall_s=START_S))
+        except SandboxError as error:
+            mend = f"`{self._program} pull {self._image}` gets the image, and `{self._program} info` must work"
+            raise SandboxError(f"no container starts: {error}; {mend}") from error
+        if ran.printed != "1\n":
+            raise SandboxError(f"{self._image} does not run Python as python3: {ran.printed.strip()[-_STDERR_CHARS:]}")
+
+    async def run(
+        self, program: str, limits: SandboxLimits, *, stdin: bytes = b"", errors: bool = True
+    ) -> ProgramResult:
+        """As `sandbox.run`. Raises SandboxError."""
+        container = await self._start(limits)
+        try:
+            request = {
+                "program": program,
+                "stdin": stdin.decode(errors="replace"),
+                "errors": errors,
+                "wall_s": limits.wall_s,
+            }
+            return _result(await container.ask(request, limits.wall_s + START_S))
+        finally:
+            await _finish(container.end())
+
+    async def start(self, limits: SandboxLimits) -> ContainerSession:
+        """A container whose Python runs cells. Raises SandboxError."""
+        container = await self._start(limits)
+        try:
+            await container.ask({}, START_S)
+        except BaseException:
+            await _finish(container.end())
+            raise
+        return ContainerSession(container)
+
+    def close(self) -> None:
+        """End the process that watches over containers; those that are open end."""
+        self._guard.close()
+
+    def command(self, name: str, limits: SandboxLimits) -> list[str]:
+        """What starts a container called `name`."""
+        cpu = [f"--ulimit=cpu={math.ceil(limits.cpu_s)}"] if math.isfinite(limits.cpu_s) else []
+        texts = [(_CHILD / f"{file}.py").read_text() for file in ("container", "cells")]
+        return [
+            *(self._program, "run", "--rm", "--interactive", f"--name={name}", "--pull=never", "--log-driver=none"),
+            *("--network=none", "--read-only", f"--tmpfs=/tmp:rw,size={limits.disk_mb}m,mode=1777", "--workdir=/tmp"),
+            *(f"--memory={limits.memory_mb}m", f"--memory-swap={limits.memory_mb}m", "--cpus=1"),
+            # The first process is one more.
+            *(f"--pids-limit={limits.processes + 1}", f"--ulimit=fsize={MAX_OUTPUT_BYTES}", "--ulimit=core=0", *cpu),
+            *("--ulimit=nofile=64:64", "--cap-drop=ALL", "--security-opt=no-new-privileges", f"--user={NOBODY}"),
+            *("--env=HOME=/tmp", "--env=OMP_NUM_THREADS=1", "--env=OPENBLAS_NUM_THREADS=1"),
+            *(*self._arguments, self._image, "python3", "-I", "-c", *texts),
+        ]
+
+    async def _start(self, limits: SandboxLimits) -> Container:
+        name = f"asyncrl-{uuid.uuid4().hex}"
+        try:
+            started = await asyncio.create_subprocess_exec(
+                *self.command(name, limits),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                limit=_LONGEST_REPORT,
+                # The program may leave files of its own where it works.
+                cwd=tempfile.gettempdir(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SandboxError(f"{self._program} cannot be started: {error}") from error
+        self._guard.watch(started.pid)
+        return Container(self._program, name, started, self._guard)
+
+
+def _result(report: Mapping[str, Any]) -> ProgramResult:
+    return ProgramResult(report["output"], report["status"], report["seconds"])
+
+
+async def _tail(started: Process) -> str:
+    """What the program writes to its standard error at last, once it has ended."""
+    assert started.stderr is not None
+    kept = b""
+    while part := await started.stderr.read(1 << 12):
+        kept = (kept + part)[-4 * _STDERR_CHARS :]
+    return kept.decode(errors="replace").strip()[-_STDERR_CHARS:]
+
+
+async def _finish(work: Any) -> None:
+    """Wait until `work` is done, also where this task is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    finally:
+        await task

@@ -1,0 +1,137 @@
+"""Process 1 of a container: runs a program, or the cells of a session, and reports what came of it.
+
+A container gets the text of this file, and that of cells.py as its argument. Requests are lines of JSON on standard
+input, and reports are lines on standard output. When the input ends, the caller has gone: this process ends, and the
+kernel ends all others of the container. Standard library only; the image's Python may be older than asyncrl's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from typing import IO, Any
+
+MAX_OUTPUT = 1 << 20
+
+
+def main() -> None:
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    lines = read_lines()
+    request = next(lines)
+    output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - open until this process ends
+    requests, replies = os.pipe(), os.pipe()
+    program = os.fork()
+    if program == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in (woken, wake, requests[1], replies[0]):
+            os.close(fd)
+        become_program(request, output, requests[0], replies[1])
+        return
+    os.close(requests[0])
+    os.close(replies[1])
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    if "program" not in request:
+        poll.register(replies[0], select.POLLIN)
+    # A session starts before its first cell comes.
+    deadline = time.monotonic() + request.get("wall_s", 60.0)
+    began = time.monotonic()
+    while True:
+        status = reap(program)
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if status is not None or timeout == 0.0:
+            report(output, status, began)
+            os._exit(0)
+        ready = [fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000 + 1)]
+        if woken in ready:
+            os.read(woken, 4096)
+        if replies[0] in ready and os.read(replies[0], 4096):
+            report(output, 0, began)
+            deadline = None
+        if 0 in ready:
+            cell = next(lines, None)
+            if cell is None:
+                os._exit(1)
+            began = time.monotonic()
+            deadline = began + cell["wall_s"]
+            os.write(requests[1], json.dumps(cell).encode() + b"\n")
+
+
+def become_program(request: dict[str, Any], output: IO[bytes], requests: int, replies: int) -> None:
+    """Run the program, or cells, in this process."""
+    given = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - open until this process ends
+    given.write(request.get("stdin", "").encode(errors="replace"))
+    given.seek(0)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(given.fileno(), 0)
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno() if request.get("errors", True) else nothing, 2)
+    fcntl.fcntl(1, fcntl.F_SETFL, os.O_APPEND)
+    if "program" not in request:
+        names: dict[str, Any] = {"__name__": "cells"}
+        exec(compile(sys.argv[1], "cells.py", "exec"), names)
+        names["serve"](requests, replies)
+        os._exit(0)
+    os.close(requests)
+    os.close(replies)
+    sys.argv[:] = ["-"]
+    sys.modules["__main__"] = module = type(sys)("__main__")
+    try:
+        exec(compile(request["program"], "<stdin>", "exec"), module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - printed, as Python does
+        behind = error.__traceback__ and error.__traceback__.tb_next
+        traceback.print_exception(type(error), error, behind)
+        sys.exit(1)
+
+
+def read_lines() -> Iterator[dict[str, Any]]:
+    """The requests, as they come."""
+    kept = b""
+    while True:
+        part = os.read(0, 1 << 16)
+        if not part:
+            return
+        kept += part
+        *ended, kept = kept.split(b"\n")
+        for line in ended:
+            yield json.loads(line)
+
+
+def reap(program: int) -> int | None:
+    """The status of the program as a shell gives it, once it has ended. Other processes are orphans of it."""
+    try:
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == program:
+                return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+            if pid == 0:
+                return None
+    except ChildProcessError:
+        return None
+
+
+def report(output: IO[bytes], status: int | None, began: float) -> None:
+    """Send the output so far, and empty it. A status of None: the time is over."""
+    printed = os.pread(output.fileno(), MAX_OUTPUT, 0).decode(errors="replace")
+    os.ftruncate(output.fileno(), 0)
+    line = {"status": status, "seconds": time.monotonic() - began, "output": printed}
+    with os.fdopen(1, "wb", closefd=False) as out:
+        out.write(json.dumps(line).encode() + b"\n")
+
+
+main()

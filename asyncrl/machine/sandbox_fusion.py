@@ -1,0 +1,110 @@
+"""Runs programs of the policy on a server of SandboxFusion.
+
+    POST URL/run_code {"code": ..., "language": "python", "stdin": ..., "run_timeout": 8, "memory_limit_MB": 1024, ...}
+    200 {"status": "Success", "message": "", "compile_result": null,
+         "run_result": {"status": "Finished", "execution_time": 0.02, "return_code": 0, "stdout": ..., "stderr": ...}}
+
+What the program did is the result, whatever the server calls it. A server that fails, is busy or answers something
+else is tried again, and then the program could not be run: SandboxError, which is no result of the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
+
+TRIES = 3
+FIRST_WAIT_S = 0.25
+QUEUE_S = 60.0
+"""For a program to wait at the server until it runs, and for the answer to come, beyond its own time."""
+
+MAX_BYTES = 16 << 20
+"""Of one answer."""
+
+_PATH = "/run_code"
+
+
+class FusionSandbox:
+    """The server at `url`, with or without the path of its function. `first_wait_s` is the pause after the first of
+    `tries`, which doubles with each."""
+
+    def __init__(self, url: str, tries: int = TRIES, first_wait_s: float = FIRST_WAIT_S) -> None:
+        self._url = url.rstrip("/").removesuffix(_PATH) + _PATH
+        self._tries = tries
+        self._first_wait_s = first_wait_s
+
+    async def check(self) -> None:
+        """The server may start later than those who use it."""
+
+    async def run(
+        self, program: str, limits: SandboxLimits, *, stdin: bytes = b"", errors: bool = True
+    ) -> ProgramResult:
+        """As `sandbox.run`; standard error comes behind the output. The server has no limit of CPU time, and its own
+        limits of processes and files. Raises SandboxError."""
+        body = {
+            "code": program.encode(errors="replace").decode(),
+            "language": "python",
+            "stdin": stdin.decode(errors="replace"),
+            "compile_timeout": limits.wall_s,
+            "run_timeout": limits.wall_s,
+            "memory_limit_MB": limits.memory_mb,
+        }
+        timeout = aiohttp.ClientTimeout(total=2 * limits.wall_s + QUEUE_S)
+        reason = ""
+        async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session:
+            for attempt in range(self._tries):
+                if attempt:
+                    await asyncio.sleep(self._first_wait_s * 2 ** (attempt - 1))
+                try:
+                    return read_answer(await self._ask(session, body), errors)
+                except TimeoutError:
+                    # Another try would wait as long.
+                    raise SandboxError(f"{self._url} took more than {timeout.total:g} s") from None
+                except (aiohttp.ClientError, ValueError, RecursionError) as error:
+                    reason = (str(error) or repr(error))[:300]
+        raise SandboxError(f"{self._url} failed {self._tries} times, at last with {reason}")
+
+    async def _ask(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> Any:
+        """Its answer; None: it is too large. Raises ValueError: it is none. SandboxError: it refuses the request."""
+        async with session.post(self._url, json=body, allow_redirects=False) as response:
+            content = bytearray()
+            async for part in response.content.iter_chunked(1 << 16):
+                content += part
+                if len(content) > MAX_BYTES:
+                    break
+            if 400 <= response.status < 500 and response.status != 429:
+                raise SandboxError(f"{self._url} refused it with status {response.status}: {bytes(content[:300])!r}")
+            if response.status != 200:
+                raise ValueError(f"status {response.status}: {bytes(content[:300])!r}")
+            return None if len(content) > MAX_BYTES else json.loads(content)
+
+
+def read_answer(answer: Any, errors: bool) -> ProgramResult:
+    """What the program did. Raises ValueError: the server failed, or the answer has another form."""
+    if answer is None:
+        return ProgramResult(f"(the output has more than {MAX_BYTES >> 20} MiB)", 1)
+    match answer:
+        case {"status": "SandboxError"}:
+            raise ValueError(f"SandboxError: {str(answer.get('message'))[:300]}")
+        # A program that did not compile has no result of a run.
+        case {"status": "Success" | "Failed", "run_result": {"status": str()} as ran}:
+            pass
+        case {"status": "Failed", "compile_result": {"status": str()} as ran}:
+            pass
+        case _:
+            raise ValueError(f"an answer without results: {answer!r:.300}")
+    printed = f"{ran.get('stdout') or ''}{(ran.get('stderr') or '') if errors else ''}"
+    took = ran.get("execution_time")
+    seconds = float(took) if isinstance(took, int | float) else None
+    match ran:
+        case {"status": "TimeLimitExceeded"}:
+            return ProgramResult(printed, None, seconds)
+        case {"status": "Finished", "return_code": int(code)}:
+            return ProgramResult(printed, code if code >= 0 else 128 - code, seconds)
+    raise ValueError(f"a result without its status: {ran!r:.300}")

@@ -1,0 +1,75 @@
+"""The sandboxes by their settings: the built-in one, containers, and servers of SandboxFusion."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from asyncrl.machine import sandbox
+from asyncrl.machine.sandbox import ProgramResult, SandboxLimits
+
+CONTAINERS = ("docker", "podman")
+
+
+class Sandbox(Protocol):
+    """Runs programs that nobody trusts."""
+
+    async def run(
+        self, program: str, limits: SandboxLimits, *, stdin: bytes = b"", errors: bool = True
+    ) -> ProgramResult:
+        """As `sandbox.run`. Raises SandboxError: the sandbox has failed, and the program may be tried again."""
+        ...
+
+    async def check(self) -> None:
+        """Raises SandboxError: programs cannot run here; the message says how to mend it."""
+        ...
+
+
+class SandboxSettings(Protocol):
+    """Those of `actor.sandbox`."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def image(self) -> str: ...
+    @property
+    def arguments(self) -> Sequence[str]: ...
+    @property
+    def url(self) -> str | None: ...
+
+
+class BuiltInSandbox:
+    """A process of this machine."""
+
+    async def run(
+        self, program: str, limits: SandboxLimits, *, stdin: bytes = b"", errors: bool = True
+    ) -> ProgramResult:
+        return await sandbox.run(program, limits, stdin=stdin, errors=errors)
+
+    async def check(self) -> None:
+        """Warns if programs run without namespaces."""
+        await asyncio.to_thread(sandbox.why_no_namespaces)
+
+
+THIS_MACHINE: Sandbox = BuiltInSandbox()
+
+
+def open_sandbox(settings: SandboxSettings) -> Sandbox:
+    """The sandbox that the settings name."""
+    if settings.kind in CONTAINERS:
+        from asyncrl.machine.containers import ContainerSandbox
+
+        return ContainerSandbox(settings.kind, settings.image, settings.arguments)
+    if settings.url is not None:
+        from asyncrl.machine.sandbox_fusion import FusionSandbox
+
+        return FusionSandbox(settings.url)
+    return THIS_MACHINE
+
+
+def check_sandbox(opened: Sandbox) -> None:
+    """Raises SandboxError as `check` does. For a thread that may have an event loop already."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: asyncio.run(opened.check())).result()

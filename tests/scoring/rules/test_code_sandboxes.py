@@ -1,0 +1,78 @@
+"""The rule `code` in other sandboxes than the built-in one: their failures and delays are never a program's."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
+from asyncrl.scoring.rules.code import code, prepare
+from tests.helpers import make_task, make_trajectory
+
+TASK = make_task(ground_truth=json.dumps({"inputs": ["1", "2"], "outputs": ["2", "3"]}))
+ANSWER = "```python\nprint(int(input()) + 1)\n```"
+
+
+class Elsewhere:
+    """Answers with the program's results in turn, each `seconds` long, after a delay."""
+
+    def __init__(self, *results: Any, delay_s: float = 0.0, seconds: float = 0.1) -> None:
+        self._results = iter(results)
+        self._delay_s = delay_s
+        self._seconds = seconds
+
+    async def run(
+        self, program: str, limits: SandboxLimits, *, stdin: bytes = b"", errors: bool = True
+    ) -> ProgramResult:
+        time.sleep(self._delay_s)
+        result = next(self._results)
+        if isinstance(result, Exception):
+            raise result
+        printed, status = result
+        return ProgramResult(printed, status, self._seconds)
+
+    async def check(self) -> None:
+        raise SandboxError("no program docker")
+
+
+def scored(sandbox: Elsewhere, left_s: float = 600.0, **options: Any) -> Any:
+    deadline = time.monotonic() + left_s
+    return code(TASK, ANSWER, make_trajectory(), deadline=deadline, sandbox=sandbox, **options)
+
+
+def test_a_program_is_judged_by_what_it_prints_there():
+    assert scored(Elsewhere(("2\n", 0), ("3\n", 0)))["score"] == 1
+    assert scored(Elsewhere(("2\n", 0), ("4\n", 0)))["score"] == 0
+    assert scored(Elsewhere(("2\n", 1)))["score"] == 0
+    scores = scored(Elsewhere(("2\n", 0), ("", None)), partial=True)
+    assert (scores["score"], scores["out_of_time"]) == (0.5, 0)
+
+
+def test_a_sandbox_that_fails_gives_no_score():
+    with pytest.raises(SandboxError, match="it is gone"):
+        scored(Elsewhere(("2\n", 0), SandboxError("it is gone")))
+
+
+def test_a_sandbox_that_lets_programs_wait_too_long_gives_no_score():
+    with pytest.raises(ScoringError, match=r"ran 1 of 2 tests in .* raise scoring\.timeout_s"):
+        scored(Elsewhere(("2\n", 0), ("3\n", 0), delay_s=0.3), left_s=0.3)
+
+
+def test_programs_that_run_too_long_have_failed():
+    scores = scored(Elsewhere(("", None), ("3\n", 0), seconds=500.0), partial=True)
+    assert (scores["score"], scores["out_of_time"]) == (0, 1)
+
+
+def test_asserts_are_refused_there_since_the_tests_talk_to_the_program():
+    task = make_task(ground_truth="assert add(1, 2) == 3")
+    with pytest.raises(ScoringError, match=r"need actor\.sandbox\.kind=builtin"):
+        code(task, ANSWER, make_trajectory(), sandbox=Elsewhere())
+
+
+def test_a_sandbox_that_runs_nothing_here_is_refused_at_the_start():
+    with pytest.raises(ConfigError, match=r"actor\.sandbox: no program docker"):
+        prepare(Elsewhere())
