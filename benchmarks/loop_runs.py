@@ -140,10 +140,10 @@ class Loop:
             for row in _steps(run_dir)[seen:]:
                 seen += 1
                 first_at = min(first_at, time.monotonic())
-                seconds = {name: row.get(f"seconds/{name}", 0.0) for name in ("step", "wait", "train")}
+                phases = {name: row.get(f"seconds/{name}", 0.0) for name in ("step", "wait", "train")}
                 say(
-                    f"  step {row['step']}: {seconds['step']:.2f} s, of these {seconds['wait']:.2f} waiting and "
-                    f"{seconds['train']:.2f} training, {row['tokens_sampled']:.0f} sampled tokens"
+                    f"  step {row['step']}: {phases['step']:.2f} s, of these {phases['wait']:.2f} waiting and "
+                    f"{phases['train']:.2f} training, {row['tokens_sampled']:.0f} sampled tokens"
                 )
             if time.monotonic() > min(first_at + seconds, self.deadline):
                 say("  stopped: its time is over")
