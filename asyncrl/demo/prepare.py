@@ -9,7 +9,7 @@ import fcntl
 import hashlib
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,17 +45,28 @@ FULL_EFFORT = Effort()
 def prepare(directory: Path, seed: int, progress: Callable[[str], None], effort: Effort = FULL_EFFORT) -> Prepared:
     """Make the parts under `directory`, or find them there. `progress` gets a line of text now and then."""
     folder = directory / _fingerprint(seed, effort)
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            progress(f"preparing tasks, a warm-started policy and a step scorer in {folder} (once, 1 to 3 minutes)")
-            partial = directory / f".{folder.name}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            _make(_parts(partial), seed, progress, effort)
-            partial.rename(folder)
+
+    def make(partial: Path) -> None:
+        progress(f"preparing tasks, a warm-started policy and a step scorer in {folder} (once, 1 to 3 minutes)")
+        _make(_parts(partial), seed, progress, effort)
+
+    made_once(folder, make)
     return _parts(folder)
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """Have `make` fill a folder that then gets the name `folder`, unless there is one. Others who want it wait
+    meanwhile."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return
+        partial = folder.parent / f".{folder.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        make(partial)
+        partial.rename(folder)
 
 
 def _parts(folder: Path) -> Prepared:
@@ -63,8 +74,13 @@ def _parts(folder: Path) -> Prepared:
 
 
 def _fingerprint(seed: int, effort: Effort) -> str:
-    digest = hashlib.sha256(f"{seed} {effort}".encode())
-    for file in sorted(Path(__file__).parent.glob("*.*")):
+    return fingerprint(f"{seed} {effort}", sorted(Path(__file__).parent.glob("*.*")))
+
+
+def fingerprint(text: str, files: Iterable[Path]) -> str:
+    """A name that is another one as soon as the text or one of the files has changed."""
+    digest = hashlib.sha256(text.encode())
+    for file in files:
         if file.stem not in ("command", "summary"):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]

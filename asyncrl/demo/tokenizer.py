@@ -7,6 +7,8 @@ that a prompt stays short.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -32,6 +34,8 @@ _PHRASES = (
     "user\n<tool_response>\n",
     "\n</tool_response>",
 )
+_OF_THE_DEMO = (SYSTEM_PROMPT, "calculator(operator, expression)", '", "expression": "')
+"""Those of them that no other task with a calculator repeats."""
 
 CHAT_TEMPLATE = """\
 {%- if messages[0].role == 'system' or tools %}
@@ -74,14 +78,16 @@ CHAT_TEMPLATE = """\
 """
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer, the same at every call. Its end of sequence is the end of a turn."""
+def build_tokenizer(own: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
+    """The tokenizer, the same at every call. Its end of sequence is the end of a turn. `own` are the phrases of another
+    task, in place of the demo's."""
+    phrases = _PHRASES if own is None else (*(each for each in _PHRASES if each not in _OF_THE_DEMO), *own)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in _SPECIAL])
-    backend.add_tokens([AddedToken(text, normalized=False) for text in _PHRASES])
+    backend.add_tokens([AddedToken(text, normalized=False) for text in phrases])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=END_OF_TURN,

@@ -20,7 +20,8 @@ TOOLS: list[Any] = [{"type": "function", "function": StepCalculator.schema}]
 
 Message = dict[str, Any]
 
-_LEANING = {"+": 1.75, "*": 1.4, "-": 1.0}
+LEANING = {"+": 1.75, "*": 1.4, "-": 1.0}
+"""How likely the policy takes an operator first, before it is trained: sums a little more than products."""
 _CARELESS = 0.05
 """The share of careless steps: small, so that the scorer learns the order of operations."""
 
@@ -39,7 +40,7 @@ def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
     """
     messages: list[Message] = [*opening(expression)]
     while expression.operators:
-        (operator,) = rng.choices(expression.operators, [_LEANING[each] for each in expression.operators])
+        (operator,) = rng.choices(expression.operators, [LEANING[each] for each in expression.operators])
         messages.append(call(operator, str(expression)))
         expression = expression.reduced(operator)
         messages.append({"role": "tool", "content": str(expression)})
@@ -71,9 +72,11 @@ def _miscopied(expression: Expression, rng: random.Random) -> Expression:
     return Expression(tuple(numbers), expression.operators)
 
 
-def batch(tokenizer: PreTrainedTokenizerFast, transcripts: Sequence[list[Message]]) -> tuple[Tensor, Tensor]:
+def batch(
+    tokenizer: PreTrainedTokenizerFast, transcripts: Sequence[list[Message]], tools: list[Any] = TOOLS
+) -> tuple[Tensor, Tensor]:
     """Token ids int64[B, T], padded on the right, and bool[B, T], true on the assistant's turns with their ends."""
-    rows: Any = [tokenizer.apply_chat_template(each, tools=TOOLS, return_dict=False) for each in transcripts]
+    rows: Any = [tokenizer.apply_chat_template(each, tools=tools, return_dict=False) for each in transcripts]
     masks = [torch.tensor(list(_assistant(row, tokenizer))) for row in rows]
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=tokenizer.pad_token_id)
     return ids, pad_sequence(masks, batch_first=True)

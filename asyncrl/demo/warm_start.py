@@ -48,9 +48,15 @@ def model_config(tokenizer: PreTrainedTokenizerFast, layers: int = 3, hidden: in
 
 
 def warm_start(
-    tokenizer: PreTrainedTokenizerFast, seed: int, progress: Callable[[str], None], steps: int
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    progress: Callable[[str], None],
+    steps: int,
+    drawn: Callable[[random.Random], tuple[Tensor, Tensor]] | None = None,
 ) -> Qwen3ForCausalLM:
-    """Train a new model on demonstrations; `progress` gets a line of text now and then."""
+    """Train a new model on demonstrations; `progress` gets a line of text now and then. `drawn` makes a batch of them,
+    by default of the demo's: token ids int64[B, T] and bool[B, T], true on what is to be learned."""
+    drawn = drawn or (lambda rng: _demo_batch(tokenizer, rng))
     torch.manual_seed(seed)
     rng = random.Random(seed)
     model = Qwen3ForCausalLM(model_config(tokenizer))
@@ -58,7 +64,7 @@ def warm_start(
     optimisers = [*make_optimisers(model), torch.optim.AdamW(further.parameters(), lr=OTHER_LR, weight_decay=0.0)]
     work = LongWork("warm start", steps, "steps")
     for step in range(steps):
-        ids, mask = batch(tokenizer, [demonstration(random_expression(rng), rng) for _ in range(BATCH)])
+        ids, mask = drawn(rng)
         hidden = model.model(input_ids=ids).last_hidden_state
         loss = _loss(model.lm_head, hidden, ids, mask, 1)
         ahead = sum(_loss(head, hidden, ids, mask, distance) for head, distance in zip(further, FURTHER, strict=True))
@@ -68,6 +74,10 @@ def warm_start(
             progress(f"{work.text}, loss {loss.item():.3f}")
     model.eval()
     return model
+
+
+def _demo_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> tuple[Tensor, Tensor]:
+    return batch(tokenizer, [demonstration(random_expression(rng), rng) for _ in range(BATCH)])
 
 
 def _loss(head: nn.Module, hidden: Tensor, ids: Tensor, mask: Tensor, distance: int) -> Tensor:
