@@ -1,0 +1,196 @@
+"""The command of a study: `python -m benchmarks.studies.NAME`. Call it again, and it goes on where it was."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from asyncrl.demo.ladder.prepare import PreparedRung, prepare_rung
+from benchmarks.studies import report
+from benchmarks.studies.figures import Row
+from benchmarks.studies.results import FOLDER, Results
+from benchmarks.studies.runner import TRAIN, Prepare, Runner
+from benchmarks.studies.search import best_rate
+from benchmarks.studies.study import LR, WARM_START, Levels, Run, Study
+from benchmarks.studies.summary import Cell, Spread, cell_of
+
+CACHE = Path(".cache/studies")
+RUNS = Path("runs/studies")
+
+
+def prepared(run: Run) -> PreparedRung:
+    """The tasks and the policy of a run, from the cache."""
+    return prepare_rung(CACHE, run.rung, run.seed, _say, run.settings[WARM_START])
+
+
+def main(
+    study: Study,
+    words: Sequence[str] | None = None,
+    runs: Path = RUNS,
+    train: Sequence[str] = TRAIN,
+    prepare: Prepare = prepared,
+) -> None:
+    """The entry of a study's file. `runs` gets the folders of runs, by study; `train` takes the words of a run."""
+    options = _parser(study).parse_args(words)
+    only = _only(study, options.only)
+    changed = _changed(options.settings)
+    results = Results(options.results / f"{study.name}.parquet", study.factors)
+    asked = _Asked(study, results, list(study.cells(only)), range(options.seeds), changed)
+    if options.plan:
+        print(asked.plan(options.parallel))
+        return
+    if not options.report:
+        end = time.monotonic() + options.budget_s
+        runner = Runner(
+            runs / study.name,
+            results,
+            prepare,
+            _say,
+            options.parallel,
+            lambda: time.monotonic() > end,
+            options.limit_s,
+            options.retry_failed,
+            options.keep,
+            train,
+        )
+        runner.run(asked.searches())
+        done = runner.run(asked.mains())
+        _say(f"{study.name}: {'all runs have ended' if done and asked.is_complete() else 'the same command goes on'}")
+    if asked.curves():
+        print(asked.write(options.page))
+
+
+class _Asked:
+    """What a command asks for: cells and seeds of a study, with changed settings."""
+
+    def __init__(
+        self, study: Study, results: Results, cells: list[Levels], seeds: Iterable[int], changed: dict[str, Any]
+    ) -> None:
+        self._study = study
+        self._results = results
+        self._cells = cells
+        self._seeds = list(seeds)
+        self._changed = changed
+        self._search = None if LR in changed else study.search
+
+    def searches(self) -> list[Run]:
+        """The runs that find the rates of the levels that the cells have; none where the command gives a rate."""
+        search = self._search
+        levels = list(dict.fromkeys(cell[search.factor] for cell in self._cells)) if search else []
+        return [run for level in levels for run in self._study.searches(level, self._changed)]
+
+    def mains(self) -> list[Run]:
+        """The runs of all cells whose learning rate is known, seed by seed, so that a budget that ends too early leaves
+        every cell with as many seeds."""
+        rates = [(cell, self._rate(cell)) for cell in self._cells]
+        known = [(cell, rate) for cell, (is_known, rate) in rates if is_known]
+        return [self._study.run(cell, seed, rate, self._changed) for seed in self._seeds for cell, rate in known]
+
+    def is_complete(self) -> bool:
+        mains = self.mains()
+        return len(mains) == len(self._cells) * len(self._seeds) and all(
+            self._results.rows(run.fingerprint) for run in mains
+        )
+
+    def plan(self, parallel: int) -> str:
+        """How many runs there are and how long the missing ones take, if they take as long as those that ended."""
+        searches, mains = self.searches(), self.mains()
+        ended = [rows[-1] for run in (*searches, *mains) if (rows := self._rows(run))]
+        count = len(searches) + len(self._cells) * len(self._seeds)
+        told = f"{self._study.name}: {count} runs, {len(searches)} of them to find learning rates; {len(ended)} ended"
+        if (seconds := Spread.of(row["run_seconds"] for row in ended)) is None:
+            return told
+        hours = (count - len(ended)) * seconds.median / parallel / 3600
+        took = f"{seconds.median:.0f} s ({seconds.least:.0f} to {seconds.greatest:.0f})"
+        told += f"; one took {took}, so the others take {hours:.1f} hours, {parallel} at a time"
+        if used := Spread.of(row["processor_seconds"] for row in ended):
+            hours = (count - len(ended)) * used.median / 3600
+            told += f"; one took {used.median:.0f} s of a processor, so the others take {hours:.1f} hours of one"
+        return told
+
+    def curves(self) -> dict[tuple[str, ...], list[list[Row]]]:
+        """The runs that have ended, by the levels of their cell."""
+        found: dict[tuple[str, ...], list[list[Row]]] = {}
+        for run in self.mains():
+            if rows := self._rows(run):
+                found.setdefault(tuple(run.levels.values()), []).append(rows)
+        return found
+
+    def cells(self) -> list[Cell]:
+        curves = self.curves()
+        return [
+            cell_of(cell, runs[0][0]["lr"], runs, self._study.target)
+            for cell in self._cells
+            if (runs := curves.get(tuple(cell.values())))
+        ]
+
+    def write(self, page: Path | None) -> str:
+        """The study's section; it is written into the page if there is one, with its picture."""
+        cells = self.cells()
+        rows = [row for runs in self.curves().values() for each in runs for row in each]
+        parts = [report.conditions(self._study, rows), report.table(self._study, cells), report.failures(cells)]
+        if page is not None:
+            picture = page.parent / report.PICTURES / f"{self._study.name}.png"
+            report.draw(self._study, self.curves(), picture)
+            parts.insert(1, f"![accuracy over samples]({report.PICTURES}/{picture.name})")
+            report.write_section(page, self._study, "\n\n".join(filter(None, parts)))
+        return "\n\n".join(filter(None, parts))
+
+    def _rows(self, run: Run) -> list[Row]:
+        return self._results.rows(run.fingerprint)
+
+    def _rate(self, cell: Levels) -> tuple[bool, float | None]:
+        """Whether the learning rate of a cell is known, and what it is; None for the study's own."""
+        if self._search is None:
+            return True, None
+        found = best_rate(self._study.searches(cell[self._search.factor], self._changed), self._results)
+        return found is not None, found
+
+
+def _parser(study: Study) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.studies.{study.name}", description=study.question)
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of all runs that differ")
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0 (default: 3)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="FACTOR=LEVEL", help="only these levels of a factor")
+    parser.add_argument("--parallel", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument(
+        "--budget-s", type=float, default=float("inf"), help="seconds after which runs are stopped, to resume next time"
+    )
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="seconds after which a run counts as failed")
+    parser.add_argument("--retry-failed", action="store_true", help="run again what has failed")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of runs that have ended")
+    parser.add_argument("--plan", action="store_true", help="only say how many runs there are, and how long they take")
+    parser.add_argument("--report", action="store_true", help="run nothing, only show the table")
+    parser.add_argument("--page", type=Path, help="write table and picture into this page, such as docs/studies.md")
+    parser.add_argument("--results", type=Path, default=FOLDER, help="folder of the results")
+    return parser
+
+
+def _only(study: Study, words: Sequence[str]) -> dict[str, set[str]]:
+    """The levels that are named. Exits: there is no such factor or level."""
+    only: dict[str, set[str]] = {}
+    for word in words:
+        factor, _, level = word.partition("=")
+        if level not in study.factors.get(factor, {}):
+            known = ", ".join(f"{name}={each}" for name, levels in study.factors.items() for each in levels)
+            sys.exit(f"{study.name}: --only {word} names no level; there are {known}")
+        only.setdefault(factor, set()).add(level)
+    return only
+
+
+def _changed(words: Sequence[str]) -> dict[str, Any]:
+    """Settings from KEY=VALUE, with values as YAML reads them. Exits: a word is none."""
+    pairs = [word.partition("=") for word in words]
+    if wrong := [key for key, sign, _ in pairs if not sign]:
+        sys.exit(f"{wrong[0]} is no setting: write KEY=VALUE")
+    return {key: yaml.safe_load(value) for key, _, value in pairs}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

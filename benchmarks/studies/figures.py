@@ -1,0 +1,106 @@
+"""What the metrics of a run say: a row for each evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.locations import SUMMARY_FILE
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import metrics_file
+
+Row = dict[str, Any]
+
+DONE, COLLAPSED, FAILED = "done", "collapsed", "failed"
+
+_MEANS = {
+    "entropy": "entropy",
+    "ess": "mismatch/ess",
+    "masked": "masked/any",
+    "reward": "reward/mean",
+    "lag_mean": "lag/mean",
+    "token_lag_mean": "token_lag/mean",
+}
+"""Columns that are means over the learner steps since the evaluation before, by the learner's metrics."""
+
+_COUNTERS = ("evicted", "filtered", "dropped", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How `asyncrl train` ended: its status, its last words for a run that failed, its seconds, and those of processors
+    that it and its roles took, if they are known. After a resume, both are those of the last start."""
+
+    status: int
+    words: str
+    seconds: float
+    processor_seconds: float | None
+
+
+def rows_of_run(folder: Path, ending: Ending) -> list[Row]:
+    """The rows of a run that has ended. One that failed before its first evaluation has a row without figures.
+
+    `seconds` are those of the learner's steps until the evaluation, without the start of the processes.
+    """
+    evaluations = read_lines(metrics_file(folder, "evaluation"))
+    steps = [line for line in read_lines(metrics_file(folder, "learner")) if "reward/mean" in line]
+    replays = read_lines(metrics_file(folder, "replay"))
+    rows = []
+    last = 0
+    for line in evaluations:
+        step = int(line["step"])
+        since = [each for each in steps if last <= each["step"] < step]
+        rows.append(
+            {
+                "step": step,
+                "accuracy": line.get("eval/accuracy"),
+                "samples": max((int(each["trajectories_trained"]) for each in steps if each["step"] < step), default=0),
+                "seconds": sum(each["seconds/step"] for each in steps if each["step"] < step),
+                "lag_max": max((each["lag/max"] for each in since), default=None),
+                "idle": _mean(since, "idle"),
+                **{column: _mean(since, metric) for column, metric in _MEANS.items()},
+                **_counters(replays, line["time"]),
+            }
+        )
+        last = step
+    status, reason = _came_of(folder, ending, [row["accuracy"] for row in rows])
+    rows = rows or [{"step": None}]
+    rows[-1] |= _by_end(folder)
+    took = {"run_seconds": ending.seconds, "processor_seconds": ending.processor_seconds}
+    return [{**row, "status": status, "reason": reason, **took} for row in rows]
+
+
+def collapsed(accuracies: Sequence[float | None]) -> bool:
+    """Whether the last accuracy is at most half of the best one."""
+    known = [each for each in accuracies if each is not None]
+    return bool(known) and max(known) > 0 and known[-1] <= max(known) / 2
+
+
+def _came_of(folder: Path, ending: Ending, accuracies: Sequence[float | None]) -> tuple[str, str]:
+    if ending.status == 0:
+        return (COLLAPSED if collapsed(accuracies) else DONE), ""
+    return FAILED, str(_summary(folder).get("reason") or ending.words or f"exit status {ending.status}")
+
+
+def _by_end(folder: Path) -> Row:
+    """The counts at the end, which the replay's last metrics may be too early for."""
+    counts = _summary(folder).get("trajectories", {})
+    return {name: float(counts[name]) for name in _COUNTERS if name in counts}
+
+
+def _counters(replays: Sequence[Mapping[str, Any]], time: float) -> Row:
+    newest: Mapping[str, Any] = next((line for line in reversed(replays) if line["time"] <= time), {})
+    return {name: float(newest.get(name, 0)) for name in _COUNTERS}
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    path = folder / SUMMARY_FILE
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _mean(lines: Sequence[Mapping[str, Any]], metric: str) -> float | None:
+    values = [line[metric] for line in lines if metric in line]
+    return sum(values) / len(values) if values else None

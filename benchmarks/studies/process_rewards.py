@@ -1,0 +1,64 @@
+"""At which horizon and with how good a scorer do process rewards pay, and where are they hacked?
+
+The scorer works the steps out, and errs as often as its level says (`asyncrl/demo/ladder/judge.py`). Repeated steps are
+right here, since a call names nothing but an operator. So the guards that leave them out are off.
+
+    python -m benchmarks.studies.process_rewards --seeds 3
+"""
+
+from __future__ import annotations
+
+from asyncrl.demo.ladder.tasks import HORIZONS
+from benchmarks.studies.command import main
+from benchmarks.studies.study import MODEL, RUNG, Settings, Study
+
+SCORED: Settings = {"scoring.prm.family": "asyncrl.demo.ladder.judge.Judge"}
+GUARDS_OFF: Settings = {"scoring.shaping.enable_anti_hack": False}
+
+METHODS: dict[str, Settings] = {
+    "outcome": {},
+    "mean": {**SCORED, **GUARDS_OFF, "scoring.shaping.process_weight": 0.5},
+    "least": {**SCORED, **GUARDS_OFF, "scoring.shaping.process_weight": 0.5, "scoring.shaping.prm_aggregation": "min"},
+    "pure": {
+        **SCORED,
+        **GUARDS_OFF,
+        "scoring.shaping.prm_aggregation": "per_step",
+        "algorithm.advantage": {"name": "pure", "params": {"temperature": 0.1, "outcome_weight": 0.1}},
+    },
+    "process_grpo": {
+        **SCORED,
+        **GUARDS_OFF,
+        "scoring.shaping.prm_aggregation": "per_step",
+        "algorithm.advantage": {"name": "process_grpo", "params": {"outcome_weight": 1.0}},
+    },
+    "implicit": {
+        "algorithm.advantage": {"name": "prime"},
+        "implicit.train": True,
+        "implicit.path": MODEL,
+        "implicit.lr": 1e-4,
+    },
+}
+
+UNSCORED = ("outcome", "implicit")
+
+STUDY = Study(
+    name="process_rewards",
+    question="At which horizon and with how good a scorer do process rewards pay, and where are they hacked?",
+    factors={
+        "operations": {str(count): {RUNG: f"brackets-{count}"} for count in HORIZONS},
+        "method": METHODS,
+        "scorer": {
+            "none": {},
+            **{f"{share}%": {"scoring.prm.params": {"accuracy": share / 100}} for share in (95, 85, 70)},
+        },
+    },
+    panels="operations",
+    settings={"replay.max_lag": 2},
+    skipped=[
+        *({"method": method, "scorer": scorer} for method in UNSCORED for scorer in ("95%", "85%", "70%")),
+        *({"method": method, "scorer": "none"} for method in METHODS if method not in UNSCORED),
+    ],
+)
+
+if __name__ == "__main__":
+    main(STUDY)

@@ -1,0 +1,71 @@
+"""The results of a study: a Parquet file with a row for each run and evaluation.
+
+A run is in the file once it has ended, so the file also says which runs need not run again.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.record import RESULTS, machine
+from benchmarks.studies.figures import Row
+from benchmarks.studies.study import LR, RUNG, Run
+
+FOLDER = RESULTS / "studies"
+
+_TEXTS = ("stage", "fingerprint", "rung", "status", "reason", "machine", "date")
+_WHOLE = ("seed", "steps", "batch", "step", "samples", "parallel")
+_NUMBERS = ("lr", "accuracy", "seconds", "lag_max", "idle", "entropy", "ess", "masked", "reward", "lag_mean")
+_FURTHER = ("token_lag_mean", "evicted", "filtered", "dropped", "dead", "run_seconds", "processor_seconds")
+
+
+class Results:
+    """The file of one study with so many factors. `path` need not exist yet."""
+
+    def __init__(self, path: Path, factors: Iterable[str]) -> None:
+        self.path = path
+        texts = (*_TEXTS[:2], *factors, *_TEXTS[2:])
+        self._schema = pa.schema(
+            [(name, pa.string()) for name in texts]
+            + [(name, pa.int64()) for name in _WHOLE]
+            + [(name, pa.float64()) for name in (*_NUMBERS, *_FURTHER)]
+        )
+        self._rows: list[Row] = []
+        if path.exists():
+            known = pq.read_table(path).to_pylist()
+            # A file of an earlier declaration may have other columns.
+            self._rows = [{name: row.get(name) for name in self._schema.names} for row in known]
+
+    def rows(self, fingerprint: str) -> list[Row]:
+        """The rows of a run by rising step; none if it has not ended yet."""
+        rows = [row for row in self._rows if row["fingerprint"] == fingerprint]
+        return sorted(rows, key=lambda row: -1 if row["step"] is None else row["step"])
+
+    def add(self, run: Run, rows: Sequence[Row], parallel: int, date: datetime.date) -> None:
+        """Put the rows of a run in place of its earlier ones, and write the file anew."""
+        about: Mapping[str, Any] = {
+            "stage": run.stage,
+            "fingerprint": run.fingerprint,
+            **run.levels,
+            "rung": run.settings[RUNG],
+            "seed": run.seed,
+            "steps": run.settings["learner.steps"],
+            "batch": run.settings["learner.batch_size"],
+            "lr": float(run.settings[LR]),
+            "parallel": parallel,
+            "machine": machine(),
+            "date": date.isoformat(),
+        }
+        names = self._schema.names
+        self._rows = [row for row in self._rows if row["fingerprint"] != run.fingerprint]
+        self._rows += [{name: {**row, **about}.get(name) for name in names} for row in rows]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        pq.write_table(pa.Table.from_pylist(self._rows, schema=self._schema), partial, compression="zstd")
+        partial.rename(self.path)

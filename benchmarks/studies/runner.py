@@ -1,0 +1,161 @@
+"""Runs of a study: several at a time, until they have ended or the time is over.
+
+A run that is in the results is not run again. One that was cut short goes on where it was, since its folder has its
+name and `asyncrl train` resumes it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from asyncrl.demo.ladder.prepare import PreparedRung
+from asyncrl.machine.child import start_child
+from benchmarks.studies.figures import FAILED, Ending, Row, rows_of_run
+from benchmarks.studies.results import Results
+from benchmarks.studies.study import Run, overrides
+
+TRAIN = (sys.executable, "-m", "asyncrl", "train")
+POLL_S = 0.2
+STOP_S = 60.0
+"""A stopped run that has not ended so long after a SIGTERM is killed; a clean stop writes a checkpoint."""
+LAST_WORDS = 300
+"""Characters of the console that are kept of a run that failed."""
+THREADS: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+Prepare = Callable[[Run], PreparedRung]
+
+
+class Runner:
+    """Runs what is not in `results` yet, `parallel` runs at a time, in folders of `folder`.
+
+    No run starts once `is_over` says true, and those that go on then are stopped; they resume next time.
+    A run that takes longer than `limit_s` counts as failed. `command` takes the words of `asyncrl train`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        results: Results,
+        prepare: Prepare,
+        say: Callable[[str], None],
+        parallel: int = 1,
+        is_over: Callable[[], bool] = lambda: False,
+        limit_s: float = 3600.0,
+        retry_failed: bool = False,
+        keep: bool = False,
+        command: Sequence[str] = TRAIN,
+    ) -> None:
+        self._folder = folder
+        self._results = results
+        self._prepare = prepare
+        self._say = say
+        self._parallel = parallel
+        self._time_is_over = is_over
+        self._limit_s = limit_s
+        self._retry_failed = retry_failed
+        self._keep = keep
+        self._command = command
+        self._stop = threading.Event()
+        self._preparing = threading.Lock()
+        self._writing = threading.Lock()
+
+    def run(self, runs: Sequence[Run]) -> bool:
+        """Run them in their order; returns whether all of them have ended. Ctrl-C stops them cleanly."""
+        missing = [run for run in runs if not self._has_ended(run)]
+        with ThreadPoolExecutor(self._parallel) as pool:
+            started = [pool.submit(self._run, run) for run in missing]
+            try:
+                return all([future.result() for future in started])  # noqa: C419 - all of them, whatever came of one
+            except BaseException:
+                # Also of Ctrl-C. Otherwise leaving the pool would wait for the others to end by themselves.
+                self._stop.set()
+                raise
+
+    def _has_ended(self, run: Run) -> bool:
+        rows = self._results.rows(run.fingerprint)
+        return bool(rows) and not (self._retry_failed and rows[-1]["status"] == FAILED)
+
+    def _run(self, run: Run) -> bool:
+        if self._is_over():
+            return False
+        with self._preparing:  # One at a time: torch has one random generator.
+            prepared = self._prepare(run)
+        ending = self._ending(run, self._words(run, prepared))
+        if ending is None:
+            self._say(f"{run.name}: cut short, and goes on next time")
+            return False
+        folder = self._folder / run.name
+        rows = rows_of_run(folder, ending)
+        with self._writing:
+            self._results.add(run, rows, self._parallel, datetime.date.today())
+        self._say(_line(run, rows[-1], ending))
+        if not self._keep and rows[-1]["status"] != FAILED:
+            shutil.rmtree(folder)
+        return True
+
+    def _words(self, run: Run, prepared: PreparedRung) -> list[str]:
+        return [
+            f"run.dir={self._folder}",
+            f"run.name={run.name}",
+            f"run.seed={run.seed}",
+            f"model.path={prepared.model}",
+            f"data.train={prepared.train}",
+            f"data.eval={prepared.held_out}",
+            *overrides(run.settings, run.rung, str(prepared.model)),
+        ]
+
+    def _ending(self, run: Run, words: Sequence[str]) -> Ending | None:
+        """Run it to its end; None if it was cut short."""
+        console = self._folder / f"{run.name}.log"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        console.unlink(missing_ok=True)
+        began = time.monotonic()
+        process = start_child([*self._command, *words], console, THREADS, near_gpus=False)
+        while (used := _processor_seconds(process)) is None:
+            if self._is_over():
+                _end(process)
+                return None
+            if time.monotonic() - began > self._limit_s:
+                _end(process)
+                return Ending(1, f"it took longer than {self._limit_s:g} s", time.monotonic() - began, None)
+            self._stop.wait(POLL_S)
+        written = console.read_text(errors="replace")
+        if process.returncode == 0:
+            console.unlink()
+        return Ending(process.returncode, written.strip()[-LAST_WORDS:], time.monotonic() - began, used)
+
+    def _is_over(self) -> bool:
+        return self._stop.is_set() or self._time_is_over()
+
+
+def _processor_seconds(process: subprocess.Popen[bytes]) -> float | None:
+    """What it and all processes that it started took; None while it runs."""
+    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+    if pid == 0:
+        return None
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _line(run: Run, last: Row, ending: Ending) -> str:
+    accuracy = last.get("accuracy")
+    known = "no accuracy" if accuracy is None else f"accuracy {accuracy:.2f}"
+    return f"{run.name}: {last['status']} after {ending.seconds:.0f} s, {known} {last['reason']}".rstrip()

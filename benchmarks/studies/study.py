@@ -1,0 +1,202 @@
+"""What a study is: factors with levels, each a few keys of `asyncrl train`. Its runs are all combinations, by seed.
+
+A run's settings are those of all studies, then those of the study, then those of its levels. Two factors of a study set
+no key in common. A run is known by its fingerprint, a hash of all that it was asked to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrl.demo.ladder.prepare import WARM_START_STEPS
+from asyncrl.demo.ladder.tasks import RUNGS, Rung
+
+Settings = Mapping[str, Any]
+Levels = Mapping[str, str]
+"""The level of each factor of a cell."""
+
+RUNG, WARM_START = "rung", "warm_start"
+"""Keys of settings that `asyncrl train` does not have: the rung of the ladder, and the updates that make the policy."""
+
+MODEL = "{model}"
+"""In a setting: the folder of the policy."""
+
+LR = "learner.lr"
+SEARCH, MAIN = "search", "main"
+SEARCH_SEED = 100
+"""Learning rates are searched with another seed than those whose results are reported."""
+
+BASE: Settings = {
+    RUNG: "brackets",
+    WARM_START: WARM_START_STEPS,
+    "actor.concurrency": 64,
+    "actor.max_turn_tokens": 16,
+    "actor.max_tokens": 768,
+    "engine.slots": 64,
+    "engine.max_length": 768,
+    "scoring.rule": "exact_number",
+    "learner.steps": 30,
+    "learner.batch_size": 64,
+    "learner.group_size": 8,
+    "learner.micro_tokens": 8192,
+    LR: 1e-4,
+    "learner.betas": [0.9, 0.95],
+    "learner.eval_every": 5,
+    "learner.checkpoint_every": 10,
+    "learner.export": False,
+    # Only so that the entropy is measured.
+    "algorithm.entropy_weight": 1e-9,
+    "replay.durability": "os",
+    "cluster.cpus": 2,
+    "cluster.actors": 1,
+    "cluster.scorers": 1,
+    "cluster.learner_ranks": 1,
+    "cluster.actor_threads": 1,
+    "cluster.learner_threads": 1,
+    "cluster.scorer_threads": 1,
+    "network.replay_port": 0,
+    "network.weights_port": 0,
+    "observe.keep_episodes": 0,
+    "observe.keep_evaluated": 0,
+    "observe.spans": False,
+}
+"""The settings of every run, sized for a core or two."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """Every level of `factor` gets the same number of runs, one for each of `rates`, at the level `at` of each other
+    factor. The rate whose accuracy is highest on average over the run is that of the level's other runs."""
+
+    factor: str
+    rates: Sequence[float]
+    at: Levels
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of `asyncrl train`. `stage` is SEARCH or MAIN."""
+
+    study: str
+    stage: str
+    levels: Levels
+    seed: int
+    settings: Settings
+
+    @property
+    def rung(self) -> Rung:
+        return RUNGS[self.settings[RUNG]]
+
+    @property
+    def lr(self) -> float:
+        return float(self.settings[LR])
+
+    @property
+    def fingerprint(self) -> str:
+        text = json.dumps([self.study, self.stage, dict(self.settings), self.seed], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder, which a run with other settings does not share."""
+        words = [f"{factor}_{level}" for factor, level in self.levels.items()]
+        parts = [self.stage, *words, f"lr_{self.lr:g}", f"seed_{self.seed}", self.fingerprint]
+        return re.sub(r"[^\w.-]+", "_", "-".join(parts))
+
+
+@dataclass(frozen=True)
+class Study:
+    """`factors` has the settings of each level by its name. `target` is the accuracy whose price in samples is asked
+    for. `skipped` are parts of cells that make no sense. `panels` is the factor of which the picture has a panel for
+    each level; the other one has the lines.
+
+    Raises ValueError: what is declared contradicts itself.
+    """
+
+    name: str
+    question: str
+    factors: Mapping[str, Mapping[str, Settings]]
+    panels: str
+    settings: Settings = field(default_factory=dict)
+    target: float = 0.8
+    search: Search | None = None
+    skipped: Sequence[Levels] = ()
+
+    def __post_init__(self) -> None:
+        for one, other in itertools.combinations(self.factors, 2):
+            if shared := _keys(self.factors[one]) & _keys(self.factors[other]):
+                raise ValueError(f"{self.name}: {one} and {other} both set {', '.join(sorted(shared))}")
+        for levels in (*self.skipped, self.search.at if self.search else {}):
+            for factor, level in levels.items():
+                if level not in self.factors.get(factor, {}):
+                    raise ValueError(f"{self.name}: there is no level {level} of {factor}")
+        if self.panels not in self.factors:
+            raise ValueError(f"{self.name}: there is no factor {self.panels}")
+        if self.search and {self.search.factor, *self.search.at} != set(self.factors):
+            raise ValueError(f"{self.name}: the search must name every factor")
+
+    def cells(self, only: Mapping[str, Collection[str]] | None = None) -> Iterator[Levels]:
+        """Every combination of levels, but for the skipped; of the factors in `only`, the named levels alone."""
+        only = only or {}
+        chosen = [[name for name in levels if name in only.get(factor, levels)] for factor, levels in self._items()]
+        for names in itertools.product(*chosen):
+            cell = dict(zip(self.factors, names, strict=True))
+            if not any(each.items() <= cell.items() for each in self.skipped):
+                yield cell
+
+    def settings_of(self, levels: Levels) -> dict[str, Any]:
+        settings = {**BASE, **self.settings}
+        for factor, level in levels.items():
+            settings |= self.factors[factor][level]
+        return settings
+
+    def searches(self, level: str, changed: Settings) -> list[Run]:
+        """The runs that find the learning rate of a level of the searched factor, by rising rate."""
+        assert self.search is not None
+        levels = {factor: self.search.at.get(factor, level) for factor in self.factors}
+        settings = {**self.settings_of(levels), **changed}
+        return [
+            Run(self.name, SEARCH, levels, SEARCH_SEED, {**settings, LR: rate}) for rate in sorted(self.search.rates)
+        ]
+
+    def run(self, levels: Levels, seed: int, lr: float | None, changed: Settings) -> Run:
+        """A run whose results are reported; `lr` is what the search found, None where the study has no search."""
+        settings = {**self.settings_of(levels), **changed}
+        return Run(self.name, MAIN, levels, seed, settings if lr is None else {**settings, LR: lr})
+
+    def _items(self) -> Iterator[tuple[str, Mapping[str, Settings]]]:
+        return iter(self.factors.items())
+
+
+def _keys(levels: Mapping[str, Settings]) -> set[str]:
+    return {key for settings in levels.values() for key in settings}
+
+
+def overrides(settings: Settings, rung: Rung, model: str) -> list[str]:
+    """The words of the command line; a slow tool among the settings takes the place of the rung's."""
+    words = {"actor.tools": rung.tools, "actor.max_turns": rung.most_turns, **settings}
+    ours = (RUNG, WARM_START)
+    return [f"{key}={_word(value).replace(MODEL, model)}" for key, value in words.items() if key not in ours]
+
+
+def _word(value: Any) -> str:
+    """A value in Hydra's grammar: names without quotes, in which it would take them as they are."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case None:
+            return "null"
+        case str():
+            return value
+        case Mapping():
+            return "{" + ",".join(f"{key}:{_word(each)}" for key, each in value.items()) + "}"
+        case Sequence():
+            return "[" + ",".join(map(_word, value)) + "]"
+        case _:
+            return str(value)

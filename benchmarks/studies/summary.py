@@ -1,0 +1,104 @@
+"""Cells from rows: what the seeds of each combination of levels came to, and how far they are apart.
+
+Nothing is left out: a run that failed or collapsed counts in its cell, and a run that never reached the target has no
+samples to it. The spread of a figure is its least and its greatest value over the seeds that have it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.studies.figures import COLLAPSED, FAILED, Row
+from benchmarks.studies.study import Levels
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median over the seeds that have a value, with the least and the greatest; `count` is their number."""
+
+    median: float
+    least: float
+    greatest: float
+    count: int
+
+    @staticmethod
+    def of(values: Iterable[float | None]) -> Spread | None:
+        known = [float(value) for value in values if value is not None]
+        return Spread(statistics.median(known), min(known), max(known), len(known)) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The runs of one combination of levels. `reasons` are those of failed runs."""
+
+    levels: Levels
+    lr: float
+    seeds: int
+    failed: int
+    collapsed: int
+    reasons: Sequence[str]
+    samples_to_target: Spread | None
+    seconds_to_target: Spread | None
+    best: Spread | None
+    last: Spread | None
+    lag_mean: Spread | None
+    lag_max: Spread | None
+    entropy: Spread | None
+    ess: Spread | None
+    evicted_share: Spread | None
+    idle: Spread | None
+    run_seconds: Spread | None
+
+    @property
+    def reached(self) -> int:
+        """How many seeds reached the target."""
+        return self.samples_to_target.count if self.samples_to_target else 0
+
+
+def cell_of(levels: Levels, lr: float, runs: Sequence[Sequence[Row]], target: float) -> Cell:
+    """The cell of runs, each given by its rows by rising step."""
+    reached = [first_at(rows, target) for rows in runs]
+    lasts = [rows[-1] for rows in runs]
+    return Cell(
+        levels=levels,
+        lr=lr,
+        seeds=len(runs),
+        failed=sum(row["status"] == FAILED for row in lasts),
+        collapsed=sum(row["status"] == COLLAPSED for row in lasts),
+        reasons=sorted({row["reason"] for row in lasts if row["status"] == FAILED}),
+        samples_to_target=Spread.of(row["samples"] for row in reached if row),
+        seconds_to_target=Spread.of(row["seconds"] for row in reached if row),
+        best=Spread.of(max(_known(rows, "accuracy"), default=None) for rows in runs),
+        last=Spread.of(row["accuracy"] for row in lasts),
+        lag_mean=Spread.of(_mean(rows, "lag_mean") for rows in runs),
+        lag_max=Spread.of(max(_known(rows, "lag_max"), default=None) for rows in runs),
+        entropy=Spread.of(row["entropy"] for row in lasts),
+        ess=Spread.of(min(_known(rows, "ess"), default=None) for rows in runs),
+        evicted_share=Spread.of(map(_evicted_share, lasts)),
+        idle=Spread.of(_mean(rows, "idle") for rows in runs),
+        run_seconds=Spread.of(row["run_seconds"] for row in lasts),
+    )
+
+
+def first_at(rows: Sequence[Row], target: float) -> Row | None:
+    """The first evaluation with the target accuracy."""
+    return next((row for row in rows if row["accuracy"] is not None and row["accuracy"] >= target), None)
+
+
+def _known(rows: Sequence[Row], column: str) -> list[float]:
+    return [row[column] for row in rows if row[column] is not None]
+
+
+def _mean(rows: Sequence[Row], column: str) -> float | None:
+    values = _known(rows, column)
+    return statistics.mean(values) if values else None
+
+
+def _evicted_share(last: Row) -> float | None:
+    """Of the trajectories that were trained or evicted."""
+    if last["samples"] is None or last["evicted"] is None:
+        return None
+    both = last["samples"] + last["evicted"]
+    return float(last["evicted"] / both) if both else 0.0

@@ -1,0 +1,55 @@
+"""A stand-in for `asyncrl train`: `python -m tests.benchmarks.studies.stand_in KEY=VALUE ...`.
+
+It appends a line to `starts` beside the run's folder, then acts by the learning rate: at 1 it fails, at 2 it trains two
+of its four steps and waits to be stopped, but does the rest when it is started again; otherwise it does all.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from itertools import count
+from pathlib import Path
+
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import JsonLines, metrics_file
+
+FAILS, WAITS = 1.0, 2.0
+STEPS = 4
+
+
+def train(folder: Path, first: int, last: int) -> None:
+    clock = count(10.0 * first).__next__
+    roles = ("learner", "evaluation", "replay")
+    learner, evaluation, replay = (JsonLines(metrics_file(folder, role), clock) for role in roles)
+    for step in range(first, last):
+        lags = {"lag/max": step, "lag/mean": step / 2, "token_lag/mean": step / 4}
+        seconds = {"seconds/step": 2.0, "idle": 0.5}
+        values = {"entropy": 0.1 * step, "mismatch/ess": 1 - 0.1 * step, "reward/mean": 0.5}
+        learner.log(step, {**lags, **seconds, **values, "trajectories_trained": 8 * (step + 1)})
+        replay.log(step, {"evicted": step})
+        if step % 2:
+            evaluation.log(step + 1, {"eval/accuracy": 0.2 * (step + 1)})
+
+
+def main() -> None:
+    words = dict(word.split("=", 1) for word in sys.argv[1:])
+    runs, lr = Path(words["run.dir"]), float(words["learner.lr"])
+    folder = runs / words["run.name"]
+    with (runs / "starts").open("a") as starts:
+        starts.write(folder.name + "\n")
+    if lr == FAILS:
+        sys.exit("the loss is not finite")
+    trained = len(read_lines(metrics_file(folder, "learner")))
+    if lr == WAITS and not trained:
+        train(folder, 0, STEPS // 2)
+        signal.sigwait({signal.SIGTERM})
+        sys.exit(130)
+    train(folder, trained, STEPS)
+    (folder / "summary.json").write_text(json.dumps({"trajectories": {"trained": 8 * STEPS, "evicted": 5}}))
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    main()

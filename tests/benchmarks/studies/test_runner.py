@@ -1,0 +1,143 @@
+"""Runs of a study that end, fail, are cut short and go on, with a stand-in for `asyncrl train`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.demo.ladder.prepare import PreparedRung
+from asyncrl.observe.sinks import metrics_file
+from benchmarks.studies import command
+from benchmarks.studies.results import Results
+from benchmarks.studies.runner import Runner
+from benchmarks.studies.search import best_rate
+from benchmarks.studies.study import Run
+from tests.benchmarks.studies.stand_in import FAILS, WAITS
+from tests.benchmarks.studies.support import STUDY
+
+pytestmark = pytest.mark.slow
+
+CELL = {"size": "small", "colour": "red"}
+STAND_IN = (sys.executable, "-m", "tests.benchmarks.studies.stand_in")
+DONE_LR = 0.1
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def runner(folder: Path, tmp_path: Path) -> Callable[..., Runner]:
+    """A runner as if its command had just been called."""
+
+    def make(**options: Any) -> Runner:
+        prepared = PreparedRung(*[tmp_path] * 3)
+        said: list[str] = []
+        return Runner(folder, results(tmp_path), lambda _: prepared, said.append, command=STAND_IN, **options)
+
+    return make
+
+
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "toy.parquet", STUDY.factors)
+
+
+def run_at(lr: float, seed: int = 0) -> Run:
+    return STUDY.run(CELL, seed, lr, {})
+
+
+def starts(folder: Path) -> list[str]:
+    return (folder / "starts").read_text().split()
+
+
+def test_a_run_that_has_ended_is_in_the_file_and_does_not_run_again(
+    runner: Callable[..., Runner], folder: Path, tmp_path: Path
+) -> None:
+    runs = [run_at(DONE_LR), run_at(DONE_LR, seed=1)]
+    assert runner(parallel=2).run(runs)
+    assert runner().run(runs)
+    assert sorted(starts(folder)) == sorted(run.name for run in runs)
+    rows = results(tmp_path).rows(runs[1].fingerprint)
+    assert [(row["step"], row["accuracy"], row["samples"], row["seconds"]) for row in rows] == [
+        (2, 0.4, 16, 4.0),
+        (4, 0.8, 32, 8.0),
+    ]
+    assert [(row["lag_mean"], row["lag_max"]) for row in rows] == [(0.25, 1), (1.25, 3)]
+    assert [row["evicted"] for row in rows] == [1, 5]
+    last = rows[-1]
+    assert (last["size"], last["colour"], last["seed"], last["lr"]) == ("small", "red", 1, DONE_LR)
+    assert (last["stage"], last["status"], last["rung"], last["parallel"]) == ("main", "done", "brackets", 2)
+    assert last["ess"] == pytest.approx(0.75)
+    assert {path.name for path in folder.iterdir()} == {"starts"}, "the folders of runs that are done are gone"
+
+
+def test_a_run_that_was_cut_short_is_in_no_file_and_goes_on_where_it_was(
+    runner: Callable[..., Runner], folder: Path, tmp_path: Path
+) -> None:
+    run = run_at(WAITS)
+    evaluated = metrics_file(folder / run.name, "evaluation")
+    assert not runner(is_over=evaluated.exists).run([run, run_at(DONE_LR)])
+    assert results(tmp_path).rows(run.fingerprint) == []
+    assert starts(folder) == [run.name], "no run starts after the deadline"
+    assert runner().run([run])
+    assert starts(folder) == [run.name] * 2
+    assert [row["step"] for row in results(tmp_path).rows(run.fingerprint)] == [2, 4]
+
+
+def test_a_run_that_failed_is_in_the_file_with_the_reason_and_runs_again_only_if_asked(
+    runner: Callable[..., Runner], folder: Path, tmp_path: Path
+) -> None:
+    run = run_at(FAILS)
+    for options, count in (({}, 1), ({}, 1), ({"retry_failed": True}, 2)):
+        assert runner(**options).run([run])
+        assert len(starts(folder)) == count
+    (row,) = results(tmp_path).rows(run.fingerprint)
+    assert (row["step"], row["accuracy"], row["status"]) == (None, None, "failed")
+    assert row["reason"] == "the loss is not finite"
+
+
+def test_a_run_that_takes_too_long_has_failed_with_what_it_had(runner: Callable[..., Runner], tmp_path: Path) -> None:
+    run = run_at(WAITS)
+    assert runner(limit_s=10.0).run([run])
+    rows = results(tmp_path).rows(run.fingerprint)
+    assert {(row["step"], row["status"], row["reason"]) for row in rows} <= {
+        (2, "failed", "it took longer than 10 s"),
+        (None, "failed", "it took longer than 10 s"),
+    }
+
+
+def test_the_best_of_the_searched_rates_is_chosen_once_all_have_ended(
+    runner: Callable[..., Runner], tmp_path: Path
+) -> None:
+    searches = [run_at(rate) for rate in (DONE_LR, FAILS, 0.2)]
+    assert runner().run(searches[:2])
+    assert best_rate(searches, results(tmp_path)) is None
+    assert runner().run(searches[2:])
+    assert best_rate(searches, results(tmp_path)) == DONE_LR, "the lowest among equals"
+
+
+def test_the_command_searches_then_runs_every_cell_and_goes_on_where_it_was(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call(*words: str) -> None:
+        given = [*words, "--results", str(tmp_path), "--seeds", "2", "--only", "colour=red"]
+        command.main(STUDY, given, folder, STAND_IN, lambda _: PreparedRung(*[tmp_path] * 3))
+
+    call("--budget-s", "0")
+    assert "the same command goes on" in capsys.readouterr().err
+    call("--parallel", "2")
+    call()
+    told = capsys.readouterr()
+    assert "all runs have ended" in told.err
+    assert "| small | red | 1e-05 | 2 | 0 | 0 | 32 |" in told.out
+    assert "| large | red | 1e-05 | 2 | 0 | 0 | 32 |" in told.out
+    assert len(starts(folder / "toy")) == 2 + 2 * 2
+    call("--plan")
+    assert "6 runs, 2 of them to find learning rates; 6 ended; one took" in capsys.readouterr().out
+    call("learner.lr=0.5", "--plan")
+    assert "4 runs, 0 of them" in capsys.readouterr().out

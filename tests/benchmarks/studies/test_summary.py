@@ -1,0 +1,77 @@
+"""From rows to cells, to a table, and to the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.studies.figures import collapsed
+from benchmarks.studies.report import failures, table, write_section
+from benchmarks.studies.summary import Spread, cell_of
+from tests.benchmarks.studies.support import STUDY, row
+
+LEVELS = {"size": "small", "colour": "red"}
+FAST = [
+    row(0, 0.2, samples=0, seconds=0.0),
+    row(1, 0.9, samples=8, seconds=3.0, lag_mean=1.0, lag_max=2, ess=0.5),
+    row(2, 0.7, samples=16, seconds=6.0, lag_mean=2.0, lag_max=1, ess=0.8, evicted=16, entropy=0.1, idle=0.5),
+]
+SLOW = [
+    row(1, 0.4, samples=8, seconds=5.0),
+    row(2, 0.8, samples=16, seconds=9.0, evicted=0, lag_mean=4.0, lag_max=5, ess=0.9, entropy=0.3, idle=0.7),
+]
+COLLAPSED = [row(1, 0.7, samples=8), row(2, 0.1, samples=16, evicted=0, status="collapsed")]
+FAILED = [row(None, status="failed", reason="out of\nmemory")]
+
+
+def test_a_cell_has_medians_with_the_least_and_the_greatest_and_counts_every_run() -> None:
+    cell = cell_of(LEVELS, 1e-4, [FAST, SLOW, COLLAPSED, FAILED], target=0.8)
+    assert (cell.seeds, cell.failed, cell.collapsed, cell.reached) == (4, 1, 1, 2)
+    assert cell.samples_to_target == Spread(12, 8, 16, 2)
+    assert cell.seconds_to_target == Spread(6, 3, 9, 2)
+    assert cell.best == Spread(0.8, 0.7, 0.9, 3)
+    assert cell.last == Spread(0.7, 0.1, 0.8, 3)
+    assert cell.lag_mean == Spread(2.75, 1.5, 4.0, 2)
+    assert cell.lag_max == Spread(3.5, 2, 5, 2)
+    assert cell.ess == Spread(0.7, 0.5, 0.9, 2)
+    assert cell.evicted_share == Spread(0, 0, 0.5, 3)
+
+
+def test_nothing_is_said_of_what_nobody_knows() -> None:
+    cell = cell_of(LEVELS, 1e-4, [FAILED], target=0.8)
+    assert (cell.best, cell.samples_to_target, cell.evicted_share) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"), [([0.2, 0.8, 0.4], True), ([0.2, 0.8, 0.5], False), ([0.0, None], False), ([], False)]
+)
+def test_a_run_has_collapsed_if_it_ends_at_half_of_its_best(accuracies: list[float | None], expected: bool) -> None:
+    assert collapsed(accuracies) is expected
+
+
+def test_the_table_shows_spread_and_who_did_not_reach_the_target() -> None:
+    cells = [
+        cell_of(LEVELS, 1e-4, [FAST, SLOW, FAILED], target=0.8),
+        cell_of({"size": "large", "colour": "red"}, 3e-5, [SLOW], target=0.9),
+    ]
+    head, _, first, second = table(STUDY, cells).splitlines()
+    assert head.startswith("| size | colour | lr | seeds | failed | collapsed | samples to target |")
+    assert first == (
+        "| small | red | 0.0001 | 3 | 1 | 0 | 12 (8 to 16); 2 of 3 seeds | 6 (3 to 9); 2 of 3 seeds "
+        "| 0.85 (0.80 to 0.90) | 0.75 (0.70 to 0.80) | 2.8 (1.5 to 4.0) | 4 (2 to 5) | 0.200 (0.100 to 0.300) "
+        "| 0.70 (0.50 to 0.90) | 25% (0% to 50%) | 60% (50% to 70%) |"
+    )
+    assert second.startswith("| large | red | 3e-05 | 1 | 0 | 0 | never | never | 0.80 | 0.80 | 4.0 | 5 |")
+    assert failures(cells) == "* small, red: out of memory"
+
+
+def test_a_section_is_written_between_its_markers_and_nothing_else_changes(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    other = "<!-- study other -->\nkept\n<!-- end -->\n"
+    page.write_text(f"# Page\n{other}<!-- study toy -->\nold\n<!-- end -->\nbehind\n")
+    write_section(page, STUDY, "new\n")
+    assert page.read_text() == f"# Page\n{other}<!-- study toy -->\nnew\n<!-- end -->\nbehind\n"
+    page.write_text(other)
+    with pytest.raises(ValueError, match="has no place for the study toy"):
+        write_section(page, STUDY, "new")
