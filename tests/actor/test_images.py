@@ -243,7 +243,9 @@ def test_sglang_gets_one_placeholder_and_the_bytes_of_each_image():
     images = [PlacedImage(1, 3, digest_of(SQUARE), SQUARE), PlacedImage(4, 5, digest_of(WIDE), WIDE)]
     body = json.loads(json.dumps(generate_body("r", tokens, Sampling(), [3], None, images=images)))
     assert body["input_ids"] == [5, IMAGE_TOKEN, 6, IMAGE_TOKEN, 7]
-    assert [base64.b64decode(each) for each in body["image_data"]] == [SQUARE, WIDE]
+    heads, files = zip(*(each.split(",") for each in body["image_data"]), strict=True)
+    assert set(heads) == {"data:image;base64"}
+    assert [base64.b64decode(each) for each in files] == [SQUARE, WIDE]
     assert collapsed(tokens, []) is tokens
     assert "image_data" not in generate_body("r", tokens, Sampling(), [3], None)
 

@@ -29,7 +29,7 @@ from tests.vision import END_TOKEN, START_TOKEN, encoded, save_wide_vision_model
 PROGRAM = ("-m", "tests.sglang.vision_server")
 PATCH = 14
 # Sizes that no processor changes: the learner's and SGLang's resize by other code.
-FILES = [encoded((4 * PATCH, 6 * PATCH), 1), encoded((8 * PATCH, 4 * PATCH), 2)]
+FILES = [encoded((4 * PATCH, 6 * PATCH), 1), encoded((8 * PATCH, 4 * PATCH), 2, "JPEG")]
 
 
 @pytest.fixture(scope="module")

@@ -55,8 +55,13 @@ def generate_body(
     if routed_from is not None:
         body |= {"return_routed_experts": True, "routed_experts_start_len": routed_from}
     if images:
-        body["image_data"] = [base64.b64encode(each.data).decode() for each in images]
+        body["image_data"] = _urls(images)
     return body if salt is None else {**body, "extra_key": salt}
+
+
+def _urls(images: Sequence[PlacedImage]) -> list[str]:
+    """Bare base64 of a JPEG begins with a slash, and SGLang 0.5.23 takes it for the path of a file."""
+    return [f"data:image;base64,{base64.b64encode(each.data).decode()}" for each in images]
 
 
 def logprob_body(tokens: Sequence[int], salt: str | None, start: int = 1) -> dict[str, Any]:
