@@ -21,7 +21,7 @@ from asyncrl.learner.packing import build_local_batch
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.modelling.images import ImageReader, digest_of
-from asyncrl.types import Sampling
+from asyncrl.types import Grammar, Sampling
 from tests.actor.engine.real import fleet_over, run
 from tests.sglang.support import RealServer
 from tests.vision import END_TOKEN, START_TOKEN, encoded, save_wide_vision_model, shown
@@ -60,14 +60,14 @@ def test_servers_take_all_weights_and_sample_behind_images_with_the_log_probs_of
         [5, START_TOKEN, wide, END_TOKEN, 12, 13],
     ]
 
-    async def sample(fleet: Fleet, version: int) -> list[Generation]:
+    async def sample(fleet: Fleet, version: int, grammar: Grammar | None = None) -> list[Generation]:
         found = []
         for index, prompt in enumerate(prompts):
             given = shown(images, prompt, [1])
             spans = zip(given.image_spans.tolist(), given.image_names, strict=True)
             placed = [PlacedImage(start, end, name, files[name]) for (start, end), name in spans]
-            session = f"{version}/{index}"
-            found.append(await fleet.generate(given.tokens[:-1], Sampling(max_new_tokens=12), [], session, placed))
+            session, sampling = f"{version}/{index}", Sampling(max_new_tokens=12, grammar=grammar)
+            found.append(await fleet.generate(given.tokens[:-1], sampling, [], session, placed))
         return found
 
     def logprobs(policy: Policy, sampled: Sequence[Generation]) -> list[np.ndarray]:
@@ -95,6 +95,10 @@ def test_servers_take_all_weights_and_sample_behind_images_with_the_log_probs_of
                 for each, ours in zip(sampled, logprobs(policy, sampled), strict=True):
                     assert (each.versions == version).all()
                     np.testing.assert_allclose(each.logprobs, ours, atol=1e-4)
+                restricted = await sample(fleet, version, Grammar("regex", "[ab]{12}"))
+                for each, ours in zip(restricted, logprobs(policy, restricted), strict=True):
+                    assert each.grammar_mass.max() < 0.9
+                    np.testing.assert_allclose(each.grammar_mass, np.exp(ours - each.logprobs), rtol=1e-3)
                 after = deepcopy(policy.state_dict())
                 policy.load_state_dict(before)
                 for each, earlier in zip(sampled, logprobs(policy, sampled), strict=True):

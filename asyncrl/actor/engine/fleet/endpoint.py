@@ -140,16 +140,20 @@ class Endpoint:
             raise
         return segment
 
-    async def logprobs(self, tokens: NDArray[np.int32], start: int) -> tuple[NDArray[np.float32], int]:
-        """The log-probs float32[T - start] of `tokens` from `start` on, at temperature 1 and without a grammar, and the
-        version that gives them. Raises EngineError: the server is not ready, fails, or gets other weights meanwhile."""
+    async def logprobs(
+        self, tokens: NDArray[np.int32], start: int, images: Sequence[PlacedImage] = ()
+    ) -> tuple[NDArray[np.float32], int]:
+        """The log-probs float32[T - start] of `tokens` from `start` on, behind `images`, at temperature 1 and without a
+        grammar, and the version that gives them. Raises EngineError: the server is not ready, fails, or gets other
+        weights meanwhile."""
         label, version = self._label, self.version
         if not self.ready:
             raise ServerFaultError(f"{self.server.url} takes no requests now")
         try:
             async with self._requests.one(uuid.uuid4().hex):
                 salt = label if self._settings.salted else None
-                found = await self.server.logprobs(tokens.tolist(), salt, start)
+                shown: dict[str, Any] = {"images": images} if images else {}
+                found = await self.server.logprobs(tokens.tolist(), salt, start, **shown)
         except TimeoutError as error:
             raise ServerFaultError(f"{self.server.url} was lost") from error
         if not self.ready or self._label != label:

@@ -282,7 +282,7 @@ class Fleet:
                 )
                 if turn.add(self._count_routing(segment, len(turn.tokens), server)):
                     if turn.has_grammar:
-                        turn.grammar_mass = mass = await measure_grammar(turn, endpoint)
+                        turn.grammar_mass = mass = await measure_grammar(turn, endpoint, images)
                         self._counts["grammar_tokens"] += len(mass)
                         self._counts["grammar_tokens_unmeasured"] += len(mass) - int(np.count_nonzero(mass))
                     return

@@ -140,10 +140,12 @@ class InferenceServer(Protocol):
         Raises EngineError: the request itself is refused, so that no server would take it.
         """
 
-    async def logprobs(self, tokens: Sequence[int], salt: str | None, start: int = 1) -> NDArray[np.float32]:
+    async def logprobs(
+        self, tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
+    ) -> NDArray[np.float32]:
         """The log-probs float32[T - start] of `tokens` from `start` on, which is 1 or more, at temperature 1, without a
-        grammar and with the weights that were loaded last. Raises EngineError also where the server refuses such a
-        request."""
+        grammar and with the weights that were loaded last. `images` are as for `generate`, and stand before `start`.
+        Raises EngineError also where the server refuses such a request."""
 
     async def abort(self, rid: str | None = None) -> None:
         """End a request, or all of them: each answers with the tokens that it has."""

@@ -64,14 +64,19 @@ def _urls(images: Sequence[PlacedImage]) -> list[str]:
     return [f"data:image;base64,{base64.b64encode(each.data).decode()}" for each in images]
 
 
-def logprob_body(tokens: Sequence[int], salt: str | None, start: int = 1) -> dict[str, Any]:
-    """The body of `/generate` that samples nothing and asks for the log-probs of `tokens` from `start` on."""
+def logprob_body(
+    tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
+) -> dict[str, Any]:
+    """The body of `/generate` that samples nothing and asks for the log-probs of `tokens` from `start` on, where
+    `images` stand before it."""
     body: dict[str, Any] = {
-        "input_ids": list(tokens),
+        "input_ids": collapsed(np.array(tokens, np.int32), images).tolist(),
         "return_logprob": True,
         "logprob_start_len": start - 1,
         "sampling_params": {"temperature": 1.0, "max_new_tokens": 0, **NEUTRAL},
     }
+    if images:
+        body["image_data"] = _urls(images)
     return body if salt is None else {**body, "extra_key": salt}
 
 

@@ -188,8 +188,10 @@ class SglangServer:
             raise
         return read_segment(answer, sampling, stop, routing)
 
-    async def logprobs(self, tokens: Sequence[int], salt: str | None, start: int = 1) -> NDArray[np.float32]:
-        body = msgspec.json.encode(logprob_body(tokens, salt, start))
+    async def logprobs(
+        self, tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
+    ) -> NDArray[np.float32]:
+        body = msgspec.json.encode(logprob_body(tokens, salt, start, images))
         return read_logprobs(await self._http.call("POST", "/generate", body, self._end.load_s), tokens, start)
 
     async def abort(self, rid: str | None = None) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig
 
 CONTROL_S = 30.0
+NO_IMAGES = "vLLM servers are given no images: set engine.kind=sglang"
 _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
@@ -135,7 +136,7 @@ class VllmServer:
     ) -> Segment:
         """As in the protocol; it tells no experts, and takes no images."""
         if images:
-            raise EngineError("vLLM servers are given no images: set engine.kind=sglang")
+            raise EngineError(NO_IMAGES)
         if self.spans:
             body = generate_body(rid, tokens, sampling, stop, salt)
             answer = await self._http.call("POST", "/inference/v1/generate", msgspec.json.encode(body))
@@ -147,8 +148,12 @@ class VllmServer:
         await self.check()
         return read_segment(answer, sampling, stop, label)
 
-    async def logprobs(self, tokens: Sequence[int], salt: str | None, start: int = 1) -> NDArray[np.float32]:
-        """As in the protocol. vLLM gives log-probs of whole prompts only."""
+    async def logprobs(
+        self, tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
+    ) -> NDArray[np.float32]:
+        """As in the protocol. vLLM gives log-probs of whole prompts only, and is given no images."""
+        if images:
+            raise EngineError(NO_IMAGES)
         body = msgspec.json.encode(logprob_body(self._model, tokens, salt))
         return read_logprobs(await self._http.call("POST", "/v1/completions", body, self._load_s), tokens, start)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.engine.base import Generation, PlacedImage
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.errors import EngineError
 from asyncrl.types import Grammar, Sampling
@@ -41,6 +41,26 @@ async def test_a_turn_is_asked_for_whole_with_its_grammar_and_measured_at_each_t
     np.testing.assert_allclose(got.grammar_mass, expected_mass(got))
     assert free.grammar_mass is None
     assert counts == [5, 0, 0]
+
+
+async def test_the_measure_of_a_turn_behind_images_shows_them_too() -> None:
+    server = FakeSglang()
+    asked: list[Any] = []
+    own = server._generate
+
+    async def generate(body: Any) -> Any:
+        asked.append(body)
+        return await own(body)
+
+    server.answers["generate"] = generate
+    tokens, placed = np.array([1, 7, 7, 7, 2], np.int32), [PlacedImage(1, 4, b"", b"a file")]
+    async with fleet_with(5, server) as fleet:
+        await fleet.generate(tokens, Sampling(1.0, 2, REGEX), (), "s", placed)
+    sampled, measured = asked
+    assert sampled["input_ids"] == [1, 7, 2]
+    assert measured["input_ids"] == [1, 7, 2, 5, 5]
+    assert sampled["image_data"] == measured["image_data"] != []
+    assert measured["logprob_start_len"] == len(tokens) - 1
 
 
 async def test_a_turn_that_is_cut_starts_over_since_a_server_would_begin_the_grammar_anew() -> None:
