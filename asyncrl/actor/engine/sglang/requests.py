@@ -139,6 +139,7 @@ class _Meta(msgspec.Struct, gc=False):
     output_token_logprobs: list[_Sampled] | None = None
     routed_experts: str | None = None
     output_top_logprobs: list[list[_Likely] | None] | None = None
+    prompt_tokens: int | None = None
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -159,18 +160,29 @@ class RoutingRequest(NamedTuple):
 
 
 def read_segment(
-    answer: bytes, sampling: Sampling, stop: Sequence[int], routing: RoutingRequest | None = None
+    answer: bytes,
+    sampling: Sampling,
+    stop: Sequence[int],
+    routing: RoutingRequest | None = None,
+    shown: int | None = None,
 ) -> Segment:
     """The segment in an answer of `/generate` to a request with `sampling`, which asked for `routing`. Experts that are
-    none of the model's are left out: tokens without any can be trained, too.
+    none of the model's are left out: tokens without any can be trained, too. A request that showed images continued
+    `shown` tokens, those of the images among them.
 
-    Raises ServerFaultError: the answer lacks what a trajectory needs.
+    Raises ServerFaultError: the answer lacks what a trajectory needs, or the server saw images of other sizes.
     """
     try:
         decoded = _ANSWER.decode(answer)
     except (ValueError, RecursionError) as error:
         raise ServerFaultError(f"an answer of /generate is not as expected: {error}: {answer[:300]!r}") from error
     tokens, meta = decoded.output_ids, decoded.meta_info
+    if tokens and shown is not None and meta.prompt_tokens not in (None, shown):
+        raise ServerFaultError(
+            f"the server made {meta.prompt_tokens} tokens of a prompt with images that has {shown}: it cuts images "
+            "otherwise than the image processor of model.path; start it with the files of model.path, and without "
+            "limits of its own on the pixels of an image"
+        )
     if "NaN" in str(meta.finish_reason.matched):
         raise ServerFaultError("the server sampled from logits that are not finite")
     logprobs = [sampled.logprob for sampled in meta.output_token_logprobs or ()]

@@ -186,7 +186,7 @@ class SglangServer:
             if f"{rid} was aborted" in str(error):
                 return as_segment((), (), (), sampling, stop, "abort")
             raise
-        return read_segment(answer, sampling, stop, routing)
+        return read_segment(answer, sampling, stop, routing, len(tokens) if images else None)
 
     async def logprobs(
         self, tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()

@@ -81,6 +81,16 @@ def test_how_a_segment_ends(tokens: list[int], finish: dict[str, Any], limit: in
     assert segment.logprobs.dtype == np.float32
 
 
+def test_a_server_that_makes_other_tokens_of_images_is_a_fault() -> None:
+    given = answer([7], {"type": "length"}, prompt_tokens=9)
+    for right in (9, None):
+        assert read_segment(given, Sampling(1.0, 1), (), shown=right).tokens.tolist() == [7]
+    with pytest.raises(ServerFaultError, match="made 9 tokens of a prompt with images that has 5"):
+        read_segment(given, Sampling(1.0, 1), (), shown=5)
+    aborted = answer([], {"type": "abort"}, prompt_tokens=0)
+    assert read_segment(aborted, Sampling(1.0, 1), (), shown=5).finish == "cut"
+
+
 @pytest.mark.parametrize(
     "broken",
     [
