@@ -320,8 +320,13 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         return list(pairwise([0, *prompts, len(self.tokens)])) if prompts else [(0, len(self.tokens))]
 
     def begins_as(self, other: Trajectory) -> int:
-        """How many tokens its first branch and that of `other` both begin with."""
-        return common_prefix(*(each.tokens[slice(*each.branches[0])] for each in (self, other)))
+        """How many tokens its first branch and that of `other` both begin with, with the same images among them."""
+        common = common_prefix(*(each.tokens[slice(*each.branches[0])] for each in (self, other)))
+        # Placeholders are alike whatever they stand for.
+        own, others = (
+            set(zip(each.image_spans[:, 0].tolist(), each.image_names, strict=True)) for each in (self, other)
+        )
+        return min([common, *(int(start) for start, _ in own ^ others)])
 
     @property
     def oldest_version(self) -> int:

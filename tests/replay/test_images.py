@@ -63,6 +63,18 @@ def test_an_image_is_kept_once_for_a_group_and_goes_with_the_last_trajectory_tha
         core.image(second.id, OF_RED)
 
 
+def test_a_plan_shares_no_tokens_behind_the_placeholders_of_other_images(core: Core):
+    first, second, *_ = core.tickets(4)
+    one, same, other = (
+        showing(first, OF_RED, OF_BLUE),
+        showing(second, OF_RED, OF_BLUE),
+        showing(second, OF_RED, OF_RED),
+    )
+    assert same.begins_as(one) == make_trajectory(second).begins_as(make_trajectory(first)) > 1
+    assert other.begins_as(one) == one.begins_as(other) == 1
+    assert make_trajectory(second).begins_as(one) == 0
+
+
 def test_trained_trajectories_take_their_images_with_them(core: Core):
     for ticket in core.tickets(4):
         core.put(showing(ticket, OF_RED), [RED])
