@@ -46,7 +46,7 @@ from asyncrl.learner.step_metrics import (
 from asyncrl.learner.trainer import ImitationBatch, StepResult, Trainer
 from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
-from asyncrl.modelling.images import ImageReader
+from asyncrl.modelling.images import TAKEN, ImageReader
 from asyncrl.observe.metrics import Sink, Value
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.tally import SAMPLE, evaluation_values
@@ -99,7 +99,7 @@ class Learner:
         policy = self.trainer.policy.module
         device, dtype = self.ranks.device, DTYPES[self.config.model.dtype]
         self._flops = ForwardFlops.of(policy, policy.model.config)
-        reader = None if policy.vision is None else ImageReader.of(self.config.model, self.config.data.images)
+        reader = None if policy.vision is None else ImageReader.of(self.config.model, TAKEN)
         self._fetcher = BatchFetcher(
             self.config, self.history, self.ranks, policy, self._flops, self.replay, self.keeper, reader, self.spans
         )

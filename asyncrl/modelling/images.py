@@ -8,6 +8,8 @@ marks of a camera's orientation are passed over, as servers do.
 from __future__ import annotations
 
 import io
+import math
+import sys
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP")
+TAKEN = ImagesConfig(max_mb=math.inf, max_pixels=sys.maxsize)
+"""Limits of images that trajectories show: an actor has taken them, by limits that a resumed run may have lowered."""
 NO_PILLOW = "images need Pillow: install asyncrl[vision]"
 
 

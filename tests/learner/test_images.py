@@ -213,6 +213,14 @@ def test_an_image_that_its_episode_has_other_tokens_for_is_an_error(qwen: Path, 
         batch_images([good], {NAMES[0]: random_image((1, 4, 4))}, policy.vision)
 
 
+def test_images_that_were_taken_are_trained_where_a_resumed_run_would_take_none_of_their_size(
+    ranks: Ranks, tmp_path: Path
+):
+    config = make_config(save_vision_model(tmp_path / "vision"), tmp_path, steps=1)
+    config.data.images.max_pixels, config.data.images.max_mb = 1, 1e-6
+    assert Run(config).train(ranks).metrics.rows
+
+
 def test_what_is_not_there_for_images_is_refused_by_name(qwen: Path, ranks: Ranks):
     with pytest.raises(ConfigError, match="critic of its own would see none"):
         load_critic(CriticConfig(str(qwen)), ModelConfig(str(qwen)), ranks, 64)
