@@ -72,11 +72,11 @@ def _source(block: Mapping[str, Any]) -> bytes | str:
     return found
 
 
-def named_place(block: Mapping[str, Any]) -> str | None:
-    """The path or URL that an image block names; None: it has the bytes, or names nothing."""
+def named_url(block: Mapping[str, Any]) -> str | None:
+    """The http or https URL that an image block names; None: it has the bytes, a path, or names nothing."""
     with suppress(RefusedError):
         source = _source(block)
-        if isinstance(source, str) and source[:5].lower() != "data:":
+        if isinstance(source, str) and source.partition(":")[0].lower() in ("http", "https"):
             return source
     return None
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import PlacedImage
-from asyncrl.actor.image_sources import IMAGE_TYPES, Fetch, image_blocks, named_place, read_source
+from asyncrl.actor.image_sources import IMAGE_TYPES, Fetch, image_blocks, named_url, read_source
 from asyncrl.config.schema import ImagesConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import BadImageError, ImageReader, digest_of
@@ -114,11 +114,11 @@ class EpisodeImages:
     def __init__(self, desk: ImageDesk | None) -> None:
         self._desk = desk
         self._shown: dict[str, ShownImage] = {}
-        self._by_source: dict[str, str] = {}
+        self._by_url: dict[str, str] = {}
 
     async def show(self, messages: Messages) -> tuple[Mapping[str, Any], ...]:
-        """The messages as templates take them. What a path or a URL names is read once, so that an agent's later
-        requests show the same image.
+        """The messages as templates take them. A URL is fetched once, so that an agent's later requests show the same
+        image. A path is read each time: tools write their next screenshot to it.
 
         Raises RefusedError: see `ImageDesk.read`; none can be shown; or a message shows something else than text and
         images. Raises TooManyImagesError.
@@ -140,16 +140,16 @@ class EpisodeImages:
         if not _is_image(block):
             return _only_text(block)
         assert self._desk is not None
-        place = named_place(block)
-        digest = self._by_source.get(place) if place else None
+        url = named_url(block)
+        digest = self._by_url.get(url) if url else None
         if digest is None:
             name, image = await self._desk.read(block)
             digest = name.hex()
             if len(self._shown) >= MAX_IMAGES and digest not in self._shown:
                 raise TooManyImagesError(f"the episode has shown {MAX_IMAGES} images, which is all that it may show")
             self._shown[digest] = image
-            if place:
-                self._by_source[place] = digest
+            if url:
+                self._by_url[url] = digest
         return {"type": "image", "digest": digest}
 
     def placed(self, tokens: NDArray[np.int32], messages: Messages) -> GivenTokens:

@@ -135,6 +135,20 @@ def test_pictures_in_memory_become_files_that_show_the_same_pixels(desk: ImageDe
     assert shown(trajectory) == [(TOKENS[SQUARE], digest_of(file))] * 4
 
 
+def test_a_file_that_a_tool_writes_again_is_read_again(desk: ImageDesk, tmp_path: Path):
+    class Shoot(Tool):
+        schema = SCHEMA
+
+        async def execute(self, arguments: Mapping[str, Any]) -> Any:
+            (tmp_path / "screen.png").write_bytes(SQUARE if arguments["text"] == "a" else WIDE)
+            return [block("screen.png")]
+
+    toolbox = Toolbox({"look": Shoot}, ToolLimits(5.0, 0, 1000))
+    permitted = replace(desk, config=ImagesConfig(folders=[str(tmp_path)]))
+    trajectory, *_ = play(permitted, toolbox, [looks("a"), looks("b"), "Seen."])
+    assert trajectory.image_names == [digest_of(SQUARE), digest_of(WIDE)]
+
+
 def test_a_file_is_shown_by_the_permission_of_tasks_images(desk: ImageDesk, tmp_path: Path):
     (tmp_path / "a.png").write_bytes(WIDE)
     toolbox = looking({"a": [block("a.png")], "b": [block("/etc/hostname")]})
