@@ -83,10 +83,17 @@ def fit_exchange(models: Sequence[Trainable[Any]], room: float) -> None:
         logger.info(
             "ranks exchange weights and gradients %s: beside all activations %.1f GB are left; once an update takes "
             "%.1f GB, to gather weights once a pass %.1f GB",
-            "once an update"
-            if policy.exchange.once
-            else f"in each pass, and gather the weights of {policy.exchange.reshard:.0%} of the layers twice",
+            policy.exchange.described(),
             *(max(0.0, room) / 1e9, once / 1e9, gathered / 1e9),
+        )
+
+
+def tell_exchange(trainer: Trainer) -> None:
+    """Log when the ranks exchange weights and gradients where no memory is measured, which is on the CPU."""
+    if trainer.ranks.size > 1 and trainer.ranks.rank == 0:
+        logger.info(
+            "ranks exchange weights and gradients %s: on the CPU only learner.exchange and learner.reshard change that",
+            trainer.policy.exchange.described(),
         )
 
 

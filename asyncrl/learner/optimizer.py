@@ -62,6 +62,12 @@ class Exchange:
     once: bool = False
     reshard: float = 1.0
 
+    def described(self) -> str:
+        """For people, behind the words "ranks exchange weights and gradients"."""
+        if self.once:
+            return "once an update"
+        return f"in each pass, and gather the weights of {self.reshard:.0%} of the layers twice"
+
 
 class Trainable(Generic[M]):
     """`module`, sharded or not, with its optimizers. `lr` is the learning rate that the schedule scales, and `dtype`

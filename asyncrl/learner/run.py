@@ -34,7 +34,7 @@ from asyncrl.learner.keeping import open_keeper
 from asyncrl.learner.launcher import Membership
 from asyncrl.learner.leaving import Leaving
 from asyncrl.learner.loop import Learner
-from asyncrl.learner.memory import fit_memory, usable_bytes
+from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes
 from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.policy import Policy, load_policy, reference_of
 from asyncrl.learner.ranks import Ranks, joined
@@ -236,6 +236,8 @@ def _train(
     if ranks.device.type == "cuda":
         usable = usable_bytes(ranks.device, learner.memory)
         fit_memory(trainer, _largest_pass(history), usable, config.model.activations)
+    else:
+        tell_exchange(trainer)
     folder = locations.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop, learner.keep_best)
     if ranks.rank == 0:

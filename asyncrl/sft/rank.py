@@ -18,7 +18,7 @@ from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.determinism import be_deterministic
 from asyncrl.learner.export import export, export_adapter
 from asyncrl.learner.leaving import Leaving
-from asyncrl.learner.memory import fit_memory, usable_bytes
+from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes
 from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks, joined
@@ -84,6 +84,8 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
     if ranks.device.type == "cuda":
         usable = usable_bytes(ranks.device, learner.memory)
         fit_memory(trainer, _largest_pass(config, longest), usable, config.model.activations)
+    else:
+        tell_exchange(trainer)
 
     def feed(rendered: RenderedDemonstrations) -> DemonstrationFeed:
         return DemonstrationFeed(rendered, config.run.seed, ranks, policy, ForwardFlops.of(policy, policy.model.config))

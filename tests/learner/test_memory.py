@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig
-from asyncrl.learner.memory import fit_exchange
+from asyncrl.learner.memory import fit_exchange, tell_exchange
 from asyncrl.learner.optimizer import Exchange, Trainable
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
@@ -23,6 +24,21 @@ def make_trained(model: Path, ranks: Ranks, **options: object) -> Trainable:
 
 def test_without_a_gpu_ranks_exchange_in_each_pass_and_gather_all_layers_twice(model: Path, ranks: Ranks):
     assert make_trained(model, ranks).exchange == Exchange(once=False, reshard=1.0)
+
+
+def test_the_first_rank_tells_when_ranks_on_the_cpu_exchange(
+    model: Path, ranks: Ranks, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    for options in ({}, {"exchange": "update"}):
+        policy = make_trained(model, ranks, **options)
+        for rank, size in ((0, 1), (1, 2), (0, 2)):
+            tell_exchange(SimpleNamespace(policy=policy, ranks=SimpleNamespace(rank=rank, size=size)))
+    told = [each.split(":")[0] for each in caplog.messages if each.startswith("ranks exchange")]
+    assert told == [
+        "ranks exchange weights and gradients in each pass, and gather the weights of 100% of the layers twice",
+        "ranks exchange weights and gradients once an update",
+    ]
 
 
 def test_ranks_exchange_as_rarely_as_the_memory_allows(model: Path, ranks: Ranks, caplog: pytest.LogCaptureFixture):
