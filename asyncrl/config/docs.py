@@ -28,8 +28,9 @@ command line.
   a section.
 
 Before anything starts, asyncrl refuses unknown keys, values that are not allowed, and combinations that cannot work. It
-names all of them at once, one a line, with the fix. Intervals are written as in mathematics: (0, inf) is without 0,
-[0, inf) with it.
+names all of them at once, one a line, with the fix. Once these are right, a second list has what the values name and
+what is not there: models, files, tools, rules and parts of the algorithm. Intervals are written as in mathematics:
+(0, inf) is without 0, [0, inf) with it.
 
 The last column says whether a run may resume with another value, and why not ([resume.md](resume.md)).
 
