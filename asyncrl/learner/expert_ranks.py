@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
@@ -85,6 +86,11 @@ def spreadable_experts(model: nn.Module, size: int) -> list[Any]:
     key = f"learner.expert_ranks={size}"
     # The mark of transformers' decorator, without which experts cannot be computed apart from their routing.
     found: list[Any] = [each for each in model.modules() if hasattr(each, "_is_expert_parallel")]
+    if not found and any(_is_stacked(each) for each in model.modules()):
+        raise ConfigError(
+            f"{key}: transformers {transformers.__version__}, which is installed, cannot compute the stacked experts "
+            f"of a {type(model).__name__} apart from their routing; install a newer version, or use 1"
+        )
     if not found:
         raise ConfigError(f"{key}: a {type(model).__name__} has no stacked experts that could be spread; use 1")
     for experts in found:
@@ -93,6 +99,12 @@ def spreadable_experts(model: nn.Module, size: int) -> list[Any]:
         if experts.num_experts % size:
             raise ConfigError(f"{key}: {experts.num_experts} experts cannot be divided equally by so many ranks")
     return found
+
+
+def _is_stacked(module: nn.Module) -> bool:
+    """Whether a module has the matrices of several experts in one parameter."""
+    count = getattr(module, "num_experts", None)
+    return any(each.dim() == 3 and len(each) == count for each in module.parameters(recurse=False))
 
 
 class _SpreadExperts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import threading
@@ -12,17 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError
-from asyncrl.learner.expert_ranks import spread_experts
+from asyncrl.learner.expert_ranks import spread_experts, spreadable_experts
 from asyncrl.learner.launcher import run_ranks
 from asyncrl.learner.ranks import EXPERT_MESH, Ranks, joined
 from tests.learner.expert_ranks import train_all
 from tests.learner.support import VOCABULARY, assert_weights_close, assert_weights_equal
-from tests.mixtures import save_mixture
+from tests.mixtures import mixture, save_mixture
 
 pytestmark = pytest.mark.slow
 
@@ -117,3 +119,12 @@ def test_what_cannot_be_spread_is_refused(model: Path, ranks: Ranks):
     dense = AutoModelForCausalLM.from_pretrained(model)
     with pytest.raises(ConfigError, match="expert_ranks=1: a Qwen3ForCausalLM has no stacked experts"):
         spread_experts(dense, alone, torch.float32)
+
+
+def test_experts_that_an_older_transformers_does_not_mark_need_a_newer_one() -> None:
+    model = mixture("qwen3_moe")
+    marked = spreadable_experts(model, 1)
+    for experts in marked:
+        del experts._is_expert_parallel
+    with pytest.raises(ConfigError, match=rf"=1: transformers {re.escape(transformers.__version__)}.* a newer version"):
+        spreadable_experts(model, 1)
