@@ -81,12 +81,13 @@ def packed(name: str, ranks: Ranks) -> PackedSequences:
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.grad.full_tensor() for name, parameter in module.named_parameters()}
+    """On the CPU."""
+    return {name: parameter.grad.full_tensor().cpu() for name, parameter in module.named_parameters()}
 
 
 def outputs(folder: Path, ranks: Ranks, activations: float, compiled: bool = False) -> dict[str, Any]:
     """By lengths: log-probs, entropies, collisions, the log-probs of a reference, and values, all [N], and the
-    gradients of weighted sums of them, and the loads of experts."""
+    gradients of weighted sums of them, and the loads of experts, all on the CPU."""
     config = ModelConfig(str(folder), activations=activations, compile=compiled)
     policy, critic = (
         load_policy(config, TEMPERATURE, ranks, 64),
@@ -101,14 +102,14 @@ def outputs(folder: Path, ranks: Ranks, activations: float, compiled: bool = Fal
         batch = packed(name, ranks)
         logprobs, entropy = policy(batch, with_entropy=True)
         loads, values = policy.loads.sums(), critic(batch)
-        weights = torch.linspace(-1, 1, len(logprobs))
+        weights = torch.linspace(-1, 1, len(logprobs), device=ranks.device)
         # Every group has this pass, and FSDP takes the mean over ranks.
         (ranks.context_size * weights * (logprobs + 0.3 * entropy)).sum().backward()
         (ranks.context_size * weights * values**2).sum().backward()
         with torch.no_grad():
             others = reference(batch)[0], policy(batch, with_collisions=True)[1]
-        found[name] = [each.detach() for each in (logprobs, entropy, values, *others)]
-        found[name] += [gradients(policy), gradients(critic), loads]
+        found[name] = [each.detach().cpu() for each in (logprobs, entropy, values, *others)]
+        found[name] += [gradients(policy), gradients(critic), {key: each.cpu() for key, each in loads.items()}]
     canary = canary_of(policy, 1, TrainConfig(), ranks)
     found["canary"] = canary.logprobs
     return found
@@ -134,7 +135,11 @@ def arranged(ranks: Ranks, together: int, replicas: int) -> Ranks:
     """The same ranks, of which so many `together` divide passes, with so many copies of a model."""
     group = context_group(ranks.rank, ranks.size, together, timedelta(seconds=60))
     shape = (replicas, ranks.size // replicas)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")) if replicas > 1 else ranks.mesh
+    mesh = (
+        init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicas", "shards"))
+        if replicas > 1
+        else ranks.mesh
+    )
     return replace(ranks, context=group, mesh=mesh)
 
 

@@ -66,7 +66,11 @@ def arranged(ranks: Ranks, together: int, replicas: int) -> Ranks:
     """The same ranks, of which so many `together` divide layers, with so many copies of a model."""
     group = context_group(ranks.rank, ranks.size, together, timedelta(seconds=60), divides_layers=True)
     shape = (replicas, ranks.size // replicas)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")) if replicas > 1 else ranks.mesh
+    mesh = (
+        init_device_mesh(ranks.device.type, shape, mesh_dim_names=("replicas", "shards"))
+        if replicas > 1
+        else ranks.mesh
+    )
     return replace(ranks, context=group, mesh=mesh)
 
 
@@ -153,7 +157,7 @@ def accumulated(policy: Policy, ranks: Ranks) -> dict[str, Tensor]:
             batch = PackedSequences.of(sequences, sharing).padded().divided(ranks.context)
             logprobs, _ = policy(batch.to(ranks.device))
             # Every group has this pass, and FSDP takes the mean over ranks.
-            (ranks.context_size * torch.linspace(-1, 1, len(logprobs)) * logprobs).sum().backward()
+            (ranks.context_size * torch.linspace(-1, 1, len(logprobs), device=ranks.device) * logprobs).sum().backward()
     return gradients(policy)
 
 
@@ -162,7 +166,7 @@ def in_bfloat16(folder: Path, ranks: Ranks) -> Tensor:
     policy = load_policy(ModelConfig(str(folder), dtype="bfloat16"), TEMPERATURE, ranks, 64)
     with torch.no_grad():
         logprobs: Tensor = policy(packed("everywhere", ranks))[0]
-    return logprobs
+    return logprobs.cpu()
 
 
 def configs(model: Path, folder: Path) -> dict[str, TrainConfig]:
