@@ -154,9 +154,8 @@ class ReplayClient:
         while rest:
             bare = self._put_each(rest)
             incomplete = {at: rest[at] for at, outcome in bare.items() if outcome == INCOMPLETE}
-            # The members of a group mostly show the same images: the first one brings them for all.
-            firsts = {each.group_id: at for at, each in reversed(incomplete.items())}
-            outcomes |= bare | self._put_each({at: incomplete.pop(at) for at in firsts.values()}, images)
+            firsts = _first_to_show(incomplete)
+            outcomes |= bare | self._put_each({at: incomplete.pop(at) for at in firsts}, images)
             rest = incomplete
         return [outcomes[at] for at in range(len(trajectories))]
 
@@ -419,6 +418,19 @@ def read_leases(leased: Iterable[protocol.LeasedTask], frames: Sequence[Buffer])
             raise WireError("the first leased trajectory has no task")
         trajectory = read_trajectory(next(stored))
         yield Lease(task, trajectory, each.kinds, read_labels(next(stored)) if each.partial else None, each.final)
+
+
+def _first_to_show(trajectories: Mapping[int, Trajectory]) -> list[int]:
+    """The numbers of those that show an image which no earlier one of their group does. The members of a group mostly
+    show the same images, which the first of them brings for all; but tools may show each of them others."""
+    found: list[int] = []
+    brought: dict[str, set[bytes]] = {}
+    for at, each in trajectories.items():
+        shown = set(each.image_names)
+        if each.group_id not in brought or not shown <= brought[each.group_id]:
+            found.append(at)
+            brought[each.group_id] = shown | brought.get(each.group_id, set())
+    return found
 
 
 def _accepted(kind: str, answer: Answer) -> Answer:

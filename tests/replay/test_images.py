@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from asyncrl.errors import RefusedError
+from asyncrl.replay import client as replay_client
 from asyncrl.replay import images as replay_images
+from asyncrl.replay.protocol import encode_request
 from asyncrl.replay.records import forget
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Ticket
@@ -143,6 +145,23 @@ def test_members_that_are_delivered_together_send_an_image_once(tmp_path: Path):
         assert client.put_all(together, Counting(NAMES)) == ["stored"] * 4
         assert sorted(sent) == sorted([OF_RED, OF_BLUE])
         assert [client.image(each.id, OF_BLUE) for each in (third, fourth)] == [BLUE, BLUE]
+
+
+def test_members_that_show_different_images_bring_them_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sent: list[str] = []
+
+    def counting(request: Any, *arguments: Any) -> Any:
+        sent.append(request.kind)
+        return encode_request(request, *arguments)
+
+    with ReplayThread(tmp_path, make_settings(group_size=4)) as replay:
+        client = replay.client()
+        first, second, third, fourth = client.tickets([], 4)
+        own = [showing(first, OF_RED), showing(second, OF_BLUE), showing(third, OF_RED, OF_BLUE), showing(fourth)]
+        monkeypatch.setattr(replay_client, "encode_request", counting)
+        assert client.put_all(own, NAMES) == ["stored"] * 4
+        assert sent.count("PutTrajectory") == 4 + 2 + 1
+        assert [client.image(third.id, name) for name in NAMES] == [RED, BLUE]
 
 
 def _die_while_storing_and_forgetting(folder: Path) -> None:
