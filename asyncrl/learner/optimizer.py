@@ -28,6 +28,7 @@ from asyncrl.learner.loss_scale import LossScale
 from asyncrl.learner.muon import ShardedMuon
 from asyncrl.learner.ranks import local_size
 from asyncrl.learner.states_on_host import step_with_states_on_host
+from asyncrl.learner.tensor_slices import Slices
 from asyncrl.weights.manifest import DTYPES
 
 logger = logging.getLogger(__name__)
@@ -166,7 +167,8 @@ class Trainable(Generic[M]):
     def exchange_bytes(self, exchange: Exchange) -> int:
         """At most how many bytes of the device weights and gradients take that are not sharded, beside those of one
         layer."""
-        parameters = list(self.module.parameters())
+        apart = {each for module in self.module.modules() for each in _gathered_by_itself(module)}
+        parameters = [each for each in self.module.parameters() if each not in apart]
         if exchange.once:
             return sum((self._itemsize + (4 if each.requires_grad else 0)) * each.numel() for each in parameters)
         units = self._units()
@@ -257,6 +259,12 @@ class Trainable(Generic[M]):
         if factor is not None and len(self.norms) >= FEWEST_NORMS:
             limits.append((factor * median(self.norms), "learner.skip_grad_norm_factor"))
         return min(limits)
+
+
+def _gathered_by_itself(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of spread experts, and of matrices that ranks divide: these modules gather them in each pass."""
+    if hasattr(module, "spread") or isinstance(getattr(module, "slices", None), Slices):
+        yield from module.parameters(recurse=False)
 
 
 def _ranks_of(module: nn.Module) -> int:

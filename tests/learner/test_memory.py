@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig
 from asyncrl.learner.memory import fit_exchange, tell_exchange
 from asyncrl.learner.optimizer import Exchange, Trainable
 from asyncrl.learner.policy import load_policy
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.ranks import EXPERT_MESH, Ranks
 from asyncrl.learner.sharding import units_of
 
 ONCE, GATHERED = Exchange(once=True), Exchange(reshard=0.0)
@@ -64,6 +66,17 @@ def test_ranks_exchange_as_rarely_as_the_memory_allows(model: Path, ranks: Ranks
         assert policy.exchange == Exchange(once, reshard), room
         assert once or policy.exchange_bytes(policy.exchange) <= max(room, 0)
         assert ("once an update: beside" in caplog.messages[-1]) == once
+
+
+def test_experts_that_ranks_spread_take_no_memory_of_the_exchange(mixture: Path, ranks: Ranks):
+    spread = replace(ranks, expert_mesh=init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=EXPERT_MESH))
+    policy = make_trained(mixture, spread)
+    parameters = dict(policy.module.named_parameters())
+    experts = sum(each.numel() for name, each in parameters.items() if ".mlp.experts." in name)
+    others = sum(each.numel() for each in parameters.values()) - experts
+    assert experts > 0
+    assert policy.exchange_bytes(ONCE) == 6 * others
+    assert policy.exchange_bytes(GATHERED) == 2 * others
 
 
 def test_all_models_share_what_memory_is_left(model: Path, ranks: Ranks):
