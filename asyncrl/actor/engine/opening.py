@@ -22,6 +22,7 @@ from asyncrl.actor.engine.sglang.launch import STOP_S as SERVER_STOP_S
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command, server_count
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.vllm.server import VllmServer
+from asyncrl.actor.images import reads_images
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
@@ -31,6 +32,7 @@ from asyncrl.machine.ports import free_ports
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.routing import routing_shape
 from asyncrl.modelling.shapes import model_shapes
+from asyncrl.modelling.vision import vision_shape
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.types import MAX_ROUTING_BYTES
 from asyncrl.weights.channels.opening import choose_channel, weights_dir
@@ -102,11 +104,18 @@ def _open_fleet(config: TrainConfig, spans: Spans) -> OpenedEngine:
         turns=turns,
         spans=spans,
         routed=engine.return_routed_experts,
+        marks=_marks(config),
     )
     keepers = [fleet.keep, folders.keep, *(server.keep for server in launched)]
     if turns is not None:
         keepers.append(turns.keep)
     return OpenedEngine(fleet, policy.tensors, partial(asyncio.sleep, 0), keepers)
+
+
+def _marks(config: TrainConfig) -> Sequence[int]:
+    """The placeholders of images and videos, which servers take for those of images that a request shows."""
+    shape = vision_shape(open_config(config.model)) if reads_images(config) else None
+    return () if shape is None else [mark for mark in (shape.image_token, shape.video_token) if mark is not None]
 
 
 def check_routing(config: TrainConfig) -> None:

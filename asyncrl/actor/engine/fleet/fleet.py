@@ -71,7 +71,9 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
         spans: Spans | None = None,
         routed: bool = False,
+        marks: Sequence[int] = (),
     ) -> None:
+        self._marks = marks
         self._routed: dict[str, int] | None = {} if routed else None
         self._refusals = Throttled(logger, "experts of tokens are refused")
         self._spans = spans or NoSpans()
@@ -128,7 +130,8 @@ class Fleet:
         check_ids(tokens, self._vocabulary)
         if session in self._turns:
             raise EngineError(f"session {session} is generating already; its turns come one after another")
-        turn = PartialTurn(tokens, sampling, self._settings.segment_tokens, self._routed_from(session, len(tokens)))
+        known, marks = self._routed_from(session, len(tokens)), self._marks if images else ()
+        turn = PartialTurn(tokens, sampling, self._settings.segment_tokens, known, marks)
         # `release` ends the turn through this scope.
         scope = self._turns[session] = asyncio.timeout(None)
         self._idle.busy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,8 @@ class PartialTurn:
     One request asks for `segment_tokens` at most; 0 asks for the whole turn, and so does a turn under a grammar: a
     server that continued it would begin the grammar anew. For the same reason such a turn starts over when it is cut.
     `grammar_mass` is that of its Generation. `routed_from` is the first token whose experts have not come yet, or None
-    where nobody asks for them.
+    where nobody asks for them. A turn that has sampled one of `marks` is over where a request ends: behind images no
+    server continues the placeholder of another one.
     """
 
     def __init__(
@@ -31,12 +33,14 @@ class PartialTurn:
         sampling: Sampling,
         segment_tokens: int = 0,
         routed_from: int | None = None,
+        marks: Sequence[int] = (),
     ) -> None:
         self._prompt = prompt
         self._sampling = sampling
         self._segment_tokens = 0 if self.has_grammar else segment_tokens
         self.grammar_mass: NDArray[np.float32] | None = None
         self.routed_from = routed_from
+        self._marks = marks
         self._routing: list[RoutedTokens] = []
         self._segments: list[Segment] = []
         self._left = sampling.max_new_tokens
@@ -73,9 +77,12 @@ class PartialTurn:
             self.routed_from = segment.routing.end
         # Fewer tokens than the request's limit are the server's own limit, behind which nothing goes on.
         own_limit = len(segment.tokens) < self._limit
+        is_marked = bool(np.isin(segment.tokens, self._marks).any())
+        if is_marked and segment.finish == "cut":
+            segment = replace(segment, finish="length")
         self._segments.append(segment)
         self._left -= len(segment.tokens)
-        return segment.finish == "stop" or (segment.finish == "length" and (own_limit or self._left <= 0))
+        return segment.finish == "stop" or (segment.finish == "length" and (own_limit or is_marked or self._left <= 0))
 
     def generation(self, finish: str = "") -> Generation:
         """The tokens so far; the last segment says how they end, unless `finish` does."""

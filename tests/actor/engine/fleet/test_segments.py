@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from asyncrl.actor.engine.base import PlacedImage
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import FakeSglang, counter, fleet_with, ids, sample
 from tests.helpers import async_until
@@ -60,3 +61,13 @@ async def test_a_length_that_is_the_servers_own_ends_the_turn() -> None:
     assert got.finish_reason == "length"
     assert len(got.tokens) < 200
     assert len(server.prompts) == 1
+
+
+async def test_behind_images_a_turn_ends_where_a_request_ends_with_a_placeholder_that_the_policy_wrote() -> None:
+    server = FakeSglang(says=lambda behind: 7 if behind == 4 else None)
+    tokens, placed = np.array([1, 7, 2], np.int32), [PlacedImage(1, 2, b"", b"a file")]
+    async with fleet_with(5, server, settings={"segment_tokens": 2}, marks=[7, 8]) as fleet:
+        behind_image = await fleet.generate(tokens, Sampling(1.0, 6), (), "a", placed)
+        without = await fleet.generate(tokens, Sampling(1.0, 6), (), "b")
+    assert (behind_image.tokens.tolist(), behind_image.finish_reason) == ([5, 7], "length")
+    assert len(without.tokens) == 6
