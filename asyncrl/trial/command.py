@@ -40,7 +40,7 @@ from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.scoring.answers import answer_texts, response_text
 from asyncrl.scoring.rules.base import RuleInput
-from asyncrl.scoring.rules.registry import load_rules
+from asyncrl.scoring.rules.registry import RuleSet, load_rules
 from asyncrl.text import reason_of
 from asyncrl.trial.engines import ScriptedEngine, open_trial_engine, read_answers
 from asyncrl.trial.transcript import Transcript
@@ -107,8 +107,15 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         task = tasks[request.index]
         transcript.task(task, tasks.place(request.index), _tools(config, task))
         tokenizer = _tokenizer(config)
+        sandbox = open_sandbox(config.actor.sandbox)
+        rules = load_rules(config.scoring, lambda: tokenizer, sandbox)  # before a wrong one costs an episode
         trajectory = asyncio.run(_play(config, request, task, tokenizer, transcript))
-        return trajectory is not None and _score(config, task, trajectory, tokenizer, transcript)
+        if trajectory is None:
+            return False
+        answer, full_answer = answer_texts(trajectory, tokenizer, config.scoring.strip_thoughts)
+        response = response_text(trajectory, tokenizer)
+        given = RuleInput(task, trajectory, answer, response, full_answer=full_answer, sandbox=sandbox)
+        return _score(rules, given, transcript)
 
 
 def _tools(config: TrainConfig, task: Task) -> list[str]:
@@ -156,17 +163,12 @@ async def _play(
     return trajectory
 
 
-def _score(config: TrainConfig, task: Task, trajectory: Trajectory, tokenizer: Any, transcript: Transcript) -> bool:
+def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
     """Whether the rules could score it."""
-    sandbox = open_sandbox(config.actor.sandbox)
-    rules = load_rules(config.scoring, lambda: tokenizer, sandbox)
-    answer, full_answer = answer_texts(trajectory, tokenizer, config.scoring.strip_thoughts)
-    response = response_text(trajectory, tokenizer)
-    given = RuleInput(task, trajectory, answer, response, full_answer=full_answer, sandbox=sandbox)
     try:
         scores = rules.score(given)
     except Exception as error:  # noqa: BLE001 - a rule may raise anything
         transcript.failure(f"the rule failed: {reason_of(error)}")
         return False
-    transcript.scores(scores, answer, task.ground_truth)
+    transcript.scores(scores, given.answer, given.task.ground_truth)
     return True

@@ -91,8 +91,8 @@ def test_what_goes_wrong_in_an_episode_is_shown_with_the_turns_before_it(
     status, shown, _ = run(monkeypatch, capsys, guess / "tasks.jsonl", "--answers", answers, *OF_GUESS)
     assert status == 1
     assert re.search("lower.*the episode failed: EngineError: the script has 1 answers", shown, re.DOTALL)
-    rule = "scoring.rule=my_rewards.nothing"
-    (guess / "my_rewards.py").write_text("def nothing(task, answer, trajectory):\n    raise KeyError('secret')\n")
+    rule = "scoring.rule=my_faults.nothing"
+    (guess / "my_faults.py").write_text("def nothing(task, answer, trajectory):\n    raise KeyError('secret')\n")
     answers = script(guess / "answers.jsonl", '<tool_call>{"name": "dig", "arguments": {}}</tool_call>', "Done.")
     status, shown, _ = run(monkeypatch, capsys, guess / "tasks.jsonl", "--answers", answers, OF_GUESS[0], rule)
     assert status == 1
@@ -106,6 +106,7 @@ def test_what_goes_wrong_in_an_episode_is_shown_with_the_turns_before_it(
         (("--answers", "nowhere.jsonl"), r"--answers=nowhere.jsonl cannot be read"),
         ((), r"model\.path"),
         (("actor.environment=my_environments.Chess",), r"Chess"),
+        (("scoring.rule=my_rewards.nowhere",), r"scoring\.rule=my_rewards\.nowhere cannot be imported"),
     ],
 )
 def test_what_cannot_be_tried_is_refused_with_the_reason(
@@ -116,9 +117,10 @@ def test_what_cannot_be_tried_is_refused_with_the_reason(
     reason: str,
 ) -> None:
     given = words if not words or "--answers" in words else ("--answers", script(guess / "a.jsonl", "x"), *words)
-    status, _, errors = run(monkeypatch, capsys, guess / "tasks.jsonl", *given)
+    status, shown, errors = run(monkeypatch, capsys, guess / "tasks.jsonl", *given)
     assert status == 2
     assert re.search(reason, errors), errors
+    assert "assistant" not in shown, "it played the episode before it refused it"
 
 
 @pytest.mark.parametrize("line", ["{", "5", '{"tool_calls": [{"name": "a"}]}', '{"text": "a"}'])
