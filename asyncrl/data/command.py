@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -102,6 +103,9 @@ def main() -> None:
     if arguments.set in PROGRAMS:
         command = json.dumps([arguments.python, str(PROGRAMS[arguments.set])])
         sys.stdout.write(f"their episodes are played by actor.agent_command='{command}'\n")
+        if path := os.environ.get("PYTHONPATH"):
+            variables = json.dumps({"PYTHONPATH": path})
+            sys.stdout.write(f"which find your modules with actor.agent_environment='{variables}'\n")
 
 
 def convert(

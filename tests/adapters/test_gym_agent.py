@@ -4,6 +4,7 @@ tests/environments."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ import pytest
 
 from asyncrl.actor.chat_api.agent import AgentError
 from asyncrl.actor.chat_api.program import AgentPrograms
-from asyncrl.data.command import convert
+from asyncrl.data.command import convert, main
 from asyncrl.data.converters.gym import PROGRAM
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import DataError
@@ -116,7 +117,7 @@ async def test_a_game_that_its_seed_does_not_make_is_counted(tmp_path: Path):
         (GUESS, '{"smallest": 3}', "cannot be made: TypeError.*smallest"),
         (GUESS, "[3]", "must be a JSON object"),
         ("toy_games:silent_game", "{}", "games of texts can be played"),
-        ("gem:game:GuessTheNumber-v0-easy", "{}", "No module named 'gem'"),
+        ("gem:game:GuessTheNumber-v0-easy", "{}", "gem is not installed in the Python"),
     ],
 )
 def test_a_game_that_cannot_be_played_is_refused_when_its_tasks_are_written(
@@ -130,3 +131,13 @@ def test_a_game_that_cannot_be_played_is_refused_when_its_tasks_are_written(
 def test_a_task_has_what_makes_its_game(tmp_path: Path):
     [task] = written(tmp_path, limit=1, arguments='{"largest": 3}')
     assert json.loads(task.extra_info["gym"]) == {"game": GUESS, "args": {"largest": 3}, "seed": 0}
+
+
+def test_the_command_says_where_the_programs_of_a_run_find_the_game(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    words = ["--source", GUESS, "--python", sys.executable, "--limit", "1", "--out", str(tmp_path / "tasks.parquet")]
+    monkeypatch.setattr(sys, "argv", ["asyncrl data", "gym", *words])
+    main()
+    value = json.dumps({"PYTHONPATH": os.environ["PYTHONPATH"]})
+    assert f"actor.agent_environment='{value}'" in capsys.readouterr().out

@@ -75,4 +75,5 @@ class _Server:
                 return None
             raise DataError(f"{url} answered with status {error.code}: {error.read(500)!r}") from error
         except (OSError, ValueError) as error:
-            raise DataError(f"{url} cannot be asked for its tasks: {error}") from error
+            reason = f"{url} cannot be asked for its tasks: {error}; is a server of OpenEnv started there?"
+            raise DataError(reason) from error
