@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -64,7 +64,8 @@ class MemoryBudget:
             if turn.done() and not turn.cancelled():
                 self.give(size_mb)
             else:
-                self._waiting.remove((size_mb, turn))
+                with suppress(ValueError):
+                    self._waiting.remove((size_mb, turn))
                 self._admit()
             raise
 
@@ -75,8 +76,10 @@ class MemoryBudget:
     def _admit(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._free_mb:
             size_mb, turn = self._waiting.popleft()
-            self._free_mb -= size_mb
-            turn.set_result(None)
+            # Who is cancelled runs later than who gives in the same turn of the loop.
+            if not turn.cancelled():
+                self._free_mb -= size_mb
+                turn.set_result(None)
 
 
 class SessionService:

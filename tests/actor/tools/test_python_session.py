@@ -164,6 +164,13 @@ def test_a_budget_serves_in_order_and_forgets_those_that_go():
         budget.give(6)
         budget.give(4)
         await budget.take(10)
+        cancelled = asyncio.create_task(budget.take(10))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        budget.give(10)
+        await budget.take(10)
+        await asyncio.wait([cancelled])
+        assert cancelled.cancelled()
 
     asyncio.run(asyncio.wait_for(main(), GENEROUS_S))
 
