@@ -40,7 +40,8 @@ from asyncrl.machine.sandbox_child.watching import GO, STOP
 
 _START_S = 60.0
 _BROKEN = 1
-"""The status of a session that wrote something else to its caller than a reply."""
+"""The status of a session that wrote something else to its caller than a reply, or that ended itself with status 0,
+which would say that it goes on."""
 
 
 class _Outcome(Enum):
@@ -98,7 +99,7 @@ class Interpreter:
         printed = await asyncio.to_thread(self._printed)
         await self.close()
         if outcome is _Outcome.ENDED:
-            return ProgramResult(printed, status_of(self._report.result(), self._namespaces))
+            return ProgramResult(printed, status_of(self._report.result(), self._namespaces) or _BROKEN)
         return ProgramResult(printed, None if outcome is _Outcome.LATE else _BROKEN)
 
     async def close(self) -> None:

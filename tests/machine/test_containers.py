@@ -69,6 +69,7 @@ def within(named: tuple[str, str], act: Act) -> None:
         ("import sys; print('x'); sys.exit(125)", "x\n", 125),
         ("import os; print('x', flush=True); os.kill(os.getpid(), 9)", "x\n", 137),
         ("import os, sys; os.write(2, b'hidden'); print(__name__)", "__main__\n", 0),
+        ("import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(0.2); print('x')", "x\n", 0),
     ],
 )
 def test_the_output_and_the_status_of_a_program(program: str, printed: str, status: int, named: tuple[str, str]):
@@ -100,6 +101,8 @@ def test_a_session_keeps_what_cells_define_until_one_ends_it(named: tuple[str, s
         assert (await session.run("1 / 0", GENEROUS_S)).printed.endswith("ZeroDivisionError: division by zero\n")
         ended = "import os; os.remove('kept'); print('y'); os._exit(3)"
         assert await session.run(ended, GENEROUS_S) == ProgramResult("y\n", 3)
+        session = await sandbox.start(LIMITS)
+        assert await session.run("import os; os._exit(0)", GENEROUS_S) == ProgramResult("", 1)
         session = await sandbox.start(LIMITS)
         assert await session.run("import time; time.sleep(600)", 1.0) == ProgramResult("", None)
         await session.close()
@@ -183,6 +186,8 @@ def _containers(program: str) -> list[str]:
         ("import socket; socket.create_connection(('192.0.2.1', 80), 5)", "Network is unreachable"),
         ("open('/etc/x', 'w')", "Read-only file system"),
         ("import os; print(os.getuid(), os.listdir('/tmp'))", "65534 []"),
+        ("open('/proc/1/fd/1', 'w').write('forged')", "Permission denied: '/proc/1/fd/1'"),
+        ("print(len(open('/proc/self/environ').read()) > 0)", "True"),
         ("open('big', 'wb').write(bytes(4 << 20))", "File too large"),
         (
             "import os\ntry:\n    for i in range(99): open(f'{i}', 'wb').write(bytes(1 << 20))\n"

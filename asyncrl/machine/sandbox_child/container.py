@@ -17,15 +17,20 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import IO, Any
 
 MAX_OUTPUT = 1 << 20
+PR_SET_DUMPABLE = 4
 
 
 def main() -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # The kernel protects process 1 only from signals for which it has no handler, and Python has one for this.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_dumpable(False)
     signal.set_wakeup_fd(wake)
     lines = read_lines()
     request = next(lines)
@@ -35,6 +40,8 @@ def main() -> None:
     if program == 0:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        set_dumpable(True)
         for fd in (woken, wake, requests[1], replies[0]):
             os.close(fd)
         become_program(request, output, requests[0], replies[1])
@@ -44,7 +51,8 @@ def main() -> None:
     poll = select.poll()
     poll.register(0, select.POLLIN)
     poll.register(woken, select.POLLIN)
-    if "program" not in request:
+    is_session = "program" not in request
+    if is_session:
         poll.register(replies[0], select.POLLIN)
     # A session starts before its first cell comes.
     deadline = time.monotonic() + request.get("wall_s", 60.0)
@@ -53,7 +61,8 @@ def main() -> None:
         status = reap(program)
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         if status is not None or timeout == 0.0:
-            report(output, status, began)
+            # Status 0 of a session says that it goes on.
+            report(output, status or 1 if is_session and status is not None else status, began)
             os._exit(0)
         ready = [fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000 + 1)]
         if woken in ready:
@@ -97,6 +106,15 @@ def become_program(request: dict[str, Any], output: IO[bytes], requests: int, re
         behind = error.__traceback__ and error.__traceback__.tb_next
         traceback.print_exception(type(error), error, behind)
         sys.exit(1)
+
+
+def set_dumpable(value: bool) -> None:
+    """Whether processes of the same user, as programs are, reach this one's memory and files. By these they could
+    forge reports."""
+    with suppress(ImportError, OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(value), 0, 0, 0)
 
 
 def read_lines() -> Iterator[dict[str, Any]]:

@@ -73,6 +73,7 @@ def test_an_episode_has_one_session_and_calls_of_a_turn_run_in_their_order():
     [
         ("print('begun'); import time; time.sleep(600)", "Error: stopped after 1.5 s.", "late"),
         ("print('begun'); import os; os._exit(3)", "Error: the program ended with status 3.", "ended"),
+        ("print('begun'); import os; os._exit(0)", "Error: the program ended with status 1.", "ended"),
         (
             "print('begun'); import os; os.kill(os.getpid(), 9)",
             "Error: stopped, for want of memory or for too many processes.",
