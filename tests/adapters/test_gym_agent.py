@@ -3,6 +3,7 @@ tests/environments."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from asyncrl.errors import DataError
 from asyncrl.types import Task
 from tests.actor.agents.support import played, scores, shown
 from tests.actor.chat_api.support import LIMITS
+from tests.helpers import GENEROUS_S
 
 pytestmark = pytest.mark.slow
 
@@ -83,10 +85,13 @@ async def test_limits_end_an_episode_as_it_is_and_a_cut_answer_is_no_action(tmp_
 
 
 async def test_a_game_that_breaks_fails_its_episode_alone(tmp_path: Path):
-    [task] = written(tmp_path, limit=1, arguments='{"breaks_at": "0"}')
+    [task] = written(tmp_path, limit=1, arguments='{"breaks_at": "0", "asks_at": "-"}')
     async with program() as programs:
         with pytest.raises(AgentError, match="the board fell from the table"):
             await played(programs, task, ["0"])
+        async with asyncio.timeout(GENEROUS_S):
+            with pytest.raises(AgentError, match="EOFError"):
+                await played(programs, task, ["-"])
         assert scores(await played(programs, task, [hint(task)])) == [1.0]
         for extra_info in ({}, {"gym": "{"}):
             with pytest.raises(AgentError, match=r"extra_info\.gym is missing"):

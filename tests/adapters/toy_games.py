@@ -10,8 +10,8 @@ from typing import Any
 class Guess:
     """Its secret is drawn by the random generator of the process, as in games of others."""
 
-    def __init__(self, largest: int = 9, breaks_at: str = "", seeded: bool = True) -> None:
-        self._largest, self._breaks_at, self._seeded = largest, breaks_at, seeded
+    def __init__(self, largest: int = 9, breaks_at: str = "", seeded: bool = True, asks_at: str = "") -> None:
+        self._largest, self._breaks_at, self._seeded, self._asks_at = largest, breaks_at, seeded, asks_at
 
     def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
         if self._seeded:
@@ -24,6 +24,8 @@ class Guess:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if action == self._breaks_at:
             raise RuntimeError("the board fell from the table")
+        if action == self._asks_at:
+            input()
         found = action == str(self._secret)
         return "found" if found else "wrong", 1.0 if found else -0.25, found, False, {"suffix": "Your guess?"}
 

@@ -279,15 +279,19 @@ def _converse(
     return turns, False
 
 
-def _own_stdout() -> Any:
-    """Where our lines go. What games print goes to stderr from now on."""
-    own = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return own
+def _own_streams() -> tuple[Any, Any]:
+    """Where our lines come from, and where they go. What games print goes to stderr from now on, and a game that asks
+    for input finds its end: it would take the next episode."""
+    given, out = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return given, out
 
 
-def _serve_episodes(out: Any) -> None:
-    for line in sys.stdin:
+def _serve_episodes(given: Any, out: Any) -> None:
+    for line in given:
         asked = json.loads(line)
         try:
             outcome = play(asked["task"], asked["base_url"], asked["api_key"])
@@ -307,9 +311,9 @@ def main() -> None:
     given = parser.parse_args()
     if os.environ.get(HASH_SEED) != "0":
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, HASH_SEED: "0"})
-    out = _own_stdout()
+    lines, out = _own_streams()
     if given.command is None:
-        _serve_episodes(out)
+        _serve_episodes(lines, out)
         return
     try:
         for row in rows(given.game, given.args, given.first, given.limit):
