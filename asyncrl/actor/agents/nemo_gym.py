@@ -14,7 +14,6 @@ and so does the policy's endpoint: what the server gets is what the policy wrote
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -26,6 +25,7 @@ from asyncrl.actor.agents.server import (
     ServerClient,
     ServerOptions,
     ServerReply,
+    is_finite,
     read_object,
     read_reward,
 )
@@ -115,7 +115,7 @@ async def _in_steps(
             break
         given += answer["output"]
         step = _checked(await client.request("POST", "step", {**row, "response": answer}), "step").json()
-        rewards[-1], over = read_reward(step.get(REWARD)), bool(step.get("terminated") or step.get("truncated"))
+        rewards[-1], over = read_reward(step.get(REWARD)), _is_over(step)
         info = step.get("info")
         for output in info.get("tool_outputs") or [] if isinstance(info, dict) else []:
             given.append({"type": "function_call_output", **output})
@@ -137,6 +137,14 @@ def _observation(found: Mapping[str, Any]) -> str:
     return str(found.get("observation") or "")
 
 
+def _is_over(step: Mapping[str, Any]) -> bool:
+    """Raises UnavailableError: it does not say so."""
+    flags = [step.get(name) or False for name in ("terminated", "truncated")]
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise UnavailableError(f"the server answered a step with terminated and truncated as {flags!r:.100}")
+    return any(flags)
+
+
 def _user(text: str) -> list[Item]:
     return [{"type": "message", "role": "user", "content": text}] if text else []
 
@@ -151,13 +159,12 @@ def _request(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _metrics(found: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
     """The further numbers in the answer of /verify, which repeats the row."""
-    numbers = {
-        name: float(value)
+    numbers = [
+        (name, float(value))
         for name, value in found.items()
-        if name not in row and name != REWARD and isinstance(value, (int, float)) and METRIC_NAME.fullmatch(name)
-    }
-    finite = [(name, value) for name, value in numbers.items() if math.isfinite(value)]
-    return dict(finite[:MAX_METRICS])
+        if name not in row and name != REWARD and is_finite(value) and METRIC_NAME.fullmatch(name)
+    ]
+    return dict(numbers[:MAX_METRICS])
 
 
 def _row(task: Task) -> Mapping[str, Any]:

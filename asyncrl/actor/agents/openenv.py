@@ -94,13 +94,12 @@ class OpenEnvAgent:
     async def _actions(self, client: ServerClient, game: OpenEnvSession) -> Actions:
         if self._action is not None:
             return Actions(self._action)
-        if self._schema is None:
-            self._schema = (await client.request("GET", "schema")).json()
-        schema = self._schema.get("action")
+        schema = self._schema or (await client.request("GET", "schema")).json().get("action")
         if not isinstance(schema, dict) or not isinstance(fields := schema.get("properties"), dict):
             raise UnavailableError(
                 f"the server's schema of an action is {schema!r:.200}, not an object with properties"
             )
+        self._schema = schema
         if {"tool_name", "arguments"} <= fields.keys():
             return Actions(tools=await game.tools(), as_action=_call_tool)
         fields = {name: each for name, each in fields.items() if name != METADATA}

@@ -12,6 +12,7 @@ import asyncio
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -65,12 +66,15 @@ class ServerOptions:
         """Raises ConfigError."""
         if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{OPTIONS}.url={self.url!r:.100}: give an address such as http://127.0.0.1:8000")
+        if "@" in self.url.split("/")[2]:
+            raise ConfigError(f"{OPTIONS}.url: an address is logged; give its user and password in {OPTIONS}.headers")
         pairs = self.headers.items() if isinstance(self.headers, Mapping) else [(None, None)]
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise ConfigError(f"{OPTIONS}.headers: give a mapping of names to texts")
         for name in ("sessions", "start_s", "timeout_s", "max_mb", "max_chars"):
             value, whole = getattr(self, name), name in ("sessions", "max_chars")
-            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not value > 0:
+            fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+            if not fits or not 0 < value < math.inf:
                 raise ConfigError(f"{OPTIONS}.{name}={value!r:.100}: give a {'whole ' * whole}number above 0")
 
 
@@ -199,7 +203,8 @@ class ServerClient:
     def _why(self, url: str, limit: asyncio.Timeout, error: Exception) -> str:
         if limit.expired():
             return f"{url} took more than {OPTIONS}.timeout_s={self._timeout_s:g}"
-        return f"{url} cannot be reached: {error!r:.300}"
+        # The whole form of some errors has the headers of the request, which may have a key.
+        return f"{url} cannot be reached: {str(error) or repr(error):.300}"
 
 
 async def _without_redirections(
@@ -250,10 +255,15 @@ def read_object(text: str | bytes) -> Mapping[str, Any]:
     return found
 
 
+def is_finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold; JSON has larger ones."""
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+
+
 def read_reward(value: Any) -> float | None:
     """The reward in an answer; None: there is none. Raises UnavailableError: it is no finite number."""
     if value is None:
         return None
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_finite(value):
         raise UnavailableError(f"the server's reward is {value!r:.100}, not a finite number")
     return float(value)

@@ -81,6 +81,7 @@ class Counter:
             "count": count,
             "note": "counted",
             "odd": None,
+            "vast": 10**400,
         }
         return web.json_response({**answer, **self.answers})
 
@@ -125,6 +126,7 @@ async def test_an_error_of_a_tool_is_the_policys_to_read_and_limits_end_in_a_ver
     [
         ({"reward": None}, ["7"], "without a reward"),
         ({"reward": "1"}, ["7"], "not a finite number"),
+        ({"reward": 10**400}, ["7"], "not a finite number"),
         ({}, [call_of("add", count=0)], "status 503: b'no worker'"),
     ],
 )
@@ -143,6 +145,19 @@ async def test_a_row_that_the_server_or_the_agent_refuses_fails_with_the_reason(
         for row in (None, "{", {"question": 3}):
             with pytest.raises(AgentError, match="is not from `asyncrl data nemo-gym`"):
                 await played(NemoGymAgent(url), task_with({"nemo_gym": row}), ["1"])
+
+
+async def test_a_step_that_does_not_say_whether_the_game_is_over_fails_the_episode():
+    async def reset(request: web.Request) -> web.Response:
+        return web.json_response({"observation": "Your hand: 12."})
+
+    async def step(request: web.Request) -> web.Response:
+        return web.json_response({"observation": "Hand: 19.", "reward": 0.5, "terminated": "false"})
+
+    row = {"responses_create_params": {"input": "Deal."}}
+    async with served([web.post("/reset", reset), web.post("/step", step)]) as url:
+        with pytest.raises(AgentError, match="terminated and truncated as"):
+            await played(NemoGymAgent(url), task_with({"nemo_gym": row}), ["hit"])
 
 
 async def test_a_server_in_the_style_of_gymnasium_scores_each_turn():

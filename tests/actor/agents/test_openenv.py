@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -196,6 +197,13 @@ async def rewards_oddly(socket: web.WebSocketResponse) -> None:
     await socket.send_str('{"type": "observation", "data": {"observation": {}, "reward": NaN, "done": false}}')
 
 
+async def rewards_hugely(socket: web.WebSocketResponse) -> None:
+    whole = "9" * 400
+    await socket.send_str(
+        f'{{"type": "observation", "data": {{"observation": {{}}, "reward": {whole}, "done": false}}}}'
+    )
+
+
 @pytest.mark.parametrize(
     ("happens", "reason"),
     [
@@ -204,6 +212,7 @@ async def rewards_oddly(socket: web.WebSocketResponse) -> None:
         (floods, "ended the connection"),
         (is_silent, "took more than"),
         (rewards_oddly, "not a finite number"),
+        (rewards_hugely, "not a finite number"),
     ],
 )
 async def test_a_server_that_is_lost_or_makes_no_sense_fails_its_episode_alone(happens: Any, reason: str):
@@ -239,6 +248,31 @@ async def test_a_server_that_is_down_or_leads_elsewhere_fails_the_episode():
     assert not game.taken
 
 
+async def test_a_schema_that_is_none_is_asked_for_again():
+    answers = [{"detail": "starting"}, {"action": TEXT}]
+
+    async def schema(request: web.Request) -> web.Response:
+        return web.json_response(answers.pop(0))
+
+    async with served([web.get("/schema", schema), *Guessing().routes()[1:]]) as url:
+        agent = OpenEnvAgent(url)
+        with pytest.raises(AgentError, match="schema of an action is None"):
+            await played(agent, task_with({}), ["7"])
+        for _ in range(2):
+            assert scores(await played(agent, task_with({}), ["7"])) == [1.0]
+
+
+async def test_a_refused_connection_shows_no_key_of_the_headers():
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=401)
+
+    async with served([web.get("/ws", refuse)]) as url:
+        agent = OpenEnvAgent(url, start_s=0.01, headers={"A": "s3cret"})
+        with pytest.raises(AgentError, match="cannot be reached: 401") as caught:
+            await played(agent, task_with({}), ["7"])
+    assert "s3cret" not in str(caught.value)
+
+
 async def test_headers_have_variables_of_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MAZE_KEY", "s3cret")
     keys = set()
@@ -267,6 +301,8 @@ async def test_headers_have_variables_of_the_environment(monkeypatch: pytest.Mon
     [
         ({}, "url"),
         ({"url": "127.0.0.1:8000"}, "give an address"),
+        ({"url": "http://me:s3cret@a"}, "give its user and password in"),
+        ({"url": "http://a", "max_mb": math.inf}, "number above 0"),
         ({"url": "http://a", "sessions": 0}, "whole number above 0"),
         ({"url": "http://a", "timeout_s": "60"}, "number above 0"),
         ({"url": "http://a", "headers": {"a": 3}}, "names to texts"),
