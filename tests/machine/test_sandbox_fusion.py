@@ -94,6 +94,7 @@ def test_standard_error_is_left_out_where_it_is_not_wanted():
         answer("Success"),
         {"status": "Failed", "run_result": {"status": "Error"}},
         ["x"],
+        ["x" * MAX_BYTES],
         {"status": "Success", "run_result": {"status": "Finished", "return_code": None}},
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
@@ -63,8 +64,13 @@ def test_a_sandbox_that_lets_programs_wait_too_long_gives_no_score():
 
 
 def test_programs_that_run_too_long_have_failed():
-    scores = scored(Elsewhere(("", None), ("3\n", 0), seconds=500.0), partial=True)
+    scores = scored(Elsewhere(("", None), ("3\n", 0), delay_s=0.4, seconds=500.0), left_s=0.4, partial=True)
     assert (scores["score"], scores["out_of_time"]) == (0, 1)
+
+
+@pytest.mark.parametrize("seconds", [500.0, -500.0, math.nan, math.inf])
+def test_a_sandbox_that_is_wrong_about_the_time_fails_no_program(seconds: float):
+    assert scored(Elsewhere(("2\n", 0), ("3\n", 0), seconds=seconds))["score"] == 1
 
 
 def test_asserts_are_refused_there_since_the_tests_talk_to_the_program():
