@@ -137,3 +137,11 @@ def test_a_server_at_a_url_that_goes_wrong_fails_its_episode_and_nothing_else(ho
     assert counts["mcp_sessions"] == 0
     assert {key for _, key in hostile.requests} == {"k1"}
     assert "GET" not in [method for method, _ in hostile.requests]
+
+
+def test_a_call_that_hangs_ends_no_session_that_other_episodes_have_at_a_url(hostile: Hostile):
+    hostile.act = "hang"
+    (answer,), counts = run(actor(s={"url": hostile.url, "shared": True, "timeout_s": 0.3}), episode("act"))
+    assert re.search(r"failed to execute 2 times, .*did not answer within 0\.3 s", answer)
+    assert (counts["mcp_started"], counts["mcp_lost"], counts["tool_failures"]) == (1, 0, 2)
+    assert [method for method, _ in hostile.requests].count("initialize") == 2, "one of them asked for the tools"
