@@ -12,7 +12,7 @@ from asyncrl.demo.ladder.tasks import HORIZONS
 from benchmarks.studies.command import main
 from benchmarks.studies.study import MODEL, RUNG, Settings, Study
 
-SCORED: Settings = {"scoring.prm.family": "asyncrl.demo.ladder.judge.Judge"}
+SCORED: Settings = {"scoring.prm.family": "asyncrl.demo.ladder.judge.StepJudge"}
 GUARDS_OFF: Settings = {"scoring.shaping.enable_anti_hack": False}
 
 METHODS: dict[str, Settings] = {

@@ -16,7 +16,7 @@ STUDY = Study(
     factors={
         "tools": {
             "fast": {},
-            "slow": {"actor.tools": ["asyncrl.demo.ladder.tools.SlowCalculator"]},
+            "slow": {"actor.tools": ["asyncrl.demo.ladder.tools.SlowLadderCalculator"]},
         },
         "max_lag": {str(lag): {"replay.max_lag": lag} for lag in (0, 1, 2, 4, 8)},
     },

@@ -35,8 +35,8 @@ class _Step:
     is_right: bool
 
 
-class Judge:
-    """`scoring.prm.family=asyncrl.demo.ladder.judge.Judge scoring.prm.params={accuracy: 0.8, seed: 0}`."""
+class StepJudge:
+    """`scoring.prm.family=asyncrl.demo.ladder.judge.StepJudge scoring.prm.params={accuracy: 0.8, seed: 0}`."""
 
     def __init__(self, config: ScoringModelConfig) -> None:
         params = dict(config.params)

@@ -41,7 +41,7 @@ class Rung:
     @property
     def tools(self) -> list[str]:
         """What `actor.tools` names."""
-        names = ["Calculator", "Undo"] if self.has_first_step else ["Calculator"]
+        names = ["LadderCalculator", "Undo"] if self.has_first_step else ["LadderCalculator"]
         return [f"asyncrl.demo.ladder.tools.{name}" for name in names]
 
     @property

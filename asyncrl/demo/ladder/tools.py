@@ -13,7 +13,7 @@ _STATES = "expressions"
 """Where the episode's expressions are in `shared`, the oldest first."""
 
 
-class Calculator(Tool):
+class LadderCalculator(Tool):
     """`{"operator": "*"}` is answered by what is left of the task's expression."""
 
     schema: ClassVar[Mapping[str, Any]] = {
@@ -44,7 +44,7 @@ class Calculator(Tool):
         return states[-1].text
 
 
-class SlowCalculator(Delayed, Calculator):
+class SlowLadderCalculator(Delayed, LadderCalculator):
     """The same with heavy-tailed delays."""
 
 

@@ -10,13 +10,13 @@ from transformers import PreTrainedTokenizerFast
 
 from asyncrl.demo.ladder.expressions import Nested, random_nested
 from asyncrl.demo.ladder.tasks import SYSTEM_PROMPT, Message, call, careless_operator, first_step, opening
-from asyncrl.demo.ladder.tools import Calculator, Undo
+from asyncrl.demo.ladder.tools import LadderCalculator, Undo
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.demo.transcripts import batch
 
 BATCH = 8
 OPERATIONS = range(2, 11)
-ONE_TOOL: list[Any] = [{"type": "function", "function": Calculator.schema}]
+ONE_TOOL: list[Any] = [{"type": "function", "function": LadderCalculator.schema}]
 TWO_TOOLS: list[Any] = [*ONE_TOOL, {"type": "function", "function": Undo.schema}]
 
 _UNDONE = 0.2

@@ -75,7 +75,7 @@ def test_settings_become_words_of_the_command_line() -> None:
         "algorithm.correction": [{"name": "mask", "params": {"low": 0.5, "high": 5.0}}],
     }
     assert overrides(settings, RUNGS["undo"], "folder/policy") == [
-        "actor.tools=[asyncrl.demo.ladder.tools.Calculator,asyncrl.demo.ladder.tools.Undo]",
+        "actor.tools=[asyncrl.demo.ladder.tools.LadderCalculator,asyncrl.demo.ladder.tools.Undo]",
         "actor.max_turns=12",
         "learner.export=false",
         "critic.path=folder/policy",

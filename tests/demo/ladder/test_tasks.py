@@ -16,7 +16,7 @@ from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
 from asyncrl.demo.ladder.expressions import Nested
-from asyncrl.demo.ladder.judge import SURE, Judge
+from asyncrl.demo.ladder.judge import SURE, StepJudge
 from asyncrl.demo.ladder.tasks import (
     RUNGS,
     Message,
@@ -26,7 +26,7 @@ from asyncrl.demo.ladder.tasks import (
     opening,
     rung_expressions,
 )
-from asyncrl.demo.ladder.tools import Calculator, Undo
+from asyncrl.demo.ladder.tools import LadderCalculator, Undo
 from asyncrl.demo.ladder.transcripts import demonstration
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.transcript import Passage
@@ -41,7 +41,7 @@ def tasks(name: str, count: int) -> list[Task]:
 
 def opened(task: Task) -> dict[str, Tool]:
     shared: dict[str, Any] = {}
-    tools: dict[str, Tool] = {"calculator": Calculator("episode"), "undo": Undo("episode")}
+    tools: dict[str, Tool] = {"calculator": LadderCalculator("episode"), "undo": Undo("episode")}
     for name, tool in tools.items():
         tool.shared = shared
         asyncio.run(tool.create(**task.tools_kwargs.get(name, {})))
@@ -140,8 +140,8 @@ def result(text: str) -> Message:
     return {"role": "tool", "content": text}
 
 
-def judge(**params: Any) -> Judge:
-    return Judge(ScoringModelConfig(params=params))
+def judge(**params: Any) -> StepJudge:
+    return StepJudge(ScoringModelConfig(params=params))
 
 
 def test_the_judge_knows_right_steps_wrong_ones_and_what_mends_them() -> None:
