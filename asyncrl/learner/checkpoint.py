@@ -131,6 +131,7 @@ class Checkpoints:
         # all tensors takes milliseconds of each step, in which a GPU would wait.
         if self._moved != _moved(models):
             self._find(models)
+        self._copy.changed()
         if self._ranks.is_in_first_copy:
             self._copy.reserve()
 
@@ -148,6 +149,7 @@ class Checkpoints:
         Raises StoppedError on every rank: one was asked to stop while it waited for room on the disk.
         """
         self._find(models)
+        self._copy.changed()
         copied = self.save_prepared(progress)
         for model in models.values():
             model.copied = copied

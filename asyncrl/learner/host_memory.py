@@ -7,6 +7,7 @@ may read them. Or as a copy that is written to a file (`pinned`).
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -14,6 +15,8 @@ from mmap import mmap
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 28
 """Torch rounds pinned memory up to a power of two, so that pieces of one waste little."""
@@ -28,16 +31,30 @@ def pinned(tensor: Tensor) -> Tensor:
     memory.
 
     It has no more than the size of the tensor: torch's own would have the next power of two. The system gives the pages
-    before the driver pins them, since kernels of other threads wait while that works.
+    before the driver pins them, since kernels of other threads wait while that works. Where the driver refuses, it is
+    memory as any other: `is_pinned` tells, and copies are slower.
     """
     buffer = pages(tensor)
     if not buffer.nbytes:
         return buffer
     buffer.zero_()
     driver = torch.cuda.cudart()
-    torch.cuda.check_error(driver.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, PORTABLE))
+    try:
+        torch.cuda.check_error(driver.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, PORTABLE))
+    except RuntimeError as error:
+        _forget_failure()
+        logger.debug("%d bytes of host memory are not pinned: %s", buffer.nbytes, error)
+        return buffer
     weakref.finalize(buffer, driver.cudaHostUnregister, buffer.data_ptr()).atexit = False
     return buffer
+
+
+def _forget_failure() -> None:
+    """The driver tells the next kernel of the failure, too, which has nothing to do with it."""
+    try:
+        torch.zeros(1, device="cuda")
+    except RuntimeError as error:
+        logger.debug("the driver said again: %s", error)
 
 
 def pages(tensor: Tensor) -> Tensor:

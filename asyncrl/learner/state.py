@@ -43,11 +43,18 @@ class HostCopy:
         self._parts: Mapping[str, Tensor] = {}
         self._buffers: dict[str, Tensor] = {}
         self._reserving: Future[None] | None = None
+        self._changed: torch.cuda.Event | None = None
 
     def find(self, models: Models, ranks: Ranks) -> None:
         """Find the tensors of this rank's file of `models`. Call it between two passes, on the ranks of the first copy,
         and again once optimisers have more moments: within a pass, FSDP has other tensors in the place of some."""
         self._parts = _own_parts(models, ranks)
+
+    def changed(self) -> None:
+        """Say that the kernels that changed the tensors have been launched: a copy begins behind them. Otherwise a rank
+        that reads nothing back after a step would copy what its optimizer has not written yet."""
+        if self._device.type == "cuda":
+            self._changed = torch.cuda.current_stream(self._device).record_event()
 
     def reserve(self) -> None:
         """Begin to get the memory that a copy of what was found needs, which takes longer than the copy itself."""
@@ -56,13 +63,15 @@ class HostCopy:
 
     @torch.no_grad()
     def take(self) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
-        """Begin a copy of the tensors that were found, as they are now. Within a pass it does not wait for the pass.
-        The copy of a GPU's tensors is whole once the event has happened, and nobody may change them before."""
+        """Begin a copy of the tensors that were found, as they were when they last `changed`. Within a pass it does not
+        wait for the pass. The copy of a GPU's tensors is whole once the event has happened, and nobody may change them
+        before."""
         if self._reserving is not None:
             self._reserving.result()
         self._reserve()
-        # What changed the tensors has ended on the GPU: a step is done once its loss is known.
         stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        if stream is not None and self._changed is not None:
+            stream.wait_event(self._changed)
         with torch.cuda.stream(stream):
             for name, each in self._parts.items():
                 self._buffers[name].copy_(each, non_blocking=True)
@@ -72,10 +81,17 @@ class HostCopy:
         started, before = time.monotonic(), self._buffers
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             self._buffers = {name: self._buffer(name, each) for name, each in self._parts.items()}
-        new = sum(each.nbytes for name, each in self._buffers.items() if each is not before.get(name))
+        new = [each for name, each in self._buffers.items() if each is not before.get(name)]
         if new:
-            taken = time.monotonic() - started
-            logger.info("%.1f GB of host memory for checkpoints were there after %.1f s", new / 1e9, taken)
+            size, taken = sum(each.nbytes for each in new) / 1e9, time.monotonic() - started
+            logger.info("%.1f GB of host memory for checkpoints were there after %.1f s", size, taken)
+        slow = sum(each.nbytes for each in new if not each.is_pinned()) if self._device.type == "cuda" else 0
+        if slow:
+            logger.warning(
+                "the GPU's driver pinned no %.1f GB of them: each checkpoint holds up training for longer; more free "
+                "memory on the host, or a higher 'ulimit -l', helps",
+                slow / 1e9,
+            )
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)
