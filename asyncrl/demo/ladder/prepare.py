@@ -13,7 +13,7 @@ from asyncrl.demo.ladder.tasks import Rung, ladder_task, rung_expressions
 
 TRAINING_TASKS = 1000
 HELD_OUT_TASKS = 128
-WARM_START_STEPS = 120
+WARM_START_STEPS = 400
 
 _NOT_PREPARED = ("judge", "prepare", "tools")
 """Files on which nothing that is made here depends."""
@@ -38,7 +38,7 @@ def prepare_rung(
     tasks = directory / demo.fingerprint(f"{rung} {seed} {TRAINING_TASKS} {HELD_OUT_TASKS}", code)
 
     def make_policy(folder: Path) -> None:
-        progress(f"preparing the ladder's policy of seed {seed} in {model} (once, 2 minutes)")
+        progress(f"preparing the ladder's policy of seed {seed} in {model} (once, 5 to 20 minutes)")
         _make_policy(folder, seed, progress, steps)
 
     demo.made_once(model, make_policy)

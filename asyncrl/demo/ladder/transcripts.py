@@ -14,7 +14,7 @@ from asyncrl.demo.ladder.tools import LadderCalculator, Undo
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.demo.transcripts import batch
 
-BATCH = 8
+BATCH = 16
 OPERATIONS = range(2, 11)
 ONE_TOOL: list[Any] = [{"type": "function", "function": LadderCalculator.schema}]
 TWO_TOOLS: list[Any] = [*ONE_TOOL, {"type": "function", "function": Undo.schema}]
