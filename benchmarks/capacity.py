@@ -2,8 +2,9 @@
 
 Each run that `benchmarks.async_vs_sync` left in runs/async_vs_sync is forecast at its own rates, which tests the
 simulation. With --rates-of it is also forecast at those of the run with that bound, which tests the use of a run for
-another one; for this the machine must have done nothing else during all of the runs. Draws docs/planning.png. Then it
-times a forecast for 10,000 GPUs.
+another one; for this the machine must have done nothing else during all of the runs. Forecasts simulate many more
+steps than the runs have, so that chance is in the measured rates alone: their standard error says how much of it.
+Draws docs/planning.png. Then it times a forecast for 10,000 GPUs.
 
     python -m benchmarks.capacity
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -30,22 +32,29 @@ from benchmarks.async_vs_sync import FIRST, RUNS, figures
 from benchmarks.record import write_result
 
 PICTURE = Path("docs/planning.png")
+SIMULATED = 300
 
 
-def forecast(run: RunDescription, max_lag: int, steps: int) -> Forecast:
-    return simulate(replace(run, sizes=replace(run.sizes, max_lag=max_lag)), steps, FIRST)
+def forecast(run: RunDescription, max_lag: int) -> Forecast:
+    return simulate(replace(run, sizes=replace(run.sizes, max_lag=max_lag)), SIMULATED, FIRST)
+
+
+def standard_error(max_lag: int) -> float:
+    """That of the measured seconds of a step, as a share of their mean."""
+    lines = read_lines(metrics_file(RUNS / f"lag-{max_lag}", "learner"))[FIRST:]
+    seconds = [line["seconds/step"] for line in lines]
+    return statistics.stdev(seconds) / len(seconds) ** 0.5 / statistics.mean(seconds)
 
 
 def compare(max_lag: int, rates_of: int | None) -> dict[str, Any]:
     """Figures of the run at one age bound beside its forecasts."""
-    measured = figures(max_lag)
+    measured = {**figures(max_lag), "standard_error": standard_error(max_lag)}
     folders = {"own_rates": RUNS / f"lag-{max_lag}"}
     if rates_of is not None:
         folders[f"rates_of_{rates_of}"] = RUNS / f"lag-{rates_of}"
-    steps = len(read_lines(metrics_file(folders["own_rates"], "learner"))) - FIRST
     row: dict[str, Any] = {"max_lag": max_lag, "measured": measured}
     for name, folder in folders.items():
-        found = forecast(describe(folder), max_lag, steps)
+        found = forecast(describe(folder), max_lag)
         row[name] = {
             "samples_per_s": found.trajectories_per_s,
             "error": found.trajectories_per_s / measured["samples_per_s"] - 1,
@@ -99,7 +108,9 @@ def main() -> None:
     rows = [compare(max_lag, arguments.rates_of) for max_lag in lags]
     for row in rows:
         found = (f"{name} {each['samples_per_s']:.1f} ({each['error']:+.0%})" for name, each in list(row.items())[2:])
-        print(f"max_lag {row['max_lag']}: {row['measured']['samples_per_s']:.1f} samples/s; {', '.join(found)}")
+        measured = row["measured"]
+        rate = f"{measured['samples_per_s']:.1f} (standard error {measured['standard_error']:.0%}) samples/s"
+        print(f"max_lag {row['max_lag']}: {rate}; {', '.join(found)}")
     draw(rows, PICTURE)
     timed = large(describe(RUNS / f"lag-{lags[-1]}"))
     print(
