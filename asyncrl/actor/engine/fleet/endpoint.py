@@ -102,6 +102,11 @@ class Endpoint:
         return self.state is EndpointState.LOST
 
     @property
+    def salt(self) -> str | None:
+        """The name of the prefix cache of the version that it has; None where versions have none of their own."""
+        return self._label if self._settings.salted else None
+
+    @property
     def in_flight(self) -> int:
         """Requests that the server has not answered yet."""
         return len(self._requests)
@@ -114,6 +119,7 @@ class Endpoint:
         tokens: NDArray[np.int32],
         sampling: Sampling,
         stop: Sequence[int],
+        salt: str | None = None,
         routed_from: int | None = None,
         images: Sequence[PlacedImage] = (),
     ) -> Segment:
@@ -123,7 +129,6 @@ class Endpoint:
         ids outside the vocabulary or with impossible log-probs.
         """
         rid, label = uuid.uuid4().hex, self._label
-        salt = label if self._settings.salted else None
         asked: dict[str, Any] = {} if routed_from is None else {"routed_from": routed_from}
         asked |= {"images": images} if images else {}
         try:
@@ -151,9 +156,8 @@ class Endpoint:
             raise ServerFaultError(f"{self.server.url} takes no requests now")
         try:
             async with self._requests.one(uuid.uuid4().hex):
-                salt = label if self._settings.salted else None
                 shown: dict[str, Any] = {"images": images} if images else {}
-                found = await self.server.logprobs(tokens.tolist(), salt, start, **shown)
+                found = await self.server.logprobs(tokens.tolist(), self.salt, start, **shown)
         except TimeoutError as error:
             raise ServerFaultError(f"{self.server.url} was lost") from error
         if not self.ready or self._label != label:

@@ -87,6 +87,7 @@ class Fleet:
         self._leaving: dict[asyncio.Task[None], Endpoint] = {}
         self._routes = Routes()
         self._prefixes = ComputedPrefixes()
+        self._salts: dict[str, str | None] = {}
         self._lease = EvaluationLease(clock)
         self._turns: dict[str, asyncio.Timeout] = {}
         self._newest: Update | None = None
@@ -162,6 +163,7 @@ class Fleet:
             self._routed.pop(session, None)
         self._routes.release(session)
         self._prefixes.forget(session)
+        self._salts.pop(session, None)
         self._lease.release(session)
         if session in self._turns:
             interrupt(self._turns[session])
@@ -267,11 +269,12 @@ class Fleet:
         failures = 0
         while True:
             endpoint = await self._ready(session)
+            salt = self._salts.setdefault(session, endpoint.salt)
             self._counts["segments"] += 1
             try:
                 about = {"episode": session.partition("/")[0], "server": endpoint.server.url}
                 with self._spans.span("segment", **about) as values:
-                    segment = await endpoint.generate(turn.tokens, turn.sampling, stop, turn.routed_from, images)
+                    segment = await endpoint.generate(turn.tokens, turn.sampling, stop, salt, turn.routed_from, images)
                     values |= {"tokens": len(segment.tokens), "finish": segment.finish}
             except ServerFaultError as fault:
                 self._counts["lost_segments"] += 1

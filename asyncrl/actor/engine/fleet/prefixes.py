@@ -1,7 +1,7 @@
 """Counts tokens of which a server computes keys and values that some server has computed before.
 
 The turns of a session, and the requests of a turn, continue the same tokens. A server has their keys and values cached
-as long as it has the same weights. After an update it computes them again, and so does another server at any time.
+until an update flushes them. Then it computes them again, and so does another server at any time.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class ComputedPrefixes:
     def again(self, session: str, url: str, prompt: int, segment: Segment, retracts: bool, flushes: bool) -> int:
         """How many tokens the server at `url` computed again for a request with `prompt` tokens, which had this answer.
         `retracts`: if the server is updated under a request, it computes again what the request has sampled.
-        `flushes`: and the prompt too."""
+        `flushes`: and the prompt too; and an update between two requests has the same effect."""
         spans, last = segment.spans, self._sessions.get(session)
         if not spans:
             return 0
         again = prompt if flushes else 0
         recomputed = sum(again + span.start for span in spans[1:]) if retracts else 0
-        if last is not None and (last.url, last.label) != (url, spans[0].label):
+        if last is not None and (last.url != url or (flushes and last.label != spans[0].label)):
             recomputed += min(last.tokens, prompt)
         self._sessions[session] = _Computed(url, spans[-1].label, prompt + len(segment.tokens))
         return recomputed

@@ -26,5 +26,6 @@ class FleetSettings:
 
     @property
     def salted(self) -> bool:
-        """Whether the requests of each version have a prefix cache of their own; otherwise every update flushes it."""
+        """Whether sessions keep their prefixes through updates, in a cache of the version under which they began;
+        otherwise every update flushes it."""
         return self.mode == "in_place"

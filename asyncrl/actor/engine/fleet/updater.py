@@ -78,7 +78,7 @@ class ServerUpdater:
         told = clock()
         await server.pause(self._settings.mode)
         stopped = clock()
-        await self._load(update)
+        await self._load(update, serving)
         loaded = clock()
         self._proving = update.check is not None
         await server.resume()
@@ -93,25 +93,25 @@ class ServerUpdater:
         drained = settings.mode == "drain" and await self._requests.idle(settings.drain_s)
         told = clock()
         if not drained and self._server.loads_behind_requests:
-            stopped = await self._load_behind_requests(update)
+            stopped = await self._load_behind_requests(update, serving)
         else:
             if not drained:
                 await self._requests.abort_all()
             stopped = clock()
-            await self._load(update)
+            await self._load(update, serving)
         loaded = clock()
         await self._prove(update)
         if serving:
             self._pauses.add(self._server.url, update.version, told, stopped, loaded)
 
-    async def _load_behind_requests(self, update: Update) -> float:
+    async def _load_behind_requests(self, update: Update, serving: bool) -> float:
         """Load while the server answers requests that end. Returns when the last one was answered: only then may the
         cache be flushed, since a request that overtook the update may have put prefixes of other weights there."""
         load = asyncio.create_task(self._server.load(update))
         try:
             await self._requests.abort_all()
             stopped = self._pauses.clock()
-            if not self._settings.salted:
+            if self._flushes(serving):
                 await self._server.flush()
             await load
         finally:
@@ -121,9 +121,14 @@ class ServerUpdater:
             await self._memory.regain_cache(update)
         return stopped
 
-    async def _load(self, update: Update) -> None:
+    def _flushes(self, serving: bool) -> bool:
+        """A server that comes back may have computed prefixes with half an update, or with weights that failed their
+        canary."""
+        return not (self._settings.salted and serving)
+
+    async def _load(self, update: Update, serving: bool) -> None:
         """Load and flush at once: no request runs meanwhile, so nothing gets into the cache that is flushed."""
-        flush = asyncio.create_task(self._server.flush()) if not self._settings.salted else None
+        flush = asyncio.create_task(self._server.flush()) if self._flushes(serving) else None
         try:
             await self._server.load(update)
             if flush is not None:

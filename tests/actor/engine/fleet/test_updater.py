@@ -163,11 +163,47 @@ async def test_a_request_that_comes_behind_an_update_which_was_sent_later_gives_
     assert faults == 0
 
 
-async def test_prefixes_are_salted_by_version_where_they_are_not_flushed() -> None:
+async def test_where_prefixes_are_not_flushed_each_session_keeps_those_of_the_version_under_which_it_began() -> None:
     server = FakeSglang()
     async with fleet_with(0, server, mode="in_place") as fleet:
-        await sample(fleet)
+        server.calls.clear()
+        await sample(fleet, session="long")
         await fleet.update_weights(1, tensors(1))
-        await sample(fleet)
+        await sample(fleet, session="long")
+        await sample(fleet, session="later")
+        fleet.release("long")
+        await sample(fleet, session="long")
     assert "flush_cache" not in server.calls
-    assert len(set(server.salts)) == 2
+    old, *others = server.salts
+    assert old is not None
+    assert others == [old, server.label, server.label]
+    assert old != server.label
+
+
+async def test_a_turn_that_an_update_in_place_cuts_goes_on_with_the_prefixes_that_it_has() -> None:
+    server = FakeSglang("0.5.17")
+    async with fleet_with(0, server, mode="in_place") as fleet:
+        server.calls.clear()
+        call = asyncio.create_task(sample(fleet, LONG))
+        await async_until(lambda: server.running and len(server.running[0].pairs) > 3)
+        await fleet.update_weights(1, tensors(1))
+        got = await call
+        assert counter(fleet, "cut_segments") == 1
+        assert counter(fleet, "recomputed_tokens") == 0
+    assert_true(got)
+    assert {*got.versions} == {0, 1}
+    assert "flush_cache" not in server.calls
+    assert len(server.salts) == 2
+    assert len(set(server.salts)) == 1
+
+
+async def test_a_server_that_was_lost_forgets_its_prefixes_which_half_an_update_may_have_computed() -> None:
+    server = FakeSglang()
+    async with fleet_with(0, server, mode="in_place") as fleet:
+        server.calls.clear()
+        server.refuses.add("model_info")
+        server.refuses.add("get_model_info")
+        await async_until(lambda: not counter(fleet, "servers_ready"))
+        server.refuses.clear()
+        await async_until(lambda: counter(fleet, "servers_ready"))
+    assert server.calls.count("flush_cache") == 1
