@@ -43,7 +43,7 @@ def standard_error(max_lag: int) -> float:
     """That of the measured seconds of a step, as a share of their mean."""
     lines = read_lines(metrics_file(RUNS / f"lag-{max_lag}", "learner"))[FIRST:]
     seconds = [line["seconds/step"] for line in lines]
-    return statistics.stdev(seconds) / len(seconds) ** 0.5 / statistics.mean(seconds)
+    return float(statistics.stdev(seconds) / len(seconds) ** 0.5 / statistics.mean(seconds))
 
 
 def compare(max_lag: int, rates_of: int | None) -> dict[str, Any]:
