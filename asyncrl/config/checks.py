@@ -220,6 +220,8 @@ def _engine(config: TrainConfig) -> Iterator[str]:
         if actor.max_tokens > engine.max_length:
             yield "actor.max_tokens engine.max_length: an episode must fit into a slot; lower the first key"
         return
+    if engine.dtype is not None:
+        yield "engine.dtype engine.kind: it is that of the embedded engine; give servers an argument such as --dtype"
     sources = {
         "engine.urls": bool(engine.urls),
         "engine.urls_file": engine.urls_file is not None,

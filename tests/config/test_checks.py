@@ -107,6 +107,7 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({**VLLM, "weights.into_servers": "ipc"}, "vLLM takes weights from a folder"),
         ({**VLLM, "actor.temperature": 0.001}, "vLLM samples at 0.01 or more"),
         ({**VLLM, "engine.return_routed_experts": True}, "do not tell experts; use sglang or embedded"),
+        ({**VLLM, "engine.dtype": "bfloat16"}, "it is that of the embedded engine; give servers"),
         ({"learner.router_replay": True}, r"engine\.return_routed_experts.*set the second"),
         ({"engine.kind": "vllm", "engine.launch": True}, "it starts SGLang servers only"),
         ({**AWAY, "cluster.actors": 2}, "name more servers in engine.urls"),

@@ -8,6 +8,9 @@ version recorded for it. So a weight switch drops every key and value. Running s
 new weights and go on; idle sessions start from nothing at their next turn. Before any of that the new weights must
 repeat their canary (see weights/canary.py); otherwise the engine goes back to those that it had.
 
+With `keep_cache` a session goes on with the keys and values that it has instead. Then a log-prob is that of the
+distribution that was sampled from, which also depends on older versions than the token's.
+
 Sampling depends on the logits, the seed, the session's name and the position alone. The last bits of the logits may
 change with the shape of the batch, as in every batched engine.
 """
@@ -37,6 +40,7 @@ from asyncrl.actor.engine.router_watch import RouterWatch
 from asyncrl.actor.engine.sampling import most_likely, request_key, sample, uniforms
 from asyncrl.actor.engine.scheduler import Request, Scheduler, Slot, SlotChunk
 from asyncrl.config.schema import EngineConfig, ModelConfig
+from asyncrl.config.schema.generation import INT8
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.machine.long_work import unmeasured_work
 from asyncrl.modelling.devices import described
@@ -45,14 +49,12 @@ from asyncrl.modelling.routers import route_in_float32
 from asyncrl.modelling.source import source_of
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.types import NO_VERSION, Sampling
-from asyncrl.weights.canary import CanaryCheck, CanaryError, CanaryJudge
+from asyncrl.weights.canary import QUANTIZED, CanaryCheck, CanaryError, CanaryJudge
 from asyncrl.weights.folders import Weights, tensors_of
 from asyncrl.weights.manifest import dtype_name
 from asyncrl.weights.threads import in_own_thread
 
 logger = logging.getLogger(__name__)
-
-CANARY_SLOT = 0
 
 
 class EmbeddedEngine:
@@ -60,6 +62,7 @@ class EmbeddedEngine:
 
     `initial_version` is the policy version of the model's weights. By default they have none, and generation waits for
     the first update. `prefill_tokens` bounds the prompt tokens of one pass. `clock` (seconds) serves `stats`.
+    `config.dtype` is that of `model` already, but for int8, to which this rounds its matrices.
 
     Raises ConfigError: the model is too short for `max_length`, its attention does not fit a slot cache, published
     weights cannot be converted into its own, or it is no mixture whose experts can be returned as `config` asks.
@@ -73,16 +76,21 @@ class EmbeddedEngine:
         seed: int = 0,
         initial_version: int = NO_VERSION,
         prefill_tokens: int | None = None,
+        keep_cache: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model.eval().requires_grad_(False)
         self._device: torch.device = model.device
-        self._weights = OwnWeights(model)
+        self._weights = OwnWeights(model, config.dtype == INT8)
+        self._precision = QUANTIZED if config.dtype == INT8 else dtype_name(model.dtype)
         self._max_length = config.max_length
         self._seed = seed
         self._version = initial_version
         shape = model.config.get_text_config()
-        self._cache = SlotCache(shape, config.slots, config.max_length, model.dtype, model.device)
+        self._keep_cache = keep_cache
+        # The canary needs a slot that is empty: any while the cache is forgotten, otherwise one of its own.
+        self._canary_slot = config.slots if keep_cache else 0
+        self._cache = SlotCache(shape, config.slots + keep_cache, config.max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
         self._routers = RouterWatch(model) if config.return_routed_experts else None
         self._canary = CanaryJudge()
@@ -112,9 +120,10 @@ class EmbeddedEngine:
         Raises ConfigError: also where its configuration cannot be used."""
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         source = source_of(model)
+        dtype = model.dtype if config.dtype in (None, INT8) else config.dtype
         with unmeasured_work(f"loading {model.path}"):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source.path, config=open_config(model), dtype=getattr(torch, model.dtype), **source.options
+                source.path, config=open_config(model), dtype=getattr(torch, dtype), **source.options
             )
         route_in_float32(loaded)
         logger.info("the engine computes on %s", described(device))
@@ -294,19 +303,19 @@ class EmbeddedEngine:
         self._wake()
 
     def _forget(self) -> None:
-        """Begin with an empty cache. Numbers that are not finite would spoil later versions, even where they are
-        masked, and a version may leave some in slots whose log-probs nobody has seen."""
-        self._scheduler.forget()
-        for index in self._unproven:
+        """Begin with an empty cache, but for what is kept. Numbers that are not finite would spoil later versions, even
+        where they are masked, and a version may leave some in slots whose log-probs nobody has seen."""
+        kept = self._scheduler.forget(self._keep_cache)
+        for index in self._unproven.keys() - kept:
             self._cache.wipe(index)
-        self._unproven.clear()
+            del self._unproven[index]
 
     def _check_canary(self, check: CanaryCheck) -> None:
-        """Raises CanaryError. The cache is empty, before and afterwards."""
+        """Raises CanaryError. The canary's slot is empty, before and afterwards."""
         by, tokens = "the embedded engine", check.canary.tokens[: self._max_length]
-        self._unproven[CANARY_SLOT] = len(tokens)
+        self._unproven[self._canary_slot] = len(tokens)
         try:
-            layout = Layout(self._cache, [SlotChunk(CANARY_SLOT, 0, len(tokens))])
+            layout = Layout(self._cache, [SlotChunk(self._canary_slot, 0, len(tokens))])
             ids = torch.tensor(tokens, device=self._device)
             logits = self._model(ids[None], position_ids=layout.positions, use_cache=False, layout=layout).logits[0]
             logprobs = logits[:-1].float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
@@ -314,7 +323,7 @@ class EmbeddedEngine:
         except Exception as error:
             self._error_logger.exception("the canary could not be computed", error)
             raise self._canary.refuse(check, by, repr(error)) from error
-        self._canary.judge(check, answer, dtype_name(self._model.dtype), by, len(tokens))
+        self._canary.judge(check, answer, self._precision, by, len(tokens))
 
     def _step(self) -> None:
         try:

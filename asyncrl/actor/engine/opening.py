@@ -69,7 +69,8 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
 def _open_embedded(config: TrainConfig) -> OpenedEngine:
     model = config.model
     check_routing(config)
-    engine = EmbeddedEngine.load(model, config.engine, seed=config.run.seed)
+    keep_cache = config.weights.mode == "in_place"
+    engine = EmbeddedEngine.load(model, config.engine, seed=config.run.seed, keep_cache=keep_cache)
     return OpenedEngine(engine, engine.expected, engine.respond)
 
 

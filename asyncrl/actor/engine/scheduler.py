@@ -9,7 +9,7 @@ Invariants:
 - It waits for a pass if an older request computes at least half of what it lacks in that pass, and copies that then.
 - A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the others, oldest request
   first. So a prompt of any length slows the others by a bounded amount.
-- After `forget` no earlier key or value is used.
+- After `forget` no earlier key or value is used; where it keeps them, only sessions that have them go on with them.
 """
 
 from __future__ import annotations
@@ -71,13 +71,15 @@ class Request:
 class Slot:
     """A session's row of the cache, which holds the first `cached` of its `tokens` (prompt and sampled). `experts` are
     those that computed each token for the first time, uint8[W], where the engine records them: a token that is computed
-    again keeps those that sampled with it."""
+    again keeps those that sampled with it. `is_mixed`: it has keys and values of an older version, which no other
+    session may copy."""
 
     index: int
     request: Request
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
     experts: list[NDArray[np.uint8]] = field(default_factory=list)
+    is_mixed: bool = False
 
 
 class SlotChunk(NamedTuple):
@@ -125,7 +127,7 @@ class Scheduler:
         for slot in self._running.values():
             if budget and len(slot.tokens) - slot.cached > 1:
                 self._share(slot)
-                if any(_shares_half(slot, other, chunk.end) for other, chunk in longer):
+                if any(not other.is_mixed and _shares_half(slot, other, chunk.end) for other, chunk in longer):
                     continue
             count = len(slot.tokens) - slot.cached
             if count > 1:
@@ -180,12 +182,19 @@ class Scheduler:
         for request in [*requests, *(self._waiting.values() if waiting else ())]:
             self.fail(request, error)
 
-    def forget(self) -> None:
-        """The whole cache is invalid: running sequences are computed again, idle sessions lose their slots."""
+    def forget(self, keep: bool = False) -> set[int]:
+        """The whole cache is of an older version: running sequences are computed again, idle sessions lose their slots.
+        Where `keep`, sessions go on with what they have. Returns the slots whose contents are still used."""
+        if keep:
+            kept = [*self._running.values(), *self._idle.values()]
+            for slot in kept:
+                slot.is_mixed = slot.cached > 0
+            return {slot.index for slot in kept}
         for slot in self._running.values():
             slot.cached = 0
         while self._idle:
             self._evict()
+        return set()
 
     def _request(self, session: str) -> Request | None:
         slot = self._running.get(session)
@@ -214,13 +223,14 @@ class Scheduler:
         prompt = request.prompt.tolist()
         shared = _common_prefix(slot.tokens, prompt, min(slot.cached, len(prompt) - 1))
         slot.request, slot.tokens, slot.cached = request, prompt, shared
+        slot.is_mixed &= shared > 0
         del slot.experts[shared:]
         return slot
 
     def _share(self, slot: Slot) -> None:
         tokens, source, shared = slot.tokens, slot, slot.cached
         for other in chain(self._running.values(), self._idle.values()):
-            limit = min(other.cached, len(tokens) - 1)
+            limit = 0 if other.is_mixed else min(other.cached, len(tokens) - 1)
             if limit > shared and other.tokens[shared] == tokens[shared]:
                 common = _common_prefix(other.tokens, tokens, limit)
                 if common > shared:
@@ -229,6 +239,7 @@ class Scheduler:
             self._copy(source.index, slot.index, shared)
             slot.experts += source.experts[len(slot.experts) : shared]
             slot.cached = shared
+            slot.is_mixed = False
 
     def _evict(self) -> None:
         _, slot = self._idle.popitem(last=False)

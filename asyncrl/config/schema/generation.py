@@ -8,6 +8,8 @@ from typing import Any
 from asyncrl.config.option import option
 from asyncrl.config.schema.tools import FetchConfig, SandboxConfig, SearchConfig
 
+INT8 = "int8"
+
 
 @dataclass
 class ActorConfig:
@@ -194,6 +196,12 @@ class EngineConfig:
         "embedded",
         "torch in the actor's process (embedded), or a kind of servers",
         choices=("embedded", "sglang", "vllm"),
+    )
+    dtype: str | None = option(
+        None,
+        "compute dtype of the embedded engine; null: model.dtype; int8: that, with matrices rounded to int8 row by "
+        "row, to try what a quantized server does to training",
+        choices=("float32", "bfloat16", "float16", INT8),
     )
     slots: int = option(64, "requests that the embedded engine decodes at once", "[1, inf)")
     max_length: int = option(4096, "tokens that one slot of the embedded engine holds", "[1, inf)")

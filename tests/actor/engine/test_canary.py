@@ -150,8 +150,10 @@ async def test_a_canary_that_cannot_be_computed_fails_the_version_and_not_the_en
             await engine.update_weights(1, parameters(newer), outside)
 
 
-@pytest.mark.parametrize("cancelled", [True, False])
-async def test_what_a_bad_version_left_in_a_half_computed_prompt_spoils_no_later_version(cancelled: bool) -> None:
+@pytest.mark.parametrize(("cancelled", "keep_cache"), [(True, False), (False, False), (True, True)])
+async def test_what_a_bad_version_left_in_a_half_computed_prompt_spoils_no_later_version(
+    cancelled: bool, keep_cache: bool
+) -> None:
     """No log-prob has shown what it left there."""
     rotten: Any = {name: torch.full_like(tensor, torch.nan) for name, tensor in parameters(tiny_model()).items()}
     good, model, long = tiny_model(1), tiny_model(), prompt(np.random.default_rng(0), 60)
@@ -162,7 +164,7 @@ async def test_what_a_bad_version_left_in_a_half_computed_prompt_spoils_no_later
             reached.set()
             assert go_on.wait(GENEROUS_S)
 
-    async with serving(model, prefill_tokens=8) as engine:
+    async with serving(model, prefill_tokens=8, keep_cache=keep_cache) as engine:
         await engine.update_weights(1, rotten)
         model.register_forward_pre_hook(stop_after_some_passes)
         call = asyncio.create_task(engine.generate(long, Sampling(1.0, 2), (), "half"))

@@ -1,10 +1,13 @@
 """The scheduler against a model of the cache that remembers which token was computed where, and since when.
 
-What must hold: whatever a chunk attends to is its own sequence, computed after the last `forget`; requests get slots in
-the order they came; a pass never leaves out a decoding sequence nor takes more prompt tokens than it may.
+What must hold: whatever a chunk attends to is its own sequence, computed after the last `forget`, or for its own
+session where that kept it; requests get slots in the order they came; a pass never leaves out a decoding sequence nor
+takes more prompt tokens than it may.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -24,18 +27,29 @@ def request(session: str, tokens: list[int], limit: int = 4) -> Request:
     return Request(session, np.array(tokens, np.int32), 1.0, limit, frozenset([STOP]), 0)
 
 
+class Cached(NamedTuple):
+    """A token of the cache: after how many calls of `forget` it was computed, and for whom."""
+
+    token: int
+    version: int
+    session: str
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.scheduler = Scheduler(SLOTS, PREFILL, self.copy)
         self.requests: list[Request] = []
         self.history: dict[str, list[int]] = {}
-        self.cache: list[dict[int, int]] = [{} for _ in range(SLOTS)]
+        self.cache: list[dict[int, Cached]] = [{} for _ in range(SLOTS)]
+        self.version = 0
         self.admitted: list[Request] = []
 
     def copy(self, source: int, slot: int, count: int) -> None:
         assert source != slot
-        self.cache[slot].update({index: self.cache[source][index] for index in range(count)})
+        copied = {index: self.cache[source][index] for index in range(count)}
+        assert all(each.version == self.version for each in copied.values())
+        self.cache[slot].update(copied)
 
     def active(self, session: str) -> Request | None:
         return next((r for r in self.requests if r.session == session and not r.future.done()), None)
@@ -64,17 +78,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sum(chunk.end - chunk.start for s, chunk in work if len(s.tokens) - s.cached > 1) <= PREFILL
         for slot, chunk in work:
             seen = self.cache[slot.index]
-            assert [seen.get(i) for i in range(chunk.start)] == slot.tokens[: chunk.start]
-            seen.update(zip(range(chunk.start, chunk.end), slot.tokens[chunk.start : chunk.end], strict=True))
+            used, session = [seen[i] for i in range(chunk.start)], slot.request.session
+            assert [each.token for each in used] == slot.tokens[: chunk.start]
+            assert all(each.version == self.version or each.session == session for each in used)
+            computed = range(chunk.start, chunk.end)
+            seen.update({i: Cached(slot.tokens[i], self.version, session) for i in computed})
             slot.cached = chunk.end
             if chunk.end == len(slot.tokens):
                 self.scheduler.append(slot, token, -1.0, 7)
                 self.history[slot.request.session] = list(slot.tokens)
 
-    @rule()
-    def forget(self) -> None:
-        self.scheduler.forget()
-        self.cache = [{} for _ in range(SLOTS)]
+    @rule(keep=st.booleans())
+    def forget(self, keep: bool) -> None:
+        kept = self.scheduler.forget(keep)
+        assert keep or not kept
+        assert {slot.index for slot in self.scheduler.running} <= kept or not keep
+        self.version += 1
+        self.cache = [seen if index in kept else {} for index, seen in enumerate(self.cache)]
 
     @rule(session=SESSIONS)
     def release(self, session: str) -> None:
