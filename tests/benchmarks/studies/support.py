@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from benchmarks.studies import age, mismatch, process_rewards, reuse, wall_clock, waste
 from benchmarks.studies.figures import Row
 from benchmarks.studies.study import Search, Study
+
+STUDIES = [module.STUDY for module in (age, mismatch, process_rewards, reuse, wall_clock, waste)]
+"""Those that there are."""
 
 STUDY = Study(
     name="toy",

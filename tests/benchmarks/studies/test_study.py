@@ -10,11 +10,9 @@ import pytest
 
 from asyncrl.config.compose import read
 from asyncrl.demo.ladder.tasks import RUNGS
-from benchmarks.studies import age, process_rewards, reuse, wall_clock, waste
+from benchmarks.studies import age
 from benchmarks.studies.study import BASE, LR, MAIN, SEARCH, SEARCH_SEED, Run, Study, overrides
-from tests.benchmarks.studies.support import STUDY
-
-STUDIES = [module.STUDY for module in (age, process_rewards, reuse, wall_clock, waste)]
+from tests.benchmarks.studies.support import STUDIES, STUDY
 
 
 def test_the_cells_are_all_combinations_but_the_skipped() -> None:
