@@ -131,15 +131,12 @@ class _Asked:
         ]
 
     def write(self, page: Path | None) -> str:
-        """The study's section; it is written into the page if there is one, with its picture."""
-        cells = self.cells()
-        rows = [row for runs in self.curves().values() for each in runs for row in each]
-        parts = [report.conditions(self._study, rows), report.table(self._study, cells), report.failures(cells)]
+        """The study's tables; they are written into the page if there is one, with a picture."""
+        study, cells, curves = self._study, self.cells(), self.curves()
+        about = report.conditions(study, [row for runs in curves.values() for each in runs for row in each])
         if page is not None:
-            picture = page.parent / report.PICTURES / f"{self._study.name}.png"
-            report.draw(self._study, self.curves(), picture)
-            parts.insert(1, f"![accuracy over samples]({report.PICTURES}/{picture.name})")
-            report.write_section(page, self._study, "\n\n".join(filter(None, parts)))
+            report.write_page(page, study, about, cells, curves)
+        parts = [about, report.overview(study, cells), report.table(study, cells), report.failures(cells)]
         return "\n\n".join(filter(None, parts))
 
     def _rows(self, run: Run) -> list[Row]:

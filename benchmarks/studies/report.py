@@ -1,8 +1,12 @@
-"""The table and the picture of a study, and their place in docs/studies.md: between markers, which are written anew."""
+"""The tables and the picture of a study, and their place in docs/studies.md: between markers, which are written anew.
+
+The page has a few figures of each cell. All of them are in a page beside the picture.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.studies.figures import Row
@@ -10,14 +14,30 @@ from benchmarks.studies.study import Study
 from benchmarks.studies.summary import Cell, Spread
 
 PAGE = Path(__file__).parents[2] / "docs" / "studies.md"
-PICTURES = "studies"
-"""The folder of pictures beside the page."""
+BESIDE = "studies"
+"""The folder beside the page, of pictures and of tables with all figures."""
 END = "<!-- end -->"
 
-_COLUMNS = (
-    *("lr", "seeds", "failed", "collapsed", "samples to target", "seconds to target", "best accuracy"),
-    *("last accuracy", "lag used, mean", "lag used, largest", "entropy", "ess, least", "evicted", "learner idle"),
-)
+FIGURES: Mapping[str, Callable[[Cell], str]] = {
+    "lr": lambda cell: f"{cell.lr:g}",
+    "seeds": lambda cell: str(cell.seeds),
+    "failed": lambda cell: str(cell.failed),
+    "collapsed": lambda cell: str(cell.collapsed),
+    "samples to target": lambda cell: _to_target(cell, cell.samples_to_target),
+    "seconds to target": lambda cell: _to_target(cell, cell.seconds_to_target),
+    "best accuracy": lambda cell: _shown(cell.best, "{:.2f}"),
+    "last accuracy": lambda cell: _shown(cell.last, "{:.2f}"),
+    "lag used, mean": lambda cell: _shown(cell.lag_mean, "{:.1f}"),
+    "lag used, largest": lambda cell: _shown(cell.lag_max, "{:.0f}"),
+    "entropy": lambda cell: _shown(cell.entropy, "{:.3f}"),
+    "ess, least": lambda cell: _shown(cell.ess, "{:.2f}"),
+    "evicted": lambda cell: _shown(cell.evicted_share, "{:.0%}"),
+    "learner idle": lambda cell: _shown(cell.idle, "{:.0%}"),
+}
+"""What is said of a cell, by its name."""
+
+Curves = Mapping[tuple[str, ...], Sequence[Sequence[Row]]]
+"""The rows of each run of a cell, by the names of the cell's levels."""
 
 
 def marker(study: str) -> str:
@@ -25,11 +45,29 @@ def marker(study: str) -> str:
 
 
 def table(study: Study, cells: Sequence[Cell]) -> str:
-    """A row for each cell: medians over the seeds, with the least and the greatest value."""
-    columns = [*study.factors, *_COLUMNS]
-    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    lines += ["| " + " | ".join([*cell.levels.values(), *_figures(cell)]) + " |" for cell in cells]
-    return "\n".join(lines)
+    """All figures, a row for each cell: medians over the seeds, with the least and the greatest value."""
+    rows = [[*cell.levels.values(), *(figure(cell) for figure in FIGURES.values())] for cell in cells]
+    return _lines([*study.factors, *FIGURES], rows)
+
+
+def overview(study: Study, cells: Sequence[Cell]) -> str:
+    """A table for each figure that the study shows: a column for each level of the first factor, a row for each
+    combination of the others. The first table also says where runs failed, collapsed or have not ended yet."""
+    first, *others = study.factors
+    columns = [level for level in study.factors[first] if any(cell.levels[first] == level for cell in cells)]
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for cell in cells:
+        rows.setdefault(tuple(cell.levels[factor] for factor in others), {})[cell.levels[first]] = cell
+    seeds = max((cell.seeds for cell in cells), default=0)
+    tables = []
+    for name in study.shown:
+        figure = partial(_told, FIGURES[name], seeds) if name == study.shown[0] else FIGURES[name]
+        body = [
+            [*levels, _rates(row.values()), *(figure(row[each]) if each in row else "" for each in columns)]
+            for levels, row in rows.items()
+        ]
+        tables.append(f"**{name.capitalize()}**, by `{first}`:\n\n{_lines([*others, 'lr', *columns], body)}")
+    return "\n\n".join(tables)
 
 
 def conditions(study: Study, rows: Sequence[Row]) -> str:
@@ -54,6 +92,21 @@ def failures(cells: Sequence[Cell]) -> str:
     return "\n".join(f"* {levels}: {' '.join(reason.split())}" for levels, reason in named)
 
 
+def write_page(page: Path, study: Study, about: str, cells: Sequence[Cell], curves: Curves) -> None:
+    """Write the study's section of the page, which begins with `about`, and beside the page a picture and all figures.
+
+    Raises ValueError: see `write_section`.
+    """
+    picture, further = (f"{BESIDE}/{study.name}.{suffix}" for suffix in ("png", "md"))
+    shown = f"![accuracy over samples]({picture})"
+    link = f"All figures of each combination are in [{further}]({further})."
+    parts = [about, shown, overview(study, cells), link, failures(cells)]
+    write_section(page, study, "\n\n".join(filter(None, parts)))
+    draw(study, curves, page.parent / picture)
+    title = f"# All figures of the study `{study.name}`\n{study.question} [{page.name}](../{page.name}) says more."
+    (page.parent / further).write_text("\n\n".join([title, about, table(study, cells)]) + "\n")
+
+
 def write_section(page: Path, study: Study, text: str) -> None:
     """Put `text` between the study's markers. Raises ValueError: the page does not have them."""
     written = page.read_text()
@@ -64,13 +117,14 @@ def write_section(page: Path, study: Study, text: str) -> None:
     page.write_text(f"{head}{begin}\n{text.strip()}\n{end}{tail}")
 
 
-def draw(study: Study, curves: Mapping[tuple[str, ...], Sequence[Sequence[Row]]], picture: Path) -> None:
+def draw(study: Study, curves: Curves, picture: Path) -> None:
     """Accuracy over trained samples as a PNG: a panel for each level of `study.panels`, a line for each cell in it, and
-    thin lines for its seeds. `curves` has the runs of each cell by the names of its levels."""
+    thin lines for its seeds."""
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
 
     place = list(study.factors).index(study.panels)
     panels = sorted({key[place] for key in curves}, key=list(study.factors[study.panels]).index)
@@ -79,18 +133,19 @@ def draw(study: Study, curves: Mapping[tuple[str, ...], Sequence[Sequence[Row]]]
     figure, grid = plt.subplots(
         height, width, figsize=(4 * width, 3 * height), sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
-    shown = {key[:place] + key[place + 1 :]: None for key in curves}
-    colours = {key: plt.get_cmap("viridis")(index / max(1, len(shown) - 1)) for index, key in enumerate(shown)}
+    shown = dict.fromkeys(key[:place] + key[place + 1 :] for key in curves)
+    colours = {key: plt.get_cmap("turbo")((index + 0.5) / len(shown)) for index, key in enumerate(shown)}
     for axes, panel in zip(grid.flat, panels, strict=False):
         for key, runs in curves.items():
             if key[place] == panel:
-                rest = key[:place] + key[place + 1 :]
-                _draw_cell(axes, runs, colours[rest], ", ".join(rest) or panel)
+                _draw_cell(axes, runs, colours[key[:place] + key[place + 1 :]])
         axes.set(title=f"{study.panels} {panel}", ylim=(0, 1.02))
         axes.grid(alpha=0.3)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
-    grid.flat[0].legend(fontsize="x-small")
+    lines = [Line2D([], [], color=colour, label=", ".join(key)) for key, colour in colours.items()]
+    title = ", ".join(factor for factor in study.factors if factor != study.panels)
+    figure.legend(handles=lines, title=title, loc="outside right upper")
     figure.supxlabel("trained trajectories")
     figure.supylabel("held-out accuracy, greedy")
     picture.parent.mkdir(parents=True, exist_ok=True)
@@ -98,33 +153,33 @@ def draw(study: Study, curves: Mapping[tuple[str, ...], Sequence[Sequence[Row]]]
     plt.close(figure)
 
 
-def _draw_cell(axes: object, runs: Sequence[Sequence[Row]], colour: object, label: str) -> None:
+def _draw_cell(axes: object, runs: Sequence[Sequence[Row]], colour: object) -> None:
     """The seeds' curves, and their mean where all of them have an evaluation."""
     known = [{row["samples"]: row["accuracy"] for row in rows if row["accuracy"] is not None} for rows in runs]
     for curve in known:
         axes.plot(list(curve), list(curve.values()), color=colour, alpha=0.3, linewidth=0.8)  # type: ignore[attr-defined]
     shared = sorted(set.intersection(*map(set, known))) if known else []
     means = [sum(curve[samples] for curve in known) / len(known) for samples in shared]
-    axes.plot(shared, means, color=colour, label=label)  # type: ignore[attr-defined]
+    axes.plot(shared, means, color=colour)  # type: ignore[attr-defined]
 
 
-def _figures(cell: Cell) -> list[str]:
-    return [
-        f"{cell.lr:g}",
-        str(cell.seeds),
-        str(cell.failed),
-        str(cell.collapsed),
-        _to_target(cell, cell.samples_to_target),
-        _to_target(cell, cell.seconds_to_target),
-        _shown(cell.best, "{:.2f}"),
-        _shown(cell.last, "{:.2f}"),
-        _shown(cell.lag_mean, "{:.1f}"),
-        _shown(cell.lag_max, "{:.0f}"),
-        _shown(cell.entropy, "{:.3f}"),
-        _shown(cell.ess, "{:.2f}"),
-        _shown(cell.evicted_share, "{:.0%}"),
-        _shown(cell.idle, "{:.0%}"),
-    ]
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _rates(cells: Iterable[Cell]) -> str:
+    return ", ".join(dict.fromkeys(map(FIGURES["lr"], cells)))
+
+
+def _told(figure: Callable[[Cell], str], seeds: int, cell: Cell) -> str:
+    """The figure, with what came of the runs, of which there should be one for each of `seeds`."""
+    notes = {
+        f"{cell.failed} failed": cell.failed,
+        f"{cell.collapsed} collapsed": cell.collapsed,
+        f"{cell.seeds} of {seeds} seeds": cell.seeds < seeds,
+    }
+    return "; ".join(filter(None, [figure(cell), *(note for note, holds in notes.items() if holds)]))
 
 
 def _to_target(cell: Cell, spread: Spread | None) -> str:

@@ -114,7 +114,8 @@ class Run:
 class Study:
     """`factors` has the settings of each level by its name. `target` is the accuracy whose price in samples is asked
     for. `skipped` are parts of cells that make no sense. `panels` is the factor of which the picture has a panel for
-    each level; the other one has the lines.
+    each level; the other one has the lines. `shown` are the figures of the page's tables, of which the first factor's
+    levels are the columns: keys of `report.FIGURES`.
 
     Raises ValueError: what is declared contradicts itself.
     """
@@ -127,6 +128,7 @@ class Study:
     target: float = 0.8
     search: Search | None = None
     skipped: Sequence[Levels] = ()
+    shown: Sequence[str] = ("best accuracy", "samples to target")
 
     def __post_init__(self) -> None:
         for one, other in itertools.combinations(self.factors, 2):

@@ -22,6 +22,7 @@ STUDY = Study(
     },
     panels="tools",
     settings={"learner.minibatches": 2},
+    shown=("seconds to target", "samples to target", "best accuracy"),
 )
 
 if __name__ == "__main__":

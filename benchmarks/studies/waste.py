@@ -19,6 +19,7 @@ STUDY = Study(
         "evicted tasks": {"lost": {}, "again": {"replay.reissue_evicted": True}},
     },
     panels="max_lag",
+    shown=("evicted", "learner idle", "best accuracy"),
 )
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.studies.figures import collapsed
-from benchmarks.studies.report import failures, table, write_section
+from benchmarks.studies.report import FIGURES, failures, overview, table, write_page, write_section
 from benchmarks.studies.summary import Spread, cell_of
-from tests.benchmarks.studies.support import STUDY, row
+from tests.benchmarks.studies.support import STUDIES, STUDY, row
 
 LEVELS = {"size": "small", "colour": "red"}
 FAST = [
@@ -75,3 +75,52 @@ def test_a_section_is_written_between_its_markers_and_nothing_else_changes(tmp_p
     page.write_text(other)
     with pytest.raises(ValueError, match="has no place for the study toy"):
         write_section(page, STUDY, "new")
+
+
+def test_the_overview_has_a_column_for_each_level_of_the_first_factor_and_says_what_came_of_the_runs() -> None:
+    small = {"size": "small", "colour": "red"}
+    cells = [
+        cell_of(small, 1e-4, [FAST, COLLAPSED, FAILED], target=0.8),
+        cell_of({**small, "colour": "blue"}, 3e-5, [FAST, FAST], target=0.8),
+        cell_of({**small, "size": "large"}, 1e-4, [SLOW, SLOW, SLOW], target=0.8),
+    ]
+    best, samples = overview(STUDY, cells).split("\n\n**")
+    assert best.splitlines() == [
+        "**Best accuracy**, by `size`:",
+        "",
+        "| colour | lr | small | large |",
+        "| --- | --- | --- | --- |",
+        "| red | 0.0001 | 0.80 (0.70 to 0.90); 1 failed; 1 collapsed | 0.80 |",
+        "| blue | 3e-05 | 0.90; 2 of 3 seeds |  |",
+    ]
+    assert samples.splitlines() == [
+        "Samples to target**, by `size`:",
+        "",
+        "| colour | lr | small | large |",
+        "| --- | --- | --- | --- |",
+        "| red | 0.0001 | 8; 1 of 3 seeds | 16 |",
+        "| blue | 3e-05 | 8 |  |",
+    ]
+
+
+def test_every_study_shows_figures_that_there_are() -> None:
+    assert all(set(study.shown) <= FIGURES.keys() for study in STUDIES)
+
+
+def test_a_page_gets_the_overview_and_its_folder_the_picture_and_all_figures(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n<!-- study toy -->\nold\n<!-- end -->\n")
+    runs = [FAST, SLOW, FAILED]
+    cells = [cell_of(LEVELS, 1e-4, runs, target=0.8)]
+    write_page(page, STUDY, "where and when", cells, {("small", "red"): runs})
+    assert page.read_text() == (
+        "# Page\n<!-- study toy -->\nwhere and when\n\n![accuracy over samples](studies/toy.png)\n\n"
+        f"{overview(STUDY, cells)}\n\n"
+        "All figures of each combination are in [studies/toy.md](studies/toy.md).\n\n"
+        "* small, red: out of memory\n<!-- end -->\n"
+    )
+    assert (tmp_path / "studies" / "toy.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "studies" / "toy.md").read_text() == (
+        "# All figures of the study `toy`\nWhich colour is best at which size? [page.md](../page.md) says more.\n\n"
+        f"where and when\n\n{table(STUDY, cells)}\n"
+    )
