@@ -23,7 +23,8 @@ from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.errors import AsyncrlError, StoppedError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans, Value
-from asyncrl.replay.client import CREDITS, ReplayClient
+from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.link import CREDITS
 from asyncrl.text import cut, reason_of
 from asyncrl.types import Purpose, Ticket, Trajectory
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from asyncrl.errors import RefusedError, WireError
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.client import CREDITS, ReplayClient
+from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.link import CREDITS
 from asyncrl.replay.protocol import decode_reply, decode_request
 from asyncrl.types import Role, Ticket, ToolCall, Trajectory, Turn
 from tests.helpers import GENEROUS_S, make_trajectory
