@@ -25,25 +25,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actor.branches import Branch, Prefix, image_arrays, moved, routed_experts
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Generation, PlacedImage, collapsed
-from asyncrl.actor.history import Message, repeats, same_message, same_value
+from asyncrl.actor.history import Message, same_value
 from asyncrl.actor.images import EpisodeImages, GivenTokens
 from asyncrl.actor.prompt_lengths import cut_prompt
 from asyncrl.actor.steps import Split, split_steps
 from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
-from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import (
-    DIGEST_BYTES,
     MAX_IMAGES,
     NO_MASS,
-    NO_ROUTING,
-    NO_VERSION,
     Finish,
     Grammar,
     Role,
@@ -89,130 +86,6 @@ class CompletionRequest(NamedTuple):
     grammar: Grammar | None = None
     stop: tuple[str, ...] = ()
     alternatives: int = 0
-
-
-class Branch:
-    """One token sequence of at most `capacity` tokens. `session` names it to the engine; `reserved` is the number of
-    tokens that the completion in flight may have, 0 if none is in flight."""
-
-    def __init__(self, session: str, capacity: int) -> None:
-        self.session = session
-        self.turns: list[Turn] = []
-        self.reserved = 0
-        self._images: list[PlacedImage] = []
-        self._tokens = np.empty(capacity, np.int32)
-        self._logprobs = np.empty(capacity, np.float32)
-        self._versions = np.empty(capacity, np.int32)
-        self._grammar_mass = np.ones(capacity, np.float32)
-        self._routing: NDArray[np.uint8] | None = None
-
-    def __len__(self) -> int:
-        return self.turns[-1].end if self.turns else 0
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        """The tokens so far, int32[T]: a view."""
-        return self._tokens[: len(self)]
-
-    def columns(self, length: int) -> tuple[NDArray[Any], ...]:
-        """Tokens, log-probs, versions and masses of the first `length` tokens, as a Trajectory has them: views."""
-        return self._tokens[:length], self._logprobs[:length], self._versions[:length], self._grammar_mass[:length]
-
-    def images_within(self, length: int) -> list[PlacedImage]:
-        """The images among the first `length` tokens."""
-        return [image for image in self._images if image.end <= length]
-
-    def turns_within(self, length: int) -> list[Turn]:
-        """The turns of the first `length` tokens."""
-        return [turn for turn in self.turns if turn.end <= length]
-
-    def add(
-        self,
-        tokens: NDArray[np.int32],
-        role: Role,
-        calls: Sequence[ToolCall] = (),
-        logprobs: NDArray[np.float32] | float = 0.0,
-        versions: NDArray[np.int32] | int = NO_VERSION,
-        finish_reason: str = "",
-        images: Sequence[PlacedImage] = (),
-    ) -> None:
-        """Add a turn with the tool calls in it, and with the `images` among its tokens. Tokens that were not sampled
-        here have no log-probs and no version."""
-        start = len(self)
-        self._images = [*self.images_within(start), *(_moved(image, start) for image in images)]
-        end = start + len(tokens)
-        self._tokens[start:end], self._logprobs[start:end], self._versions[start:end] = tokens, logprobs, versions
-        self._grammar_mass[start:end] = 1.0
-        if self._routing is not None:
-            self._routing[start:end] = 255
-        self.turns.append(Turn(start, end, role, finish_reason, tuple(calls)))
-
-    def note_experts(self, routing: Sequence[RoutedTokens]) -> None:
-        """Tokens were computed by these experts. Those that a token was computed by first stay: they sampled what
-        follows it."""
-        for each in routing:
-            if self._routing is None:
-                self._routing = np.full((len(self._tokens), each.rows.shape[1]), 255, np.uint8)
-            known = self._routing[each.start : min(each.end, len(self))]
-            missing = (known == 255).all(1)
-            known[missing] = each.rows[: len(known)][missing]
-
-    def experts(self, length: int) -> NDArray[np.uint8] | None:
-        """The experts of the first `length` tokens, as a Trajectory has them; None if those of none are known."""
-        return None if self._routing is None else self._routing[:length]
-
-    def mark_grammar(self, grammar: Grammar, mass: NDArray[np.float32] | None) -> None:
-        """The last turn was sampled under `grammar`. Its masses are as in Trajectory; None: they were not measured."""
-        turn = self.turns[-1]
-        self.turns[-1] = turn._replace(grammar=grammar.kind)
-        self._grammar_mass[turn.start : turn.end] = 0.0 if mass is None else mass
-
-
-def _moved(image: PlacedImage, by: int) -> PlacedImage:
-    return image._replace(start=image.start + by, end=image.end + by)
-
-
-def _image_arrays(images: Sequence[PlacedImage]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """The spans and digests of images, as a Trajectory has them."""
-    spans = np.array([(image.start, image.end) for image in images], np.int32).reshape(-1, 2)
-    return spans, np.frombuffer(b"".join(image.name for image in images), np.uint8).reshape(-1, DIGEST_BYTES)
-
-
-def _experts(branches: Sequence[tuple[NDArray[np.uint8] | None, int]]) -> NDArray[np.uint8]:
-    """The experts of branches of given lengths, one behind the other."""
-    width = next((rows.shape[1] for rows, _ in branches if rows is not None), 0)
-    if not width:
-        return NO_ROUTING
-    return np.concatenate(
-        [np.full((length, width), 255, np.uint8) if rows is None else rows for rows, length in branches]
-    )
-
-
-class Prefix(NamedTuple):
-    """The tokens of `branch` up to the end of one of its completions, which is `turn`. They are the conversation of
-    `messages`, the completion among them, with `tools`. `shown` is the completion as the caller has it where that lacks
-    no more than the text at which it was cut."""
-
-    branch: Branch
-    turn: Turn
-    messages: tuple[Message, ...]
-    tools: tuple[Message, ...]
-    shown: Message | None = None
-
-    def repeated_by(self, messages: Sequence[Message]) -> bool:
-        """Whether `messages` begin with this conversation."""
-        *before, turn = self.messages
-        if len(messages) <= len(before) or not repeats(messages[: len(before)], before):
-            return False
-        return any(same_message(messages[len(before)], each) for each in (turn, self.shown) if each is not None)
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        return self.branch.tokens[: self.turn.end]
-
-    @property
-    def images(self) -> list[PlacedImage]:
-        return self.branch.images_within(self.turn.end)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -391,7 +264,7 @@ class Recorder:
             turns += [turn._replace(start=start + turn.start, end=start + turn.end) for turn in within]
         completed = turns[-1].finish_reason == "stop" and not self.truncated
         played = Finish.COMPLETED if completed else Finish.TRUNCATED
-        ticket, (image_spans, image_digests) = self._ticket, _image_arrays(self.images())
+        ticket, (image_spans, image_digests) = self._ticket, image_arrays(self.images())
         return Trajectory(
             id=ticket.id,
             task_id=ticket.task.id,
@@ -406,7 +279,7 @@ class Recorder:
             rewards=rewards,
             timings=timings,
             grammar_mass=mass if any(turn.grammar for turn in turns) else NO_MASS,
-            routed_experts=_experts([(each.branch.experts(each.turn.end), each.turn.end) for each in ends]),
+            routed_experts=routed_experts([(each.branch.experts(each.turn.end), each.turn.end) for each in ends]),
             image_spans=image_spans,
             image_digests=image_digests,
         )
@@ -416,7 +289,7 @@ class Recorder:
         found: list[PlacedImage] = []
         start = 0
         for each in self.last_completions():
-            found += [_moved(image, start) for image in each.images]
+            found += [moved(image, start) for image in each.images]
             start += each.turn.end
         return found
 

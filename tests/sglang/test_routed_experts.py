@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
+from asyncrl.actor.branches import Branch
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.router_watch import RouterWatch
 from asyncrl.actor.engine.sglang.server import SglangServer
-from asyncrl.actor.recorder import Branch
 from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import joined

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.actor.branches import Branch
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.router_watch import RouterWatch
-from asyncrl.actor.recorder import Branch
 from asyncrl.config.schema import EngineConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.routing import RoutedTokens, routing_shape
