@@ -50,9 +50,9 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
 from asyncrl.launch.placement.placement import MOST_THREADS
 from asyncrl.learner.launcher import Membership, run_ranks
+from asyncrl.learner.local_batch import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.memory import fit_memory, usable_bytes
 from asyncrl.learner.optimizer import Exchange, Trainable, UpdateResult
-from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.schedule import schedule

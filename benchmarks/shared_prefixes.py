@@ -29,7 +29,8 @@ from torch.distributed.tensor import DTensor
 
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.learner.bundles import schedule_shared
-from asyncrl.learner.packing import LocalBatch, PackedSequences, build_episodes, build_local_batch
+from asyncrl.learner.local_batch import LocalBatch, build_episodes, build_local_batch
+from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.prefixes import EVERY
 from asyncrl.learner.ranks import Ranks, joined

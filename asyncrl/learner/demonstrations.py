@@ -22,7 +22,7 @@ from asyncrl.data.rendered import RenderedDemonstrations
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.learner.checkpoint import Progress
 from asyncrl.learner.fetching import PackedModel
-from asyncrl.learner.packing import pack_demonstrations
+from asyncrl.learner.local_batch import pack_demonstrations
 from asyncrl.learner.prefixes import sharing_of
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.schedule import Passes, schedule

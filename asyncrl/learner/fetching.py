@@ -22,7 +22,7 @@ from asyncrl.errors import InvariantError
 from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.bundles import schedule_shared
 from asyncrl.learner.keeping import EpisodeKeeper, Sample
-from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
+from asyncrl.learner.local_batch import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.prefixes import Sharing, sharing_of
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.schedule import Passes

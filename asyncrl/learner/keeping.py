@@ -25,7 +25,7 @@ from asyncrl.config import locations
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import RefusedError, StoreError, WireError
 from asyncrl.learner.batches import BatchSource
-from asyncrl.learner.packing import LocalBatch
+from asyncrl.learner.local_batch import LocalBatch
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.kept.episode import ARRAYS, BEST, HELD_OUT, RANDOM, WORST, KeptEpisode, KeptStep, row_of

@@ -31,7 +31,7 @@ from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.fetching import BatchFetcher
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.keeping import EpisodeKeeper
-from asyncrl.learner.packing import LocalBatch
+from asyncrl.learner.local_batch import LocalBatch
 from asyncrl.learner.profiling import profiled
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.step_metrics import (

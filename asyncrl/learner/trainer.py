@@ -21,8 +21,9 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.ratio_bins import CORRECTED, RAW
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.critic import Critic, critic_summary
+from asyncrl.learner.local_batch import LocalBatch
 from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.packing import ForwardPass, LocalBatch, PackedSequences
+from asyncrl.learner.packing import ForwardPass, PackedSequences
 from asyncrl.learner.policy import BaseOfPolicy, Policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.router_balance import Balance, load_summary

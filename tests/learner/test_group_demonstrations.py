@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.algorithms.batch import Totals
 from asyncrl.config.schema import PartConfig, TrainConfig
-from asyncrl.learner.packing import build_episodes, build_local_batch
+from asyncrl.learner.local_batch import build_episodes, build_local_batch
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.step_metrics import lag_counts
 from asyncrl.observe.kept.reading import KeptEpisodes

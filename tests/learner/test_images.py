@@ -18,7 +18,7 @@ from asyncrl.learner.critic import load_critic
 from asyncrl.learner.export import export
 from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.images import ImageError, batch_images
-from asyncrl.learner.packing import LocalBatch, build_local_batch
+from asyncrl.learner.local_batch import LocalBatch, build_local_batch
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.prefixes import EVERY, Sharing
 from asyncrl.learner.ranks import Ranks

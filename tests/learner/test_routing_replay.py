@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config.schema import ModelConfig
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError
-from asyncrl.learner.packing import PackedSequences, build_local_batch
+from asyncrl.learner.local_batch import build_local_batch
+from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.prefixes import EVERY
 from asyncrl.learner.ranks import Ranks

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import PartConfig, TrainConfig
+from asyncrl.learner.local_batch import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.optimizer import Trainable, UpdateResult
-from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.prefixes import EVERY, Sharing
 from asyncrl.learner.ranks import Ranks

@@ -17,7 +17,7 @@ from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.sglang.ways import WaySettings
 from asyncrl.config.schema import ImagesConfig, ModelConfig
 from asyncrl.learner.gathering import gather_all
-from asyncrl.learner.packing import build_local_batch
+from asyncrl.learner.local_batch import build_local_batch
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.modelling.images import ImageReader, digest_of

@@ -20,7 +20,7 @@ from asyncrl.config.changes import ConfigChange, ConfigHistory
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.fetching import BatchFetcher, FetchedBatch, PackedModel
-from asyncrl.learner.packing import build_episodes
+from asyncrl.learner.local_batch import build_episodes
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.types import BatchPlan, Labels, Trajectory

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from asyncrl.learner.packing import build_episodes, build_local_batch
+from asyncrl.learner.local_batch import build_episodes, build_local_batch
 from asyncrl.learner.step_metrics import Phases, lag_counts, lag_values, use_of_rank, use_values
 from asyncrl.types import BatchPlan, Labels, Role, Turn
 from tests.helpers import FakeSpans, make_trajectory
