@@ -7,6 +7,7 @@ import sys
 
 import asyncrl
 from asyncrl.config.commands import COMMANDS, show_role_help, usage
+from asyncrl.config.exits import end_quickly
 from asyncrl.config.keys import did_you_mean
 
 
@@ -30,6 +31,7 @@ def main() -> None:
         if COMMANDS[name].is_role and {"-h", "--help"} & set(rest):
             show_role_help(rest)
             return
+        end_quickly()
         # As with `python -m`: a tool or a rule of the user's own is found in the working directory.
         sys.path.insert(0, "")
         importlib.import_module(COMMANDS[name].module).main()

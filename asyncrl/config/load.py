@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from asyncrl.config.commands import command_name, show_role_help
 from asyncrl.config.compose import composed, read
-from asyncrl.config.exits import EXIT_HOPELESS, EXIT_STOPPED, EXPECTED, usage_or_failure
+from asyncrl.config.exits import EXIT_HOPELESS, EXIT_STOPPED, EXPECTED, end_quickly, usage_or_failure
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import (
     ConfigError,
@@ -63,6 +63,7 @@ def role_main(
     if {"-h", "--help"} & set(arguments):
         show_role_help(arguments)
         return
+    end_quickly()
     sys.stdout, sys.stderr = LossyText(1), LossyText(2)
     log_to_stderr()
     parser = _Parser(allow_abbrev=False, add_help=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from asyncrl.config.exits import EXIT_FAILURE, EXIT_STOPPED, EXIT_USAGE, failures_end_the_command, usage_or_failure
@@ -44,3 +47,28 @@ def test_a_command_that_succeeds_goes_on() -> None:
     with failures_end_the_command():
         done = True
     assert done
+
+
+COLLECTED = """
+import sys
+from asyncrl.config.exits import end_quickly
+
+class Told:
+    def __del__(self):
+        sys.stderr.write("collected")
+
+told = Told()
+told.itself = told
+if sys.argv[1] == "quickly":
+    end_quickly()
+sys.exit(7)
+"""
+
+
+def test_the_end_of_a_command_collects_nothing_that_the_system_frees_anyway() -> None:
+    def ended(how: str) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, "-c", COLLECTED, how], capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    assert ended("quickly") == (7, "")
+    assert ended("usual") == (7, "collected")
