@@ -50,6 +50,9 @@ from asyncrl.results.summary import report, resume_command
 
 log = logging.getLogger("asyncrl.train")
 
+LEARNER = "learner"
+"""The role that ends the run, on the first of its hosts."""
+
 
 def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
     """Every process of a run on one machine, in the order of starting (any order works). All read the configuration
@@ -60,6 +63,8 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
             role_command(role.module, path, *role.arguments),
             role_environment(role),
             drains=role.module in ("actor", "scoring"),
+            # The learner tells the replay of its last checkpoint, and its other hosts where their ranks leave the step.
+            ends_last=role.module == "replay" or (role.module == "learner" and role.name != LEARNER),
         )
         for role in placement.roles
     ]
@@ -183,7 +188,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
             role_commands(placement, run_dir / CONFIG_FILE),
             run_dir,
             config.cluster.max_restarts,
-            "learner",
+            LEARNER,
             config.cluster.restart_pause_s,
             hang_s=config.cluster.hang_timeout_s,
             drain_s=config.cluster.drain_s,
@@ -258,10 +263,10 @@ def _train_on_other_host(config: TrainConfig) -> bool:
         write_whole(folder / CONFIG_FILE, yaml.safe_dump(asdict(config), sort_keys=False))
         record_environment(folder)
         supervisor = Supervisor(
-            [each for each in role_commands(placement, folder / CONFIG_FILE) if each.name == "learner"],
+            [each for each in role_commands(placement, folder / CONFIG_FILE) if each.name == LEARNER],
             folder,
             config.cluster.max_restarts,
-            "learner",
+            LEARNER,
             config.cluster.restart_pause_s,
             hang_s=config.cluster.hang_timeout_s,
         )

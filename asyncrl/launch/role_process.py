@@ -16,13 +16,14 @@ from asyncrl.machine.process import DRAIN
 
 @dataclass(frozen=True, slots=True)
 class RoleCommand:
-    """One role's process: its name, which stays over restarts, its command line, what its environment has, and whether
-    it can finish what it runs before it ends."""
+    """One role's process: its name, which stays over restarts, its command line, what its environment has, whether it
+    can finish what it runs before it ends, and whether a stop ends it behind the others, which still need it."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     drains: bool = False
+    ends_last: bool = False
 
 
 class RoleProcess(Protocol):

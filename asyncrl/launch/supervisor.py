@@ -289,29 +289,29 @@ class Supervisor:
     def stop(self) -> None:
         """Ask every role to stop. Those that have not ended in time are killed with their own children.
 
-        The one named `until` ends first: a learner tells the replay of its last checkpoint.
+        All stop at once, so that servers of actors end while the learner saves its last checkpoint. Those that the
+        others still need follow them.
         """
         running = list(self._running())
-        self._end([child for child in running if child.role.name == self._until])
-        self._end([child for child in running if child.role.name != self._until])
+        self._end([child for child in running if not child.role.ends_last])
+        self._end([child for child in running if child.role.ends_last])
         self._record()
 
     def _end(self, children: Sequence[_Child]) -> None:
         for child in children:
             child.process.terminate()
-        asked, shown = self._clock(), set[str]()
-        while waited := [
-            child for child in children if child.process.poll() is None and not self._is_late(child, asked)
-        ]:
-            for child in waited if self._clock() - asked > SOON_S else ():
-                if (what := child.pulse.unfinished) and what not in shown:
+        asked, shown, late = self._clock(), set[str](), list[_Child]()
+        while waited := [child for child in children if child.process.poll() is None and child not in late]:
+            for child in waited:
+                if self._is_late(child, asked):
+                    log.warning("%s did not stop in time; killing it", child.role.name)
+                    child.process.kill()
+                    late.append(child)
+                elif self._clock() - asked > SOON_S and (what := child.pulse.unfinished) and what not in shown:
                     log.info("%s finishes %s; the stop waits up to %g s for it", child.role.name, what, self._finish_s)
                     shown.add(what)
             self._record()
             time.sleep(0.02)
-        for child in (late := [child for child in children if child.process.poll() is None]):
-            log.warning("%s did not stop in time; killing it", child.role.name)
-            child.process.kill()
         until = self._clock() + self._killed_s
         while self._clock() < until and any(child.process.poll() is None for child in late):
             time.sleep(0.02)

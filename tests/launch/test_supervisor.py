@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
@@ -21,7 +22,7 @@ import pytest
 
 from asyncrl.launch.role_process import LocalProcess, RoleCommand, RoleProcess
 from asyncrl.launch.supervisor import WELL_S, RunFailedError, Supervisor, pause_s
-from tests.helpers import has_ended, until
+from tests.helpers import GENEROUS_S, has_ended, until
 
 pytestmark = pytest.mark.slow
 
@@ -272,24 +273,50 @@ def test_a_role_that_ignores_the_request_to_stop_is_killed(tmp_path: Path) -> No
     assert all(has_ended(pid) for pid in pids.values())
 
 
-def test_a_stop_ends_the_learner_before_the_replay_that_it_still_talks_to(tmp_path: Path) -> None:
-    def told(name: str) -> str:
-        return f"""
+ENDS = """
 import pathlib, signal, sys, time
+folder, name, awaited = pathlib.Path({folder!r}), {name!r}, {awaited!r}
 def end(*_):
-    time.sleep(0.3)
-    with pathlib.Path({str(tmp_path)!r}, "ended").open("a") as file:
-        file.write("{name} ")
+    while awaited and not (folder / f"{{awaited}}-ended").exists(): time.sleep(0.01)
+    with (folder / "order").open("a") as file:
+        file.write(f"{{name}} ")
+    (folder / f"{{name}}-ended").touch()
     sys.exit()
 signal.signal(signal.SIGTERM, end)
-pathlib.Path({str(tmp_path)!r}, "{name}").touch()
+(folder / name).touch()
 while True: time.sleep(0.05)
 """
 
-    supervisor = supervise(tmp_path, *(script(name, told(name)) for name in ("replay", "learner")))
-    until(lambda: (tmp_path / "replay").exists() and (tmp_path / "learner").exists())
+
+def test_actors_end_while_a_learner_saves_and_the_replay_that_both_still_talk_to_ends_last(tmp_path: Path) -> None:
+    def ends(name: str, awaited: str = "") -> RoleCommand:
+        return script(name, ENDS.format(folder=str(tmp_path), name=name, awaited=awaited))
+
+    roles = [replace(ends("replay"), ends_last=True), ends("actor-0"), ends("learner", awaited="actor-0")]
+    supervisor = supervise(tmp_path, *roles, stop_s=GENEROUS_S)
+    until(lambda: all((tmp_path / role.name).exists() for role in roles))
     assert not supervisor.run(lambda: True, lambda: None)
-    assert (tmp_path / "ended").read_text() == "learner replay "
+    assert (tmp_path / "order").read_text() == "actor-0 learner replay "
+
+
+def test_a_role_that_does_not_stop_is_killed_while_another_one_finishes_something(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saves = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with activity.finishing("the checkpoint step-000001"):
+    while not (folder / "gone").exists(): time.sleep(0.01)
+"""
+    deaf = f"import signal\nsignal.signal(15, signal.SIG_IGN)\n{FOREVER}"
+    supervisor = supervise(tmp_path, beating("learner", tmp_path, saves), script("actor-0", deaf), stop_s=0.3)
+    until(lambda: (tmp_path / "alive" / "learner").read_text())
+    actor = supervisor.pids["actor-0"]
+    gone = threading.Thread(target=lambda: (until(lambda: has_ended(actor)), (tmp_path / "gone").touch()))
+    gone.start()
+    assert not supervisor.run(lambda: True, lambda: None)
+    gone.join()
+    assert re.findall("(.*) did not stop in time", "\n".join(caplog.messages)) == ["actor-0"]
 
 
 class OutOfReach:

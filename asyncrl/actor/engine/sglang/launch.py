@@ -20,7 +20,7 @@ import torch
 from asyncrl.actor.engine.fleet.colocation import ServerTurns
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.machine.child import group_has_ended, kill_group, kill_group_soon, last_lines, start_guarded
+from asyncrl.machine.child import group_has_ended, kill_group_soon, last_lines, start_guarded
 from asyncrl.modelling.opening import server_overrides
 from asyncrl.modelling.source import source_of
 from asyncrl.modelling.tokenizer import tokenizer_source
@@ -191,10 +191,13 @@ class LaunchedServer:
             async with asyncio.timeout(STOP_S):
                 while process.poll() is None:
                     await asyncio.sleep(ENDED_POLL_S)
-        kill_group(process)
+        # Nothing here waits for one server alone: others end meanwhile.
+        kill_group_soon(process)
         # With its memory of GPUs it counts as running: others get them afterwards, the learner or its next process.
         with suppress(TimeoutError):
             async with asyncio.timeout(KILLED_S):
-                while not group_has_ended(process.pid):
+                while process.poll() is None or not group_has_ended(process.pid):
                     await asyncio.sleep(ENDED_POLL_S)
+        if process.stdin is not None:
+            process.stdin.close()
         self.process = None

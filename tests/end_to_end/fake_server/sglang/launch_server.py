@@ -1,6 +1,7 @@
 """`python -m sglang.launch_server` of a server that samples at random, for runs whose engine starts its own servers.
 
-Found by the PYTHONPATH of `engine.server.environment`. What would have killed a real server is in its log.
+Found by the PYTHONPATH of `engine.server.environment`. What would have killed a real server is in its log. It ignores
+SIGTERM, as a real one does for as long as it drains its requests.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 from typing import Any
 
@@ -41,6 +43,7 @@ async def serve(port: int) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     asyncio.run(serve(parser.parse_known_args()[0].port))
