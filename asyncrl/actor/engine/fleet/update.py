@@ -88,10 +88,7 @@ class Update:
         """Free the memory of the copies on GPUs, which are made anew when they are needed."""
         for device in [each for each in self._copies if each.type == "cuda"]:
             del self._copies[device]
-        if torch.cuda.is_initialized():
-            # Servers that read the copies have dropped their handles.
-            torch.cuda.ipc_collect()
-            torch.cuda.empty_cache()
+        give_back_memory()
 
     def kept(self) -> AbstractContextManager[None]:
         """The folder of this version stays meanwhile, if there is one, however many newer ones follow."""
@@ -109,6 +106,14 @@ class _Once(Generic[T]):
         if self._task is None or (self._task.done() and self._task.exception()):
             self._task = asyncio.create_task(in_own_thread(self._make))
         return await asyncio.shield(self._task)
+
+
+def give_back_memory() -> None:
+    """Let others have the memory of GPUs that this process has and does not use."""
+    if torch.cuda.is_initialized():
+        # Servers that read from it have dropped their handles.
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()
 
 
 def _on_device(weights: Weights, device: torch.device) -> Tensors:

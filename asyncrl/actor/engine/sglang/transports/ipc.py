@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import logging
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
@@ -25,9 +25,10 @@ import torch
 from torch.multiprocessing import reductions
 
 from asyncrl.actor.engine.fleet.http import ServerRefusedError
-from asyncrl.actor.engine.fleet.update import CPU, Update
+from asyncrl.actor.engine.fleet.update import CPU, Update, give_back_memory
+from asyncrl.actor.engine.sglang.families import request_group
 from asyncrl.actor.engine.sglang.transports.base import BucketTransport, ServerEnd
-from asyncrl.weights.buckets import Bucket
+from asyncrl.weights.buckets import Bucket, tight_buckets
 from asyncrl.weights.manifest import DTYPES
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,11 @@ DEVICE = 6
 COUNTER = slice(11, 13)
 """Where it takes the counter of users: a file and an offset."""
 
+LEAST_BUCKET_BYTES = 64 << 20
+"""Smaller buckets would have a server answer so many requests that other ways are as fast."""
+TIGHT_PART = 4
+"""Where less than the reserve is free, buckets take this part of it."""
+
 Reduced = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
 
@@ -45,7 +51,8 @@ class IpcTransport(BucketTransport):
     """Posts handles of buffers on `device`, a GPU of the server, to `/update_weights_from_tensor`.
 
     Where that GPU has no room for versions beside the server's own weights, they stay in the memory of the host, and
-    only two buckets are on the GPU.
+    only two buckets are on the GPU. Whoever computes there keeps `reserve_bytes` of what is free, or most of it where
+    that is less: then buckets are smaller.
     """
 
     def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int, reserve_bytes: int = 0) -> None:
@@ -57,21 +64,36 @@ class IpcTransport(BucketTransport):
         with _refused_without_room(self.device):
             await super().prepare(update)
 
+    def plan(self, update: Update) -> list[Bucket]:
+        """The largest buckets that fit. Raises ServerRefusedError: the least do not."""
+        room = self._room()
+        usable = max(room - self._reserve_bytes, room // TIGHT_PART)
+        bucket_bytes = self.bucket_bytes
+        while (needed := _together(buckets := tight_buckets(update.specs, bucket_bytes, request_group))) > usable:
+            bucket_bytes //= 2
+            if bucket_bytes < LEAST_BUCKET_BYTES:
+                raise ServerRefusedError(
+                    f"{self.device} has {room >> 20} MB free, of which weights may take {usable >> 20}, and "
+                    f"{needed >> 20} are needed"
+                )
+        return buckets
+
     async def source(self, update: Update) -> torch.device:
-        # The bucket in use, the one ahead, and what the server needs. A tensor may be larger than a bucket should be.
-        sizes = [bucket.nbytes for bucket in self.plan(update)]
-        needed = max(map(sum, pairwise([0, *sizes]))) + self._reserve_bytes
-        room = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
-        if room < needed:
-            raise ServerRefusedError(f"{self.device} has {room >> 20} MB for weights, {needed >> 20} are needed")
         # A version waits there for servers that join late, and the next one is copied beside it.
-        fits = update.is_on(self.device) or room >= needed + 2 * update.nbytes
-        source = self.device if fits else CPU
+        needed = _together(self.plan(update)) + self._reserve_bytes + 2 * update.nbytes
+        source = self.device if update.is_on(self.device) or self._room() >= needed else CPU
         if source != self._source:
             self._source = source
             where = "on the GPU" if source == self.device else "in the memory of the host, for lack of room"
             logger.info("versions for %s wait %s", self.end.url, where)
+            if source == CPU:
+                # The copy of the last version is not used any more, and others are short of memory.
+                give_back_memory()
         return source
+
+    def _room(self) -> int:
+        """What is free on the GPU, or unused there by this process."""
+        return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
 
     async def send(self, update: Update) -> None:
         # A later bucket may find no room where the first one did.
@@ -83,6 +105,12 @@ class IpcTransport(BucketTransport):
                         del flat
                         request = {**body, "serialized_named_tensors": handles_of(bucket, buffers)}
                         await self.end.post("/update_weights_from_tensor", request)
+
+
+def _together(buckets: Sequence[Bucket]) -> int:
+    """The most bytes that a bucket in use and the one ahead of it take. A tensor may be larger than a bucket should
+    be."""
+    return max(map(sum, pairwise([0, *(bucket.nbytes for bucket in buckets)])))
 
 
 @contextmanager

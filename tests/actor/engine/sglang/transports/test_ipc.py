@@ -171,17 +171,17 @@ def test_a_later_bucket_without_room_has_the_weights_go_another_way(counted, mon
 GPU = torch.device("cuda", 1)
 
 
-@pytest.mark.parametrize(("room", "source"), [(248 + 144, GPU), (248 + 143, CPU), (248, CPU), (247, None)])
+@pytest.mark.parametrize(("room", "source"), [(248 + 144, GPU), (248 + 143, CPU), (192, CPU), (191, None)])
 async def test_a_version_waits_on_the_gpu_where_it_has_room_else_on_the_host_and_two_buckets_are_needed(
     room: int, source: torch.device | None, monkeypatch: pytest.MonkeyPatch
 ):
-    """A version has 72 bytes, and two of them may wait."""
+    """A version has 72 bytes, and two of them may wait. Two buckets have 48, a quarter of what is free."""
     have_room(room, monkeypatch)
     end = ServerEnd("http://127.0.0.1:1", cast(Http, SimpleNamespace()), 1.0)
     transport = ipc.IpcTransport(end, GPU, bucket_bytes=24, reserve_bytes=200)
     update = Update(1, "1-me", {name: torch.arange(6.0) for name in "abc"})
     if source is None:
-        with pytest.raises(ServerRefusedError, match="MB for weights"):
+        with pytest.raises(ServerRefusedError, match="weights may take"):
             await transport.source(update)
     else:
         assert await transport.source(update) == source
@@ -200,8 +200,28 @@ async def test_as_much_room_is_asked_for_as_the_two_largest_neighbours_among_the
     have_room(needed, monkeypatch)
     assert await transport.source(update) == CPU
     have_room(needed - 1, monkeypatch)
-    with pytest.raises(ServerRefusedError, match="MB for weights"):
+    with pytest.raises(ServerRefusedError, match="weights may take"):
         await transport.source(update)
+
+
+@pytest.mark.parametrize(
+    ("room_mb", "buckets_mb"),
+    [(1536, [384]), (1535, [128] * 3), (1023, [64] * 6), (512, [64] * 6), (511, None)],
+)
+def test_buckets_are_as_large_as_fit_into_a_quarter_of_what_is_free_beside_a_learner(
+    room_mb: int, buckets_mb: list[int] | None, monkeypatch: pytest.MonkeyPatch
+):
+    """A server and a learner on one GPU leave some GB, which both may need."""
+    have_room(room_mb << 20, monkeypatch)
+    end = ServerEnd("http://127.0.0.1:1", cast(Http, SimpleNamespace()), 1.0)
+    transport = ipc.IpcTransport(end, GPU, bucket_bytes=512 << 20, reserve_bytes=4 << 30)
+    tensor = torch.empty(32 << 20, dtype=torch.uint8, device="meta")
+    update = Update(1, "1-me", {str(index): tensor for index in range(12)})
+    if buckets_mb is None:
+        with pytest.raises(ServerRefusedError, match="511 MB free, of which weights may take 127, and 128 are needed"):
+            transport.plan(update)
+    else:
+        assert [bucket.nbytes >> 20 for bucket in transport.plan(update)] == buckets_mb
 
 
 @pytest.mark.parametrize("error", [ServerFaultError("gone"), ServerRefusedError("no"), asyncio.CancelledError()])
