@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from asyncrl.config import locations
@@ -58,7 +58,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         temperature=config.actor.temperature,
         high_water_bytes=high_water_bytes(replay),
         greedy_sibling=config.algorithm.greedy_sibling,
-        needs=partial(needs, config.scoring),
+        needs=cache(partial(needs, config.scoring)),
         filters=Filters(**asdict(replay.filter)),
         sampler=sampler(replay.sampler),
         reissue_evicted=replay.reissue_evicted,

@@ -1,7 +1,7 @@
 """The replay's socket: collects requests, applies them in one transaction, commits, and only then answers.
 
 A thread applies and commits a batch of requests, while this one receives the next batch (group commit). No reply leaves
-before its request is committed; stored trajectories are read and sent at once. A request with nothing to give yet waits
+before its request is committed. Stored trajectories are read and sent at once. A request with nothing to give yet waits
 until the state changes or its patience ends. A request that is refused, or that meets an error of our own, is answered
 with the reason, counted, and takes no effect.
 """
@@ -13,7 +13,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from asyncrl.machine.activity import Activity
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.metrics import Metrics
 from asyncrl.observe.spans import NoSpans, Spans
+from asyncrl.replay.call_thread import CallThread
 from asyncrl.replay.protocol import (
     BUSY,
     ENDED,
@@ -117,24 +117,24 @@ class ReplayServer:
         """
         with self._store.transaction() as tx:
             self._service.start(tx)
-        with ThreadPoolExecutor(1, thread_name_prefix="store") as thread:
-            turn: Future[Turn] | None = None
+        with CallThread(self._handle, "store") as turn:
             pause = COMMIT_S
             self._activity.enter("serve")
-            while not (stop.is_set() or (turn is None and self._service.is_over())):
-                if turn is None:
+            while not (stop.is_set() or (not turn.busy and self._service.is_over())):
+                done = None
+                if turn.busy:
+                    done = turn.result(pause)
+                else:
                     self._activity.advance()
                     self._socket.poll(int(TICK_S * 1000))
-                else:
-                    wait((turn,), pause)
                 pause = COMMIT_S if self._receive() else min(2 * pause, MAX_COMMIT_S)
-                if turn is not None and turn.done():
-                    self._finish(turn.result())
-                    turn = None
-                if turn is None and self._due():
-                    turn, pause = thread.submit(self._handle, self._take()), COMMIT_S
-            if turn is not None:
-                self._finish(turn.result())
+                if done is not None:
+                    self._finish(done)
+                if not turn.busy and self._due():
+                    turn.begin(self._take())
+                    pause = COMMIT_S
+            if turn.busy and (done := turn.result()) is not None:
+                self._finish(done)
 
     def turn(self) -> None:
         """Take the requests that have arrived, apply them, commit, and answer; `run` receives while this commits."""
