@@ -28,7 +28,7 @@ from asyncrl.launch.launcher import Launcher, open_launcher
 from asyncrl.launch.ownership import OwnerWatch, exclusively
 from asyncrl.launch.placement.placement import Placement, place, settle
 from asyncrl.launch.placement.pools import Host
-from asyncrl.launch.placement.table import placement_table
+from asyncrl.launch.placement.table import placement_table, terminal_width
 from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.preflight.epochs import count_steps
 from asyncrl.launch.preflight.preflight import preflight
@@ -183,7 +183,8 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         locations.run_identity(config.run, make=True)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
         log.info("to watch it in a browser: asyncrl dashboard %s", shlex.quote(str(run_dir)))
-        log.info("where everything runs:\n%s", placement_table(placement, config.cluster.hosts))
+        places = placement_table(placement, config.cluster.hosts, terminal_width(sys.stderr))
+        log.info("where everything runs:\n%s", places)
         supervisor = Supervisor(
             role_commands(placement, run_dir / CONFIG_FILE),
             run_dir,

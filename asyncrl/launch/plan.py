@@ -18,7 +18,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.launch.launcher import open_launcher
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
-from asyncrl.launch.placement.table import placement_table
+from asyncrl.launch.placement.table import placement_table, terminal_width
 from asyncrl.launch.preflight.settled import check_plan
 
 OPTION, POOLS = "--plan", "pools"
@@ -55,7 +55,8 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
             hosts, one_machine = launcher.hosts(), launcher.is_one_machine()
     names, placement = config.cluster.hosts, place(config, hosts)
     check_plan(config, placement, one_machine)
-    sys.stdout.write(placement_table(placement, names if len(names) == len(hosts) else ()))
+    shown = names if len(names) == len(hosts) else ()
+    sys.stdout.write(placement_table(placement, shown, terminal_width(sys.stdout)))
 
 
 def assumed_hosts(cluster: ClusterConfig, wanted: str) -> list[Host]:

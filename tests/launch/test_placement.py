@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import termios
 from collections import Counter
+from collections.abc import Sequence
 from itertools import combinations, product
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +17,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.launch.placement.placement import PlacedRole, Placement, check_unmoved, place, settle
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.sharing import shares
-from asyncrl.launch.placement.table import placement_table
+from asyncrl.launch.placement.table import placement_table, terminal_width
 from asyncrl.launch.processes import role_environment
 
 
@@ -64,6 +69,28 @@ def test_two_gpus_and_no_other_setting_put_the_learner_on_one_and_the_server_on_
         "actor-0    all   0     1     2     2        any   engine.server.count=1\n"
         "learner    all   0     0     2     2        5756\n"
     )
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("names", [(), tuple(f"gpu-node-{number:03}.cluster.example.org" for number in range(4))])
+def test_a_table_on_a_narrow_terminal_has_no_longer_lines_and_loses_nothing(width: int, names: Sequence[str]) -> None:
+    config = make_config(scorer="cuda", pools={"train": {"nodes": 2, "gpus": 8}, "rollout": {"nodes": 2, "gpus": 2}})
+    config.cluster.roles = {"replay": "train", "learner": "train", "actor": "rollout", "scoring": "rollout"}
+    config.engine.server.count = 2
+    placement = place(config, [Host(8, 64), Host(8, 64), Host(4, 64), Host(4, 64)])
+    wide, narrow = placement_table(placement, names), placement_table(placement, names, width)
+    assert max(map(len, wide.splitlines())) > width >= max(map(len, narrow.splitlines()))
+    assert sorted("".join(narrow.split())) == sorted("".join(wide.split()))
+    assert "    engine.server.count=2 engine.server.memory=" in narrow
+    assert placement_table(placement, names, 400) == wide
+
+
+def test_the_width_is_that_of_the_terminal_and_a_file_has_none(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 60))
+    with os.fdopen(theirs, "w") as terminal, (tmp_path / "file").open("w") as file:
+        assert (terminal_width(terminal), terminal_width(file)) == (60, None)
+    os.close(ours)
 
 
 def test_processes_that_share_a_gpu_divide_its_memory_and_the_table_says_so() -> None:

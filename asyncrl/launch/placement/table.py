@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from textwrap import wrap
+from typing import TextIO
 
 from asyncrl.launch.placement.placement import PlacedRole, Placement
 
@@ -11,20 +16,55 @@ NO_TURNS = (
     "no memory"
 )
 COLUMNS = ("process", "pool", "host", "GPUs", "CPUs", "threads", "port", "")
+NAMES = (0, 1, 2)
+"""The columns of which a narrow table wraps the cells."""
+SHORTEST_NAME = 8
+GAP, INDENT = "  ", "    "
 
 
-def placement_table(placement: Placement, names: Sequence[str] = ()) -> str:
-    """A line for each process, and one for each host that has GPUs nobody uses. `names` are those of the hosts."""
+def terminal_width(stream: TextIO) -> int | None:
+    """The columns of the terminal that `stream` writes to; None: it is no terminal, or one that does not say."""
+    return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
+
+
+def placement_table(placement: Placement, names: Sequence[str] = (), width: int | None = None) -> str:
+    """A line for each process, and one for each host that has GPUs nobody uses. `names` are those of the hosts. Where
+    the lines would be longer than `width`, they are wrapped."""
     rows = [COLUMNS, *(_row(role, placement, names) for role in placement.roles)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = list(_table(rows, width or sys.maxsize))
+    texts = []
     for node, host in enumerate(placement.hosts):
         used = {gpu for role in placement.roles if role.node == node for gpu in role.gpus or ()}
         if unused := sorted(set(range(host.gpus)) - used):
-            lines.append(f"unused on {_host(node, names)}: GPU {_numbers(unused)}")
+            texts.append(f"unused on {_host(node, names)}: GPU {_numbers(unused)}")
     if placement.in_turns and not any(role.gpus for role in placement.roles if role.module == "learner"):
-        lines.append(NO_TURNS)
+        texts.append(NO_TURNS)
+    for text in texts:
+        lines += [text] if width is None else wrap(text, width)
     return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """The lines of a table. Where it would be wider than `width`, the last cell of each row is below the others."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    if _total(widths) <= width:
+        yield from (_line(row, widths) for row in rows)
+        return
+    widths.pop()
+    while _total(widths) > width and widths[longest := max(NAMES, key=widths.__getitem__)] > SHORTEST_NAME:
+        widths[longest] -= 1
+    for *cells, notes in rows:
+        parts = (wrap(cell, size, break_on_hyphens=False) for cell, size in zip(cells, widths, strict=True))
+        yield from (_line(line, widths) for line in zip_longest(*parts, fillvalue=""))
+        yield from wrap(notes, width, initial_indent=INDENT, subsequent_indent=INDENT)
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return GAP.join(cell.ljust(size) for cell, size in zip(cells, widths, strict=True)).rstrip()
 
 
 def _row(role: PlacedRole, placement: Placement, names: Sequence[str]) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError, UnavailableError
 from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place, settle
-from asyncrl.launch.placement.table import placement_table
+from asyncrl.launch.placement.table import placement_table, terminal_width
 from asyncrl.launch.preflight.epochs import count_steps
 from asyncrl.launch.preflight.settled import check_plan
 from asyncrl.launch.slurm.chain import DRY_RUN, ChainLink
@@ -161,7 +161,7 @@ def show(config: TrainConfig) -> None:
         commands += [*RayNodes(config, launcher).commands().values(), *(list(role.command) for role in roles)]
     else:
         commands += map(launcher.role_command, roles)
-    table = placement_table(placement, [node.name for node in job.nodes])
+    table = placement_table(placement, [node.name for node in job.nodes], terminal_width(sys.stdout))
     sys.stdout.write(table + "\n" + "\n".join(map(shlex.join, commands)) + "\n")
 
 
