@@ -19,6 +19,7 @@ DONE, COLLAPSED, FAILED = "done", "collapsed", "failed"
 _MEANS = {
     "entropy": "entropy",
     "ess": "mismatch/ess",
+    "k3": "mismatch/k3",
     "masked": "masked/any",
     "reward": "reward/mean",
     "lag_mean": "lag/mean",

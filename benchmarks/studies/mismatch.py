@@ -1,8 +1,8 @@
 """Which correction repairs what, if engine and learner do not compute the same?
 
-The learner computes in float32. The engine does so too, or in bfloat16, or with matrices rounded to int8. With kept
-keys an episode goes on over updates of the weights with the keys and values that it has, as servers do that pause in
-place. Its log-probs are always those that it sampled with.
+The learner computes in float32. The engine does so too, or in bfloat16, or with matrices rounded to int8 or int4. With
+kept keys an episode goes on over updates of the weights with the keys and values that it has, as servers do that pause
+in place. Its log-probs are always those that it sampled with.
 
     python -m benchmarks.studies.mismatch --seeds 3
 """
@@ -17,6 +17,7 @@ ENGINES: dict[str, Settings] = {
     "float32": {},
     "bfloat16": {"engine.dtype": "bfloat16"},
     "int8": {"engine.dtype": "int8"},
+    "int4": {"engine.dtype": "int4"},
     "kept keys": {"weights.mode": "in_place"},
 }
 COMPARED = ("none", "truncate", "icepop", "sequence mask", "ppo", "dppo")
@@ -33,6 +34,7 @@ STUDY = Study(
         "learner.minibatches": 2,
         "learner.eval_every": 8,
     },
+    shown=("best accuracy", "samples to target", "mismatch, k3"),
     search=Search("correction", rates=(3e-5, 1e-4, 3e-4), at={"engine": "float32"}),
 )
 

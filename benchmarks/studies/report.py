@@ -31,6 +31,7 @@ FIGURES: Mapping[str, Callable[[Cell], str]] = {
     "lag used, largest": lambda cell: _shown(cell.lag_max, "{:.0f}"),
     "entropy": lambda cell: _shown(cell.entropy, "{:.3f}"),
     "ess, least": lambda cell: _shown(cell.ess, "{:.2f}"),
+    "mismatch, k3": lambda cell: _shown(cell.k3, "{:.1e}"),
     "evicted": lambda cell: _shown(cell.evicted_share, "{:.0%}"),
     "learner idle": lambda cell: _shown(cell.idle, "{:.0%}"),
 }

@@ -22,7 +22,7 @@ FOLDER = RESULTS / "studies"
 _TEXTS = ("stage", "fingerprint", "rung", "status", "reason", "machine", "date")
 _WHOLE = ("seed", "steps", "batch", "step", "samples", "parallel")
 _NUMBERS = ("lr", "accuracy", "seconds", "lag_max", "idle", "entropy", "ess", "masked", "reward", "lag_mean")
-_FURTHER = ("token_lag_mean", "evicted", "filtered", "dropped", "dead", "run_seconds", "processor_seconds")
+_FURTHER = ("token_lag_mean", "k3", "evicted", "filtered", "dropped", "dead", "run_seconds", "processor_seconds")
 
 
 class Results:

@@ -47,6 +47,7 @@ class Cell:
     lag_max: Spread | None
     entropy: Spread | None
     ess: Spread | None
+    k3: Spread | None
     evicted_share: Spread | None
     idle: Spread | None
     run_seconds: Spread | None
@@ -76,6 +77,7 @@ def cell_of(levels: Levels, lr: float, runs: Sequence[Sequence[Row]], target: fl
         lag_max=Spread.of(max(_known(rows, "lag_max"), default=None) for rows in runs),
         entropy=Spread.of(row["entropy"] for row in lasts),
         ess=Spread.of(min(_known(rows, "ess"), default=None) for rows in runs),
+        k3=Spread.of(_mean(rows, "k3") for rows in runs),
         evicted_share=Spread.of(map(_evicted_share, lasts)),
         idle=Spread.of(_mean(rows, "idle") for rows in runs),
         run_seconds=Spread.of(row["run_seconds"] for row in lasts),

@@ -40,7 +40,7 @@ from asyncrl.actor.engine.router_watch import RouterWatch
 from asyncrl.actor.engine.sampling import most_likely, request_key, sample, uniforms
 from asyncrl.actor.engine.scheduler import Request, Scheduler, Slot, SlotChunk
 from asyncrl.config.schema import EngineConfig, ModelConfig
-from asyncrl.config.schema.generation import INT8
+from asyncrl.config.schema.generation import LARGEST_INTEGER
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.machine.long_work import unmeasured_work
 from asyncrl.modelling.devices import described
@@ -62,7 +62,7 @@ class EmbeddedEngine:
 
     `initial_version` is the policy version of the model's weights. By default they have none, and generation waits for
     the first update. `prefill_tokens` bounds the prompt tokens of one pass. `clock` (seconds) serves `stats`.
-    `config.dtype` is that of `model` already, but for int8, to which this rounds its matrices.
+    `config.dtype` is that of `model` already, but for integers, to which this rounds its matrices.
 
     Raises ConfigError: the model is too short for `max_length`, its attention does not fit a slot cache, published
     weights cannot be converted into its own, or it is no mixture whose experts can be returned as `config` asks.
@@ -81,8 +81,9 @@ class EmbeddedEngine:
     ) -> None:
         self._model = model.eval().requires_grad_(False)
         self._device: torch.device = model.device
-        self._weights = OwnWeights(model, config.dtype == INT8)
-        self._precision = QUANTIZED if config.dtype == INT8 else dtype_name(model.dtype)
+        largest = LARGEST_INTEGER.get(config.dtype or "")
+        self._weights = OwnWeights(model, largest)
+        self._precision = QUANTIZED if largest else dtype_name(model.dtype)
         self._max_length = config.max_length
         self._seed = seed
         self._version = initial_version
@@ -120,7 +121,7 @@ class EmbeddedEngine:
         Raises ConfigError: also where its configuration cannot be used."""
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         source = source_of(model)
-        dtype = model.dtype if config.dtype in (None, INT8) else config.dtype
+        dtype = model.dtype if config.dtype is None or config.dtype in LARGEST_INTEGER else config.dtype
         with unmeasured_work(f"loading {model.path}"):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source.path, config=open_config(model), dtype=getattr(torch, dtype), **source.options

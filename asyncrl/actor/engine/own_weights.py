@@ -10,7 +10,6 @@ import torch
 from asyncrl.errors import WeightsError
 from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 
-INT8_MAX = 127
 _STACKED_NDIM = 3
 """Of the experts of a layer in one tensor."""
 
@@ -19,17 +18,17 @@ class OwnWeights:
     """Replaces all weights of a model or none: all steps that may fail or take long come before the first change.
 
     They are the parameters and persistent buffers of a Hugging Face `model`, given in the format of `WeightFormat`.
-    With `int8` the matrices of its layers are rounded, those that it has now and those of updates: see `as_int8`.
-    Embeddings, the output layer and routers are not, as in most quantized servers.
+    With `largest_integer` the matrices of its layers are rounded, those that it has now and those of updates: see
+    `as_integers`. Embeddings, the output layer and routers are not, as in most quantized servers.
 
     Raises ConfigError: transformers cannot convert them.
     """
 
-    def __init__(self, model: Any, int8: bool = False) -> None:
+    def __init__(self, model: Any, largest_integer: int | None = None) -> None:
         self._tensors = model_tensors(model)
-        self._rounded = _matrices(model) & self._tensors.keys() if int8 else set()
-        for name in self._rounded:
-            self._tensors[name].data = as_int8(self._tensors[name].data)
+        self._largest_integer = largest_integer
+        self._matrices = _matrices(model) & self._tensors.keys() if largest_integer else set()
+        self.load(self._rounded({name: self._tensors[name].data for name in self._matrices}))
         self._format = WeightFormat(model)
         self._format.check_restores()
         self.shapes = self._format.shapes
@@ -53,7 +52,7 @@ class OwnWeights:
             if own[name].is_floating_point() != tensor.is_floating_point():
                 raise WeightsError(f"{name} came as {own[name].dtype}; the model has {tensor.dtype}")
         staged = {name: own[name].to(tensor).contiguous() for name, tensor in self._tensors.items()}
-        return staged | {name: as_int8(staged[name]) for name in self._rounded}
+        return staged | self._rounded({name: staged[name] for name in self._matrices})
 
     def load(self, staged: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Replace the model's own tensors by `staged`, without a copy. Returns those that were replaced."""
@@ -62,12 +61,17 @@ class OwnWeights:
             self._tensors[name].data = tensor
         return replaced
 
+    def _rounded(self, matrices: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if self._largest_integer is None:
+            return matrices
+        return {name: as_integers(matrix, self._largest_integer) for name, matrix in matrices.items()}
 
-def as_int8(matrix: torch.Tensor) -> torch.Tensor:
-    """The `matrix` [..., width] in its own dtype, with each row rounded to what int8 and one scale a row can say: whole
-    multiples, from -127 to 127, of a 127th of its largest magnitude."""
+
+def as_integers(matrix: torch.Tensor, largest: int) -> torch.Tensor:
+    """The `matrix` [..., width] in its own dtype, with each row rounded to what integers up to `largest` and one scale
+    can say: the scale is such that the row's largest magnitude is `largest`."""
     rows = matrix.float()
-    scale = rows.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / INT8_MAX
+    scale = (rows.abs().amax(-1, keepdim=True) / largest).clamp(min=torch.finfo(torch.float32).tiny)
     return ((rows / scale).round() * scale).to(matrix.dtype)
 
 

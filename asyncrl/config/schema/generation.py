@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.config.option import option
 from asyncrl.config.schema.tools import FetchConfig, SandboxConfig, SearchConfig
 
-INT8 = "int8"
+LARGEST_INTEGER: Mapping[str, int] = {"int8": 127, "int4": 7}
+"""Of the integers to which an engine of such a dtype rounds its matrices."""
 
 
 @dataclass
@@ -199,9 +201,9 @@ class EngineConfig:
     )
     dtype: str | None = option(
         None,
-        "compute dtype of the embedded engine; null: model.dtype; int8: that, with matrices rounded to int8 row by "
-        "row, to try what a quantized server does to training",
-        choices=("float32", "bfloat16", "float16", INT8),
+        "compute dtype of the embedded engine; null: model.dtype; int8, int4: that, with each row of its matrices "
+        "rounded to such integers, to try what a quantized server does to training",
+        choices=("float32", "bfloat16", "float16", *LARGEST_INTEGER),
     )
     slots: int = option(64, "requests that the embedded engine decodes at once", "[1, inf)")
     max_length: int = option(4096, "tokens that one slot of the embedded engine holds", "[1, inf)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,30 +53,33 @@ async def test_an_engine_in_bfloat16_records_the_log_probs_of_bfloat16(tmp_path:
     assert differences(in_bfloat16, got).mean() < 0.5 * differences(tiny_model(1), got).mean()
 
 
-def in_int8(model: Any) -> Any:
-    """The model with the matrices of its layers rounded one by one, but for routers."""
+def rounded(model: Any, largest: int) -> Any:
+    """The model with the matrices of its layers rounded row by row, but for routers."""
     with torch.no_grad():
         for name, matrix in model.named_parameters():
             if "_proj" in name:
                 for row in matrix.view(-1, matrix.shape[-1]):
-                    step = row.abs().max() / 127
+                    step = row.abs().max() / largest
                     row.copy_((row / step).round() * step)
     return model
 
 
 async def test_an_engine_in_int8_records_the_log_probs_of_rounded_matrices(tmp_path: Path) -> None:
     got = await loaded(tmp_path, "int8", tiny_model(1))
-    assert_exact({0: in_int8(tiny_model(1))}, START, got, 1.0)
+    assert_exact({0: rounded(tiny_model(1), 127)}, START, got, 1.0)
     assert differences(tiny_model(1), got).max() > 1e-2
 
 
-async def test_the_weights_that_an_engine_in_int8_begins_with_are_rounded_and_so_are_experts() -> None:
-    for make in (tiny_model, lambda: mixture("qwen3_moe", 0)):
-        engine = EmbeddedEngine(make(), EngineConfig(slots=2, max_length=100, dtype="int8"), initial_version=0)
-        try:
-            assert_exact({0: in_int8(make())}, START, await sample(engine, COUNT), 1.0)
-        finally:
-            await engine.close()
+@pytest.mark.parametrize(("dtype", "largest"), [("int8", 127), ("int4", 7)])
+@pytest.mark.parametrize("make", [tiny_model, lambda: mixture("qwen3_moe", 0)], ids=["dense", "mixture"])
+async def test_the_matrices_that_an_engine_begins_with_are_rounded_too(
+    make: Callable[[], Any], dtype: str, largest: int
+) -> None:
+    engine = EmbeddedEngine(make(), EngineConfig(slots=2, max_length=100, dtype=dtype), initial_version=0)
+    try:
+        assert_exact({0: rounded(make(), largest)}, START, await sample(engine, COUNT), 1.0)
+    finally:
+        await engine.close()
 
 
 def kept_logprobs(old: Any, new: Any, got: Generation) -> NDArray[np.float32]:

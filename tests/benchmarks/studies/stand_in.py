@@ -26,7 +26,7 @@ def train(folder: Path, first: int, last: int) -> None:
     for step in range(first, last):
         lags = {"lag/max": step, "lag/mean": step / 2, "token_lag/mean": step / 4}
         seconds = {"seconds/step": 2.0, "idle": 0.5}
-        values = {"entropy": 0.1 * step, "mismatch/ess": 1 - 0.1 * step, "reward/mean": 0.5}
+        values = {"entropy": 0.1 * step, "mismatch/ess": 1 - 0.1 * step, "mismatch/k3": 0.01 * step, "reward/mean": 0.5}
         learner.log(step, {**lags, **seconds, **values, "trajectories_trained": 8 * (step + 1)})
         replay.log(step, {"evicted": step})
         if step % 2:

@@ -72,7 +72,7 @@ def test_a_run_that_has_ended_is_in_the_file_and_does_not_run_again(
     last = rows[-1]
     assert (last["size"], last["colour"], last["seed"], last["lr"]) == ("small", "red", 1, DONE_LR)
     assert (last["stage"], last["status"], last["rung"], last["parallel"]) == ("main", "done", "brackets", 2)
-    assert last["ess"] == pytest.approx(0.75)
+    assert (last["ess"], last["k3"]) == pytest.approx((0.75, 0.025))
     assert {path.name for path in folder.iterdir()} == {"starts"}, "the folders of runs that are done are gone"
 
 

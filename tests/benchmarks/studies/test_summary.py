@@ -14,8 +14,8 @@ from tests.benchmarks.studies.support import STUDIES, STUDY, row
 LEVELS = {"size": "small", "colour": "red"}
 FAST = [
     row(0, 0.2, samples=0, seconds=0.0),
-    row(1, 0.9, samples=8, seconds=3.0, lag_mean=1.0, lag_max=2, ess=0.5),
-    row(2, 0.7, samples=16, seconds=6.0, lag_mean=2.0, lag_max=1, ess=0.8, evicted=16, entropy=0.1, idle=0.5),
+    row(1, 0.9, samples=8, seconds=3.0, lag_mean=1.0, lag_max=2, ess=0.5, k3=0.002),
+    row(2, 0.7, samples=16, seconds=6.0, lag_mean=2.0, lag_max=1, ess=0.8, k3=0.004, evicted=16, entropy=0.1, idle=0.5),
 ]
 SLOW = [
     row(1, 0.4, samples=8, seconds=5.0),
@@ -35,6 +35,7 @@ def test_a_cell_has_medians_with_the_least_and_the_greatest_and_counts_every_run
     assert cell.lag_mean == Spread(2.75, 1.5, 4.0, 2)
     assert cell.lag_max == Spread(3.5, 2, 5, 2)
     assert cell.ess == Spread(0.7, 0.5, 0.9, 2)
+    assert cell.k3 == Spread(0.003, 0.003, 0.003, 1)
     assert cell.evicted_share == Spread(0, 0, 0.5, 3)
 
 
@@ -60,7 +61,7 @@ def test_the_table_shows_spread_and_who_did_not_reach_the_target() -> None:
     assert first == (
         "| small | red | 0.0001 | 3 | 1 | 0 | 12 (8 to 16); 2 of 3 seeds | 6 (3 to 9); 2 of 3 seeds "
         "| 0.85 (0.80 to 0.90) | 0.75 (0.70 to 0.80) | 2.8 (1.5 to 4.0) | 4 (2 to 5) | 0.200 (0.100 to 0.300) "
-        "| 0.70 (0.50 to 0.90) | 25% (0% to 50%) | 60% (50% to 70%) |"
+        "| 0.70 (0.50 to 0.90) | 3.0e-03 | 25% (0% to 50%) | 60% (50% to 70%) |"
     )
     assert second.startswith("| large | red | 3e-05 | 1 | 0 | 0 | never | never | 0.80 | 0.80 | 4.0 | 5 |")
     assert failures(cells) == "* small, red: out of memory"
