@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.embedded import EmbeddedEngine
-from asyncrl.config.schema import EngineConfig, ModelConfig
+from asyncrl.actor.engine.opening import open_engine
+from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.types import Sampling
 from tests.actor.engine.support import assert_exact, canary_check, parameters, plain_logprobs, tiny_model
 from tests.actor.engine.test_embedded import START, sample, serving
@@ -107,15 +108,22 @@ async def test_where_the_cache_is_kept_a_sequence_goes_on_with_keys_of_the_older
     assert differences(models[1], got)[got.versions == 1].max() > 1e-2
 
 
-async def test_a_later_turn_goes_on_with_the_kept_keys_and_no_other_session_uses_them() -> None:
+async def test_in_place_a_later_turn_goes_on_with_its_keys_and_no_other_session_uses_them(tmp_path: Path) -> None:
     models = [tiny_model(), tiny_model(1)]
-    async with serving(keep_cache=True) as engine:
-        first = await sample(engine, 20)
+    models[0].save_pretrained(tmp_path)
+    config = TrainConfig(model=ModelConfig(str(tmp_path)), engine=EngineConfig(slots=2, max_length=100))
+    config.weights.mode = "in_place"
+    engine = open_engine(config).engine
+    try:
+        await engine.update_weights(0, parameters(models[0]))
+        first = await engine.generate(START, Sampling(1.0, 20), (), "s")
         await engine.update_weights(1, parameters(models[1]))
         begun = np.concatenate([START, first.tokens])
         second = await engine.generate(begun, Sampling(1.0, 20), (), "s")
         other = await engine.generate(begun, Sampling(1.0, 20), (), "other")
         third = await engine.generate(np.concatenate([begun, second.tokens]), Sampling(1.0, 20), (), "s")
+    finally:
+        await engine.close()
     turns = [first, second, third]
     whole = Generation(*(np.concatenate([getattr(each, name) for each in turns]) for name in FIELDS), "length")
     np.testing.assert_allclose(whole.logprobs, kept_logprobs(*models, whole), atol=1e-4)
