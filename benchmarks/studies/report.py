@@ -142,6 +142,8 @@ def draw(study: Study, curves: Curves, picture: Path) -> None:
                 _draw_cell(axes, runs, colours[key[:place] + key[place + 1 :]])
         axes.set(title=f"{study.panels} {panel}", ylim=(0, 1.02))
         axes.grid(alpha=0.3)
+    for axes in list(grid.flat)[len(panels) - width : len(panels)]:
+        axes.tick_params(labelbottom=True)  # Also where the row below ends before it.
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     lines = [Line2D([], [], color=colour, label=", ".join(key)) for key, colour in colours.items()]
