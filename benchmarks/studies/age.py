@@ -62,6 +62,7 @@ STUDY = Study(
     question="Which correction holds at which age of the data?",
     factors={"max_lag": {str(lag): at_lag(lag) for lag in LAGS}, "correction": CORRECTIONS},
     panels="correction",
+    target=0.65,
     settings={"learner.batch_size": BATCH, "learner.steps": 40, "learner.minibatches": 2, "learner.eval_every": 8},
     search=Search("correction", rates=(3e-5, 1e-4, 3e-4), at={"max_lag": "4"}),
 )
