@@ -6,10 +6,10 @@
     any state ──a fault of join, load or check──► LOST
     STALE or READY ──the learner wants the GPUs──► FREED ──they are ours again──► STALE
 
-Only a READY endpoint is given requests, and its server has exactly the weights of `version`. A fault in an update (see
-updater.py) leads to LOST: a server with unknown weights gets no requests until a whole update has succeeded. What the
-server reported of its weights before it joined does not count. Requests in flight end with a fault when their endpoint
-is lost.
+Only a READY endpoint is given requests, and its server has exactly the weights of `version`. Until that is `proved`,
+answers wait. A fault in an update (see updater.py) leads to LOST: a server with unknown weights gets no requests until
+a whole update has succeeded. What the server reported of its weights before it joined does not count. Requests in
+flight end with a fault when their endpoint is lost.
 
 FREED is there with cluster.colocated alone (see colocation.py): a fault between it and the next READY ends the server.
 """
@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -76,7 +77,7 @@ class Endpoint:
     ) -> None:
         self.server = server
         self.state = EndpointState.LOST
-        self.version = NO_VERSION
+        self.version = self.proved = NO_VERSION
         self.fault = ""
         self._target = target
         self._changed = changed
@@ -152,7 +153,7 @@ class Endpoint:
         grammar, and the version that gives them. Raises EngineError: the server is not ready, fails, or gets other
         weights meanwhile."""
         label, version = self._label, self.version
-        if not self.ready:
+        if not self.ready or self.updater.proving:
             raise ServerFaultError(f"{self.server.url} takes no requests now")
         try:
             async with self._requests.one(uuid.uuid4().hex):
@@ -170,7 +171,7 @@ class Endpoint:
 
     async def leave(self, grace_s: float) -> None:
         """Keep the server no longer. Requests in flight may end within `grace_s`, unless this interrupts an update."""
-        grace_s = grace_s if self.ready else 0.0
+        grace_s = grace_s if self.ready and not self.updater.proving else 0.0
         self._keeper.cancel()
         try:
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -259,12 +260,18 @@ class Endpoint:
                 self._failed_updates = 0
                 return
             self._enter(EndpointState.STALE)
-            await self.updater.switch(update, serving=self.version != NO_VERSION)
+            loaded = partial(self._take_requests, update)
+            await self.updater.switch(update, self.version != NO_VERSION, loaded)
         self._failed_updates = 0
-        self.version, self._label = update.version, update.label
+        self.proved = update.version
         self.fault = ""
         self._counts["server_updates"] += 1
-        self._enter(EndpointState.READY)
+        self._take_requests(update)
+
+    def _take_requests(self, update: Update) -> None:
+        self.version, self._label = update.version, update.label
+        # A request that failed before the verdict is a reason to check the server.
+        self._enter(self.state if self._suspect else EndpointState.READY)
 
     def _log(self, error: Exception) -> None:
         if self.state is not EndpointState.LOST:

@@ -379,7 +379,7 @@ class Fleet:
     def _on_change(self) -> None:
         """An endpoint has changed, or the weights that endpoints should have."""
         endpoints = self._endpoints.values()
-        self._version = max([self._version, *(endpoint.version for endpoint in endpoints)])
+        self._version = max([self._version, *(endpoint.proved for endpoint in endpoints)])
         if self._shared is not None and any(endpoint.ready for endpoint in endpoints):
             self._shared.resumed()
         self._lease.renew(endpoints)

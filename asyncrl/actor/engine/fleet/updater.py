@@ -1,15 +1,16 @@
 """How one server is brought from one version of the weights to the next.
 
     paused: pause ──► load, flush ──► resume ──► canary ──► answers go on their way
-    idle:   abort or drain ──► load, flush ──► canary ──► new requests
-    behind: abort and load ──► flush ──► canary ──► new requests
+    idle:   abort or drain ──► load, flush ──► canary, new requests ──► answers go on their way
+    behind: abort and load ──► flush ──► canary, new requests ──► answers go on their way
 
 A server that can tell which version sampled which token is paused, and its requests go on afterwards. Another one must
 have none. Some of these put updates behind the requests that they have: they get the update with the abort, and load it
 while answers are still on their way.
 
 An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server answers
-nothing, so it goes on with its requests for that moment; what these answer meanwhile waits for the verdict.
+nothing, so it goes on with its requests for that moment, and one that had requests before would be idle, so it gets new
+ones. What these answer meanwhile waits for the verdict.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 
 from asyncrl.actor.engine.fleet.colocation import ServerMemory
 from asyncrl.actor.engine.fleet.condition import Condition
@@ -58,8 +60,14 @@ class ServerUpdater:
         self._proving = False
         self._proved = Condition()
 
-    async def switch(self, update: Update, serving: bool) -> None:
-        """Bring the server to `update`, which it has prepared. `serving`: it had a version before, and so it stops.
+    @property
+    def proving(self) -> bool:
+        """Whether it is not known which weights the server has."""
+        return self._proving
+
+    async def switch(self, update: Update, serving: bool, loaded: Callable[[], None] = lambda: None) -> None:
+        """Bring the server to `update`, which it has prepared. `serving`: it had a version before, and so it stops;
+        then `loaded` is called as soon as it may get requests again, whose answers wait for the verdict.
 
         After an error its weights are unknown, and answers that wait for the verdict do so until the next one. Raises
         ServerFaultError, WeightsError, and CanaryError where the server does not repeat what the learner gave.
@@ -67,7 +75,9 @@ class ServerUpdater:
         if self._settings.mode in ("in_place", "retract") and self._server.spans:
             await self._switch_paused(update, serving)
         else:
-            await self._switch_idle(update, serving)
+            await self._switch_idle(update, serving, loaded)
+        self._proving = False
+        self._proved.notify_all()
 
     async def verdict(self) -> None:
         """Return once it is known that the server has the weights with which it has just answered."""
@@ -85,10 +95,8 @@ class ServerUpdater:
         if serving:
             self._pauses.add(server.url, update.version, told, stopped, loaded)
         await self._prove(update)
-        self._proving = False
-        self._proved.notify_all()
 
-    async def _switch_idle(self, update: Update, serving: bool) -> None:
+    async def _switch_idle(self, update: Update, serving: bool, loaded: Callable[[], None]) -> None:
         settings, clock = self._settings, self._pauses.clock
         drained = settings.mode == "drain" and await self._requests.idle(settings.drain_s)
         told = clock()
@@ -99,10 +107,11 @@ class ServerUpdater:
                 await self._requests.abort_all()
             stopped = clock()
             await self._load(update, serving)
-        loaded = clock()
-        await self._prove(update)
         if serving:
-            self._pauses.add(self._server.url, update.version, told, stopped, loaded)
+            self._proving = update.check is not None
+            self._pauses.add(self._server.url, update.version, told, stopped, clock())
+            loaded()
+        await self._prove(update)
 
     async def _load_behind_requests(self, update: Update, serving: bool) -> float:
         """Load while the server answers requests that end. Returns when the last one was answered: only then may the

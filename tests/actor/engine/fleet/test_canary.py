@@ -96,8 +96,10 @@ def test_a_server_that_keeps_its_old_weights_serves_nothing_of_the_version_and_t
     assert "differ from the learner's by 1 on average" in lost
 
 
-def test_what_a_paused_server_answers_before_the_verdict_waits_for_it() -> None:
-    """It goes on with its requests to answer the canary; one of them ends at once, under weights that fail."""
+@pytest.mark.parametrize("mode", ["retract", "abort"])
+def test_what_a_server_answers_before_the_verdict_waits_for_it(mode: str) -> None:
+    """It goes on with its requests, or those that were cut, while it answers the canary; they end at once, under
+    weights that fail."""
 
     async def scenario() -> None:
         bad, good = KeepsOldWeights(), FakeSglang()
@@ -110,7 +112,7 @@ def test_what_a_paused_server_answers_before_the_verdict_waits_for_it() -> None:
             return await FakeSglang._logprobs(bad, tokens, start)
 
         bad._logprobs = slow  # type: ignore[method-assign]
-        async with serving(bad, good), fleet_over(bad, good) as fleet:
+        async with serving(bad, good), fleet_over(bad, good, mode=mode) as fleet:
             await fleet.update_weights(1, tensors(1), canary_check(1))
             await servers_ready(fleet, 2)
             working = [asyncio.create_task(sample(fleet, 60, f"s{index}")) for index in range(4)]
@@ -118,7 +120,8 @@ def test_what_a_paused_server_answers_before_the_verdict_waits_for_it() -> None:
             bad.stale = True
             updating = asyncio.create_task(fleet.update_weights(2, tensors(2), canary_check(2)))
             await asked.wait()
-            await async_until(lambda: not bad.running)
+            sampled = bad.sampled
+            await async_until(lambda: bad.sampled > sampled and not bad.running)
             await asyncio.sleep(5 * STEP_S)
             go_on.set()
             await updating
