@@ -5,6 +5,9 @@ from __future__ import annotations
 import secrets
 import socket
 from contextlib import suppress
+from textwrap import shorten
+
+import psutil
 
 from asyncrl.errors import UnavailableError
 
@@ -12,6 +15,7 @@ LOOPBACK = "127.0.0.1"
 PORTS = range(10000, 32768)
 """Above the well-known ports, and below those that Linux gives to connections by default."""
 TRIES = 1000
+MOST_OF_COMMAND = 200
 
 
 def free_ports(count: int, ports: range = PORTS) -> int:
@@ -37,3 +41,14 @@ def try_port(host: str, port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
+
+
+def who_listens(port: int) -> str:
+    """A clause that names the process of this machine which listens at a port; empty: there is none, or this process
+    may not see it."""
+    with suppress(psutil.Error, OSError):
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid is not None:
+                command = shorten(" ".join(psutil.Process(each.pid).cmdline()), MOST_OF_COMMAND)
+                return f"; process {each.pid} listens there: {command}"
+    return ""

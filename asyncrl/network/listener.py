@@ -15,6 +15,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.machine.ports import who_listens
 from asyncrl.network.keys import ServerKeys, allowed_keys
 from asyncrl.network.throttle import Throttled
 
@@ -67,7 +68,7 @@ class Listener:
             socket.disable_monitor()
             self._close_gate()
             socket.close()
-            raise UnavailableError(f"cannot listen at {endpoint}: {error}") from error
+            raise UnavailableError(f"cannot listen at {endpoint}: {error}{_holder(endpoint, error)}") from error
         self.endpoint: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._thread = threading.Thread(target=self._guard, name="network-gate", daemon=True)
         self._thread.start()
@@ -120,6 +121,13 @@ class Listener:
         except ConfigError as error:
             self._damage.say(error)
             return False
+
+
+def _holder(endpoint: str, error: Exception) -> str:
+    """Which process has the address, where that is why it cannot be bound."""
+    port = endpoint.rpartition(":")[2]
+    is_taken = isinstance(error, zmq.ZMQError) and error.errno == zmq.EADDRINUSE
+    return who_listens(int(port)) if is_taken and port.isdecimal() else ""
 
 
 def require_keys(socket: zmq.Socket[bytes], keys: ServerKeys) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -134,7 +135,7 @@ def test_a_socket_with_keys_and_no_gate_accepts_nobody(context: zmq.Context[Any]
 def test_an_address_that_is_taken_is_an_error_that_leaves_nothing_behind(
     context: zmq.Context[Any], listener: Listener
 ) -> None:
-    with pytest.raises(UnavailableError, match="cannot listen"):
+    with pytest.raises(UnavailableError, match=f"cannot listen.*in use.*; process {os.getpid()} listens there: "):
         Listener(context, listener.endpoint, None, 1 << 20)
     with zmq.Context() as other, pytest.raises(UnavailableError, match="cannot listen"):
         Listener(other, listener.endpoint, None, 1 << 20)

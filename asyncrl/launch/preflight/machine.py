@@ -14,7 +14,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.processes import this_host
-from asyncrl.machine.ports import try_port
+from asyncrl.machine.ports import try_port, who_listens
 
 log = logging.getLogger("asyncrl.train")
 
@@ -41,14 +41,16 @@ def check_ports(config: TrainConfig) -> None:
                 try_port(host, port)
             except OSError as error:
                 fix = "if another run uses it, set network.replay_port=0 network.weights_port=0 (both)"
-                taken.append(f"network.{key}={first}: port {port} cannot be used ({error}); {fix}")
+                why = f"port {port} cannot be used ({error}){who_listens(port)}"
+                taken.append(f"network.{key}={first}: {why}; {fix}")
     if config.learner.nodes > 1 and config.learner.rendezvous is not None:
         host, _, number = config.learner.rendezvous.rpartition(":")
         try:
             try_port(host, int(number))
         except OSError as error:
             taken.append(
-                f"learner.rendezvous={config.learner.rendezvous}: it cannot be used ({error}); name another port"
+                f"learner.rendezvous={config.learner.rendezvous}: it cannot be used ({error})"
+                f"{who_listens(int(number))}; name another port"
             )
     if taken:
         raise UnavailableError("\n".join(taken))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
@@ -245,6 +246,7 @@ def test_every_taken_port_is_named():
     lines = str(refused.value).splitlines()
     assert [line.split("=")[0] for line in lines] == ["network.replay_port", "network.weights_port"]
     assert all("set network.replay_port=0 network.weights_port=0 (both)" in line for line in lines)
+    assert all(f"in use); process {os.getpid()} listens there: " in line for line in lines)
 
 
 def test_all_that_cannot_be_used_is_named_at_once(tmp_path: Path):
