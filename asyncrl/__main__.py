@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from contextlib import suppress
 
 import asyncrl
-from asyncrl.config.commands import COMMANDS, show_role_help, usage
+from asyncrl.config.commands import COMMANDS, SLOW, show_role_help, usage
 from asyncrl.config.exits import end_quickly
 from asyncrl.config.keys import did_you_mean
+
+SHOWS = ("-h", "--help", "-c", "--cfg", "--plan")
+"""What these options print is all that their commands do."""
 
 
 def main() -> None:
@@ -32,6 +37,9 @@ def main() -> None:
             show_role_help(rest)
             return
         end_quickly()
+        if name in SLOW and not any(word.startswith(SHOWS) for word in rest):
+            with suppress(OSError):  # The disk of a log may be full.
+                os.write(2, f"asyncrl {name}: loading\n".encode())
         # As with `python -m`: a tool or a rule of the user's own is found in the working directory.
         sys.path.insert(0, "")
         importlib.import_module(COMMANDS[name].module).main()

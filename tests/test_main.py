@@ -8,7 +8,8 @@ import sys
 import pytest
 
 import asyncrl
-from asyncrl.config.commands import COMMANDS
+from asyncrl import __main__
+from asyncrl.config.commands import COMMANDS, SLOW
 from tests.helpers import GENEROUS_S
 
 
@@ -48,3 +49,19 @@ def test_help_and_version(arguments: list[str], text: str) -> None:
 def test_an_unknown_name_is_refused_with_the_nearest(arguments: list[str], message: str) -> None:
     result = run(*arguments)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_command_that_loads_for_seconds_says_so_before(
+    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def load(module: str) -> None:
+        raise SystemExit(f"{module} after {capfd.readouterr().err!r}")
+
+    monkeypatch.setattr(__main__.importlib, "import_module", load)
+    monkeypatch.setattr(__main__, "end_quickly", lambda: None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["asyncrl", name, "word"])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == f"{COMMANDS[name].module} after 'asyncrl {name}: loading\\n'"

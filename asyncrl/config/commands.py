@@ -26,6 +26,8 @@ class Command:
 
 LOOKS = ("status", "list", "step", "show", "changes", "export", "import", "dead-letters")
 """The subcommands of `asyncrl inspect` that change nothing in a run."""
+SLOW = ("train", "sft", "resume", "try", "evaluate")
+"""The commands that take seconds to load, on a busy machine many, before they have anything to say."""
 COMMANDS: Mapping[str, Command] = {
     "train": Command(
         "asyncrl.launch.local", "run everything, here or on a cluster: replay, actors, scorers, learner", True

@@ -161,6 +161,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
     run_dir = locations.run_dir(config.run)
     with exclusively(run_dir), ExitStack() as stack:
         end_here(run_dir, stop)
+        log.info("checking data, models and this machine before anything starts")
         preflight(config, partial(check_resume, run_dir=run_dir), stop=stop)
         count_steps(config)
         launcher = stack.enter_context(closing(open_launcher(config)))
