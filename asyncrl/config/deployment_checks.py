@@ -19,6 +19,11 @@ def cluster_conflicts(config: TrainConfig) -> Iterator[str]:
     pools, roles = cluster.pools, cluster.roles
     if (cluster.launcher == "hosts") != bool(cluster.hosts):
         yield "cluster.hosts cluster.launcher: name hosts together with cluster.launcher=hosts; set both or none"
+    if cluster.ray.address is not None and cluster.launcher != "ray":
+        yield (
+            "cluster.ray.address cluster.launcher: nothing is started on the Ray cluster that is named; set "
+            "cluster.launcher=ray, or cluster.ray.address=null"
+        )
     if twice := sorted({name for name in cluster.hosts if cluster.hosts.count(name) > 1}):
         yield f"cluster.hosts: {', '.join(twice)} would give its GPUs twice; name each host once"
     if unreachable := [name for name in cluster.hosts if not name.strip() or name.startswith("-")]:

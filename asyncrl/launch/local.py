@@ -170,7 +170,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         # The addresses come first, so that the configuration in the run's folder has those of its replay.
         given = addresses(config)
         launcher.prepare(placement, stop)
-        check_settled(config)
+        check_settled(config, placement)
         end_elsewhere(run_dir, launcher.end_left, stop)
         if stop.is_set():
             raise StoppedError("stopped before anything was started")

@@ -16,7 +16,7 @@ def make_config(launcher: str, **cluster: object) -> TrainConfig:
     config = TrainConfig(model=ModelConfig(path="m"), engine=EngineConfig("sglang", launch=True))
     config.cluster.launcher, config.cluster.hosts = launcher, ["nowhere.invalid"] if launcher == "hosts" else []
     config.network.insecure = True
-    config.cluster.shell, config.cluster.ray.address = ["false"], "nowhere.invalid:1"
+    config.cluster.shell, config.cluster.ray.address = ["false"], "nowhere.invalid:1" if launcher == "ray" else None
     for key, value in cluster.items():
         setattr(config.cluster, key, value)
     return config
@@ -96,3 +96,26 @@ def test_a_learner_that_would_wait_for_hosts_that_nobody_starts_is_refused(launc
         show_plan(config, "--plan=4")
     config.learner.nodes = 2
     show_plan(config, "--plan=4")
+
+
+@pytest.mark.parametrize("launcher", ["local", "hosts", "ray", "slurm"])
+def test_what_needs_a_gpu_is_refused_where_no_host_of_its_role_has_one(launcher: str) -> None:
+    config = make_config(launcher, gpus=0, cpus=64)
+    config.scoring.prm.path, config.scoring.prm.device, config.model.attention = "prm", "cuda", "flash_attention_2"
+    config.scoring.outcome_model.path, config.scoring.outcome_model.device = "judge", "cuda:0"
+    with pytest.raises(ConfigError) as refused:
+        show_plan(config, "--plan=2")
+    assert [line.partition(":")[0] for line in str(refused.value).splitlines()] == [
+        "scoring.prm.device=cuda",
+        "scoring.outcome_model.device=cuda",
+        "model.attention=flash_attention_2",
+    ]
+    config.cluster.gpus = 1
+    show_plan(config, "--plan=2")
+
+
+def test_a_ray_cluster_on_which_nothing_would_start_is_refused() -> None:
+    config = make_config("local", gpus=0, cpus=64)
+    config.cluster.ray.address = "10.0.0.1:6379"
+    with pytest.raises(ConfigError, match=r"set cluster\.launcher=ray, or cluster\.ray\.address=null"):
+        show_plan(config, "--plan=1")

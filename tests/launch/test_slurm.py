@@ -135,7 +135,7 @@ def test_a_learner_over_several_nodes_meets_at_its_first_one_by_the_named_interf
     placement = placed(config, *launcher.hosts())
     launcher.prepare(placement, threading.Event())
     with pytest.raises(ConfigError, match=r"network\.insecure"):
-        check_settled(config)
+        check_settled(config, placement)
     config.network.insecure = True
     launcher.prepare(placement, threading.Event())
     assert config.learner.nodes == 2

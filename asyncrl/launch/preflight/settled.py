@@ -6,6 +6,7 @@ Before that, nobody knows how many ranks the learner has, on how many hosts, and
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 from asyncrl.config.checks import conflicts
 from asyncrl.config.schema import TrainConfig
@@ -17,10 +18,25 @@ PORTS = (5755, 5757)
 """Of the replay and the learner's rendezvous, where a start chooses them."""
 
 
-def check_settled(config: TrainConfig) -> None:
+def check_settled(config: TrainConfig, placement: Placement) -> None:
     """Raises ConfigError, with a line for each combination that cannot be."""
-    if lines := list(conflicts(config)):
+    if lines := [*conflicts(config), *_without_gpus(config, placement)]:
         raise ConfigError("\n".join(lines))
+
+
+def _without_gpus(config: TrainConfig, placement: Placement) -> Iterator[str]:
+    """What the configuration asks of roles that have no GPU in their places."""
+
+    def lacks(module: str) -> bool:
+        roles = placement.of(module)
+        return bool(roles) and not any(placement.hosts[each.node].gpus and each.gpus != () for each in roles)
+
+    scoring = config.scoring
+    for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
+        if model.is_configured and model.device.partition(":")[0] == "cuda" and lacks("scoring"):
+            yield f"{key}.device={model.device}: no scorer has a GPU in its place; use auto or cpu, or name more GPUs"
+    if config.model.attention not in ("auto", "sdpa") and lacks("learner"):
+        yield f"model.attention={config.model.attention}: the learner has no GPU in its place, and needs one; use auto"
 
 
 def check_plan(config: TrainConfig, placement: Placement, one_machine: bool) -> None:
@@ -41,5 +57,5 @@ def check_plan(config: TrainConfig, placement: Placement, one_machine: bool) -> 
         network.replay_port = network.replay_port or PORTS[0]
         if learner.nodes > 1:
             learner.rendezvous = learner.rendezvous or f"{network.learner_host}:{PORTS[1]}"
-    check_settled(config)
+    check_settled(config, placement)
     check_keys(network)
