@@ -6,6 +6,7 @@
 - limits of the machine, for the same bytes: ROUTER and DEALER with credits and nothing behind them, LMDB with fsync and
   64 trajectories a transaction, and sequential writes with fdatasync.
 - tickets: 1,000 connected actors in turn, at a steady total rate, ask for a ticket while each holds one or none.
+- far: what one actor delivers over a link of 50 ms each way, one trajectory a round trip and 32 at once.
 - restart: how long a replay with many facts takes from its start to its first answer.
 - `--ray PYTHON`: the plain alternative, a Ray actor with a deque of pickled samples, under a Python that has Ray.
 
@@ -37,7 +38,7 @@ from msgspec import structs
 from asyncrl.ids import shard_of
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import Labels
-from benchmarks import limits, restart, tickets
+from benchmarks import far, limits, restart, tickets
 from benchmarks.record import write_result
 from benchmarks.serving import OWN_RUN, Replay, load, replay
 from benchmarks.wire import make_trajectory
@@ -170,7 +171,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=8000, help="trajectories of a throughput run")
     parser.add_argument("--shards", type=int, default=2, help="shards of the second throughput run")
     parser.add_argument("--facts", type=int, default=100_000, help="trajectories that the restarted store knows")
-    parser.add_argument("--only", nargs="+", default=["throughput", "limits", "tickets", "restart"])
+    parser.add_argument("--only", nargs="+", default=["throughput", "limits", "tickets", "far", "restart"])
     parser.add_argument("--ray", help="a Python that has Ray, for the plain alternative")
     parser.add_argument("--dir", type=Path, default=Path("runs/benchmarks"), help="on the disk that is measured")
     options = parser.parse_args()
@@ -193,6 +194,8 @@ def main() -> None:
     if "tickets" in options.only:
         for durability in ("fsync", "os"):
             show("tickets", in_folder(options.dir, partial(tickets.measure, durability=durability)))
+    if "far" in options.only:
+        show("far", in_folder(options.dir, partial(far.measure, tokens=options.tokens)))
     if "restart" in options.only:
         show("restart", in_folder(options.dir, lambda folder: restart.measure(folder, options.facts)))
     if options.ray:
