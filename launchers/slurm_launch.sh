@@ -17,8 +17,10 @@
 #SBATCH --signal=B:USR1@300
 set -euo pipefail
 python="${ASYNCRL_PYTHON:-python3}"
-if ! "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("asyncrl") is None)'; then
-  echo "asyncrl: $python has no asyncrl; activate its environment, or name its Python by ASYNCRL_PYTHON" >&2
+# In a checkout any Python finds ./asyncrl, but only that of its environment has the packages that it needs.
+needs='import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, ["asyncrl", "torch", "zmq"])))'
+if ! { command -v "$python" && "$python" -c "$needs"; } >/dev/null; then
+  echo "asyncrl: $python has no asyncrl with its packages; activate its environment, or name its Python by ASYNCRL_PYTHON" >&2
   exit 2
 fi
 if [[ "${1:-}" == --chain ]]; then

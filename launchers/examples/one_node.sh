@@ -12,4 +12,7 @@
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@300
-exec launchers/slurm_launch.sh experiment=gsm8k_calculator engine=sglang cluster.gpus=8 "$@"
+launch="$(dirname "${BASH_SOURCE[0]}")/../slurm_launch.sh"
+# In a job this is a copy in a folder of Slurm, and the job works in the folder of sbatch.
+[[ -x "$launch" ]] || launch=launchers/slurm_launch.sh
+exec "$launch" experiment=gsm8k_calculator engine=sglang cluster.gpus=8 "$@"

@@ -15,6 +15,9 @@
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@600
-exec launchers/slurm_launch.sh experiment=gsm8k_calculator engine=sglang engine.server.tp_size=2 \
+launch="$(dirname "${BASH_SOURCE[0]}")/../slurm_launch.sh"
+# In a job this is a copy in a folder of Slurm, and the job works in the folder of sbatch.
+[[ -x "$launch" ]] || launch=launchers/slurm_launch.sh
+exec "$launch" experiment=gsm8k_calculator engine=sglang engine.server.tp_size=2 \
   "cluster.pools={train: {nodes: 8, gpus: 8}, rollout: {nodes: 8, gpus: 8}}" \
   "cluster.roles={actor: rollout, scoring: rollout}" learner.replicas=8 network.insecure=true "$@"

@@ -407,7 +407,8 @@ def test_a_job_whose_time_ends_saves_is_requeued_and_goes_on(launcher: str, stub
             {},
             "asyncrl: cluster.launcher=slurm: this process is in no job; submit one",
         ),
-        (["--dry-run"], {"ASYNCRL_PYTHON": "false"}, "asyncrl: false has no asyncrl; activate its environment"),
+        (["--dry-run"], {"ASYNCRL_PYTHON": "false"}, "asyncrl: false has no asyncrl with its packages; activate"),
+        (["--dry-run"], {"ASYNCRL_PYTHON": "/none"}, "asyncrl: /none has no asyncrl with its packages; activate"),
     ],
 )
 def test_the_script_says_what_it_takes_and_where_it_has_to_run(
@@ -419,6 +420,17 @@ def test_the_script_says_what_it_takes_and_where_it_has_to_run(
     assert not [*tmp_path.glob("*/*/config.yaml")], "nothing starts"
 
 
+@pytest.mark.slow
+def test_a_python_that_finds_only_the_checkout_is_refused_without_a_traceback(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    variables = {"PATH": os.environ["PATH"], "ASYNCRL_PYTHON": str(bare)}
+    done = subprocess.run([str(LAUNCH), "--dry-run"], capture_output=True, text=True, env=variables, cwd=ROOT)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "has no asyncrl with its packages; activate its environment" in done.stderr
+
+
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck_finds_nothing(script: Path) -> None:
@@ -426,11 +438,13 @@ def test_shellcheck_finds_nothing(script: Path) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def dry_run(script: Path, *words: str, environment: Mapping[str, str] | None = None) -> list[str]:
+def dry_run(
+    script: Path, *words: str, environment: Mapping[str, str] | None = None, folder: Path = ROOT
+) -> list[str]:
     """The lines that a script prints with `--dry-run`."""
     variables = {**os.environ, "ASYNCRL_PYTHON": sys.executable, **(environment or {})}
     command = [str(script), "--dry-run", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=variables)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -443,7 +457,7 @@ def test_an_example_prints_every_command_and_asks_slurm_for_the_nodes_of_its_poo
     script = ROOT / "launchers" / "examples" / f"{name}.sh"
     assert f"#SBATCH --nodes={nodes}\n" in script.read_text()
     words = (f"run.dir={tmp_path}", f"model.path={tmp_path}", "data.train=none")
-    lines = dry_run(script, *words)
+    lines = dry_run(script, *words, environment={"PYTHONPATH": str(ROOT)}, folder=tmp_path)
     commands = [line for line in lines if line.startswith("srun ")]
     used = {word for line in commands for word in line.split() if word.startswith("--nodelist=node")}
     assert len(used - {word for word in used if "," in word}) == nodes, "every node has a role"
