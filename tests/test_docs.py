@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +20,7 @@ from asyncrl.__main__ import main
 from asyncrl.config.commands import COMMANDS
 from asyncrl.config.compose import composed
 from asyncrl.config.files import GROUPS
+from asyncrl.launch.plan import without_option
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(ROOT.glob("docs/*.md"))
@@ -80,15 +83,19 @@ def test_yaml_is_a_configuration(block: Block, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "words"), commands(), ids=lambda value: value if isinstance(value, str) else None)
 def test_commands_keys_and_options_exist(
-    page: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     match words:
         case ["asyncrl", name, *rest]:
-            check_command(name, rest, monkeypatch, capsys)
+            check_command(name, rest, monkeypatch, capfd)
         case ["python", "-m", module, *rest] if module.startswith("asyncrl.") and module.count(".") == 1:
-            check_command(module.removeprefix("asyncrl."), rest, monkeypatch, capsys)
+            check_command(module.removeprefix("asyncrl."), rest, monkeypatch, capfd)
         case ["python", "-m", module, *_] if module.startswith(("asyncrl", "benchmarks", "tests")):
             assert importlib.util.find_spec(module)
+        case [script, "--dry-run", *_] if script.startswith("launchers/"):
+            variables = {**os.environ, "ASYNCRL_PYTHON": sys.executable}
+            done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=variables)
+            assert done.returncode == 0, done.stderr
         case ["make", target, *_]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
         case [first, *_] if re.match(r"[a-z_]+(\.[a-z_]+)+=", first):
@@ -96,7 +103,7 @@ def test_commands_keys_and_options_exist(
 
 
 def check_command(
-    name: str, rest: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, rest: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The command's help has its options, and a role can compose its keys."""
     if name.startswith("-"):
@@ -105,11 +112,13 @@ def check_command(
     command = COMMANDS[name]
     subcommand = [rest[0]] if command.subcommands and rest else []
     assert not subcommand or subcommand[0] in command.subcommands
-    text = printed(["asyncrl", name, *subcommand, "--help"], monkeypatch, capsys)
+    text = printed(["asyncrl", name, *subcommand, "--help"], monkeypatch, capfd)
     for option in (word.partition("=")[0] for word in rest if word.startswith("--")):
         assert option in text
     if command.is_role:
         composed(list(settings(rest)))
+    if without_option(rest)[1] and not any("..." in word or word.startswith("cluster.hosts=") for word in rest):
+        assert "learner" in printed(["asyncrl", name, *rest], monkeypatch, capfd)
 
 
 def settings(words: list[str]) -> Iterator[str]:
@@ -120,11 +129,11 @@ def settings(words: list[str]) -> Iterator[str]:
             yield word
 
 
-def printed(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+def printed(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
     monkeypatch.setattr(sys, "argv", arguments)
     with suppress(SystemExit):
         main()
-    return capsys.readouterr().out
+    return capfd.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

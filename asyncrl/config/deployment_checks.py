@@ -88,7 +88,7 @@ def hosts_conflicts(config: TrainConfig) -> Iterator[str]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         yield "learner.rendezvous learner.nodes: name an address of host 0 and a free port there, such as 10.0.0.1:5757"
     elif not is_loopback(host) and not network.insecure:
-        yield f"learner.rendezvous: the learner is on {learner.nodes} hosts, and {HOSTS_FIX}"
+        yield f"network.insecure: the learner is on {learner.nodes} hosts, and {HOSTS_FIX}"
     elif not network.replay_port:
         yield "network.replay_port learner.nodes: the other hosts must know the port; name one"
     elif not is_loopback(host) and is_loopback(network.replay_address):

@@ -59,6 +59,15 @@ def test_a_plan_of_hosts_that_nothing_describes_is_refused(option: str, reason: 
         show_plan(make_config("ray", pools=POOLS, roles={"replay": "memory"}), option)
 
 
+@pytest.mark.parametrize("option", ["--plan", "--plan=1"])
+def test_pools_that_need_other_hosts_are_refused_with_the_plan_that_assumes_these(option: str) -> None:
+    pools = {"train": {"nodes": 1, "gpus": 8}, "rollout": {"nodes": 3, "gpus": 8}}
+    config = make_config("local", pools=pools, roles={"actor": "rollout"}, gpus=8, cpus=64)
+    with pytest.raises(ConfigError, match="for a plan without hosts write --plan=pools, or --plan=N for N hosts"):
+        show_plan(config, option)
+    show_plan(config, "--plan=pools")
+
+
 def test_the_number_of_hosts_may_be_a_word_of_its_own() -> None:
     for words in (["--plan=16", "cluster.pools={}"], ["--plan", "16", "cluster.pools={}"]):
         assert without_option(words) == (["cluster.pools={}"], "--plan=16")
@@ -72,7 +81,7 @@ def test_a_plan_refuses_what_the_start_would(launcher: str) -> None:
     """Without a launcher it is a plan for one: the local one starts nothing on several hosts."""
     config = make_config(launcher, gpus=8, cpus=64)
     config.network.insecure = False
-    with pytest.raises(ConfigError, match=r"learner\.rendezvous: the learner is on 2 hosts, and gloo and NCCL"):
+    with pytest.raises(ConfigError, match=r"network\.insecure: the learner is on 2 hosts, and gloo and NCCL"):
         show_plan(config, "--plan=4")
     show_plan(config, "--plan=2")  # The learner is on one of them.
     config.network.keys = "/nowhere/keys"

@@ -438,9 +438,7 @@ def test_shellcheck_finds_nothing(script: Path) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def dry_run(
-    script: Path, *words: str, environment: Mapping[str, str] | None = None, folder: Path = ROOT
-) -> list[str]:
+def dry_run(script: Path, *words: str, environment: Mapping[str, str] | None = None, folder: Path = ROOT) -> list[str]:
     """The lines that a script prints with `--dry-run`."""
     variables = {**os.environ, "ASYNCRL_PYTHON": sys.executable, **(environment or {})}
     command = [str(script), "--dry-run", *words]

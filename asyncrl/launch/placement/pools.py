@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from asyncrl.config.schema import ClusterConfig
 from asyncrl.errors import ConfigError
 
+_PLAN = "for a plan without hosts write --plan=pools, or --plan=N for N hosts with cluster.gpus and cluster.cpus each"
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -110,12 +112,13 @@ def _no_room(
     node = f"cluster.pools.{name}: node {index + 1} of {pool.get('nodes', 1)} needs"
     there = f"the run has {len(hosts)} host{'s' * (len(hosts) > 1)} with {have}{' each' * (len(hosts) > 1)}"
     if all(name in each for each in inside):
-        return f"{node} a host without another node of this pool, and {there}; lower its nodes, or name more hosts"
+        lacks = f"{node} a host without another node of this pool, and {there}"
+        return f"{lacks}; lower its nodes, or name more hosts; {_PLAN}"
     others = sorted({other for each in inside for other in each if "gpus" in pools[other]} - {name})
     taken = f", of which {' and '.join(f'{other} has {_size(pools[other])}' for other in others)}" if others else ""
     return (
-        f"{node} {_size(pool)} on one host, and none has as much left: {there}{taken}; lower a number; for the plan of "
-        "other hosts set cluster.gpus and cluster.cpus"
+        f"{node} {_size(pool)} on one host, and none has as much left: {there}{taken}; lower a number, or name more "
+        f"hosts; {_PLAN}"
     )
 
 
