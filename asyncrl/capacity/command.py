@@ -1,9 +1,9 @@
-"""`asyncrl plan --from RUN [--gpus N]`: how fast would a run be on other GPUs, or with another age bound?
+"""`asyncrl plan RUN [--gpus N]`: how fast would a run be on other GPUs, or with another age bound?
 
 The answer comes from a simulation at the rates of a run: the lengths of its episodes, the delays of its tools, the
 speed of its engines, scorers and learner. Tickets, groups, samplers and batch plans are those of the real replay. With
 --gpus it tries several numbers of learner GPUs, and marks the fastest one. --save writes rates and sizes to a file that
-you can edit, and name with --from. docs/planning.md says what the answer leaves out.
+you can edit, and name in place of the run. docs/planning.md says what the answer leaves out.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 from msgspec.structs import replace
@@ -21,11 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncrl.capacity.description import RunDescription, Sizes, read_description, write_description
-from asyncrl.capacity.measured import describe
+from asyncrl.capacity.measured import ENOUGH_STEPS, MORE_STEPS, describe
 from asyncrl.capacity.simulation import Forecast, simulate
 from asyncrl.capacity.splits import splits, with_learner
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import failures_end_the_command, usage_or_failure
+from asyncrl.config.keys import did_you_mean
 from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import find_run
 
@@ -36,6 +41,10 @@ BEYOND = 1.5
 MANY = 0.9
 WASTEFUL = 0.2
 """The share of the tokens thrown away from which on more engines are no good advice."""
+SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
+"""How KEY=VALUE begins."""
+PROGRESS_S = 10.0
+"""Between two lines of progress, where it is no terminal."""
 TABLE_WIDTH = 110
 HEADERS = (
     "learner\nGPUs",
@@ -54,17 +63,40 @@ HEADERS = (
 
 def main() -> None:
     """The entry of the command line. Arguments that cannot be used end it with status 2, another failure with 1."""
-    given = _parser().parse_args()
+    given = _parsed(sys.argv[1:])
     with failures_end_the_command(usage_or_failure, "asyncrl plan"):
         run = _description(given.source)
         if given.save is not None:
             write_description(run, given.save)
         run = replace(run, sizes=_changed(run.sizes, given))
-        forecasts = list(_forecasts(run, list(_planned(run, given)), given.steps))
+        forecasts = list(_forecasts(run, list(_planned(run, given)), given.steps, Progress(sys.stderr)))
     if given.json:
         sys.stdout.write(json.dumps([as_json(each, given.price) for each in forecasts]) + "\n")
     else:
-        show(run, forecasts, given.price, Console(width=max(TABLE_WIDTH, Console().width)))
+        console = Console(width=max(TABLE_WIDTH, Console().width))
+        show(run, forecasts, given.price, console, given.gpus or 0, given.host_gpus or 0)
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The options. Ends the process with status 2 where they cannot be used."""
+    parser = _parser()
+    given, rest = parser.parse_known_intermixed_args(words)
+    options = [f"--{name.replace('_', '-')}" for name in vars(given) if name not in ("runs", "source")]
+    for word in (*rest, *given.runs):
+        if word.startswith("-") or (SETTING.match(word) and not Path(word).exists()):
+            key, _, value = word.partition("=")
+            option = "--" + key.lstrip("-").rpartition(".")[2].replace("_", "-")
+            known = f"; did you mean {f'{option} {value}'.strip()}?"
+            parser.error(
+                f"{word}: there is no such option{known if option in options else did_you_mean(option, options)}"
+            )
+    sources = [*given.runs, *([given.source] if given.source else [])]
+    if len(sources) > 1:
+        parser.error(f"{' '.join(sources)}: name one run")
+    if given.host_gpus and not given.gpus:
+        parser.error("--host-gpus: name the GPUs of all hosts by --gpus")
+    given.source = sources[0] if sources else None
+    return given
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,15 +104,17 @@ def _parser() -> argparse.ArgumentParser:
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--from", dest="source", metavar="RUN|FILE", help="a run (its folder, or its name), or a file")
+    add("runs", nargs="*", metavar="RUN|FILE", help="a run (its folder, or its name), or a file of --save")
+    add("--from", dest="source", metavar="RUN|FILE", help="the same")
     add("--gpus", type=_count, metavar="N", help="GPUs of engines and learner together (those of the run)")
+    add("--host-gpus", type=_count, metavar="N", help="GPUs of a host: --gpus are divided by whole hosts only")
     add("--learner-gpus", type=_count, nargs="+", metavar="N", help="of them, the learner's (several are tried)")
     add("--max-lag", type=_natural, nargs="+", metavar="K", help="age bounds, replay.max_lag (that of the run)")
     add("--batch-size", type=_count, metavar="B", help="trajectories of a batch, learner.batch_size")
     add("--group-size", type=_count, metavar="G", help="of these in a group, learner.group_size")
     add("--publish-every", type=_count, metavar="S", help="learner steps between two versions of the weights")
     add("--concurrency", type=_count, metavar="C", help="episodes that one engine runs at once")
-    add("--engine-gpus", type=_count, metavar="N", help="GPUs of one engine")
+    add("--engine-gpus", type=_count, metavar="N", help="GPUs of one engine, which keeps its measured speed")
     add("--scorers", type=_count, metavar="N", help="scoring processes of the run (grow with --gpus as the engines do)")
     add("--steps", type=_count, default=STEPS, metavar="S", help=f"learner steps to simulate ({STEPS})")
     add("--price", type=_price, metavar="P", help="price of a GPU for an hour")
@@ -113,24 +147,42 @@ def _price(text: str) -> float:
 def _description(source: str | None) -> RunDescription:
     if source is None:
         raise ConfigError(
-            "--from: name the run whose rates to take, such as --from runs/NAME; `asyncrl train KEY=VALUE ... --plan` "
+            "name the run whose rates to take, such as `asyncrl plan runs/NAME`; `asyncrl train KEY=VALUE ... --plan` "
             "shows where processes would run, and needs no run"
         )
     run = find_run(source)
     if run is not None:
         return describe(run)
     if not Path(source).is_file():
-        raise ConfigError(f"--from {source}: there is no such run, and no such file; name the folder of a run")
+        raise ConfigError(f"{source}: there is no such run, and no such file; name the folder of a run")
     return read_description(Path(source))
 
 
-def _forecasts(run: RunDescription, planned: Sequence[Sizes], steps: int) -> Iterator[Forecast]:
-    """One forecast after the other; a terminal shows how many there are, since a large one takes up to a minute."""
+class Progress:
+    """Shows how far the forecasts are: a line that changes in a terminal, and elsewhere a line every `PROGRESS_S`.
+    `clock` gives seconds."""
+
+    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._clock, self._shown = out, clock, clock()
+
+    def update(self, number: int, count: int, share: float) -> None:
+        """The forecast `number` of `count` is done to this share."""
+        text = f"forecast {number} of {count}: {share:4.0%}"
+        if self._out.isatty():
+            self._out.write(f"\r{text}" + "\n" * (number == count and share == 1))
+            self._out.flush()
+        elif self._clock() - self._shown >= PROGRESS_S:
+            self._shown = self._clock()
+            self._out.write(f"{text}\n")
+            self._out.flush()
+
+
+def _forecasts(run: RunDescription, planned: Sequence[Sizes], steps: int, progress: Progress) -> Iterator[Forecast]:
+    """One forecast after the other. A large one takes up to a minute."""
     for number, sizes in enumerate(planned, 1):
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\rforecast {number} of {len(planned)}{'' if number < len(planned) else chr(10)}")
-            sys.stderr.flush()
-        yield simulate(replace(run, sizes=sizes), steps)
+        update = partial(progress.update, number, len(planned))
+        update(0.0)
+        yield simulate(replace(run, sizes=sizes), steps, progress=update)
 
 
 def _changed(sizes: Sizes, given: argparse.Namespace) -> Sizes:
@@ -148,7 +200,7 @@ def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
         if given.learner_gpus:
             yield from (with_learner(sizes, gpus, learner) for learner in given.learner_gpus)
         elif given.gpus:
-            yield from splits(replace(run, sizes=sizes), gpus)
+            yield from splits(replace(run, sizes=sizes), gpus, given.host_gpus or 1)
         else:
             yield sizes
 
@@ -162,8 +214,16 @@ def as_json(forecast: Forecast, price: float | None) -> dict[str, object]:
     return values
 
 
-def show(run: RunDescription, forecasts: Sequence[Forecast], price: float | None, console: Console) -> None:
-    """Print a table for people, and what to know about it."""
+def show(
+    run: RunDescription,
+    forecasts: Sequence[Forecast],
+    price: float | None,
+    console: Console,
+    gpus: int = 0,
+    host_gpus: int = 0,
+) -> None:
+    """Print a table for people, and what to know about it. `gpus` were given, on hosts with `host_gpus`; 0: no number
+    was."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for header in (*HEADERS, *(["price"] if price is not None else [])):
         table.add_column(header, justify="right", no_wrap=True)
@@ -172,8 +232,12 @@ def show(run: RunDescription, forecasts: Sequence[Forecast], price: float | None
         style = "bold green" if each is fastest and len(forecasts) > 1 else None
         table.add_row(*_cells(each, price), style=style)
     console.print(table)
-    for note in notes(run, forecasts, fastest):
-        console.print(f"\n{note}", highlight=False)
+    said = [
+        *notes(run, forecasts, fastest),
+        *_of_gpus([each.sizes for each in forecasts], fastest.sizes, gpus, host_gpus),
+    ]
+    for note in said:
+        console.print(f"\n{note}", highlight=False, soft_wrap=True)
 
 
 def _cells(forecast: Forecast, price: float | None) -> Iterator[str]:
@@ -217,9 +281,25 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
         )
     elif fastest.engine_idle < 1 - MANY:
         yield "The engines limit the fastest one: give them more GPUs."
+    if steps := run.rates.steps:
+        more = f", which is few: {MORE_STEPS.format('RUN')}" if steps < ENOUGH_STEPS else ""
+        yield f"The rates are means over {steps:,} measured learner steps{more}."
     most = max(each.requests for each in forecasts)
     if run.rates.requests and most > BEYOND * run.rates.requests[-1]:
         yield (
             f"An engine has up to {most:.0f} requests here. Its speed was measured with at most "
             f"{run.rates.requests[-1]:.0f}, so these forecasts are less certain."
         )
+
+
+def _of_gpus(rows: Sequence[Sizes], fastest: Sizes, gpus: int, host_gpus: int) -> Iterator[str]:
+    """Which of the given GPUs have no work, and how to say the split of the fastest row to `asyncrl train`."""
+    unused = {each.learner_gpus: gpus - each.gpus for each in rows if each.gpus < gpus}
+    if unused:
+        each = ", ".join(f"{count} at {learner:,} learner GPUs" for learner, count in unused.items())
+        yield f"Of {gpus:,} GPUs, engines of {fastest.engine_gpus} leave some without work: {each}."
+    if host_gpus and not (gpus % host_gpus or fastest.learner_gpus % host_gpus):
+        train = fastest.learner_gpus // host_gpus
+        nodes = {"train": train, "rollout": gpus // host_gpus - train}
+        pools = ", ".join(f"{name}: {{nodes: {count}, gpus: {host_gpus}}}" for name, count in nodes.items())
+        yield f"The fastest one: cluster.pools='{{{pools}}}' cluster.roles='{{actor: rollout}}'"

@@ -39,6 +39,7 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
       further GPU makes shorter. A publish takes `publish_s` more.
     - `failed` is the share of episodes that fail, `zero_variance` that of groups whose rewards are all equal.
     - `requests` are the fewest and the most requests of an engine for which its speed was measured; empty: not known.
+    - `steps` are the learner steps that were measured; 0: not known.
     """
 
     tasks: Annotated[list[Annotated[list[TypicalEpisode], Meta(min_length=1)]], Meta(min_length=1)]
@@ -53,6 +54,7 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     failed: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     zero_variance: Share = 0.0
     requests: list[float] = []
+    steps: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
         if not self.pass_s + self.request_s:

@@ -37,7 +37,10 @@ SHORTEST_S = 1.0
 MOST_TASKS = 500
 GENERATION = ("wait", "generate")
 """The phases of an episode that the simulation models; all others are tools or the agent."""
-NEEDED = "the planner needs a run of at least {} steps after its first {}, with all its metrics files"
+NEEDED = f"the planner needs a run of at least {FEWEST_STEPS} steps after its first {FIRST_STEPS}"
+ENOUGH_STEPS = 20
+"""From which on a mean over steps is steady."""
+MORE_STEPS = "`asyncrl resume {} learner.steps=30` goes on with it"
 
 
 def describe(run: Path) -> RunDescription:
@@ -55,10 +58,13 @@ def describe(run: Path) -> RunDescription:
 def _described(run: Path, config: TrainConfig) -> RunDescription:
     # A stop may cut the last phases of a step short; another step trains nothing.
     whole = {"reward/mean", "seconds/publish"}
-    steps = [row for row in read_lines(metrics_file(run, "learner")) if whole <= row.keys()][FIRST_STEPS:]
+    rows = [row for row in read_lines(metrics_file(run, "learner")) if whole <= row.keys()]
+    steps = rows[FIRST_STEPS:]
     actors, scorers = (list(_files(run, role)) for role in ("actor", "scoring"))
-    if len(steps) < FEWEST_STEPS or not actors or not scorers:
-        raise ConfigError(f"{run} has too few metrics: {NEEDED.format(FEWEST_STEPS, FIRST_STEPS)}")
+    if len(steps) < FEWEST_STEPS:
+        raise ConfigError(f"{run} has metrics of {len(rows)} steps, and {NEEDED}; {MORE_STEPS.format(run)}")
+    if not actors or not scorers:
+        raise ConfigError(f"{run} lacks metrics files of its {'scorers' if actors else 'actors'}: keep all of them")
     windows = [window for rows in actors for window in _windows(rows)]
     if not windows:
         raise ConfigError(f"{run}: its actors finished no episodes while they logged metrics; let it run for longer")
@@ -77,6 +83,7 @@ def _described(run: Path, config: TrainConfig) -> RunDescription:
         zero_variance=_mean(row["groups/zero_variance"] for row in steps),
         label_s=_label_s(scorers),
         requests=[min(requests), max(requests)],
+        steps=len(steps),
         **_learner_rates(steps, ranks, config.learner.publish_every),
     )
     return RunDescription(rates, _sizes(config, last, len(scorers), ranks))
@@ -159,7 +166,7 @@ def _tasks(run: Path, actors: Sequence[Sequence[Row]]) -> list[list[TypicalEpiso
             episode = TypicalEpisode(record.sampled, record.tokens, max(1, record.turns), max(0.0, tools_s))
             groups[record.group].append(episode)
     if not groups:
-        raise ConfigError(f"{run} has stored no episodes: {NEEDED.format(FEWEST_STEPS, FIRST_STEPS)}")
+        raise ConfigError(f"{run} has stored no episodes: {NEEDED}; {MORE_STEPS.format(run)}")
     return list(groups.values())
 
 

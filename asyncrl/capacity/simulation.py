@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -56,9 +57,15 @@ class Forecast(Struct, frozen=True):
         return self.sizes.gpus * self.seconds_per_step / 3600
 
 
-def simulate(run: RunDescription, steps: int = 30, first: int | None = None, seed: int = 0) -> Forecast:
+def simulate(
+    run: RunDescription,
+    steps: int = 30,
+    first: int | None = None,
+    seed: int = 0,
+    progress: Callable[[float], object] = lambda share: None,
+) -> Forecast:
     """Simulate `first` learner steps, in which the run fills up, and `steps` more, which count. By default the first
-    are those of as many versions as a trajectory may live, and one more.
+    are those of as many versions as a trajectory may live, and one more. `progress` is told which share is done.
 
     Raises ConfigError: so much fails or is refused that the run would stand still, or there are too many episodes.
     """
@@ -81,7 +88,7 @@ def simulate(run: RunDescription, steps: int = 30, first: int | None = None, see
             )
     environment = simpy.Environment()
     with SimulatedReplay(share, len(run.rates.tasks), seed, lambda: environment.now) as replay:
-        return _Simulation(run, shards, environment, replay, seed).forecast(first, steps)
+        return _Simulation(run, shards, environment, replay, seed, progress).forecast(first, steps)
 
 
 def _groups(sizes: Sizes) -> int:
@@ -122,8 +129,15 @@ class _Observed:
 
 class _Simulation:
     def __init__(
-        self, run: RunDescription, shards: int, environment: simpy.Environment, replay: SimulatedReplay, seed: int
+        self,
+        run: RunDescription,
+        shards: int,
+        environment: simpy.Environment,
+        replay: SimulatedReplay,
+        seed: int,
+        progress: Callable[[float], object],
     ) -> None:
+        self._progress, self._planned_steps = progress, 0
         self._run, self._rates, self._sizes = run, run.rates, run.sizes
         self._environment, self._replay, self._seed = environment, replay, seed
         # Shares of a shard may be parts of one engine or scorer.
@@ -139,6 +153,7 @@ class _Simulation:
 
     def forecast(self, first: int, steps: int) -> Forecast:
         sizes, room = self._sizes, self._sizes.engines * self._sizes.concurrency
+        self._planned_steps = first + steps
         # Admission lets no more run; with some more actors it is still what limits them.
         admitted = (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every * sizes.oversample
         episodes = max(1, round(min(room, 2 * admitted) / self._shards))
@@ -247,6 +262,7 @@ class _Simulation:
             self._learner_s += seconds
             yield self._environment.timeout(seconds)
             self._replay.end_step(step + 1, None if publishes else version)
+            self._progress((step + 1) / self._planned_steps)
             if not publishes:
                 self._environment.process(self._engines.switch(version))
             self._actors.wake()

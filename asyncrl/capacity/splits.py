@@ -13,19 +13,25 @@ ROUNDS = 50
 CANDIDATES = 200
 
 
-def splits(run: RunDescription, gpus: int) -> list[Sizes]:
-    """The sizes of `run` on so many GPUs, with scorers in proportion to engines, for several numbers of learner GPUs.
-    Raises ConfigError: the GPUs are too few."""
-    most = gpus - run.sizes.engine_gpus
+def splits(run: RunDescription, gpus: int, host_gpus: int = 1) -> list[Sizes]:
+    """The sizes of `run` on so many GPUs, with scorers in proportion to engines, for several numbers of learner GPUs,
+    which are multiples of `host_gpus`. Raises ConfigError: the GPUs are too few."""
+    if gpus % host_gpus or (host_gpus > 1 and host_gpus % run.sizes.engine_gpus):
+        raise ConfigError(
+            f"--host-gpus {host_gpus}: {gpus} GPUs are no whole hosts, or engines of {run.sizes.engine_gpus} GPUs do "
+            "not fill one"
+        )
+    most = gpus - max(host_gpus, run.sizes.engine_gpus)
     if most < 1:
         raise ConfigError(
             f"--gpus {gpus}: there must be one for the learner and {run.sizes.engine_gpus} for an engine, at least"
         )
-    numbers = sorted({round(number) for number in np.geomspace(1, most, CANDIDATES)})
+    hosts = most // host_gpus
+    numbers = sorted({round(number) * host_gpus for number in np.geomspace(1, hosts, CANDIDATES)})
     each = {learner: with_learner(run.sizes, gpus, learner) for learner in numbers}
     rates = replace(run.rates, tasks=[[_mean_episode(run.rates)]])
     best = max(numbers, key=lambda learner: balanced_rate(rates, each[learner]))
-    wanted = {min(most, max(1, round(best * share))) for share in AROUND}
+    wanted = {min(hosts, max(1, round(best * share / host_gpus))) * host_gpus for share in AROUND}
     return [with_learner(run.sizes, gpus, learner) for learner in sorted(wanted)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import asdict
@@ -12,7 +13,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from asyncrl.capacity.command import _cells, main, notes
+from asyncrl.capacity.command import Progress, _cells, main, notes
 from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode, read_description
 from asyncrl.capacity.measured import decoding_times, describe
 from asyncrl.capacity.simulation import simulate
@@ -101,14 +102,17 @@ def test_rates_are_those_of_the_runs_files(run: Path) -> None:
 
 def test_a_run_that_has_not_done_enough_is_refused(run: Path) -> None:
     write_rows(run / "metrics" / "learner.jsonl", [STEP] * 3)
-    with pytest.raises(ConfigError, match="at least 3 steps after its first 2"):
+    with pytest.raises(
+        ConfigError,
+        match=r"has metrics of 3 steps, .* at least 3 steps after its first 2; .*resume .*/run learner\.steps=30",
+    ):
         describe(run)
 
 
 def test_a_step_that_a_stop_cut_short_is_left_out(run: Path) -> None:
     before = describe(run)
     cut = {name: value for name, value in STEP.items() if name != "seconds/publish"}
-    write_rows(run / "metrics" / "learner.jsonl", [{**STEP, "seconds/train": 60.0}] * 2 + [STEP] * 3 + [cut, STEP])
+    write_rows(run / "metrics" / "learner.jsonl", [{**STEP, "seconds/train": 60.0}] * 2 + [STEP] * 3 + [cut] + [STEP] * 3)
     assert describe(run) == before
 
 
@@ -135,9 +139,11 @@ def test_the_command_saves_reads_and_forecasts(
 ) -> None:
     file = tmp_path / "saved.yaml"
     assert call(["--from", str(run), "--save", str(file), "--steps", "3"], monkeypatch) == 0
-    assert "1,000 steps" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "1,000 steps" in out
+    assert "means over 6 measured learner steps, which is few: `asyncrl resume RUN learner.steps=30`" in out
     assert read_description(file) == describe(run)
-    words = ["--from", str(file), "--gpus", "8", "--max-lag", "0", "2", "--steps", "3", "--price", "2", "--json"]
+    words = [str(file), "--gpus", "8", "--max-lag", "0", "2", "--steps", "3", "--price", "2", "--json"]
     assert call(words, monkeypatch) == 0
     forecasts = json.loads(capsys.readouterr().out)
     assert {each["sizes"]["max_lag"] for each in forecasts} == {0, 2}
@@ -148,7 +154,11 @@ def test_the_command_saves_reads_and_forecasts(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--from", "nothing"], "there is no such run, and no such file"),
+        (["nothing"], "nothing: there is no such run, and no such file"),
+        (["RUN", "cluster.gpus=8"], "cluster.gpus=8: there is no such option; did you mean --gpus 8?"),
+        (["RUN", "--max_lag", "2"], "--max_lag: there is no such option; did you mean --max-lag?"),
+        (["--steps", "3", "RUN", "--from", "RUN"], "name one run"),
+        (["RUN", "--gpus", "12", "--host-gpus", "8"], "--host-gpus 8: 12 GPUs are no whole hosts"),
         (["--from", "RUN", "--gpus", "1"], "there must be one for the learner and 1 for an engine"),
         (["--from", "RUN", "--gpus", "4", "--learner-gpus", "4"], "none are left for an engine"),
         (["--from", "RUN", "--price", "nan"], "nan is no price"),
@@ -203,11 +213,32 @@ def test_busy_engines_whose_tokens_are_thrown_away_are_not_said_to_need_more_gpu
     assert "-0%" not in [*_cells(replace(busy, learner_idle=-0.001), None)]
 
 
+def test_whole_hosts_are_divided_and_gpus_without_work_are_counted(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call([str(run), "--gpus", "16", "--host-gpus", "8", "--engine-gpus", "4", "--steps", "2"], monkeypatch) == 0
+    out = capsys.readouterr().out
+    pools = "{train: {nodes: 1, gpus: 8}, rollout: {nodes: 1, gpus: 8}}"
+    assert f"The fastest one: cluster.pools='{pools}' cluster.roles='{{actor: rollout}}'" in out
+    assert "without work" not in out
+    words = [str(run), "--gpus", "16", "--learner-gpus", "3", "4", "--engine-gpus", "4", "--steps", "2"]
+    assert call(words, monkeypatch) == 0
+    assert "Of 16 GPUs, engines of 4 leave some without work: 1 at 3 learner GPUs." in capsys.readouterr().out
+
+
+def test_progress_is_a_line_now_and_then_where_nothing_is_a_terminal() -> None:
+    now, out = 0.0, io.StringIO()
+    progress = Progress(out, lambda: now)
+    for now in (1.0, 9.0, 11.0, 12.0, 22.0):
+        progress.update(1, 2, now / 50)
+    assert out.getvalue().splitlines() == ["forecast 1 of 2:  22%", "forecast 1 of 2:  44%"]
+
+
 def test_a_plan_without_a_run_is_refused_with_the_command_that_needs_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(["--gpus", "8"], monkeypatch) == 2
-    assert "asyncrl plan: --from: name the run" in (error := capsys.readouterr().err)
+    assert "asyncrl plan: name the run" in (error := capsys.readouterr().err)
     assert "--plan`" in error
 
 
