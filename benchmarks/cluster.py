@@ -5,7 +5,7 @@
   them).
 - `--actors` (the default): 1,000 simulated actors, then 10, deliver at the same total rate. Each has a socket of its
   own and an engine that needs no time; 8 processes share them. A scorer labels what comes. Reported are the waits for
-  new tickets and the replay's processor time a trajectory, renewals of tickets included.
+  new tickets and the replay's processor time a trajectory, renewals of tickets included, once all are connected.
 
 Other processes disturb all of it, so run it on a quiet machine; the load is reported.
 
@@ -81,7 +81,8 @@ class _Actor:
 def act(
     endpoint: str, names: list[str], episode_s: float, seconds: float, ready: Barrier, told: Queue[dict[str, Any]]
 ) -> None:
-    """The actors of one process: each takes a ticket, keeps it for `episode_s`, delivers, and takes the next."""
+    """The actors of one process: each takes a ticket, keeps it for `episode_s`, delivers, and takes the next. The first
+    `episode_s`, in which all of them connect, do not count."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     context = zmq.Context()
@@ -97,11 +98,12 @@ def act(
     rng = np.random.default_rng(sum(names[0].encode()))
     ready.wait()
     started = time.perf_counter()
+    begin = started + episode_s
     due: list[tuple[float, int, Any]] = []
     for number, socket in enumerate(actors):
         heappush(due, (started + episode_s * rng.random(), number, socket))
     number, delivered = len(actors), 0
-    while (now := time.perf_counter()) < started + seconds:
+    while (now := time.perf_counter()) < begin + seconds:
         while due and due[0][0] <= now:
             socket = heappop(due)[2]
             actor = actors[socket]
@@ -122,12 +124,13 @@ def act(
             reply = decode_reply(socket.recv_multipart())
             number += 1
             if not actor.asked_at:
-                delivered += 1
+                delivered += now >= begin
                 heappush(due, (now, number, socket))
             elif actor.held is None:
                 tickets = reply.read(TICKETS) if reply.kind == OK else []
                 if tickets:
-                    actor.waits.append(now - actor.asked_at)
+                    if actor.asked_at >= begin:
+                        actor.waits.append(now - actor.asked_at)
                     actor.held, actor.done_at = tickets[0], now + episode_s
                 heappush(due, (min(actor.done_at, now + RENEW_S) if tickets else now, number, socket))
             else:
@@ -167,6 +170,7 @@ def crowd(folder: Path, actors: int, rate: float, seconds: float) -> dict[str, A
         scorer = threading.Thread(target=score, args=(served.endpoints[0], stop))
         scorer.start()
         ready.wait(LONGEST_S)
+        time.sleep(episode_s)
         before = served.cpu()
         results = [told.get(timeout=LONGEST_S) for _ in working]
         cpu = served.cpu() - before
@@ -174,8 +178,7 @@ def crowd(folder: Path, actors: int, rate: float, seconds: float) -> dict[str, A
         scorer.join()
         for process in working:
             process.join()
-    # The first episode of each actor begins with its connection.
-    waits = [wait for result in results for wait in result["waits"][len(result["waits"]) // 10 :]]
+    waits = [wait for result in results for wait in result["waits"]]
     delivered = sum(result["delivered"] for result in results)
     figures = {f"ticket_p{percent}_ms": float(np.percentile(waits, percent)) * 1e3 for percent in (50, 90, 99)}
     return {
