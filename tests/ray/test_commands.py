@@ -20,6 +20,8 @@ from tests.ray.support import Nodes, hosts, on_ray
 
 pytestmark = pytest.mark.timeout(1200)
 
+SHARED_S = 2 * GENEROUS_S
+"""For two runs that begin at once on the same cores."""
 SMALL = ("cluster.actors=1", "cluster.scorers=1", "cluster.learner_ranks=1")
 
 
@@ -66,11 +68,11 @@ def test_two_runs_share_a_cluster_and_the_stop_of_one_drains_its_episodes_and_le
             runs.append(stack.enter_context(Run("train", folder, *words, "learner.steps=100000")))
         one, other = runs
         for run in runs:
-            run.wait_for_step(2)
+            run.wait_for_step(2, SHARED_S)
         assert hosts(one)["replay"] == hosts(other)["replay"] == nodes.disk
         assert not {each.pid for each in roles_of(one).values()} & {each.pid for each in roles_of(other).values()}
         one.process.send_signal(signal.SIGINT)
-        assert one.process.wait(GENEROUS_S) == 130
+        assert one.process.wait(SHARED_S) == 130
         assert "all running episodes were delivered" in (one.dir / "logs" / "actor-0.log").read_text()
         other.wait_for_step(other.newest_step() + 3)
         assert "restarted" not in other.output
