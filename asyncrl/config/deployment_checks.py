@@ -17,8 +17,10 @@ def cluster_conflicts(config: TrainConfig) -> Iterator[str]:
     """What keeps pools, hosts and roles from fitting together."""
     cluster = config.cluster
     pools, roles = cluster.pools, cluster.roles
-    if (cluster.launcher == "hosts") != bool(cluster.hosts):
-        yield "cluster.hosts cluster.launcher: name hosts together with cluster.launcher=hosts; set both or none"
+    if cluster.launcher == "hosts" and not cluster.hosts:
+        yield "cluster.hosts: cluster.launcher=hosts needs names of hosts; set cluster.hosts=[gpu1,gpu2]"
+    elif cluster.hosts and cluster.launcher != "hosts":
+        yield "cluster.launcher cluster.hosts: nothing would start on these hosts; set cluster.launcher=hosts"
     if cluster.ray.address is not None and cluster.launcher != "ray":
         yield (
             "cluster.ray.address cluster.launcher: nothing is started on the Ray cluster that is named; set "

@@ -95,10 +95,17 @@ def find_run(name: str) -> Path | None:
     return next((folder for folder in (Path(name), RUNS / name) if (folder / CONFIG_FILE).is_file()), None)
 
 
+def starting_run(name: str) -> Path | None:
+    """The folder of the run that `name` names and a process starts right now; None: there is none."""
+    return next((folder for folder in (Path(name), RUNS / name) if owner_of(folder) is not None), None)
+
+
 def require_run(name: str) -> Path:
     """The folder of a run. Raises ConfigError: there is none, or no training has started in it."""
     folder = find_run(name)
     if folder is None:
+        if starting := starting_run(name):
+            raise ConfigError(f"{starting} is starting and has no {CONFIG_FILE} yet: ask again once its roles run")
         known = sorted(str(path.parent) for path in RUNS.glob(f"*/{CONFIG_FILE}"))
         there = f"; there are {', '.join(known)}" if known else ""
         raise ConfigError(f"{name} is no run: name the folder of one, which has a {CONFIG_FILE}{there}")

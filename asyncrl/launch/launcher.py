@@ -26,6 +26,9 @@ class Launcher(Protocol):
     def is_one_machine(self) -> bool:
         """Whether all hosts are this machine."""
 
+    def check_addresses(self, placement: Placement) -> None:
+        """Raises ConfigError: `prepare` would find no address at which others reach the replay or the learner."""
+
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
         """Set the addresses and ports in the configuration that it leaves open, so that all roles share them. Raises
         UnavailableError: no port is free; ConfigError: the hosts cannot have the placement; StoppedError."""
@@ -59,6 +62,9 @@ class LocalLauncher:
 
     def is_one_machine(self) -> bool:
         return True
+
+    def check_addresses(self, placement: Placement) -> None:
+        pass
 
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
         choose_ports(self._config)

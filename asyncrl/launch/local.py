@@ -25,7 +25,7 @@ from asyncrl.inspect.watch import RunWatch
 from asyncrl.launch.addresses import addresses, record_left_open
 from asyncrl.launch.autoscale import Autoscaler
 from asyncrl.launch.launcher import Launcher, open_launcher
-from asyncrl.launch.ownership import OwnerWatch, exclusively
+from asyncrl.launch.ownership import OwnerWatch, exclusively, is_asked_to_stop
 from asyncrl.launch.placement.placement import Placement, place, settle
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table, terminal_width
@@ -172,7 +172,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         launcher.prepare(placement, stop)
         check_settled(config, placement)
         end_elsewhere(run_dir, launcher.end_left, stop)
-        if stop.is_set():
+        if stop.is_set() or is_asked_to_stop(run_dir):
             raise StoppedError("stopped before anything was started")
         placement = place(config, placement.hosts)
         prepare_data(config, stop)

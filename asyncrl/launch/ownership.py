@@ -104,6 +104,11 @@ def _lock(file: TextIO) -> None:
             return
 
 
+def is_asked_to_stop(run_dir: Path) -> bool:
+    """Whether somebody has asked the owner of the folder to stop, who starts nothing then."""
+    return (run_dir / STOP_FILE).exists()
+
+
 class StopRequests:
     """Tells the owner of the folder whether it was asked to stop. `clock` gives seconds."""
 

@@ -50,10 +50,13 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
     if assumed := option.partition("=")[2]:
         hosts = assumed_hosts(config.cluster, assumed)
         one_machine = len(hosts) == 1
+        placement = place(config, hosts)
     else:
         with closing(open_launcher(config)) as launcher:
             hosts, one_machine = launcher.hosts(), launcher.is_one_machine()
-    names, placement = config.cluster.hosts, place(config, hosts)
+            placement = place(config, hosts)
+            launcher.check_addresses(placement)
+    names = config.cluster.hosts
     check_plan(config, placement, one_machine)
     shown = names if len(names) == len(hosts) else ()
     sys.stdout.write(placement_table(placement, shown, terminal_width(sys.stdout)))

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import failures_end_the_command
-from asyncrl.config.locations import SUMMARY_FILE
-from asyncrl.inspect.run import require_run
+from asyncrl.config.locations import CONFIG_FILE, SUMMARY_FILE
+from asyncrl.inspect.run import find_run, require_run, starting_run
 from asyncrl.launch.ownership import stop
 
 
@@ -27,8 +27,12 @@ def main() -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
     given = parser.parse_args()
     with failures_end_the_command():
-        run_dir = require_run(given.run)
+        # A run that starts for the first time has no configuration yet.
+        run_dir = find_run(given.run) or starting_run(given.run) or require_run(given.run)
         stop(run_dir, lambda text: sys.stderr.write(f"{text}\n"))
+    if not (run_dir / CONFIG_FILE).exists():
+        sys.stdout.write(f"{run_dir} has ended before anything was started\n")
+        return
     done, resume = "", f"asyncrl resume {shlex.quote(str(run_dir))}"
     with suppress(OSError, ValueError, KeyError):
         summary = json.loads((run_dir / SUMMARY_FILE).read_text())

@@ -112,7 +112,9 @@ def test_a_run_that_has_not_done_enough_is_refused(run: Path) -> None:
 def test_a_step_that_a_stop_cut_short_is_left_out(run: Path) -> None:
     before = describe(run)
     cut = {name: value for name, value in STEP.items() if name != "seconds/publish"}
-    write_rows(run / "metrics" / "learner.jsonl", [{**STEP, "seconds/train": 60.0}] * 2 + [STEP] * 3 + [cut] + [STEP] * 3)
+    write_rows(
+        run / "metrics" / "learner.jsonl", [{**STEP, "seconds/train": 60.0}] * 2 + [STEP] * 3 + [cut] + [STEP] * 3
+    )
     assert describe(run) == before
 
 

@@ -201,6 +201,8 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"cluster.pools": {"train": {}, "rollout": {}}}, "nothing is in rollout; name a role"),
         ({"cluster.roles": {"actor": "rollout"}}, "there is no such pool; cluster.pools is empty"),
         ({"cluster.pools": {"a": {}}, "cluster.roles": {"server": "a"}}, "there is no role server; use replay"),
+        ({"cluster.launcher": "hosts"}, r"set cluster\.hosts=\[gpu1,gpu2\]"),
+        ({"cluster.launcher": "ray", "cluster.hosts": ["a"]}, "set cluster.launcher=hosts"),
         ({"cluster.launcher": "hosts", "cluster.hosts": ["a", "b", "a"]}, "a would give its GPUs twice"),
         ({"cluster.launcher": "hosts", "cluster.hosts": ["a", "", "-v"]}, "'', '-v' names no host"),
         ({"cluster.actors": 10**9}, r"it must be a whole number in \[1, 100000\]"),

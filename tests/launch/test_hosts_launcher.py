@@ -17,6 +17,7 @@ from asyncrl.launch.hosts import launcher as launcher_module
 from asyncrl.launch.hosts.launcher import NO_CONNECTION, HostsLauncher
 from asyncrl.launch.placement.placement import PlacedRole, Placement, place
 from asyncrl.launch.placement.pools import Host
+from asyncrl.launch.plan import show_plan
 from asyncrl.launch.role_process import RoleCommand, RoleProcess
 from tests.helpers import has_ended, until
 
@@ -62,6 +63,8 @@ def test_a_run_that_other_machines_can_reach_gets_keys_and_each_role_knows_the_a
     config.network.replay_host = None
     with pytest.raises(ConfigError, match=r"cluster\.hosts: a has no address .*; set network\.replay_host"):
         HostsLauncher(config).prepare(place(config, [Host(0, 3)] * 2), Event())
+    with pytest.raises(ConfigError, match="a has no address"):
+        show_plan(config)
     config.cluster.hosts = ["localhost", "b"]
     with pytest.raises(ConfigError, match=r"localhost is 127\.0\.0\.1 here, which other hosts cannot reach"):
         HostsLauncher(config).prepare(place(config, [Host(0, 3)] * 2), Event())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from asyncrl.config.compose import read
 from asyncrl.config.schema import ClusterConfig, ModelConfig, RunConfig, TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.inspect.run import require_run
 from asyncrl.launch import local
+from asyncrl.launch import stop as stop_command
 from asyncrl.launch.local import (
     check_resume,
     claim,
@@ -20,11 +23,13 @@ from asyncrl.launch.local import (
     role_commands,
     train,
 )
+from asyncrl.launch.ownership import STOP_FILE
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.processes import choose_ports
 from asyncrl.replay.store import Store
 from asyncrl.types import BatchPlan
+from tests.helpers import GENEROUS_S, until
 
 
 def make_config() -> TrainConfig:
@@ -144,3 +149,24 @@ def test_a_stop_before_the_roles_are_started_starts_none_and_leaves_nothing(
         monkeypatch.setattr(local, "preflight", lambda *_, **__: stop.set())
     assert not train(config, stop)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_starts_can_be_stopped_by_its_folder_and_is_said_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run_dir = make_config(), tmp_path / "run"
+    config.run, config.cluster.gpus = RunConfig("run", str(tmp_path)), 0
+    monkeypatch.setattr(sys, "argv", ["asyncrl stop", str(run_dir)])
+    command = threading.Thread(target=stop_command.main)
+
+    def checks(*_: object, **__: object) -> None:
+        with pytest.raises(ConfigError, match=r"is starting and has no config\.yaml yet"):
+            require_run(str(run_dir))
+        command.start()
+        until((run_dir / STOP_FILE).exists)
+
+    monkeypatch.setattr(local, "preflight", checks)
+    assert not train(config, threading.Event())
+    command.join(GENEROUS_S)
+    assert not run_dir.exists()
+    assert capsys.readouterr().out == f"{run_dir} has ended before anything was started\n"

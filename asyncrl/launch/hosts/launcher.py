@@ -81,6 +81,7 @@ class HostsLauncher:
     def hosts(self) -> list[Host]:
         """What each host has. Raises ConfigError: some cannot be reached, or do not share the run's folder, with a line
         for each."""
+        log.info("asking hosts %s what they have and whether they share %s", ", ".join(self._names), self._run_dir)
         with canary(self._run_dir) as file, ThreadPoolExecutor(len(self._names)) as threads:
             answers = list(threads.map(lambda index: self._check(file, index), range(len(self._names))))
         if problems := [answer for answer in answers if isinstance(answer, str)]:
@@ -120,20 +121,30 @@ class HostsLauncher:
     def is_one_machine(self) -> bool:
         return len(self._names) == 1
 
+    def check_addresses(self, placement: Placement) -> None:
+        self._addresses(placement)
+
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
         """Set addresses and ports, and make keys where there are none. Raises ConfigError."""
         self.set_placement(placement)
         config, network = self._config, self._config.network
-        network.replay_host = network.replay_host or self._address(placement.of("replay")[0].name, "replay")
-        network.learner_host = network.learner_host or self._address("learner", "learner")
+        network.replay_host, network.learner_host = self._addresses(placement)
         choose_ports(config)
         if config.learner.nodes > 1 and config.learner.rendezvous is None:
             config.learner.rendezvous = f"{network.learner_host}:{RENDEZVOUS_PORT}"
         close_to_others(config)
 
-    def _address(self, role: str, module: str) -> str:
+    def _addresses(self, placement: Placement) -> tuple[str, str]:
+        """Those of replay and learner. Raises ConfigError: a host has none."""
+        network = self._config.network
+        return (
+            network.replay_host or self._address(placement, "replay"),
+            network.learner_host or self._address(placement, "learner"),
+        )
+
+    def _address(self, placement: Placement, module: str) -> str:
         """The address of the host of a role. Raises ConfigError: its name stands for none that others can reach."""
-        name = self._names[self._roles[role].node].rpartition("@")[2]
+        name = self._names[placement.of(module)[0].node].rpartition("@")[2]
         fix = f"set network.{module}_host to its address"
         try:
             address = socket.gethostbyname(name)

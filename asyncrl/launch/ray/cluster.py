@@ -67,7 +67,10 @@ class RayCluster:
         self._cluster = cluster
         address = cluster.ray.address or os.environ.get(ADDRESS_VARIABLE)
         if address:
+            log.info("joining the Ray cluster at %s", address)
             _check_address(address)
+        else:
+            log.info("starting a Ray cluster on this machine; cluster.ray.address names one that is there")
         # Ray refuses the size of a cluster that is there already.
         new = {} if address else {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus, "include_dashboard": False}
         try:

@@ -68,6 +68,9 @@ class RayLauncher:
     def is_one_machine(self) -> bool:
         return set(self._cluster.addresses()) == {self._cluster.own_address()}
 
+    def check_addresses(self, placement: Placement) -> None:
+        pass  # Its nodes have addresses.
+
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
         cluster, config = self._cluster, self._config
         self._roles = {role.name: role for role in placement.roles}

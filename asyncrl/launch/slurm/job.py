@@ -24,7 +24,7 @@ from asyncrl.config.exits import EXIT_USAGE
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import StoppedError, UnavailableError
+from asyncrl.errors import ConfigError, StoppedError, UnavailableError
 from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.placement.table import placement_table, terminal_width
@@ -69,6 +69,15 @@ def of_task(config: TrainConfig, environment: Mapping[str, str]) -> TrainConfig:
     return config
 
 
+def check_launcher(config: TrainConfig) -> None:
+    """Raises ConfigError: the roles would not be on the nodes of the job."""
+    if config.cluster.launcher not in ("slurm", "ray"):
+        raise ConfigError(
+            f"cluster.launcher={config.cluster.launcher}: this script starts the roles as steps of a job of Slurm, or "
+            "with ray on a Ray cluster of its nodes; leave it out, or start the run by `asyncrl train`"
+        )
+
+
 class Job:
     """This job, which may be a `link` of a chain. `stop` is set by Slurm's notice that the job's time ends, or by a
     signal that ends it."""
@@ -87,6 +96,7 @@ class Job:
 
     def run(self, config: TrainConfig) -> None:
         """Train, and requeue the job if its time ended before the run did. Exits with status 130 if it was stopped."""
+        check_launcher(config)
         forget_options_of_job()
         config, link = of_task(config, os.environ), self._link
         run_dir = locations.run_dir(config.run)
@@ -147,6 +157,7 @@ def requeue_this_job() -> None:
 def show(config: TrainConfig) -> None:
     """Print where each role would be, and every command. Starts nothing. Outside of a job it shows the nodes that
     `cluster.pools` asks for."""
+    check_launcher(config)
     config = of_task(config, os.environ)
     job = this_job() if JOB_VARIABLE in os.environ else assumed_job(len(_pool_nodes(config)))
     launcher = SlurmLauncher(config, job, _assumed_reports(config, job))

@@ -126,6 +126,9 @@ class SlurmLauncher:
     def is_one_machine(self) -> bool:
         return len(self._job.nodes) == 1
 
+    def check_addresses(self, placement: Placement) -> None:
+        pass  # Its nodes have addresses.
+
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
         network, learner, shards = self._config.network, self._config.learner, self._config.replay.shards
         self.set_placement(placement)
