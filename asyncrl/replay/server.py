@@ -1,10 +1,9 @@
 """The replay's socket: collects requests, applies them in one transaction, commits, and only then answers.
 
 A thread applies and commits a batch of requests, while this one receives the next batch (group commit). No reply leaves
-before its request is committed. What changes nothing in the store needs no commit: stored trajectories are sent at
-once, and leases are renewed whenever no batch is applied. A request with nothing to give yet waits until the state
-changes or its patience ends. A request that is refused, or that meets an error of our own, is answered with the reason,
-counted, and takes no effect.
+before its request is committed. Stored trajectories are read and sent at once. A request with nothing to give yet waits
+until the state changes or its patience ends. A request that is refused, or that meets an error of our own, is answered
+with the reason, counted, and takes no effect.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ from asyncrl.replay.protocol import (
     Fetch,
     FetchImage,
     GetClock,
-    GetTickets,
-    RenewLease,
     Reply,
     decode_request,
     encode_reason,
@@ -146,8 +143,6 @@ class ReplayServer:
             self._finish(self._handle(self._take()))
 
     def _due(self) -> bool:
-        """Whether a turn must be made. None runs, so that leases can be renewed here."""
-        self._requests = [each for each in self._requests if not (_renews(each[1]) and self._read(*each))]
         return bool(self._requests) or self._clock() >= self._next_tick
 
     def _take(self) -> list[Received]:
@@ -167,13 +162,12 @@ class ReplayServer:
             if isinstance(call.request, GetClock):
                 now = self._spans.wall(self._spans.clock())
                 self._send(client.bytes, encode_reply(OK, call.sequence, Reply(now)))
-            elif not (isinstance(call.request, (Fetch, FetchImage)) and self._read(client.bytes, call)):
+            elif not (isinstance(call.request, (Fetch, FetchImage)) and self._fetch(client.bytes, call)):
                 self._requests.append((client.bytes, call))
         return any_arrived
 
-    def _read(self, client: bytes, call: Call) -> bool:
-        """Answer a request that changes nothing in the store; False where it does, or where the turn must refuse it and
-        count that."""
+    def _fetch(self, client: bytes, call: Call) -> bool:
+        """Send stored frames; False where the turn must refuse the request, and count it."""
         with suppress(Exception), self._store.transaction(write=False) as tx:
             self._send(client, encode_reply(OK, call.sequence, self._service.handle(tx, call) or Reply()))
             return True
@@ -336,9 +330,3 @@ class ReplayServer:
             self._socket.send_multipart([client, *reply], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self._undelivered.say(error)
-
-
-def _renews(call: Call) -> bool:
-    """Whether a request only renews the lease of a worker."""
-    request = call.request
-    return isinstance(request, RenewLease) or (isinstance(request, GetTickets) and not request.want)

@@ -66,8 +66,6 @@ class TicketQueue:
         self._given |= {name: now for name in request.waiting if name in self._given}
         if self._actors.renew(tx, request.worker, request.incarnation):
             self._take_back(tx, request.worker)
-        if not request.want:
-            return []
         issued: list[Ticket] = []
         room = TASKS_BYTES
         for ticket in self._choose(tx, request, min(request.want, TICKETS_A_REPLY)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -186,32 +185,6 @@ def test_a_thousand_who_wait_for_tickets_cost_one_attempt_a_turn(tmp_path: Path)
     turns.ask(("p", STATUS))
     assert turns.service.asked == {"GetStatus": 1}
     turns.store.close()
-
-
-def test_a_renewal_costs_no_transaction_that_writes_and_keeps_what_the_worker_holds(
-    turns: Turns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (held,) = turns.ask(("a", tickets("a")))["a"].read(TICKETS)
-    written = Counter[bool]()
-    begin = turns.store.transaction
-
-    def transaction(write: bool = True) -> AbstractContextManager[Transaction]:
-        written[write] += 1
-        return begin(write)
-
-    monkeypatch.setattr(turns.store, "transaction", transaction)
-    for _ in range(3):
-        turns.now += LEASE_S - TICK_S
-        turns.ask()  # A tick, which ends the leases of those that are silent.
-        written.clear()
-        assert turns.ask(("a", tickets("a", 0, [held.id])))["a"].read(TICKETS) == []
-        assert written == {False: 1}
-    assert turns.ask(("b", tickets("b")))["b"].read(TICKETS) != [held]
-    written.clear()
-    other = encode_request(GetTickets("a", "2", [], [], 0), 1)
-    assert turns.ask(("a", other))["a"].read(TICKETS) == []
-    assert written[True] == 1, "another start of the actor has lost what it held"
-    assert turns.ask(("c", tickets("c")))["c"].read(TICKETS) == [held]
 
 
 def test_fetches_without_end_hold_up_no_other_request(turns: Turns) -> None:
