@@ -69,7 +69,7 @@ def main() -> None:
         if given.save is not None:
             write_description(run, given.save)
         run = replace(run, sizes=_changed(run.sizes, given))
-        forecasts = list(_forecasts(run, list(_planned(run, given)), given.steps, Progress(sys.stderr)))
+        forecasts = list(_forecasts(run, list(_planned(run, given)), given.steps, ForecastProgress(sys.stderr)))
     if given.json:
         sys.stdout.write(json.dumps([as_json(each, given.price) for each in forecasts]) + "\n")
     else:
@@ -158,7 +158,7 @@ def _description(source: str | None) -> RunDescription:
     return read_description(Path(source))
 
 
-class Progress:
+class ForecastProgress:
     """Shows how far the forecasts are: a line that changes in a terminal, and elsewhere a line every `PROGRESS_S`.
     `clock` gives seconds."""
 
@@ -177,7 +177,9 @@ class Progress:
             self._out.flush()
 
 
-def _forecasts(run: RunDescription, planned: Sequence[Sizes], steps: int, progress: Progress) -> Iterator[Forecast]:
+def _forecasts(
+    run: RunDescription, planned: Sequence[Sizes], steps: int, progress: ForecastProgress
+) -> Iterator[Forecast]:
     """One forecast after the other. A large one takes up to a minute."""
     for number, sizes in enumerate(planned, 1):
         update = partial(progress.update, number, len(planned))

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from asyncrl.capacity.command import Progress, _cells, main, notes
+from asyncrl.capacity.command import ForecastProgress, _cells, main, notes
 from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode, read_description
 from asyncrl.capacity.measured import decoding_times, describe
 from asyncrl.capacity.simulation import simulate
@@ -230,7 +230,7 @@ def test_whole_hosts_are_divided_and_gpus_without_work_are_counted(
 
 def test_progress_is_a_line_now_and_then_where_nothing_is_a_terminal() -> None:
     now, out = 0.0, io.StringIO()
-    progress = Progress(out, lambda: now)
+    progress = ForecastProgress(out, lambda: now)
     for now in (1.0, 9.0, 11.0, 12.0, 22.0):
         progress.update(1, 2, now / 50)
     assert out.getvalue().splitlines() == ["forecast 1 of 2:  22%", "forecast 1 of 2:  44%"]
