@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import zmq
 
 from asyncrl.errors import BusyError, RefusedError
+from asyncrl.machine.activity import Activity
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.failure_limit import FEWEST, SINGLE_GROUP_S
 from asyncrl.replay.protocol import (
@@ -37,7 +39,7 @@ from asyncrl.replay.protocol import (
     decode_reply,
     encode_request,
 )
-from asyncrl.replay.server import PATIENCE_S, TICK_S, ReplayServer
+from asyncrl.replay.server import BATCH, PATIENCE_S, TICK_S, ReplayServer
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
@@ -185,6 +187,34 @@ def test_a_thousand_who_wait_for_tickets_cost_one_attempt_a_turn(tmp_path: Path)
     turns.ask(("p", STATUS))
     assert turns.service.asked == {"GetStatus": 1}
     turns.store.close()
+
+
+class EndlessSocket:
+    """Has another request at any time, until `replies` were sent: then it sets `stop`."""
+
+    def __init__(self, replies: int, stop: threading.Event) -> None:
+        self._left, self._stop = replies, stop
+
+    def poll(self, timeout: int) -> int:
+        return 1
+
+    def recv_multipart(self, flags: int, copy: bool) -> list[zmq.Frame]:
+        return [zmq.Frame(b"p"), *map(zmq.Frame, STATUS)]
+
+    def send_multipart(self, frames: list[bytes], flags: int) -> None:
+        self._left -= 1
+        if not self._left:
+            self._stop.set()
+
+
+def test_a_replay_that_is_never_idle_gives_a_sign_of_life_with_each_turn(tmp_path: Path) -> None:
+    turns, stop, activity = 5, threading.Event(), Activity()
+    store = Store(tmp_path, 1 << 28, durable=False)
+    socket = cast("zmq.Socket[bytes]", EndlessSocket(turns * BATCH, stop))
+    service = ReplayService(make_settings(), LEASE_S, lambda: 0.0)
+    ReplayServer(socket, store, service, lambda: 0.0, activity=activity).run(stop)
+    store.close()
+    assert activity.advances >= turns
 
 
 def test_fetches_without_end_hold_up_no_other_request(turns: Turns) -> None:
