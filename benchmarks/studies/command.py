@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from benchmarks.studies.summary import Cell, Spread, cell_of
 
 CACHE = Path(".cache/studies")
 RUNS = Path("runs/studies")
+IN_USE = "in-use"
 
 
 def prepared(run: Run) -> PreparedRung:
@@ -40,7 +43,12 @@ def main(
     options = _parser(study).parse_args(words)
     only = _only(study, options.only)
     changed = _changed(options.settings)
-    results = Results(options.results / f"{study.name}.parquet", study.factors)
+    try:
+        results = Results(options.results / f"{study.name}.parquet", study.factors)
+        if options.page is not None:
+            report.parts_of(options.page, study)
+    except ValueError as error:
+        sys.exit(f"{study.name}: {error}")
     asked = _Asked(study, results, list(study.cells(only)), range(options.seeds), changed)
     if options.plan:
         print(asked.plan(options.parallel))
@@ -59,8 +67,9 @@ def main(
             options.keep,
             train,
         )
-        runner.run(asked.searches())
-        done = runner.run(asked.mains())
+        with alone(runs / study.name):
+            runner.run(asked.searches())
+            done = runner.run(asked.mains())
         _say(f"{study.name}: {'all runs have ended' if done and asked.is_complete() else 'the same command goes on'}")
     if asked.curves():
         print(asked.write(options.page))
@@ -167,6 +176,18 @@ def _parser(study: Study) -> argparse.ArgumentParser:
     parser.add_argument("--page", type=Path, help="write table and picture into this page, such as docs/studies.md")
     parser.add_argument("--results", type=Path, default=FOLDER, help="folder of the results")
     return parser
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Have the folder of runs. Exits: another command has it, and would run the same ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / IN_USE).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"another command runs this study in {folder}: wait for its end; --parallel has runs at a time")
+        yield
 
 
 def _only(study: Study, words: Sequence[str]) -> dict[str, set[str]]:

@@ -16,7 +16,7 @@ from benchmarks.studies.summary import Cell, Spread
 PAGE = Path(__file__).parents[2] / "docs" / "studies.md"
 BESIDE = "studies"
 """The folder beside the page, of pictures and of tables with all figures."""
-END = "<!-- end -->"
+MARKER, END = "<!-- study ", "<!-- end -->"
 
 FIGURES: Mapping[str, Callable[[Cell], str]] = {
     "lr": lambda cell: f"{cell.lr:g}",
@@ -42,7 +42,7 @@ Curves = Mapping[tuple[str, ...], Sequence[Sequence[Row]]]
 
 
 def marker(study: str) -> str:
-    return f"<!-- study {study} -->"
+    return f"{MARKER}{study} -->"
 
 
 def table(study: Study, cells: Sequence[Cell]) -> str:
@@ -109,13 +109,23 @@ def write_page(page: Path, study: Study, about: str, cells: Sequence[Cell], curv
 
 
 def write_section(page: Path, study: Study, text: str) -> None:
-    """Put `text` between the study's markers. Raises ValueError: the page does not have them."""
-    written = page.read_text()
+    """Put `text` between the study's markers. Raises ValueError: see `parts_of`."""
+    head, tail = parts_of(page, study)
+    page.write_text(f"{head}\n{text.strip()}\n{tail}")
+
+
+def parts_of(page: Path, study: Study) -> tuple[str, str]:
+    """The page up to the study's first marker, and from the last one on. Raises ValueError: it does not have them, or
+    cannot be read."""
+    try:
+        written = page.read_text()
+    except OSError as error:
+        raise ValueError(f"{page} cannot be read: {error}") from error
     head, begin, rest = written.partition(marker(study.name))
-    _, end, tail = rest.partition(END)
-    if not (begin and end):
+    section, end, tail = rest.partition(END)
+    if not (begin and end) or MARKER in section:
         raise ValueError(f"{page} has no place for the study {study.name}: write {marker(study.name)} and {END}")
-    page.write_text(f"{head}{begin}\n{text.strip()}\n{end}{tail}")
+    return head + begin, end + tail
 
 
 def draw(study: Study, curves: Curves, picture: Path) -> None:

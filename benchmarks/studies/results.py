@@ -1,12 +1,16 @@
 """The results of a study: a Parquet file with a row for each run and evaluation.
 
-A run is in the file once it has ended, so the file also says which runs need not run again.
+A run is in the file once it has ended, so the file also says which runs need not run again. Commands in several
+checkouts may write one file.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,7 @@ _FURTHER = ("token_lag_mean", "k3", "evicted", "filtered", "dropped", "dead", "r
 
 
 class Results:
-    """The file of one study with so many factors. `path` need not exist yet."""
+    """The file of one study with so many factors. `path` need not exist yet. Raises ValueError: it cannot be read."""
 
     def __init__(self, path: Path, factors: Iterable[str]) -> None:
         self.path = path
@@ -36,11 +40,19 @@ class Results:
             + [(name, pa.int64()) for name in _WHOLE]
             + [(name, pa.float64()) for name in (*_NUMBERS, *_FURTHER)]
         )
-        self._rows: list[Row] = []
-        if path.exists():
-            known = pq.read_table(path).to_pylist()
-            # A file of an earlier declaration may have other columns.
-            self._rows = [{name: row.get(name) for name in self._schema.names} for row in known]
+        self._rows = self._read()
+
+    def _read(self) -> list[Row]:
+        if not self.path.exists():
+            return []
+        try:
+            known = pq.read_table(self.path).to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(
+                f"{self.path} cannot be read: {error}; restore it, or move it away to run everything again"
+            ) from error
+        # A file of an earlier declaration may have other columns.
+        return [{name: row.get(name) for name in self._schema.names} for row in known]
 
     def rows(self, fingerprint: str) -> list[Row]:
         """The rows of a run by rising step; none if it has not ended yet."""
@@ -63,9 +75,22 @@ class Results:
             "date": date.isoformat(),
         }
         names = self._schema.names
-        self._rows = [row for row in self._rows if row["fingerprint"] != run.fingerprint]
-        self._rows += [{name: {**row, **about}.get(name) for name in names} for row in rows]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".partial")
-        pq.write_table(pa.Table.from_pylist(self._rows, schema=self._schema), partial, compression="zstd")
-        partial.rename(self.path)
+        with _alone_in(self.path.parent):
+            # What others have added meanwhile stays.
+            self._rows = [row for row in self._read() if row["fingerprint"] != run.fingerprint]
+            self._rows += [{name: {**row, **about}.get(name) for name in names} for row in rows]
+            partial = self.path.with_suffix(".partial")
+            pq.write_table(pa.Table.from_pylist(self._rows, schema=self._schema), partial, compression="zstd")
+            partial.rename(self.path)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """No other process is within this block for the same folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

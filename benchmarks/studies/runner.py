@@ -19,6 +19,7 @@ from pathlib import Path
 
 from asyncrl.demo.ladder.prepare import PreparedRung
 from asyncrl.machine.child import start_child
+from asyncrl.machine.owner import owner_of
 from benchmarks.studies.figures import FAILED, Ending, Row, rows_of_run
 from benchmarks.studies.results import Results
 from benchmarks.studies.study import Run, overrides
@@ -117,6 +118,12 @@ class Runner:
         """Run it to its end; None if it was cut short."""
         console = self._folder / f"{run.name}.log"
         self._folder.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        # Where the command that started it was killed a moment ago, it is still stopping.
+        while owner_of(self._folder / run.name) is not None and time.monotonic() - began < STOP_S:
+            if self._is_over():
+                return None
+            self._stop.wait(POLL_S)
         console.unlink(missing_ok=True)
         began = time.monotonic()
         process = start_child([*self._command, *words], console, THREADS, near_gpus=False)

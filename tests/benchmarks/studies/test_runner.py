@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncrl.demo.ladder.prepare import PreparedRung
+from asyncrl.launch.ownership import exclusively
 from asyncrl.observe.sinks import metrics_file
 from benchmarks.studies import command
 from benchmarks.studies.results import Results
@@ -87,6 +89,49 @@ def test_a_run_that_was_cut_short_is_in_no_file_and_goes_on_where_it_was(
     assert runner().run([run])
     assert starts(folder) == [run.name] * 2
     assert [row["step"] for row in results(tmp_path).rows(run.fingerprint)] == [2, 4]
+
+
+def test_a_run_that_a_killed_command_has_left_behind_ends_before_it_goes_on(
+    runner: Callable[..., Runner], folder: Path
+) -> None:
+    run, looks, left = run_at(DONE_LR), list[bool](), ExitStack()
+    left.enter_context(exclusively(folder / run.name))
+
+    def is_over() -> bool:
+        looks.append((folder / "starts").exists())
+        if len(looks) == 3:
+            left.close()
+        return False
+
+    assert runner(is_over=is_over).run([run])
+    assert looks[:3] == [False] * 3
+    assert starts(folder) == [run.name]
+
+
+def test_two_commands_that_write_one_file_keep_the_runs_of_each_other(
+    runner: Callable[..., Runner], tmp_path: Path
+) -> None:
+    first, second = runner(), runner()
+    runs = [run_at(DONE_LR), run_at(DONE_LR, seed=1)]
+    assert first.run(runs[:1])
+    assert second.run(runs[1:])
+    assert all(results(tmp_path).rows(run.fingerprint) for run in runs)
+
+
+def test_the_command_refuses_at_the_door_what_would_cost_hours_of_runs(tmp_path: Path, folder: Path) -> None:
+    def refused(*words: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            command.main(STUDY, [*words, "--results", str(tmp_path)], folder, STAND_IN)
+        return str(ended.value)
+
+    page = tmp_path / "page.md"
+    assert f"{page} cannot be read" in refused("--page", str(page))
+    page.write_text("<!-- study other -->\n<!-- end -->\n")
+    assert "has no place for the study toy" in refused("--page", str(page))
+    with command.alone(folder / "toy"):
+        assert "another command runs this study" in refused()
+    (tmp_path / "toy.parquet").write_bytes(b"PAR1 damaged")
+    assert "restore it, or move it away" in refused("--report")
 
 
 def test_a_run_that_failed_is_in_the_file_with_the_reason_and_runs_again_only_if_asked(

@@ -73,9 +73,11 @@ def test_a_section_is_written_between_its_markers_and_nothing_else_changes(tmp_p
     page.write_text(f"# Page\n{other}<!-- study toy -->\nold\n<!-- end -->\nbehind\n")
     write_section(page, STUDY, "new\n")
     assert page.read_text() == f"# Page\n{other}<!-- study toy -->\nnew\n<!-- end -->\nbehind\n"
-    page.write_text(other)
-    with pytest.raises(ValueError, match="has no place for the study toy"):
-        write_section(page, STUDY, "new")
+    for unfit in (other, f"<!-- study toy -->\n{other}"):
+        page.write_text(unfit)
+        with pytest.raises(ValueError, match="has no place for the study toy"):
+            write_section(page, STUDY, "new")
+        assert page.read_text() == unfit
 
 
 def test_the_overview_has_a_column_for_each_level_of_the_first_factor_and_says_what_came_of_the_runs() -> None:
