@@ -146,8 +146,11 @@ class Fleet:
             del self._turns[session]
             if not self._turns:
                 self._idle.idle()
+            if is_released := scope.when() is not None:
+                # An answer that came at that moment was noted for the session.
+                self._forget(session)
         self._counts["tokens"] += len(generation.tokens)
-        if self._routed is not None and turn.routed_from is not None and generation.finish_reason != "abort":
+        if self._routed is not None and turn.routed_from is not None and not is_released:
             self._routed[session] = turn.routed_from
         return generation
 
@@ -159,14 +162,18 @@ class Fleet:
         return known if known <= length else 0
 
     def release(self, session: str) -> None:
+        self._forget(session)
+        self._lease.release(session)
+        if session in self._turns:
+            interrupt(self._turns[session])
+
+    def _forget(self, session: str) -> None:
+        """Know nothing of what was computed for the session, and where."""
         if self._routed is not None:
             self._routed.pop(session, None)
         self._routes.release(session)
         self._prefixes.forget(session)
         self._salts.pop(session, None)
-        self._lease.release(session)
-        if session in self._turns:
-            interrupt(self._turns[session])
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
         """As in the protocol; returns once the first server serves `version` or a newer one. A server that fails the

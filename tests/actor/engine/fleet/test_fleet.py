@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from aiohttp import web
 
 from asyncrl.actor.engine.fleet.discovery import in_file
 from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.actor.engine.fleet.server import Segment
+from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import (
@@ -239,6 +242,27 @@ async def test_a_turn_that_nobody_wants_any_more_ends_on_the_server_too_and_keep
             call.cancel()
         await async_until(lambda: not server.running)
         assert fleet.stats().running == 0
+
+
+async def test_a_session_that_is_released_just_as_its_request_answers_begins_anew_when_it_is_used_again() -> None:
+    server, answered = FakeSglang("0.5.17"), list[Callable[[], None]]()
+
+    class Watched(SglangServer):
+        async def generate(self, *arguments: Any, **options: Any) -> Segment:
+            segment = await super().generate(*arguments, **options)
+            while answered:
+                answered.pop()()
+            return segment
+
+    async with fleet_with(0, server, mode="in_place", kind=Watched) as fleet:
+        answered.append(lambda: fleet.release("s"))
+        call = asyncio.create_task(sample(fleet, 100_000))
+        await async_until(lambda: server.running)
+        server.finish(server.running[0], "abort")
+        assert (await call).finish_reason == "abort"
+        await fleet.update_weights(1, tensors(1))
+        assert_true(await sample(fleet))
+    assert server.salts[-1] == server.label
 
 
 async def test_what_no_server_would_take_is_refused_before_it_is_sent() -> None:
