@@ -19,6 +19,8 @@ LEAST_FREE, LITTLE_FREE = 1e9, 20e9
 MOST_SKEW_S = 2.0
 BUSY_SHARE = 0.1
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "beegfs", "gpfs", "ceph")
+STARTING_S = 300.0
+"""In which roles load models before they listen."""
 SHOWN = 5
 
 
@@ -162,6 +164,9 @@ def ports(facts: HostFacts) -> Iterator[Diagnosis]:
         elif each.is_here:
             mend = "end what listens there (`ss -ltnp` names it), choose another port, or set it to 0"
             yield Diagnosis("ports", Severity.PROBLEM, f"{name} cannot be listened at: {each.error}", mend)
+        elif each.since_start_s is not None and each.since_start_s < STARTING_S:
+            text = f"{name} cannot be reached: {each.error}; the run is starting, since {each.since_start_s:.0f} s"
+            yield Diagnosis("ports", Severity.WARNING, text, "look again in some minutes, or see the logs of the run")
         else:
             yield Diagnosis("ports", Severity.PROBLEM, f"{name} cannot be reached: {each.error}", _reach(each))
     first = facts.limits.first_outgoing_port
@@ -278,7 +283,17 @@ def servers(facts: HostFacts) -> Iterator[Diagnosis]:
         yield Diagnosis("servers", Severity.OK, f"{facts.server_python} can start them")
 
 
-CHECKS: Sequence[Check] = (gpus, nccl, files, memory, ports, folder, clocks, keys, packages, servers)
+def launcher(facts: HostFacts) -> Iterator[Diagnosis]:
+    """Whether the run of several hosts can be started from here."""
+    for each in facts.launcher:
+        if each.error:
+            mend = "mend it on the host that starts the run; others do not need it"
+            yield Diagnosis("launcher", Severity.PROBLEM, f"{each.needs}: {each.error}", mend)
+        else:
+            yield Diagnosis("launcher", Severity.OK, f"{each.needs} works")
+
+
+CHECKS: Sequence[Check] = (gpus, nccl, files, memory, ports, launcher, folder, clocks, keys, packages, servers)
 
 
 def _different(marks: Sequence[HostMark], value: Callable[[HostMark], object]) -> list[str]:

@@ -2,7 +2,8 @@
 
 It looks at GPUs, their driver, torch and NCCL, at limits of files and memory, at the folder of the runs, the disk and
 the clock, at ports, keys and Python packages. With a RUN it takes the folder, the keys, the addresses and the engine
-from the run's configuration: its ports must be free, or answer while it runs. Run it on each host of a run: each leaves
+from the run's configuration: its ports must be free, or answer while it runs, and this host must have what its launcher
+needs. Run it on each host of a run: each leaves
 a mark in the folder, by which the others see that they share it, and compare clocks, keys and versions.
 
 The status is 1 if there is a problem, and 0 otherwise.
@@ -28,9 +29,9 @@ from asyncrl.config.schema import NetworkConfig
 from asyncrl.doctor.checks import Diagnosis, Severity, examine
 from asyncrl.doctor.facts import AddressFact, HostFacts
 from asyncrl.doctor.gathering import gather
-from asyncrl.doctor.sharing import address_facts, connection_error, key_facts
+from asyncrl.doctor.launching import launcher_facts
+from asyncrl.doctor.sharing import address_facts, connection_error, key_facts, since_start_s
 from asyncrl.inspect.run import RUNS, read_config, require_run
-from asyncrl.machine.owner import owner_of
 
 STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
 
@@ -73,19 +74,23 @@ def _address(text: str) -> tuple[str, int]:
 
 def _facts(given: argparse.Namespace) -> HostFacts:
     """Raises ConfigError: there is no such run, or another version of asyncrl wrote its configuration."""
-    folder, network, engine, addresses = RUNS, NetworkConfig(), None, []
+    folder, network, engine, addresses, launcher = RUNS, NetworkConfig(), None, [], []
     if given.run is not None:
         run = require_run(given.run)
         config = read_config(run / CONFIG_FILE)
         folder, network, engine = run.parent, config.network, config.engine
-        addresses = address_facts(network, config.replay.shards, owner_of(run) is not None)
+        running_s = since_start_s(run)
+        if running_s is not None or config.cluster.launcher != "ray":
+            # Ray chooses the nodes, and with them the addresses, at each start.
+            addresses = address_facts(network, config.replay.shards, running_s)
+        launcher = launcher_facts(config.cluster)
     if given.keys is not None:
         network = replace(network, keys=given.keys)
     addresses += [
         AddressFact("--connect", f"{host}:{port}", False, connection_error(host, port)) for host, port in given.connect
     ]
     keys, server_key = key_facts(network)
-    return gather(given.folder or folder, addresses, keys, server_key, engine)
+    return gather(given.folder or folder, addresses, keys, server_key, engine, launcher)
 
 
 def show(host: str, found: Sequence[Diagnosis], console: Console) -> None:

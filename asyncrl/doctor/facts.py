@@ -29,11 +29,21 @@ class AcceleratorFacts:
 @dataclass(frozen=True, slots=True)
 class AddressFact:
     """An address that processes use. `key` names it. An `is_here` address is to be listened at by this host, another is
-    to be reached. `error` says why that failed; empty: it did not."""
+    to be reached. `error` says why that failed; empty: it did not. `since_start_s` are the seconds since its run was
+    started; None: it does not run."""
 
     key: str
     address: str
     is_here: bool
+    error: str = ""
+    since_start_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherFact:
+    """Something that `cluster.launcher` needs of the host that starts the run. `error` says why it does not work."""
+
+    needs: str
     error: str = ""
 
 
@@ -96,8 +106,8 @@ class LimitFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """All that is known. `keys` is None without keys. `server_python` is the program that starts servers, empty if
-    none is needed; `server_error` says why it cannot."""
+    """All that is known. `launcher` is empty for a run on one host. `keys` is None without keys. `server_python` is the
+    program that starts servers, empty if none is needed; `server_error` says why it cannot."""
 
     host: str
     python: str
@@ -106,6 +116,7 @@ class HostFacts:
     folder: FolderFacts
     packages: PackageFacts
     addresses: Sequence[AddressFact] = ()
+    launcher: Sequence[LauncherFact] = ()
     keys: KeyFacts | None = None
     server_python: str = ""
     server_error: str = ""

@@ -21,6 +21,7 @@ from asyncrl.doctor.facts import (
     AddressFact,
     HostFacts,
     KeyFacts,
+    LauncherFact,
     LimitFacts,
     PackageFacts,
 )
@@ -38,7 +39,12 @@ ALIKE = ("asyncrl", "torch", "transformers", "msgspec")
 
 
 def gather(
-    folder: Path, addresses: Sequence[AddressFact], keys: KeyFacts | None, server_key: str, engine: EngineConfig | None
+    folder: Path,
+    addresses: Sequence[AddressFact],
+    keys: KeyFacts | None,
+    server_key: str,
+    engine: EngineConfig | None,
+    launcher: Sequence[LauncherFact] = (),
 ) -> HostFacts:
     """The facts of this host. `folder` is that of the runs, in which this leaves a mark; `engine` is that of a run."""
     host, python = socket.gethostname(), platform.python_version()
@@ -52,6 +58,7 @@ def gather(
         folder=share(folder, host, versions, server_key),
         packages=_packages(),
         addresses=addresses,
+        launcher=launcher,
         keys=keys,
         server_python=launched,
         server_error=_server_error(launched, engine.kind) if launched and engine is not None else "",

@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from asyncrl.config.schema import NetworkConfig
 from asyncrl.doctor.facts import AddressFact, FolderFacts, HostMark, KeyFacts
 from asyncrl.errors import ConfigError
 from asyncrl.machine.files import write_whole
+from asyncrl.machine.owner import OWNER_FILE, owner_of
 from asyncrl.machine.ports import try_port
 from asyncrl.network.keys import allowed_keys, client_keys, server_keys
 
@@ -87,10 +89,18 @@ def key_facts(network: NetworkConfig) -> tuple[KeyFacts | None, str]:
     return KeyFacts(str(folder), errors, is_allowed), server
 
 
-def address_facts(network: NetworkConfig, shards: int, is_running: bool) -> list[AddressFact]:
+def since_start_s(run: Path) -> float | None:
+    """Seconds since the process that runs the folder has started; None: there is none."""
+    with suppress(FileNotFoundError):
+        if owner_of(run) is not None:
+            return max(0.0, time.time() - (run / OWNER_FILE).stat().st_mtime)
+    return None
+
+
+def address_facts(network: NetworkConfig, shards: int, since_start_s: float | None) -> list[AddressFact]:
     """What holds for the addresses of replay and learner. While they run, theirs are to be reached from here; before,
     those of this host must be free."""
-    found = []
+    found, is_running = [], since_start_s is not None
     for key, host, first, count in (
         ("replay_port", network.replay_address, network.replay_port, shards),
         ("weights_port", network.learner_address, network.weights_port, 1),
@@ -98,7 +108,7 @@ def address_facts(network: NetworkConfig, shards: int, is_running: bool) -> list
         for port in range(first, first + count) if first else ():
             is_here = not is_running and _is_own(host)
             error = _listening_error(host, port) if is_here else connection_error(host, port)
-            found.append(AddressFact(f"network.{key}", f"{host}:{port}", is_here, error))
+            found.append(AddressFact(f"network.{key}", f"{host}:{port}", is_here, error, since_start_s))
     return found
 
 

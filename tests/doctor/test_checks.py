@@ -15,6 +15,7 @@ from asyncrl.doctor.facts import (
     HostFacts,
     HostMark,
     KeyFacts,
+    LauncherFact,
     LimitFacts,
     PackageFacts,
 )
@@ -36,6 +37,7 @@ HEALTHY = HostFacts(
         AddressFact("network.replay_port", "10.0.0.1:5755", True),
         AddressFact("--connect", "10.0.0.2:5756", False),
     ],
+    launcher=[LauncherFact("a shell on two")],
     keys=KeyFacts("keys", is_allowed=True),
     server_python="python3",
 )
@@ -64,7 +66,7 @@ def test_a_healthy_host_passes_every_check() -> None:
     names = {each.check for each in found}
     assert names == {
         *("gpus", "nccl", "open files", "locked memory", "shared memory", "ports", "folder", "disk", "clock", "keys"),
-        *("packages", "servers"),
+        *("packages", "servers", "launcher"),
     }
 
 
@@ -100,6 +102,16 @@ def test_an_address_of_this_host_that_does_not_answer_is_no_matter_of_firewalls(
         (limits(files=2000), "warning", "open files", "2,000", "ulimit -n"),
         (limits(shared_memory_free=60 << 20), "problem", "shared memory", "0.06 of", "--shm-size"),
         (limits(first_outgoing_port=1024), "warning", "ports", "from 1024", "ip_local_port_range"),
+        (
+            replace(HEALTHY, addresses=[AddressFact("replay", "10.0.0.1:1", False, "refused", 12.3)]),
+            *("warning", "ports", "refused; the run is starting, since 12 s", "look again"),
+        ),
+        (
+            replace(HEALTHY, launcher=[LauncherFact("a shell on b", "no route")]),
+            *("problem", "launcher"),
+            "b: no",
+            "mend",
+        ),
         (folder(error="Permission denied"), "problem", "folder", "Permission denied", "run.dir"),
         (folder(kind="nfs4"), "warning", "folder", "nfs4", "disk of its own host"),
         (folder(free=10**8), "problem", "disk", "0.1 GB", "make room"),

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from asyncrl.config.schema import NetworkConfig, TrainConfig
+from asyncrl.config.schema import ClusterConfig, NetworkConfig, TrainConfig
 from asyncrl.doctor.command import main
-from asyncrl.doctor.sharing import address_facts, key_facts, share
+from asyncrl.doctor.facts import LauncherFact
+from asyncrl.doctor.launching import launcher_facts
+from asyncrl.doctor.sharing import address_facts, key_facts, share, since_start_s
+from asyncrl.launch.ownership import exclusively
 from asyncrl.network.keys import add_client, make_keys
 
 
@@ -60,13 +63,35 @@ def test_keys_are_judged_as_a_run_would_use_them(tmp_path: Path) -> None:
 def test_own_ports_must_be_free_before_a_run_and_answer_while_it_runs() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         network = NetworkConfig(replay_port=server.getsockname()[1], weights_port=0)
-        (before,) = address_facts(network, 1, is_running=False)
-        (during,) = address_facts(network, 1, is_running=True)
+        (before,) = address_facts(network, 1, None)
+        (during,) = address_facts(network, 1, 600.0)
         assert before.is_here
         assert "in use" in before.error
         assert (during.is_here, during.error) == (False, "")
-    (after,) = address_facts(network, 1, is_running=True)
+    (after,) = address_facts(network, 1, 600.0)
     assert "refused" in after.error
+
+
+def test_what_the_launcher_needs_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = ["sh", "-c", 'test {host} = a || { echo "no route to {host}" >&2; exit 255; }']
+    found = launcher_facts(ClusterConfig(launcher="hosts", hosts=["a", "b"], shell=shell))
+    assert found == [LauncherFact("a shell on a"), LauncherFact("a shell on b", "no route to b")]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "srun").touch(0o755)
+    slurm = {each.needs: bool(each.error) for each in launcher_facts(ClusterConfig(launcher="slurm"))}
+    assert slurm == {"sbatch": True, "srun": False, "scontrol": True}
+    monkeypatch.setitem(sys.modules, "ray", None)
+    (ray,) = launcher_facts(ClusterConfig(launcher="ray"))
+    assert "pip install 'asyncrl[ray]'" in ray.error
+    assert launcher_facts(ClusterConfig()) == []
+
+
+def test_a_run_is_starting_for_as_long_as_it_has_an_owner(tmp_path: Path) -> None:
+    assert since_start_s(tmp_path / "run") is None
+    with exclusively(tmp_path / "run"):
+        seconds = since_start_s(tmp_path / "run")
+        assert seconds is not None
+        assert seconds < 60
 
 
 @pytest.mark.slow
