@@ -21,8 +21,6 @@ def main() -> None:
     name, *rest = sys.argv[1:] or ["--help"]
     if name == "replay" and rest and _is_subcommand(rest[0]):
         name = "inspect"
-    if name == "status":
-        name, rest = "inspect", ["status", *rest]
     if name in ("-h", "--help"):
         sys.stdout.write(usage())
     elif name == "--version":
@@ -32,7 +30,8 @@ def main() -> None:
         sys.stderr.write(f"asyncrl: there is no command {name!r}{hint}\n")
         sys.exit(2)
     else:
-        sys.argv = [f"asyncrl {name}", *rest]
+        # `asyncrl status` is a subcommand of `inspect` whose help and errors have the shorter name.
+        sys.argv = ["asyncrl", name, *rest] if name == "status" else [f"asyncrl {name}", *rest]
         if COMMANDS[name].is_role and {"-h", "--help"} & set(rest):
             show_role_help(rest)
             return

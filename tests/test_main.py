@@ -29,6 +29,8 @@ def test_help_names_every_command() -> None:
     ("arguments", "text"),
     [
         (["train", "--help"], "algorithm   cispo, dapo"),
+        (["demo", "--help"], "usage: asyncrl demo [KEY=VALUE ...] [--plan[=N|pools]]"),
+        (["status", "--help"], "usage: asyncrl status [-h]"),
         (["learner", "--help", "replay.filter"], "replay.filter.min_reward: a number or null (default null)"),
         (["keys", "--help"], "--out"),
         (["--version"], f"asyncrl {asyncrl.__version__}"),

@@ -127,9 +127,11 @@ def show_role_help(arguments: Sequence[str]) -> None:
 
 def _role_help(name: str, by_name: Mapping[str, Any]) -> Iterator[str]:
     meaning = COMMANDS[name.split()[-1]].meaning if name.split()[-1] in COMMANDS else ""
-    yield f"usage: {name} [KEY=VALUE ...] [--cfg job] [--config-dir DIR] [--help [SECTION]]\n\n"
+    plans = name.split()[-1] in ("train", "demo")
+    plan = " [--plan[=N|pools]]" if plans else ""
+    yield f"usage: {name} [KEY=VALUE ...]{plan} [--cfg job] [--config-dir DIR] [--help [SECTION]]\n\n"
     yield f"{meaning[:1].upper()}{meaning[1:]}.\n\n" if meaning else ""
-    yield OPTIONS_HELP + (PLAN_HELP if name.split()[-1] in ("train", "demo") else "") + "\ngroups:\n"
+    yield OPTIONS_HELP + (PLAN_HELP if plans else "") + "\ngroups:\n"
     yield from (f"  {group:<11} {', '.join(choices(group))}\n" for group in GROUPS)
     yield "\nsections:\n"
     yield from (f"  {section:<22} {_summary(declared)}\n" for section, declared in by_name.items())

@@ -60,6 +60,9 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
     check_plan(config, placement, one_machine)
     shown = names if len(names) == len(hosts) else ()
     sys.stdout.write(placement_table(placement, shown, terminal_width(sys.stdout)))
+    cluster = config.cluster
+    if not assumed and cluster.launcher == "local" and cluster.gpus is not None and cluster.cpus is None:
+        sys.stdout.write(f"CPUs are this machine's {hosts[0].cpus}; for another one set cluster.cpus\n")
 
 
 def assumed_hosts(cluster: ClusterConfig, wanted: str) -> list[Host]:

@@ -57,7 +57,9 @@ def test_a_plan_needs_neither_the_model_nor_the_data_and_says_nothing_of_them(tm
     wrong, planned = (run("asyncrl", *words, *more, folder=tmp_path) for more in (["--plan", "a.b=1"], ["--plan"]))
     assert (wrong.returncode, wrong.stderr) == (2, "asyncrl: a.b=1: there is no such key\n")
     assert (planned.returncode, planned.stderr, [*tmp_path.iterdir()]) == (0, "", [])
+    assert "set cluster.cpus" not in planned.stdout
     demo = run("asyncrl", "demo", "cluster.gpus=2", "--plan", folder=tmp_path)
+    assert "; for another one set cluster.cpus" in demo.stdout.splitlines()[-1]
     assert (demo.returncode, demo.stdout.split()[0], [*tmp_path.iterdir()]) == (0, "process", [])
 
 
