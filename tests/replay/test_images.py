@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from asyncrl.errors import RefusedError
-from asyncrl.replay import client as replay_client
 from asyncrl.replay import images as replay_images
+from asyncrl.replay import link as replay_link
 from asyncrl.replay.protocol import encode_request
 from asyncrl.replay.records import forget
 from asyncrl.replay.stored import StoredRun
@@ -158,7 +158,7 @@ def test_members_that_show_different_images_bring_them_at_once(tmp_path: Path, m
         client = replay.client()
         first, second, third, fourth = client.tickets([], 4)
         own = [showing(first, OF_RED), showing(second, OF_BLUE), showing(third, OF_RED, OF_BLUE), showing(fourth)]
-        monkeypatch.setattr(replay_client, "encode_request", counting)
+        monkeypatch.setattr(replay_link, "encode_request", counting)
         assert client.put_all(own, NAMES) == ["stored"] * 4
         assert sent.count("PutTrajectory") == 4 + 2 + 1
         assert [client.image(third.id, name) for name in NAMES] == [RED, BLUE]

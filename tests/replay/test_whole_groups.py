@@ -253,6 +253,11 @@ class GroupMachine(RuleBasedStateMachine):
             held = set(unit) <= set(tx.members("leased", worker))
             held &= all(TrajectoryRecord.of(tx, name).state is TrajectoryState.LEASED for name in unit)
         before = self.core.status()["late_labels"]
+        if held and len(unit) < SIZE and any(set(unit) < set(each) for each in self.leased[worker]):
+            # Its next start has the same trajectory with its group: what a dead one says of it alone changes nothing.
+            with pytest.raises(RefusedError, match="leased with its group"):
+                self._deliver(worker, unit)
+            return
         self._deliver(worker, unit)
         assert self.core.status()["late_labels"] == before + (0 if held else len(unit))
 

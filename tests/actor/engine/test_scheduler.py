@@ -28,7 +28,7 @@ def request(session: str, tokens: list[int], limit: int = 4) -> Request:
 
 
 class Cached(NamedTuple):
-    """A token of the cache: after how many calls of `forget` it was computed, and for whom."""
+    """A token of the cache: after how many calls of `forget` it was computed, and for whom, or copied for whom."""
 
     token: int
     version: int
@@ -49,7 +49,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert source != slot
         copied = {index: self.cache[source][index] for index in range(count)}
         assert all(each.version == self.version for each in copied.values())
-        self.cache[slot].update(copied)
+        owner = next(each.request.session for each in self.scheduler.running if each.index == slot)
+        self.cache[slot].update({index: each._replace(session=owner) for index, each in copied.items()})
 
     def active(self, session: str) -> Request | None:
         return next((r for r in self.requests if r.session == session and not r.future.done()), None)
