@@ -12,6 +12,8 @@ import pytest
 
 from asyncrl.demo.ladder.prepare import PreparedRung
 from asyncrl.launch.ownership import exclusively
+from asyncrl.machine.child import start_child
+from asyncrl.machine.owner import Owner, owner_of
 from asyncrl.observe.sinks import metrics_file
 from benchmarks.studies import command
 from benchmarks.studies.results import Results
@@ -92,20 +94,24 @@ def test_a_run_that_was_cut_short_is_in_no_file_and_goes_on_where_it_was(
 
 
 def test_a_run_that_a_killed_command_has_left_behind_ends_before_it_goes_on(
-    runner: Callable[..., Runner], folder: Path
+    runner: Callable[..., Runner], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, looks, left = run_at(DONE_LR), list[bool](), ExitStack()
+    run, looks, left, owners = run_at(DONE_LR), list[None](), ExitStack(), list[Owner | None]()
     left.enter_context(exclusively(folder / run.name))
 
     def is_over() -> bool:
-        looks.append((folder / "starts").exists())
+        looks.append(None)
         if len(looks) == 3:
             left.close()
         return False
 
+    def start(*arguments: Any, **options: Any) -> Any:
+        owners.append(owner_of(folder / run.name))
+        return start_child(*arguments, **options)
+
+    monkeypatch.setattr("benchmarks.studies.runner.start_child", start)
     assert runner(is_over=is_over).run([run])
-    assert looks[:3] == [False] * 3
-    assert starts(folder) == [run.name]
+    assert owners == [None]
 
 
 def test_two_commands_that_write_one_file_keep_the_runs_of_each_other(
