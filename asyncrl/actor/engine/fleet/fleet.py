@@ -390,6 +390,9 @@ class Fleet:
         if self._shared is not None and any(endpoint.ready for endpoint in endpoints):
             self._shared.resumed()
         self._lease.renew(endpoints)
+        for endpoint in endpoints:
+            if endpoint.lost:
+                self._prefixes.lose(endpoint.server.url)
         self._changed.notify_all()
         for endpoint in endpoints:
             endpoint.notify()

@@ -1,12 +1,12 @@
 """Counts tokens of which a server computes keys and values that some server has computed before.
 
 The turns of a session, and the requests of a turn, continue the same tokens. A server has their keys and values cached
-until an update flushes them. Then it computes them again, and so does another server at any time.
+until an update flushes them, or it is lost. Then it computes them again, and so does another server at any time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asyncrl.actor.engine.fleet.server import Segment
 
@@ -39,6 +39,12 @@ class ComputedPrefixes:
             recomputed += min(last.tokens, prompt)
         self._sessions[session] = _Computed(url, spans[-1].label, prompt + len(segment.tokens))
         return recomputed
+
+    def lose(self, url: str) -> None:
+        """The server at `url` is lost: what it had computed is flushed when it comes back."""
+        for session, last in self._sessions.items():
+            if last.url == url:
+                self._sessions[session] = replace(last, url="")
 
     def forget(self, session: str) -> None:
         """The session has ended."""

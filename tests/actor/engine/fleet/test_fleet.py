@@ -62,6 +62,18 @@ async def test_tokens_that_are_computed_again_after_an_update_are_counted(mode: 
         fleet.release("s")
 
 
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_what_a_server_computes_again_since_it_was_lost_is_counted(mode: str) -> None:
+    server = FakeSglang()
+    async with fleet_with(0, server, mode=mode) as fleet:
+        first = await sample(fleet, 5)
+        server.refuses |= {"model_info", "get_model_info"}
+        await async_until(lambda: not counter(fleet, "servers_ready"))
+        server.refuses.clear()
+        await fleet.generate(ids(1, 2, 3, *first.tokens), Sampling(1.0, 2), (), "s")
+        assert counter(fleet, "recomputed_tokens") == 3 + 5
+
+
 async def test_what_a_pause_in_place_takes_from_requests_under_the_overlap_schedule_is_counted_too() -> None:
     """It retracts there: the prompt stays in the cache, which is not flushed, and what was sampled does not."""
     server = FakeSglang()
