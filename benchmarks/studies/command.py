@@ -162,9 +162,9 @@ class _Asked:
 def _parser(study: Study) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.studies.{study.name}", description=study.question)
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of all runs that differ")
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0 (default: 3)")
+    parser.add_argument("--seeds", type=_count, default=3, help="how many seeds, from 0 (default: 3)")
     parser.add_argument("--only", nargs="+", default=[], metavar="FACTOR=LEVEL", help="only these levels of a factor")
-    parser.add_argument("--parallel", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--parallel", type=_count, default=1, help="runs at a time (default: 1)")
     parser.add_argument(
         "--budget-s", type=float, default=float("inf"), help="seconds after which runs are stopped, to resume next time"
     )
@@ -188,6 +188,12 @@ def alone(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             sys.exit(f"another command runs this study in {folder}: wait for its end; --parallel has runs at a time")
         yield
+
+
+def _count(word: str) -> int:
+    if (count := int(word)) < 1:
+        raise argparse.ArgumentTypeError(f"{word} is less than 1")
+    return count
 
 
 def _only(study: Study, words: Sequence[str]) -> dict[str, set[str]]:

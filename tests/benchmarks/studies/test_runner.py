@@ -138,6 +138,8 @@ def test_the_command_refuses_at_the_door_what_would_cost_hours_of_runs(tmp_path:
         assert "another command runs this study" in refused()
     (tmp_path / "toy.parquet").write_bytes(b"PAR1 damaged")
     assert "restore it, or move it away" in refused("--report")
+    for option in ("--seeds", "--parallel"):
+        assert refused(option, "0") == "2"
 
 
 def test_a_run_that_failed_is_in_the_file_with_the_reason_and_runs_again_only_if_asked(
