@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from itertools import product
 from typing import Any
@@ -18,6 +19,7 @@ from tests.actor.engine import real
 from tests.actor.engine.real import STOP_ID, prompts
 from tests.actor.engine.support import parameters
 from tests.actor.fakes import make_tokenizer
+from tests.helpers import async_until
 
 WORDS = tuple("".join(letters) + end for letters in product("ab", repeat=3) for end in ("yes", "no"))
 """All texts of each of the `GRAMMARS`."""
@@ -76,22 +78,29 @@ def _next_of_words(text: str, ends: Collection[int]) -> list[int]:
 async def push_under_long_turns(
     fleet: Fleet, versions: range, policy: Callable[[int], Any] = real.policy
 ) -> list[Taken]:
-    """Push `versions` while turns of `LETTERS` letters go on, one after another in 4 sessions; those turns."""
+    """Push `versions` while turns of `LETTERS` letters go on, one after another in 4 sessions; those turns. Between two
+    pushes each session ends a turn: one that is cut again and again would fail, on a slow machine."""
     first, *later = versions
     await fleet.update_weights(first, parameters(policy(first)))
     taken: list[Taken] = []
+    ended: Counter[int] = Counter()
     stop = asyncio.Event()
 
     async def work(index: int, start: NDArray[np.int32]) -> None:
         while not stop.is_set():
             got = await fleet.generate(start, Sampling(1.0, LETTERS + 1, LONG), (STOP_ID,), f"s{index}")
             taken.append((start, 1.0, got))
+            ended[index] += 1
+
+    async def all_end_one() -> None:
+        before = ended.copy()
+        await async_until(lambda: all(worker.done() or ended[i] > before[i] for i, worker in enumerate(workers)), 120)
 
     workers = [asyncio.create_task(work(index, start)) for index, start in enumerate(prompts(4))]
     for version in later:
-        await asyncio.sleep(0.5)
+        await all_end_one()
         await fleet.update_weights(version, parameters(policy(version)))
-    await asyncio.sleep(0.5)
+    await all_end_one()
     stop.set()
     await asyncio.gather(*workers)
     return taken

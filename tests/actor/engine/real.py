@@ -45,7 +45,7 @@ LIMIT_S = 900
 """A server takes 15 s to 50 s to start on two quiet cores, and minutes on busy ones."""
 Weights = dict[str, torch.Tensor]
 Taken = tuple[NDArray[np.int32], Generation, int]
-"""What was continued, what came, and the version that was served when it was asked for."""
+"""What was continued, what came, and the version that was served when its episode began."""
 
 
 def policy(seed: int, **options: Any) -> Any:
@@ -161,13 +161,12 @@ def assert_sampled_from(model: Any, version: int, sampled: Sequence[Generation])
 
 
 async def episode(fleet: Fleet, name: str, start: NDArray[np.int32], turns: int = 3) -> list[Taken]:
-    """Turns of one session, each of which continues all before it."""
+    """Turns of one session, each of which continues all before it, with the fleet's version when it began."""
     taken = []
-    tokens = start
+    tokens, began = start, fleet.version
     for _ in range(turns):
-        asked_at = fleet.version
         got = await fleet.generate(tokens, Sampling(1.0, TURN_TOKENS), (), name)
-        taken.append((tokens, got, asked_at))
+        taken.append((tokens, got, began))
         tokens = np.concatenate([tokens, got.tokens, start[:3]])
     fleet.release(name)
     return taken
@@ -221,9 +220,9 @@ def assert_nothing_lost(
     assert_whole(taken)
     assert spanning or mode == "drain"
     sample, largest = [*some(spanning), *some(taken)], 0.0
-    for start, got, asked_at in sample:
+    for start, got, began in sample:
         if mode == "in_place":
-            got = up_to_the_first_push(got, asked_at)
+            got = up_to_the_first_push(got, began)
         largest = max(largest, assert_exact(dict(models), start, got, 1.0))
     logger.info(
         "%s: %d turns in %d requests, %d lost; log-probs of %d turns within %.1e",
@@ -280,9 +279,9 @@ def assert_whole(taken: Sequence[Taken]) -> None:
     assert all((np.diff(got.versions) >= 0).all() for _, got, _ in taken)
 
 
-def up_to_the_first_push(got: Generation, asked_at: int) -> Generation:
-    """Behind it, and in a request that met one on its way, keys and values of older weights are there by intent."""
-    first = got.versions == asked_at
+def up_to_the_first_push(got: Generation, began: int) -> Generation:
+    """Behind it, and in an episode that met one before, keys and values of older weights are there by intent."""
+    first = got.versions == began
     return Generation(got.tokens[first], got.logprobs[first], got.versions[first], got.finish_reason)
 
 

@@ -86,7 +86,8 @@ class ServerUpdater:
     async def _switch_paused(self, update: Update, serving: bool) -> None:
         server, clock = self._server, self._pauses.clock
         told = clock()
-        await server.pause(self._settings.mode)
+        # A request that an earlier actor or the server's warm-up left there would keep a pause in place from the flush.
+        await server.pause("retract" if self._flushes(serving) else self._settings.mode)
         stopped = clock()
         await self._load(update, serving)
         loaded = clock()
