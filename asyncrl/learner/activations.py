@@ -54,6 +54,11 @@ class Activations:
         """Bytes for each token of a pass that all layers would keep beside their inputs; 0 before the first pass."""
         return self._layers * self._all
 
+    @property
+    def share(self) -> float:
+        """What its layers may keep of them."""
+        return self._share
+
     def keep(self, share: float) -> None:
         """Keep this share from the next pass on."""
         self._share = share

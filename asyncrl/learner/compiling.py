@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.prefixes import EVERY
@@ -14,28 +16,62 @@ from asyncrl.machine.long_work import unmeasured_work
 
 logger = logging.getLogger(__name__)
 
-PREFIX, ENDS = 64, (5, 11, 19)
-"""Tokens that sequences have in common which are only computed so that layers are compiled, and of the rest of each. A
-compiler may take sizes that are equal here for sizes that are always equal, so no two are."""
+FEWEST, MOST = 64, 8192
+"""Tokens of the smallest and of the largest pass that layers are compiled for. Kernels for more are the same."""
 
 
-def compile_passes(trainer: Trainer, share_prefixes: bool) -> None:
-    """Compile the policy's layers for training, while actors still sample the first batch. Passes that share prefixes
-    have graphs of their own: compiled when the first of them came, they held up some later step for seconds.
+def compile_passes(trainer: Trainer, share_prefixes: bool, longest: int, largest: int) -> None:
+    """Compile the policy's layers for training, while actors still sample the first batch. What is compiled when the
+    first pass of a kind comes holds up some later step for seconds. Kinds are passes of which sequences share prefixes,
+    passes without gradients, and ranges of sizes: a compiler writes other kernels for few tokens than for many.
 
-    All ranks call this. Gradients are dropped.
+    Sequences have up to `longest` tokens, and passes up to `largest`. All ranks call this. Gradients are dropped.
     """
-    policy = trainer.policy.module
-    device = next(policy.parameters()).device
+    policy, algorithm = trainer.policy.module, trainer.algorithm
     if trainer.ranks.rank == 0:
         logger.info("the first passes compile the layers, which takes up to some minutes (model.compile)")
-    sequences = [torch.cat([torch.arange(PREFIX), torch.full((end,), end)]) % policy.vocabulary for end in ENDS]
+    scores = algorithm.needs_proximal or algorithm.needs_collisions or trainer.reference is not None
+    kept = policy.activations.share
+    # The largest pass may not fit otherwise; what is kept is no part of what is compiled.
+    policy.activations.keep(0.0)
     with unmeasured_work("compiling the layers", trainer.ranks.activity):
-        for sharing in (None, EVERY) if share_prefixes and policy.shares_prefixes else (None,):
-            packed = PackedSequences.of(sequences, sharing)
-            if policy.replays is not None:
-                packed = replace(packed, routing=torch.from_numpy(policy.replays.missing(len(packed.ids))))
-            packed = (packed.padded() if policy.pads_passes else packed).divided(trainer.ranks.context).to(device)
-            logprobs, entropy = policy(packed, trainer.algorithm.needs_entropy)
-            (logprobs.sum() if entropy is None else (logprobs + entropy).sum()).backward()
+        for tokens in _sizes(min(largest, MOST)):
+            for sharing in (None, EVERY) if share_prefixes and policy.shares_prefixes else (None,):
+                packed = _placed(trainer, PackedSequences.of(_sequences(tokens, longest, policy.vocabulary), sharing))
+                logprobs, entropy = policy(packed, algorithm.needs_entropy)
+                (logprobs.sum() if entropy is None else (logprobs + entropy).sum()).backward()
+                if scores:
+                    with torch.no_grad():
+                        policy(packed, with_collisions=algorithm.needs_collisions)
+    policy.activations.keep(kept)
     policy.zero_grad()
+
+
+def _sizes(largest: int) -> Iterator[int]:
+    """Numbers of tokens up to `largest`, two from each to its double: a compiler's ranges are wider than that."""
+    size = FEWEST
+    while size < largest:
+        yield size
+        if size * 3 // 2 < largest:
+            yield size * 3 // 2
+        size *= 2
+    yield largest
+
+
+def _sequences(tokens: int, longest: int, vocabulary: int) -> list[Tensor]:
+    """Sequences of so many tokens together, which have the first one in common. They are two at least."""
+    count = max(2, -(-tokens // longest))
+    lengths = [tokens // count + (index < tokens % count) for index in range(count)]
+    first = torch.zeros(1, dtype=torch.long)
+    return [
+        torch.cat([first, (torch.arange(length - 1) + index) % (vocabulary - 1) + 1])
+        for index, length in enumerate(lengths)
+    ]
+
+
+def _placed(trainer: Trainer, packed: PackedSequences) -> PackedSequences:
+    """The sequences as passes have them on this rank."""
+    policy, ranks = trainer.policy.module, trainer.ranks
+    if policy.replays is not None:
+        packed = replace(packed, routing=torch.from_numpy(policy.replays.missing(len(packed.ids))))
+    return (packed.padded() if policy.pads_passes else packed).divided(ranks.context).to(ranks.device)

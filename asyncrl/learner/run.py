@@ -232,7 +232,8 @@ def _train(
         implicit,
     )
     if compiles(config.model, ranks.device):
-        compile_passes(trainer, any(each.learner.shared_prefixes is not False for each in history.configs()))
+        shares = any(each.learner.shared_prefixes is not False for each in history.configs())
+        compile_passes(trainer, shares, _longest(config), sum(_largest_pass(history)))
     if ranks.device.type == "cuda":
         usable = usable_bytes(ranks.device, learner.memory)
         fit_memory(trainer, _largest_pass(history), usable, config.model.activations)

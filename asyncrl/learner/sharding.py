@@ -119,6 +119,7 @@ def units_of(
 def _allow_graphs() -> None:
     """Let torch compile as many graphs as layers need, and no others."""
     from torch._dynamo import config as compiler
+    from torch._inductor import config as kernels
     from torch.fx.experimental import _config as shapes
 
     # Models have kinds of layers, and each is compiled with and without gradients and shared prefixes. Beyond torch's
@@ -127,6 +128,10 @@ def _allow_graphs() -> None:
     # Otherwise a graph takes only passes in which two sizes are equal that happened to be so in its first one, such as
     # those of a single sequence.
     shapes.use_duck_shape = False
+    # Otherwise kernels of norms are fused only where tokens are many, and each layer has graphs for up to four ranges
+    # of tokens. Fused, they cost a little more where tokens are few. Torch 2.11 has the name, others may not.
+    if hasattr(kernels.triton, "mix_order_reduction_non_strict_mode"):
+        kernels.triton.mix_order_reduction_non_strict_mode = True
 
 
 def convert(root: nn.Module, frozen: torch.dtype) -> None:

@@ -231,19 +231,27 @@ def test_a_compiled_layer_is_one_graph_whatever_the_packing(model: Path, ranks: 
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
-def test_no_pass_of_a_step_compiles_what_was_compiled_before_the_first_one(model: Path, ranks: Ranks):
+# On a CPU the compiler writes other kernels for more than 1,024 tokens.
+@pytest.mark.parametrize("members", [3, pytest.param(14, marks=pytest.mark.long)])
+def test_no_pass_of_a_step_compiles_what_was_compiled_before_the_first_one(model: Path, ranks: Ranks, members: int):
     torch.compiler.reset()
     config = TrainConfig()
-    policy = load_policy(ModelConfig(str(model), compile=True), TEMPERATURE, ranks, 96)
-    algorithm, trained = Algorithm.from_config(config.algorithm, 1), Trainable(policy, 1e-3, LearnerConfig())
-    compile_passes(Trainer(ranks, algorithm, trained, None, None, threading.Event()), share_prefixes=True)
+    policy = load_policy(ModelConfig(str(model), compile=True, activations=0.4), TEMPERATURE, ranks, 96)
+    algorithm, trained = Algorithm.from_config(config.algorithm, 2), Trainable(policy, 1e-3, LearnerConfig())
+    assert algorithm.needs_proximal
+    trainer = Trainer(ranks, algorithm, trained, None, None, threading.Event())
+    compile_passes(trainer, share_prefixes=True, longest=96, largest=96 * members)
     assert all(parameter.grad is None for parameter in policy.parameters())
+    assert policy.activations.share == 0.4
     with torch.compiler.set_stance("fail_on_recompile"):
-        for lengths in ([3, 40], [7, 7, 21], [2], [50, 50]):
+        for lengths in ([3, 40], [7, 7, 21], [2], [50, 50], [60] * (members - 1)):
             sequences = random_sequences(33, *lengths)
             sequences = [torch.cat([sequences[0], each]) for each in sequences]
             for sharing in (None, EVERY):
-                policy(PackedSequences.of(sequences, sharing).padded())[0].sum().backward()
+                packed = PackedSequences.of(sequences, sharing).padded()
+                policy(packed)[0].sum().backward()
+                with torch.no_grad():
+                    policy(packed)
 
 
 @pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="torch 2.12 or older")
