@@ -232,8 +232,8 @@ def _train(
         implicit,
     )
     if compiles(config.model, ranks.device):
-        shares = any(each.learner.shared_prefixes is not False for each in history.configs())
-        compile_passes(trainer, shares, _longest(config), sum(_largest_pass(history)))
+        share_prefixes = any(each.learner.shared_prefixes is not False for each in history.configs())
+        compile_passes(trainer, share_prefixes, length, sum(_largest_pass(history)))
     if ranks.device.type == "cuda":
         usable = usable_bytes(ranks.device, learner.memory)
         fit_memory(trainer, _largest_pass(history), usable, config.model.activations)

@@ -80,7 +80,8 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
     trainer = Trainer(ranks, algorithm, Trainable(policy, learner.lr, learner, config.model.dtype), None, None, stop)
     trainer.configure(config)
     if compiles(config.model, ranks.device):
-        compile_passes(trainer, learner.shared_prefixes is not False)
+        largest = sum(_largest_pass(config, longest))
+        compile_passes(trainer, learner.shared_prefixes is not False, longest, largest)
     if ranks.device.type == "cuda":
         usable = usable_bytes(ranks.device, learner.memory)
         fit_memory(trainer, _largest_pass(config, longest), usable, config.model.activations)

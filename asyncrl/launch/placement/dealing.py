@@ -8,13 +8,13 @@ from itertools import combinations
 
 from asyncrl.errors import ConfigError
 
-USED_MEMORY = 0.9
+USED_MEMORY = 0.82
 """The share of a GPU's memory that processes divide which share it; the rest is for what none of them counts."""
 LEAST_SHARE = 0.1
 SHARES_IN_TURNS = {"learner": 0.85, "actor": 0.8}
 """Where learner and servers have a GPU in turns. The rest is for what the other one cannot free, such as its kernels
 and buffers of NCCL, and for what SGLang allocates beside weights and cache."""
-MEMORY_WEIGHTS = {"learner": 5, "actor": 4, "scoring": 3}
+MEMORY_WEIGHTS = {"learner": 5, "actor": 5, "scoring": 3}
 
 
 @dataclass(frozen=True, slots=True)
