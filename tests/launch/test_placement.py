@@ -95,12 +95,12 @@ def test_the_width_is_that_of_the_terminal_and_a_file_has_none(tmp_path: Path) -
 
 def test_processes_that_share_a_gpu_divide_its_memory_and_the_table_says_so() -> None:
     table = placement_table(place(make_config(scorer="cuda"), [Host(1, 4)]))
-    assert "engine.server.count=1 engine.server.memory=0.3, shares with scoring-0, learner\n" in table
-    assert "learner.memory=0.38, shares with scoring-0, actor-0\n" in table
+    assert "engine.server.count=1 engine.server.memory=0.32, shares with scoring-0, learner\n" in table
+    assert "learner.memory=0.32, shares with scoring-0, actor-0\n" in table
     config = make_config()
     config.engine.server.memory = 0.6
     (learner,) = place(config, [Host(1, 4)]).of("learner")
-    assert learner.arguments == ("learner.memory=0.3",), "what the configuration gives the server is not the learner's"
+    assert learner.arguments == ("learner.memory=0.22",), "what the configuration gives the server is not the learner's"
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_servers_on_all_gpus_share_those_of_the_learner_and_only_these_have_a_sh
     placement = place(config, [Host(gpus, 16)])
     *_, actors, learners = placement_table(placement).splitlines()
     own = f" engine.server.shared={shared}" if shared else ""
-    assert actors.endswith(f"engine.server.count={servers} engine.server.memory=0.4{own}, shares with learner")
-    assert learners.endswith("learner.memory=0.5, shares with actor-0")
+    assert actors.endswith(f"engine.server.count={servers} engine.server.memory=0.41{own}, shares with learner")
+    assert learners.endswith("learner.memory=0.41, shares with actor-0")
     assert f" {learner} " in learners
     config.engine.server.memory = 0.3
     (actor,) = place(config, [Host(gpus, 16)]).of("actor")
