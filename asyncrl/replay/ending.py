@@ -37,9 +37,10 @@ class RunEnd:
             self._told.add(worker)
         return self._since is not None
 
-    def is_over(self, workers: Collection[str]) -> bool:
-        """Whether nobody needs the replay any more. `workers` are those that have asked lately."""
+    def is_over(self, workers: Callable[[], Collection[str]]) -> bool:
+        """Whether nobody needs the replay any more. `workers` gives those that have asked lately; it is called only
+        after the end, since there may be thousands."""
         if self._since is None:
             return False
         waited = self._clock() - self._since
-        return waited >= LATEST_S or (waited >= SOONEST_S and self._told.issuperset(workers))
+        return waited >= LATEST_S or (waited >= SOONEST_S and self._told.issuperset(workers()))

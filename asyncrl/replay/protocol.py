@@ -261,6 +261,12 @@ class Call:
     run: RunIdentity | None = None
     frames: Sequence[Buffer] = ()
 
+    @property
+    def renews(self) -> bool:
+        """Whether the request does no more than to renew the lease of a worker."""
+        request = self.request
+        return isinstance(request, RenewLease) or (isinstance(request, GetTickets) and not request.want)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

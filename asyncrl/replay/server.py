@@ -2,13 +2,14 @@
 
 A thread applies and commits a batch of requests, while this one receives the next batch (group commit). No reply leaves
 before its request is committed. Stored trajectories are read and sent at once. A request with nothing to give yet waits
-until the state changes or its patience ends. A request that is refused, or that meets an error of our own, is answered
-with the reason, counted, and takes no effect.
+until the state changes or its patience ends; one that only renews a lease waits for the next turn. A request that is
+refused, or that meets an error of our own, is answered with the reason, counted, and takes no effect.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import defaultdict
@@ -126,7 +127,7 @@ class ReplayServer:
                     done = turn.result(pause)
                 else:
                     self._activity.advance()
-                    self._socket.poll(int(TICK_S * 1000))
+                    self._socket.poll(max(0, math.ceil((self._next_tick - self._clock()) * 1000)))
                 pause = COMMIT_S if self._receive() else min(2 * pause, MAX_COMMIT_S)
                 if done is not None:
                     self._finish(done)
@@ -143,7 +144,11 @@ class ReplayServer:
             self._finish(self._handle(self._take()))
 
     def _due(self) -> bool:
-        return bool(self._requests) or self._clock() >= self._next_tick
+        """Whether to begin a turn. Requests that only renew a lease begin none: they go with the next, which is that of
+        a tick at the latest. Those of a thousand actors would each cost a turn, and no episode waits for an answer."""
+        if len(self._requests) >= BATCH or not all(call.renews for _, call in self._requests):
+            return True
+        return self._clock() >= self._next_tick
 
     def _take(self) -> list[Received]:
         requests, self._requests = self._requests, []

@@ -138,7 +138,7 @@ class ReplayService:
 
     def is_over(self) -> bool:
         """Whether the run is done and nobody needs the replay any more."""
-        return self._end.is_over(self._actors.silence().keys() | self._scorers.silence().keys())
+        return self._end.is_over(lambda: self._actors.silence().keys() | self._scorers.silence().keys())
 
     def handle(self, tx: Transaction, call: Call) -> Reply | None:
         """The reply to a request; None where there is nothing to answer yet.

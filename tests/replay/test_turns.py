@@ -234,3 +234,14 @@ def test_scorers_of_different_kinds_do_not_wait_for_each_other(turns: Turns) -> 
     replies = turns.ask(("a", trajectory(ticket)))
     assert {name: reply.kind for name, reply in replies.items()} == {"a": OK, "r": OK}
     assert turns.service.asked["LeaseTrajectories"] == 2
+
+
+def test_renewals_begin_no_turn_and_go_with_the_next_request_or_tick(turns: Turns) -> None:
+    (held,) = turns.ask(("a", tickets("a")))["a"].read(TICKETS)
+    renewal = ("a", tickets("a", 0, [held.id]))
+    assert turns.ask(renewal) == {}
+    assert turns.ask(("b", STATUS)).keys() == {"a", "b"}
+    assert turns.ask(renewal) == {}
+    turns.now += TICK_S
+    assert turns.ask().keys() == {"a"}
+    assert len(turns.ask(*(renewal for _ in range(BATCH)))) == 1, "they would hold up all that come behind them"
