@@ -81,7 +81,8 @@ class _Actor:
 def act(
     endpoint: str, names: list[str], episode_s: float, seconds: float, ready: Barrier, told: Queue[dict[str, Any]]
 ) -> None:
-    """The actors of one process: each takes a ticket, keeps it for `episode_s`, delivers, and takes the next. The first
+    """The actors of one process: each takes a ticket, keeps it for `episode_s` give or take a half, delivers, and takes
+    the next. Were all episodes as long, those that were answered in one turn would always come together. The first
     `episode_s`, in which all of them connect, do not count."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -131,7 +132,7 @@ def act(
                 if tickets:
                     if actor.asked_at >= begin:
                         actor.waits.append(now - actor.asked_at)
-                    actor.held, actor.done_at = tickets[0], now + episode_s
+                    actor.held, actor.done_at = tickets[0], now + episode_s * rng.uniform(0.5, 1.5)
                 heappush(due, (min(actor.done_at, now + RENEW_S) if tickets else now, number, socket))
             else:
                 heappush(due, (min(actor.done_at, now + RENEW_S), number, socket))
