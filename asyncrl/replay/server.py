@@ -2,7 +2,7 @@
 
 A thread applies and commits a batch of requests, while this one receives the next batch (group commit). No reply leaves
 before its request is committed. Stored trajectories are read and sent at once. A request with nothing to give yet waits
-until the state changes or its patience ends; one that only renews a lease waits for the next turn. A request that is
+until the state changes or its patience ends; one that only renews a lease waits a moment for company. A request that is
 refused, or that meets an error of our own, is answered with the reason, counted, and takes no effect.
 """
 
@@ -53,6 +53,8 @@ BATCH = 256
 REPLIES_BYTES = 32 << 20
 """Replies that are collected before they are sent; requests beyond them wait for the next turn."""
 TICK_S = 0.25
+COMPANY_S = 0.02
+"""How long requests that only renew leases wait for others with which they share a turn."""
 COMMIT_S, MAX_COMMIT_S = 0.002, 0.032
 """While a commit is written, requests are received once in COMMIT_S: waking up for each costs more than receiving it.
 While none arrives, the time doubles up to MAX_COMMIT_S."""
@@ -122,16 +124,17 @@ class ReplayServer:
             pause = COMMIT_S
             self._activity.enter("serve")
             while not (stop.is_set() or (not turn.busy and self._service.is_over())):
-                done = None
+                done, is_alone = None, False
                 if turn.busy:
                     done = turn.result(pause)
                 else:
                     self._activity.advance()
-                    self._socket.poll(max(0, math.ceil((self._next_tick - self._clock()) * 1000)))
+                    wait_s = COMPANY_S if self._requests else self._next_tick - self._clock()
+                    is_alone = not self._socket.poll(max(0, math.ceil(wait_s * 1000)))
                 pause = COMMIT_S if self._receive() else min(2 * pause, MAX_COMMIT_S)
                 if done is not None:
                     self._finish(done)
-                if not turn.busy and self._due():
+                if not turn.busy and (self._due() or (is_alone and self._requests)):
                     turn.begin(self._take())
                     pause = COMMIT_S
             if turn.busy and (done := turn.result()) is not None:
@@ -144,8 +147,8 @@ class ReplayServer:
             self._finish(self._handle(self._take()))
 
     def _due(self) -> bool:
-        """Whether to begin a turn. Requests that only renew a lease begin none: they go with the next, which is that of
-        a tick at the latest. Those of a thousand actors would each cost a turn, and no episode waits for an answer."""
+        """Whether to begin a turn at once. Requests that only renew a lease wait for company: those of a thousand
+        actors would each cost a turn, and no episode waits for an answer."""
         if len(self._requests) >= BATCH or not all(call.renews for _, call in self._requests):
             return True
         return self._clock() >= self._next_tick

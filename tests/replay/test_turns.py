@@ -39,7 +39,7 @@ from asyncrl.replay.protocol import (
     decode_reply,
     encode_request,
 )
-from asyncrl.replay.server import BATCH, PATIENCE_S, TICK_S, ReplayServer
+from asyncrl.replay.server import BATCH, COMPANY_S, PATIENCE_S, TICK_S, ReplayServer
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
@@ -81,6 +81,7 @@ class Turns:
 
     def __init__(self, path: Path, **rules: Any) -> None:
         self.now, self._requests = 0.0, list[list[zmq.Frame]]()
+        self.polls: list[int] = []
         self.store = Store(path, 1 << 28, durable=False)
         self.service = CountingService(make_settings(**rules), lambda: self.now)
         socket = cast("zmq.Socket[bytes]", self)
@@ -93,6 +94,22 @@ class Turns:
             self._server.turn()
             if not self._requests:
                 return self.replies
+
+    def run(self, request: tuple[str, list[Buffer]], rounds: int = 9) -> dict[str, Answer]:
+        """The replies to a request where the server runs for so many rounds, in which the time stands still."""
+        stop = threading.Event()
+        self.replies = {}
+        self._requests = [[zmq.Frame(request[0].encode()), *map(zmq.Frame, request[1])]]
+
+        def poll(timeout: int) -> int:
+            self.polls.append(timeout)
+            if len(self.polls) == rounds:
+                stop.set()
+            return len(self._requests)
+
+        self.poll = poll
+        self._server.run(stop)
+        return self.replies
 
     def recv_multipart(self, flags: int, copy: bool) -> list[zmq.Frame]:
         if not self._requests:
@@ -234,6 +251,13 @@ def test_scorers_of_different_kinds_do_not_wait_for_each_other(turns: Turns) -> 
     replies = turns.ask(("a", trajectory(ticket)))
     assert {name: reply.kind for name, reply in replies.items()} == {"a": OK, "r": OK}
     assert turns.service.asked["LeaseTrajectories"] == 2
+
+
+def test_a_renewal_without_company_waits_for_a_moment_and_for_no_tick(turns: Turns) -> None:
+    (held,) = turns.ask(("a", tickets("a")))["a"].read(TICKETS)
+    assert turns.run(("a", tickets("a", 0, [held.id]))).keys() == {"a"}
+    assert turns.counter("ticks") == 1
+    assert turns.polls[1] == COMPANY_S * 1000
 
 
 def test_renewals_begin_no_turn_and_go_with_the_next_request_or_tick(turns: Turns) -> None:
