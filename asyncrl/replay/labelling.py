@@ -1,7 +1,8 @@
 """Unlabelled trajectories out to scorers, labels in.
 
 A trajectory passes through the kinds of scores that its task needs, one after another. A scorer takes as many of them
-in one lease as it serves. Only the holder of the lease can label: labels of another scorer are late, and counted.
+in one lease as it serves. Only the holder of the lease can label: labels of another scorer, or of an earlier start of
+the same one, are late, and counted.
 `units` says what is scored together.
 """
 
@@ -21,7 +22,7 @@ from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.failure_limit import FailureLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.leases import WorkerLeases
-from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Leave, Reply
+from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Leave, Reply, WorkerRequest
 from asyncrl.replay.records import (
     DeadLetter,
     GroupRecord,
@@ -181,10 +182,10 @@ class Labelling:
         for worker in self._scorers.expire(tx):
             self._take_back(tx, worker, died=True)
 
-    def label(self, tx: Transaction, worker: str, labels: Labels, frames: Sequence[Buffer]) -> None:
+    def label(self, tx: Transaction, request: WorkerRequest, labels: Labels, frames: Sequence[Buffer]) -> None:
         """Take the labels of a trajectory, or count them where they are late; `frames` is their encoding. Raises
         RefusedError: their step scores are not of the trajectory's steps, or it was leased with its group."""
-        unit = self._end_lease(tx, worker, labels.trajectory_id)
+        unit = self._end_lease(tx, request, labels.trajectory_id)
         if len(unit) > 1:
             raise RefusedError(
                 f"{labels.trajectory_id} was leased with its group: deliver all its members' labels at once"
@@ -192,16 +193,16 @@ class Labelling:
         if not unit:
             tx.add("late_labels")
             return
-        self._take(tx, worker, unit, [(labels, join_parts(frames))])
+        self._take(tx, request.worker, unit, [(labels, join_parts(frames))])
 
-    def label_group(self, tx: Transaction, worker: str, stored: Sequence[Buffer]) -> None:
+    def label_group(self, tx: Transaction, request: WorkerRequest, stored: Sequence[Buffer]) -> None:
         """Take the labels of all members of a group, each as the store keeps them, or count them where they are late.
         Raises RefusedError: they are not those of one group's members; WireError: they are malformed."""
         labels = [read_labels(decode(split(frame))) for frame in stored]
         names = [each.trajectory_id for each in labels]
         if not names:
             raise RefusedError("a group has a member at least, but no labels came")
-        unit = self._end_lease(tx, worker, names[0])
+        unit = self._end_lease(tx, request, names[0])
         if not unit:
             tx.add("late_labels", len(names))
             return
@@ -210,7 +211,7 @@ class Labelling:
                 f"the labels of {names!r:.200} are not those of {[name for name, _ in unit]!r:.200}, which were leased "
                 "together: deliver these in the order of the lease"
             )
-        self._take(tx, worker, unit, [(each, [frame]) for each, frame in zip(labels, stored, strict=True)])
+        self._take(tx, request.worker, unit, [(each, [frame]) for each, frame in zip(labels, stored, strict=True)])
 
     def _take(
         self, tx: Transaction, worker: str, unit: Unit, labelled: Sequence[tuple[Labels, Sequence[Buffer]]]
@@ -239,8 +240,12 @@ class Labelling:
             if all(group.labelled):
                 self._complete(tx, record.group, group)
 
-    def _end_lease(self, tx: Transaction, worker: str, name: str) -> Unit:
-        """The unit of a trajectory that the scorer holds; nothing where it lost the lease."""
+    def _end_lease(self, tx: Transaction, request: WorkerRequest, name: str) -> Unit:
+        """The unit of a trajectory that the scorer holds; nothing where it lost the lease, perhaps to a later start of
+        its own, which goes on with it."""
+        worker = request.worker
+        if not self._scorers.holds(tx, worker, request.incarnation):
+            return []
         record = self._end_one(tx, worker, name)
         if record is None:
             return []
@@ -280,7 +285,7 @@ class Labelling:
     def fail(self, tx: Transaction, request: FailScoring) -> None:
         """A scorer gives a trajectory up for now, and the whole group where it was leased with it: the unit is tried
         again, and becomes dead letters after too many attempts."""
-        unit = self._end_lease(tx, request.worker, request.id)
+        unit = self._end_lease(tx, request, request.id)
         if not unit:
             return
         tx.add("scoring_failures", len(unit))

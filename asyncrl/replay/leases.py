@@ -2,13 +2,15 @@
 
 Times are of a monotonic clock and live in memory, so that neither a jumping clock nor a restart of the replay takes
 work away: after a restart every worker has a fresh lease. A worker that asks but finishes nothing for LONGEST_LEASES
-leases counts as silent. A worker that ends in order says so, and its work goes to others at once.
+leases counts as silent. A worker that ends in order says so, and its work goes to others at once. One that was killed
+may have requests on their way, or waiting in the replay, when its next start asks: these take nothing from that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from asyncrl.errors import RefusedError
 from asyncrl.replay.transaction import Transaction
 
 LONGEST_LEASES = 20
@@ -24,6 +26,7 @@ class WorkerLeases:
         self._seen: dict[str, float] = {}
         self._worked: dict[str, float] = {}
         self._left: dict[str, str] = {}
+        self._replaced: dict[str, str] = {}
 
     def resume(self, tx: Transaction) -> None:
         """Give every worker in the store a fresh lease."""
@@ -31,17 +34,32 @@ class WorkerLeases:
         self._worked = dict(self._seen)
 
     def renew(self, tx: Transaction, worker: str, incarnation: str) -> bool:
-        """Renew a worker's lease. True for a new incarnation, which has lost what the older one held."""
+        """Renew a worker's lease. True for a new incarnation, which has lost what the older one held.
+
+        Raises RefusedError: a newer incarnation has asked since.
+        """
+        current = tx.get(self._table, worker, str)
+        if current != incarnation and self._replaced.get(worker) == incarnation:
+            raise RefusedError(
+                f"a later start of the worker {worker} has taken its place; if two processes have this name, give each "
+                "a name of its own"
+            )
         self._seen[worker] = self._worked[worker] = self._clock()
-        if tx.get(self._table, worker, str) == incarnation:
+        if current == incarnation:
             return False
+        if current is not None:
+            self._replaced[worker] = current
         tx.put(self._table, worker, incarnation)
         return True
+
+    def holds(self, tx: Transaction, worker: str, incarnation: str) -> bool:
+        """Whether this start of the worker has the worker's lease."""
+        return tx.get(self._table, worker, str) == incarnation
 
     def leave(self, tx: Transaction, worker: str, incarnation: str) -> bool:
         """This start of the worker ends. True where it held the worker's lease: what it holds must go to others."""
         self._left[worker] = incarnation
-        if tx.get(self._table, worker, str) != incarnation:
+        if not self.holds(tx, worker, incarnation):
             return False
         self._forget(tx, worker)
         return True

@@ -167,9 +167,9 @@ class ReplayService:
             case protocol.LeaseTrajectories():
                 return self._labelling.lease(tx, request)
             case protocol.PutLabels():
-                self._labelling.label(tx, request.worker, read_labels(decode(call.frames)), call.frames)
+                self._labelling.label(tx, request, read_labels(decode(call.frames)), call.frames)
             case protocol.PutGroupLabels():
-                self._labelling.label_group(tx, request.worker, call.frames)
+                self._labelling.label_group(tx, request, call.frames)
             case protocol.Fetch():
                 return self._fetch(tx, request)
             case protocol.FetchImage():

@@ -140,25 +140,25 @@ class Core:
     def leased_trajectories(reply: Reply) -> list[Trajectory]:
         return [lease.trajectory for lease in read_leases(reply.body, reply.frames)]
 
-    def label(self, trajectory: str, reward: float = 1.0, worker: str = "s") -> None:
-        self.put_labels(make_labels(trajectory, reward), worker)
+    def label(self, trajectory: str, reward: float = 1.0, worker: str = "s", life: str = "1") -> None:
+        self.put_labels(make_labels(trajectory, reward), worker, life)
 
     def label_all(self, reward: float = 1.0) -> None:
         """Lease and label what waits for its scores."""
         for trajectory in self.lease():
             self.label(trajectory.id, reward)
 
-    def put_labels(self, labels: Labels, worker: str = "s") -> None:
-        self.ask(protocol.PutLabels(worker, "1"), encode(labels_message(labels)))
+    def put_labels(self, labels: Labels, worker: str = "s", life: str = "1") -> None:
+        self.ask(protocol.PutLabels(worker, life), encode(labels_message(labels)))
 
-    def put_group_labels(self, labels: Sequence[Labels], worker: str = "s") -> None:
-        self.ask(protocol.PutGroupLabels(worker, "1"), [join(encode(labels_message(each))) for each in labels])
+    def put_group_labels(self, labels: Sequence[Labels], worker: str = "s", life: str = "1") -> None:
+        self.ask(protocol.PutGroupLabels(worker, life), [join(encode(labels_message(each))) for each in labels])
 
-    def label_group(self, ids: Sequence[str], reward: float = 1.0, worker: str = "s") -> None:
-        self.put_group_labels([make_labels(each, reward) for each in ids], worker)
+    def label_group(self, ids: Sequence[str], reward: float = 1.0, worker: str = "s", life: str = "1") -> None:
+        self.put_group_labels([make_labels(each, reward) for each in ids], worker, life)
 
-    def scoring_failed(self, trajectory: str, worker: str = "s") -> None:
-        self.ask(protocol.FailScoring(worker, "1", trajectory, "nonsense"))
+    def scoring_failed(self, trajectory: str, worker: str = "s", life: str = "1") -> None:
+        self.ask(protocol.FailScoring(worker, life, trajectory, "nonsense"))
 
     def configure(self, values: Mapping[str, Any]) -> list[ConfigChange]:
         changes: list[ConfigChange] = self.ask(protocol.Configure(dict(values), int(self.now)))

@@ -61,6 +61,29 @@ def test_labels_of_a_scorer_that_lost_its_lease_are_late_and_change_nothing(core
     assert core.status()["late_labels"] == 1
 
 
+def test_what_a_dead_start_of_a_scorer_has_sent_takes_no_lease_from_its_next_start(core: Core) -> None:
+    (name,) = put(core, 1)
+    core.lease(life="1")
+    assert [each.id for each in core.lease(life="2")] == [name]
+    core.scoring_failed(name, life="1")
+    core.label(name, life="1")
+    with pytest.raises(RefusedError, match="a later start of the worker s has taken its place"):
+        core.lease(life="1")
+    assert core.lease(worker="other") == [], "the next start still holds it"
+    assert (core.status()["late_labels"], core.status()["scoring_failures"]) == (1, 0)
+    core.label(name, life="2")
+    assert [each.id for each in core.lease(worker="other", serves=["prm"])] == [name]
+    assert (core.status()["late_labels"], core.status()["leases_redelivered"]) == (1, 1)
+
+
+def test_a_request_for_tickets_of_a_dead_start_takes_none_from_its_next_start(core: Core) -> None:
+    held = [each.id for each in core.tickets(2, life="1")]
+    assert [each.id for each in core.tickets(2, life="2")] == held
+    with pytest.raises(RefusedError, match="a later start of the worker a has taken its place"):
+        core.tickets(2, life="1")
+    assert core.holding() == held
+
+
 def test_an_episode_that_kills_its_scorers_becomes_a_dead_letter_and_takes_no_other_along(tmp_path: Path) -> None:
     core = Core(tmp_path, make_settings(max_attempts=3))
     killer, *others = put(core, 4)
@@ -68,7 +91,7 @@ def test_an_episode_that_kills_its_scorers_becomes_a_dead_letter_and_takes_no_ot
         leased = [each.id for each in core.lease(life=str(life))]
         if killer not in leased:
             for name in leased:
-                core.label(name)
+                core.label(name, life=str(life))
     status = core.status()
     assert (status["dead"], status["labelled"], status["depth_dead"]) == (1, len(others), 1)
 

@@ -99,9 +99,9 @@ class ReplayMachine(RuleBasedStateMachine):
     def score_what_is_leased(self, worker: str, ok: bool, reward: float) -> None:
         for trajectory in self.leased[worker]:
             if ok:
-                self.core.label(trajectory, reward, worker=worker)
+                self.core.label(trajectory, reward, worker, str(self.lives[worker]))
             else:
-                self.core.scoring_failed(trajectory, worker=worker)
+                self.core.scoring_failed(trajectory, worker, str(self.lives[worker]))
         self.leased[worker] = []
 
     @rule()

@@ -134,7 +134,7 @@ def test_a_group_that_kills_its_scorers_takes_no_other_along(core: Core) -> None
     for life in range(10):
         for group in lease_groups(core, groups=2, life=str(life)):
             if killer not in (group, *lease_groups(core, worker="nobody")):
-                core.label_group(group)
+                core.label_group(group, life=str(life))
     status = core.status()
     assert (status["dead"], status["labelled"]) == (SIZE, len(other))
 
@@ -183,7 +183,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.held: list[Ticket] = []
         self.lives = {"s": 0, "t": 0}
         self.leased: dict[str, list[list[str]]] = {"s": [], "t": []}
-        self.lost: list[tuple[str, list[str]]] = []
+        self.lost: list[tuple[str, int, list[str]]] = []
         self.calls = count(1)
         self.steps = 0
 
@@ -216,7 +216,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.leased[worker] = list(units.values())
 
     def _abandon(self, worker: str) -> None:
-        self.lost += [(worker, unit) for unit in self.leased[worker]]
+        self.lost += [(worker, self.lives[worker], unit) for unit in self.leased[worker]]
         self.leased[worker] = []
 
     @precondition(lambda self: any(self.leased.values()))
@@ -225,40 +225,41 @@ class GroupMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from([name for name, units in self.leased.items() if units]))
         unit = self.leased[worker].pop(0)
         if ok:
-            self._deliver(worker, unit)
+            self._deliver(worker, self.lives[worker], unit)
         else:
-            self.core.scoring_failed(data.draw(st.sampled_from(unit)), worker)
+            self.core.scoring_failed(data.draw(st.sampled_from(unit)), worker, str(self.lives[worker]))
 
-    def _deliver(self, worker: str, unit: Sequence[str]) -> None:
+    def _deliver(self, worker: str, life: int, unit: Sequence[str]) -> None:
         labels = [make_labels(name, float(call)) for call in [next(self.calls)] for name in unit]
         if len(unit) == SIZE:
-            self.core.put_group_labels(labels, worker)
+            self.core.put_group_labels(labels, worker, str(life))
         else:
-            self.core.put_labels(labels[0], worker)
+            self.core.put_labels(labels[0], worker, str(life))
 
     @rule(worker=WORKERS)
     def kill_a_scorer(self, worker: str) -> None:
-        self.lives[worker] += 1
         self._abandon(worker)
+        self.lives[worker] += 1
 
     @precondition(lambda self: self.lost)
     @rule(data=st.data())
     def deliver_what_was_lost(self, data: st.DataObject) -> None:
         """The labels of a call that come after its scorer was taken for dead: they count only while the replay has
-        given the unit to nobody else, and has not dropped it."""
-        worker, unit = self.lost.pop(data.draw(st.integers(0, len(self.lost) - 1)))
-        if unit in self.leased[worker]:
+        given the unit to nobody else, not even to the scorer's next start, and has not dropped it."""
+        worker, life, unit = self.lost.pop(data.draw(st.integers(0, len(self.lost) - 1)))
+        if life == self.lives[worker] and unit in self.leased[worker]:
             return
         with self.core.store.transaction(write=False) as tx:
-            held = set(unit) <= set(tx.members("leased", worker))
+            held = tx.get("scorers", worker, str) == str(life)
+            held &= set(unit) <= set(tx.members("leased", worker))
             held &= all(TrajectoryRecord.of(tx, name).state is TrajectoryState.LEASED for name in unit)
         before = self.core.status()["late_labels"]
         if held and len(unit) < SIZE and any(set(unit) < set(each) for each in self.leased[worker]):
-            # Its next start has the same trajectory with its group: what a dead one says of it alone changes nothing.
+            # It has the same trajectory with its group now: what it says of it alone changes nothing.
             with pytest.raises(RefusedError, match="leased with its group"):
-                self._deliver(worker, unit)
+                self._deliver(worker, life, unit)
             return
-        self._deliver(worker, unit)
+        self._deliver(worker, life, unit)
         assert self.core.status()["late_labels"] == before + (0 if held else len(unit))
 
     @rule(seconds=st.sampled_from([1.0, 11.0]))
