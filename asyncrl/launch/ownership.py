@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TextIO
 
 from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.machine.files import missing_folders, remove_empty
 from asyncrl.machine.owner import OWNER_FILE, Owner, owner_of
 
 STOP_FILE, STOPPING_FILE = "stop", "stopping"
@@ -44,7 +45,11 @@ class NotRunningError(AsyncrlError):
 
 @contextmanager
 def exclusively(run_dir: Path) -> Iterator[None]:
-    """Own the run folder. Raises ConfigError: another process does, or the folder cannot be written or locked."""
+    """Own the run folder. Where nothing was started there, it is removed, with the folders that were made for it.
+
+    Raises ConfigError: another process owns it, or the folder cannot be written or locked.
+    """
+    made = missing_folders(run_dir)
     try:
         opened = _locked(run_dir)
     except BlockingIOError as error:
@@ -66,18 +71,19 @@ def exclusively(run_dir: Path) -> Iterator[None]:
             lock.truncate(0)
             if list(run_dir.iterdir()) == [run_dir / OWNER_FILE]:  # Nothing started.
                 shutil.rmtree(run_dir)
+                remove_empty(made[1:])
 
 
 def _locked(run_dir: Path) -> TextIO:
     """The owner's file, locked, with the name of this process. Raises BlockingIOError: another process has it; OSError.
 
-    An owner that started nothing removes the folder. Whoever opened the file before has then the lock of a file that
-    nobody else finds, and tries again.
+    An owner that started nothing removes the folder. Whoever makes it just then, or opened the file before and has then
+    the lock of a file that nobody else finds, tries again.
     """
     path = run_dir / OWNER_FILE
     for _ in range(TRIES):
-        run_dir.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError), ExitStack() as stack:
+            run_dir.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context(path.open("a+"))
             _lock(lock)
             if os.path.samestat(os.fstat(lock.fileno()), path.stat()):

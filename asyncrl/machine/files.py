@@ -1,4 +1,5 @@
-"""Writing files: whole or not at all, on a disk that may be full. A log never fails its process."""
+"""Writing files: whole or not at all, on a disk that may be full; and folders that stay only if they are used. A log
+never fails its process."""
 
 from __future__ import annotations
 
@@ -44,6 +45,18 @@ def write_whole(path: Path, content: str | Iterable[bytes]) -> None:
         os.fsync(file.fileno())
     partial.replace(path)
     sync(path.parent)
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """A folder and those that it is in, as far as they are not there, the innermost first."""
+    return [each for each in (folder, *folder.parents) if not each.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders up to the first one in which something is, or that is not there."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def sync(path: Path) -> None:

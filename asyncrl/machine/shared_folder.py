@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
+
+from asyncrl.machine.files import missing_folders, remove_empty
 
 SEEN_S = 3.0
 """For a network disk that shows a new file late."""
@@ -16,7 +18,9 @@ POLL_S = 0.1
 @contextmanager
 def canary(folder: Path) -> Iterator[Path]:
     """A new file in a folder, which is made where there is none. Afterwards it is gone, with the answers to it, and so
-    is a folder in which nothing else is. Raises OSError: the folder cannot be written."""
+    is a folder in which nothing else is, with those that were made for it. Raises OSError: the folder cannot be
+    written."""
+    made = missing_folders(folder)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f".canary-{uuid4().hex}"
     file.touch()
@@ -25,8 +29,7 @@ def canary(folder: Path) -> Iterator[Path]:
     finally:
         for each in folder.glob(f"{file.name}*"):
             each.unlink(missing_ok=True)
-        with suppress(OSError):
-            folder.rmdir()
+        remove_empty(made or [folder])
 
 
 def sees(file: Path, wait_s: float = SEEN_S) -> bool:

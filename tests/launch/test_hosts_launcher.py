@@ -54,6 +54,13 @@ def test_hosts_that_cannot_be_used_are_all_named_with_the_reason(tmp_path: Path)
     assert HostsLauncher(make_config(tmp_path, ["a", "polite"])).hosts() == [Host(0, 3), Host(0, 3)]
 
 
+def test_a_refused_plan_over_hosts_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ConfigError, match=r"cluster\.hosts: dead cannot run asyncrl"):
+        show_plan(make_config(tmp_path / "there" / "runs" / "of-mine", ["here", "dead"]))
+    assert list((tmp_path / "there").iterdir()) == []
+
+
 def test_a_run_that_other_machines_can_reach_gets_keys_and_each_role_knows_the_addresses(tmp_path: Path) -> None:
     config = make_config(tmp_path, ["a", "b"])
     config.network.replay_host, config.network.learner_host = "10.0.0.1", "10.0.0.2"

@@ -176,6 +176,19 @@ def test_a_run_whose_replay_has_no_store_yet_starts(tmp_path: Path) -> None:
         find(str(tmp_path), None)
 
 
+def test_a_start_that_is_refused_leaves_no_folder_that_it_made_and_those_of_others(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        with pytest.raises(ConfigError, match="refused"), exclusively(tmp_path / "runs" / name):
+            raise ConfigError("refused")
+        assert list(tmp_path.iterdir()) == []
+    with exclusively(tmp_path / "runs" / "one"), exclusively(tmp_path / "runs" / "two"):
+        (tmp_path / "runs" / "two" / "logs").mkdir()
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["two"]
+    with exclusively(tmp_path / "runs" / "one"):
+        pass
+    assert (tmp_path / "runs" / "two" / "logs").exists()
+
+
 def test_a_start_while_an_owner_removes_the_folder_is_the_only_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
