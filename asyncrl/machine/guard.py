@@ -2,9 +2,9 @@
 is -. COMMAND leads its group of processes, and leaves a guard.
 
 The guard is outside of that group. As soon as its input ends, because whoever started both has closed it or has died,
-it kills the group, and then stays until the last process of it has ended. So the files that it has inherited, such as a
-lock on GPUs, are held for as long as one of these processes may have memory there: a program's own children seldom
-inherit files.
+it kills the group, and what COMMAND has started in other groups. It knows these by a mark in their environment. Then it
+stays until the last of them has ended. So the files that it has inherited, such as a lock on GPUs, are held for as long
+as one of these processes may have memory there: a program's own children seldom inherit files.
 
 It imports nothing of asyncrl, since the program may be another Python's and have an environment of its own.
 """
@@ -13,11 +13,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 POLL_S = 0.02
 KILLED_S = 30.0
 """For the group to end once it was killed: a process that hangs in the kernel may never do so."""
+
+VARIABLE = "ASYNCRL_GUARDED"
+"""Of COMMAND's environment: the marks of its guard and of those around it, which kill what is inside, too."""
 
 STATE, GROUP, THREADS = 0, 2, 17
 """Fields of /proc/PID/stat behind the name of the program."""
@@ -28,7 +33,9 @@ def main() -> None:
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
     given, *command = sys.argv[1:]
-    leave_guard(os.getpid())
+    mark = os.urandom(16).hex()
+    leave_guard(os.getpid(), mark)
+    os.environ[VARIABLE] = f"{os.environ.get(VARIABLE, '')} {mark}"
     source = os.open(os.devnull, os.O_RDONLY) if given == "-" else int(given)
     os.dup2(source, 0)
     os.close(source)
@@ -40,28 +47,43 @@ def main() -> None:
         sys.exit(f"{command[0]}: {error.strerror}")
 
 
-def leave_guard(group: int) -> None:
+def leave_guard(group: int, mark: str) -> None:
     """Have a process that is neither of the group nor a child of this one, so that nobody kills it with these."""
     if child := os.fork():
         os.waitpid(child, 0)
         return
     os.setsid()
     if os.fork() == 0:
-        guard(group)
+        guard(group, mark)
     os._exit(0)
 
 
-def guard(group: int) -> None:
-    """Wait for the end of the input; then kill the group, and return once it has ended."""
+def guard(group: int, mark: str) -> None:
+    """Wait for the end of the input; then kill the group and all that has the mark, and return once they have ended."""
     while os.read(0, 1 << 12):
         pass
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return
     end = time.monotonic() + KILLED_S
-    while runs(group) and time.monotonic() < end:
+    # What is killed may have started another one just before.
+    while (kill_marked(mark) or runs(group)) and time.monotonic() < end:
         time.sleep(POLL_S)
+
+
+def kill_marked(mark: str) -> bool:
+    """Kill the processes that started with the mark in their environment; whether there were any."""
+    found = list(marked(mark.encode()))
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(found)
+
+
+def marked(mark: bytes) -> Iterator[int]:
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # It has ended, or is another user's.
+            if mark in file.read_bytes():
+                yield int(file.parent.name)
 
 
 def runs(group: int) -> bool:

@@ -75,6 +75,28 @@ def test_a_guarded_program_leads_its_group_without_input_and_all_of_it_is_killed
     until(lambda: group_has_ended(process.pid))
 
 
+@pytest.mark.slow
+def test_a_child_of_a_guarded_program_in_a_session_of_its_own_ends_when_the_starter_is_killed(tmp_path: Path) -> None:
+    log, others = tmp_path / "log", subprocess.Popen(["sleep", "600"], start_new_session=True)
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    server = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)"
+    starter = (
+        "import sys, time; from pathlib import Path; from asyncrl.machine.child import start_guarded\n"
+        f"start_guarded([sys.executable, '-c', {server!r}], Path({str(log)!r}), {{}}); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", starter])
+    try:
+        pid = int(until(lambda: log.exists() and log.read_text().endswith("\n") and log.read_text()))
+        assert not has_ended(pid), "its parent has ended, and was no reason to end"
+        process.kill()
+        until(lambda: has_ended(pid))
+        assert others.poll() is None
+    finally:
+        for each in (process, others):
+            each.kill()
+            each.wait()
+
+
 def test_a_guarded_program_that_is_not_there_says_so(tmp_path: Path) -> None:
     process = start_guarded(["no-such-program"], tmp_path / "log", {})
     assert process.wait() == 1

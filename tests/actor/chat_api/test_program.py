@@ -19,6 +19,7 @@ from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer
 from asyncrl.actor.chat_api.program import LAST_STDERR, MAX_LINE, AgentProgram, AgentPrograms
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.errors import ConfigError
+from asyncrl.machine import guard
 from asyncrl.types import Trajectory
 from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER
 from tests.actor.fakes import END, ScriptedEngine, make_ticket
@@ -281,7 +282,11 @@ async def test_programs_get_no_variables_of_the_actor_but_those_that_they_need(m
     async with programs(tells, MY_KEY="1") as agents:
         await agents.play(30)
         found = {name.removeprefix("agent/") for name in agents.player.counters() if name.startswith("agent/")}
-    assert found - {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER"} == {"MY_KEY", "PYTHONUNBUFFERED"}
+    assert found - {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER"} == {
+        "MY_KEY",
+        "PYTHONUNBUFFERED",
+        guard.VARIABLE,
+    }
 
 
 def test_a_command_that_does_not_exist_is_refused():
