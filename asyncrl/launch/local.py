@@ -25,7 +25,7 @@ from asyncrl.inspect.watch import RunWatch
 from asyncrl.launch.addresses import addresses, record_left_open
 from asyncrl.launch.autoscale import Autoscaler
 from asyncrl.launch.launcher import Launcher, open_launcher
-from asyncrl.launch.ownership import OwnerWatch, exclusively, is_asked_to_stop
+from asyncrl.launch.ownership import OwnerWatch, exclusively, is_asked_to_stop, stop_of_start
 from asyncrl.launch.placement.placement import Placement, place, settle
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table, terminal_width
@@ -160,22 +160,23 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
     """As `train` on the first host. Raises StoppedError: a signal came before the roles were started."""
     run_dir = locations.run_dir(config.run)
     with exclusively(run_dir), ExitStack() as stack:
-        end_here(run_dir, stop)
+        asked = stack.enter_context(stop_of_start(run_dir, stop))
+        end_here(run_dir, asked)
         log.info("checking data, models and this machine before anything starts")
-        preflight(config, partial(check_resume, run_dir=run_dir), stop=stop)
+        preflight(config, partial(check_resume, run_dir=run_dir), stop=asked)
         count_steps(config)
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = place(config, launcher.hosts())
         settle(config, placement)
         # The addresses come first, so that the configuration in the run's folder has those of its replay.
         given = addresses(config)
-        launcher.prepare(placement, stop)
+        launcher.prepare(placement, asked)
         check_settled(config, placement)
-        end_elsewhere(run_dir, launcher.end_left, stop)
+        end_elsewhere(run_dir, launcher.end_left, asked)
         if stop.is_set() or is_asked_to_stop(run_dir):
             raise StoppedError("stopped before anything was started")
         placement = place(config, placement.hosts)
-        prepare_data(config, stop)
+        prepare_data(config, asked)
         resumed = claim_or_begin_anew(config, run_dir)
         record_environment(run_dir)
         record_left_open(run_dir, given, config)

@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -113,6 +114,27 @@ def _lock(file: TextIO) -> None:
 def is_asked_to_stop(run_dir: Path) -> bool:
     """Whether somebody has asked the owner of the folder to stop, who starts nothing then."""
     return (run_dir / STOP_FILE).exists()
+
+
+@contextmanager
+def stop_of_start(run_dir: Path, stop: threading.Event) -> Iterator[threading.Event]:
+    """An event for the checks of a start: it is set as soon as `stop` is, and within LOOK_S of a request to the owner
+    of the folder. `stop` itself is not set by a request, and so tells that a signal came."""
+    asked, is_over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            if stop.wait(LOOK_S) or is_asked_to_stop(run_dir):
+                asked.set()
+                return
+
+    if stop.is_set():
+        asked.set()
+    threading.Thread(target=watch, name="stop-of-start", daemon=True).start()
+    try:
+        yield asked
+    finally:
+        is_over.set()
 
 
 class StopRequests:

@@ -11,7 +11,7 @@ import pytest
 
 from asyncrl.config.compose import read
 from asyncrl.config.schema import ClusterConfig, ModelConfig, RunConfig, TrainConfig
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.inspect.run import require_run
 from asyncrl.launch import local
 from asyncrl.launch import stop as stop_command
@@ -23,13 +23,12 @@ from asyncrl.launch.local import (
     role_commands,
     train,
 )
-from asyncrl.launch.ownership import STOP_FILE
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.processes import choose_ports
 from asyncrl.replay.store import Store
 from asyncrl.types import BatchPlan
-from tests.helpers import GENEROUS_S, until
+from tests.helpers import GENEROUS_S
 
 
 def make_config() -> TrainConfig:
@@ -151,22 +150,24 @@ def test_a_stop_before_the_roles_are_started_starts_none_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_starts_can_be_stopped_by_its_folder_and_is_said_to_start(
+def test_the_checks_of_a_run_that_starts_are_stopped_by_its_folder_and_it_is_said_to_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, run_dir = make_config(), tmp_path / "run"
     config.run, config.cluster.gpus = RunConfig("run", str(tmp_path)), 0
     monkeypatch.setattr(sys, "argv", ["asyncrl stop", str(run_dir)])
-    command = threading.Thread(target=stop_command.main)
+    command, signalled = threading.Thread(target=stop_command.main), threading.Event()
 
-    def checks(*_: object, **__: object) -> None:
+    def checks(*_: object, stop: threading.Event) -> None:
         with pytest.raises(ConfigError, match=r"is starting and has no config\.yaml yet"):
             require_run(str(run_dir))
         command.start()
-        until((run_dir / STOP_FILE).exists)
+        assert stop.wait(GENEROUS_S)
+        raise StoppedError("stopped between two checks")
 
     monkeypatch.setattr(local, "preflight", checks)
-    assert not train(config, threading.Event())
+    assert not train(config, signalled)
+    assert not signalled.is_set(), "a job of Slurm ends its chain for a request, and not for a signal"
     command.join(GENEROUS_S)
     assert not run_dir.exists()
     assert capsys.readouterr().out == f"{run_dir} has ended before anything was started\n"
