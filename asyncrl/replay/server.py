@@ -103,6 +103,7 @@ class ReplayServer:
         self._clock = clock
         self._waiting: defaultdict[Hashable, dict[bytes, Waiting]] = defaultdict(dict)
         self._requests: list[Received] = []
+        self._first_since = 0.0
         self._metrics = metrics
         self._activity = activity or Activity()
         self._spans = spans or NoSpans()
@@ -123,18 +124,18 @@ class ReplayServer:
         with CallThread(self._handle, "store") as turn:
             pause = COMMIT_S
             self._activity.enter("serve")
-            while not (stop.is_set() or (not turn.busy and self._service.is_over())):
-                done, is_alone = None, False
+            while not (stop.is_set() or self._is_over(turn.busy)):
+                done = None
                 if turn.busy:
                     done = turn.result(pause)
                 else:
                     self._activity.advance()
-                    wait_s = COMPANY_S if self._requests else self._next_tick - self._clock()
-                    is_alone = not self._socket.poll(max(0, math.ceil(wait_s * 1000)))
+                    wait_s = min(self._due_at(), self._next_tick) - self._clock()
+                    self._socket.poll(max(0, math.ceil(wait_s * 1000)))
                 pause = COMMIT_S if self._receive() else min(2 * pause, MAX_COMMIT_S)
                 if done is not None:
                     self._finish(done)
-                if not turn.busy and (self._due() or (is_alone and self._requests)):
+                if not turn.busy and self._due():
                     turn.begin(self._take())
                     pause = COMMIT_S
             if turn.busy and (done := turn.result()) is not None:
@@ -146,12 +147,20 @@ class ReplayServer:
         if self._due():
             self._finish(self._handle(self._take()))
 
+    def _is_over(self, is_busy: bool) -> bool:
+        """Whether the run is over and nobody waits for an answer who would wait for ever."""
+        return not (is_busy or self._requests) and self._service.is_over()
+
     def _due(self) -> bool:
-        """Whether to begin a turn at once. Requests that only renew a lease wait for company: those of a thousand
-        actors would each cost a turn, and no episode waits for an answer."""
-        if len(self._requests) >= BATCH or not all(call.renews for _, call in self._requests):
-            return True
-        return self._clock() >= self._next_tick
+        return self._clock() >= min(self._due_at(), self._next_tick)
+
+    def _due_at(self) -> float:
+        """When to begin a turn for the requests that are there: at once, but requests that only renew a lease wait for
+        company. Those of a thousand actors would each cost a turn, and no episode waits for an answer."""
+        if not self._requests:
+            return math.inf
+        is_company = len(self._requests) >= BATCH or not all(call.renews for _, call in self._requests)
+        return self._first_since + (0.0 if is_company else COMPANY_S)
 
     def _take(self) -> list[Received]:
         requests, self._requests = self._requests, []
@@ -171,6 +180,8 @@ class ReplayServer:
                 now = self._spans.wall(self._spans.clock())
                 self._send(client.bytes, encode_reply(OK, call.sequence, Reply(now)))
             elif not (isinstance(call.request, (Fetch, FetchImage)) and self._fetch(client.bytes, call)):
+                if not self._requests:
+                    self._first_since = self._clock()
                 self._requests.append((client.bytes, call))
         return any_arrived
 

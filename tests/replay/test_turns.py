@@ -15,12 +15,14 @@ import zmq
 from asyncrl.errors import BusyError, RefusedError
 from asyncrl.machine.activity import Activity
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.ending import LATEST_S
 from asyncrl.replay.failure_limit import FEWEST, SINGLE_GROUP_S
 from asyncrl.replay.protocol import (
     BUSY,
     ENDED,
     NOTHING,
     OK,
+    OVER,
     REFUSED,
     TEXT,
     TICKETS,
@@ -29,6 +31,8 @@ from asyncrl.replay.protocol import (
     Discard,
     FailEpisode,
     Fetch,
+    Finished,
+    GetClock,
     GetPlan,
     GetStatus,
     GetTickets,
@@ -57,7 +61,7 @@ class CountingService(ReplayService):
     and the tick numbered `failing_tick` fails."""
 
     def __init__(self, settings: ReplaySettings, clock: Callable[[], float]) -> None:
-        super().__init__(settings, LEASE_S, clock)
+        super().__init__(settings, LEASE_S, clock, ends=True)
         self.asked: Counter[str] = Counter()
         self.fails: Exception = lmdb.MapFullError("full")
         self.failing_tick = 0
@@ -95,14 +99,17 @@ class Turns:
             if not self._requests:
                 return self.replies
 
-    def run(self, request: tuple[str, list[Buffer]], rounds: int = 9) -> dict[str, Answer]:
-        """The replies to a request where the server runs for so many rounds, in which the time stands still."""
+    def run(self, *requests: tuple[str, list[Buffer]], rounds: int = 9) -> dict[str, Answer]:
+        """The replies to requests where the server runs for so many rounds. One request arrives in each of the first
+        ones, when three quarters of the time have passed that it waits for."""
         stop = threading.Event()
-        self.replies = {}
-        self._requests = [[zmq.Frame(request[0].encode()), *map(zmq.Frame, request[1])]]
+        self.replies, arriving = {}, list(requests)
 
         def poll(timeout: int) -> int:
             self.polls.append(timeout)
+            self._requests = [[zmq.Frame(client.encode()), *map(zmq.Frame, frames)] for client, frames in arriving[:1]]
+            del arriving[:1]
+            self.now += timeout / 1000 * (0.75 if self._requests else 1)
             if len(self.polls) == rounds:
                 stop.set()
             return len(self._requests)
@@ -255,9 +262,20 @@ def test_scorers_of_different_kinds_do_not_wait_for_each_other(turns: Turns) -> 
 
 def test_a_renewal_without_company_waits_for_a_moment_and_for_no_tick(turns: Turns) -> None:
     (held,) = turns.ask(("a", tickets("a")))["a"].read(TICKETS)
-    assert turns.run(("a", tickets("a", 0, [held.id]))).keys() == {"a"}
+    clock = ("b", encode_request(GetClock(), 1))
+    replies = turns.run(("a", tickets("a", 0, [held.id])), clock, clock, rounds=4)
+    assert replies.keys() == {"a", "b"}
     assert turns.counter("ticks") == 1
-    assert turns.polls[1] == COMPANY_S * 1000
+    assert sum(turns.polls[1:]) < 2 * COMPANY_S * 1000, "what is answered at once is no company"
+
+
+def test_who_only_renews_a_lease_hears_of_the_end_of_the_run_before_the_replay_leaves(turns: Turns) -> None:
+    turns.ask(("a", tickets("a")))
+    turns.ask(("l", encode_request(Finished(), 1)))
+    turns.now += LATEST_S - 0.1
+    replies = turns.run(("b", encode_request(GetClock(), 1)), ("a", tickets("a", 0)), rounds=100)
+    assert replies["a"].kind == OVER
+    assert len(turns.polls) < 100
 
 
 def test_renewals_begin_no_turn_and_go_with_the_next_request_or_tick(turns: Turns) -> None:
