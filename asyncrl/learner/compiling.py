@@ -17,32 +17,40 @@ from asyncrl.machine.long_work import unmeasured_work
 logger = logging.getLogger(__name__)
 
 FEWEST, MOST = 64, 8192
-"""Tokens of the smallest and of the largest pass that layers are compiled for. Kernels for more are the same."""
+"""Tokens of the smallest and of the largest pass that layers are compiled for, on each rank that computes a part of it.
+Kernels for more are the same."""
 
 
-def compile_passes(trainer: Trainer, share_prefixes: bool, longest: int, largest: int) -> None:
-    """Compile the policy's layers for training, while actors still sample the first batch. What is compiled when the
-    first pass of a kind comes holds up some later step for seconds. Kinds are passes of which sequences share prefixes,
-    passes without gradients, and ranges of sizes: a compiler writes other kernels for few tokens than for many.
+def compile_passes(
+    trainer: Trainer, share_prefixes: bool, longest: int, largest: int, has_scores: bool = False
+) -> None:
+    """Compile the layers of the policy and of the reference for training, while actors still sample the first batch.
+    What is compiled when the first pass of a kind comes holds up some later step for seconds. Kinds are passes of which
+    sequences share prefixes, passes without gradients, and ranges of sizes: a compiler writes other kernels for few
+    tokens than for many. `has_scores`: the policy has passes without gradients whatever the algorithm says.
 
     Sequences have up to `longest` tokens, and passes up to `largest`. All ranks call this. Gradients are dropped.
+    Raises StoppedError on all ranks: the trainer's `stop` was set.
     """
-    policy, algorithm = trainer.policy.module, trainer.algorithm
-    if trainer.ranks.rank == 0:
+    policy, algorithm, ranks = trainer.policy.module, trainer.algorithm, trainer.ranks
+    if ranks.rank == 0:
         logger.info("the first passes compile the layers, which takes up to some minutes (model.compile)")
-    scores = algorithm.needs_proximal or algorithm.needs_collisions or trainer.reference is not None
+    needs_scores = algorithm.needs_proximal or algorithm.needs_collisions or has_scores
     kept = policy.activations.share
     # The largest pass may not fit otherwise; what is kept is no part of what is compiled.
     policy.activations.keep(0.0)
-    with unmeasured_work("compiling the layers", trainer.ranks.activity):
-        for tokens in _sizes(min(largest, MOST)):
+    with unmeasured_work("compiling the layers", ranks.activity):
+        for tokens in _sizes(min(largest, MOST * ranks.context_size)):
             for sharing in (None, EVERY) if share_prefixes and policy.shares_prefixes else (None,):
+                ranks.leave_if(trainer.stop.is_set())
                 packed = _placed(trainer, PackedSequences.of(_sequences(tokens, longest, policy.vocabulary), sharing))
                 logprobs, entropy = policy(packed, algorithm.needs_entropy)
                 (logprobs.sum() if entropy is None else (logprobs + entropy).sum()).backward()
-                if scores:
-                    with torch.no_grad():
+                with torch.no_grad():
+                    if needs_scores:
                         policy(packed, with_collisions=algorithm.needs_collisions)
+                    if trainer.reference is not None:
+                        trainer.reference(packed.unrouted())
     policy.activations.keep(kept)
     policy.zero_grad()
 
@@ -61,10 +69,9 @@ def _sizes(largest: int) -> Iterator[int]:
 def _sequences(tokens: int, longest: int, vocabulary: int) -> list[Tensor]:
     """Sequences of so many tokens together, which have the first one in common. They are two at least."""
     count = max(2, -(-tokens // longest))
-    lengths = [tokens // count + (index < tokens % count) for index in range(count)]
-    first = torch.zeros(1, dtype=torch.long)
+    lengths = [max(1, tokens // count + (index < tokens % count)) for index in range(count)]
     return [
-        torch.cat([first, (torch.arange(length - 1) + index) % (vocabulary - 1) + 1])
+        torch.cat([torch.zeros(1), torch.arange(length - 1) + index + 1]).long() % vocabulary
         for index, length in enumerate(lengths)
     ]
 

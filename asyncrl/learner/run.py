@@ -233,7 +233,9 @@ def _train(
     )
     if compiles(config.model, ranks.device):
         share_prefixes = any(each.learner.shared_prefixes is not False for each in history.configs())
-        compile_passes(trainer, share_prefixes, length, sum(_largest_pass(history)))
+        # Experts are balanced by constants from passes of their own.
+        balances = any(each.algorithm.balance_weight != 0 for each in history.configs())
+        compile_passes(trainer, share_prefixes, length, sum(_largest_pass(history)), balances)
     if ranks.device.type == "cuda":
         usable = usable_bytes(ranks.device, learner.memory)
         fit_memory(trainer, _largest_pass(history), usable, config.model.activations)

@@ -81,7 +81,7 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
     trainer.configure(config)
     if compiles(config.model, ranks.device):
         largest = sum(_largest_pass(config, longest))
-        compile_passes(trainer, learner.shared_prefixes is not False, longest, largest)
+        compile_passes(trainer, learner.shared_prefixes is not False, longest, largest, held_out is not None)
     if ranks.device.type == "cuda":
         usable = usable_bytes(ranks.device, learner.memory)
         fit_memory(trainer, _largest_pass(config, longest), usable, config.model.activations)

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3ForCausalLM, Ge
 
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import LearnerConfig, ModelConfig, TrainConfig
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.learner.compiling import compile_passes
 from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.optimizer import Trainable
@@ -252,6 +252,35 @@ def test_no_pass_of_a_step_compiles_what_was_compiled_before_the_first_one(model
                 policy(packed)[0].sum().backward()
                 with torch.no_grad():
                     policy(packed)
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="torch 2.12 or older")
+@pytest.mark.parametrize(("longest", "largest"), [(1, 1), (2, 64), (96, 7), (96, 200)])
+def test_passes_of_any_size_are_compiled_with_the_reference_and_change_nothing(
+    model: Path, ranks: Ranks, longest: int, largest: int
+):
+    torch.compiler.reset()
+    config, backend = ModelConfig(str(model), compile=True), torch.compiler.get_default_backend()
+    torch.compiler.set_default_backend("eager")
+    try:
+        policy, reference = load_policy(config, 1.0, ranks, 96), load_reference(config, 1.0, ranks, 96, False)
+        algorithm, trained = Algorithm.from_config(TrainConfig().algorithm, 1), Trainable(policy, 1e-3, LearnerConfig())
+        trainer = Trainer(ranks, algorithm, trained, None, reference, threading.Event())
+        random, weights = torch.get_rng_state(), [each.detach().clone() for each in policy.parameters()]
+        compile_passes(trainer, True, longest, largest, has_scores=True)
+        assert torch.equal(torch.get_rng_state(), random)
+        assert all(map(torch.equal, policy.parameters(), weights))
+        # A compiler takes a size of 1 for one that is always 1.
+        with torch.compiler.set_stance("fail_on_recompile" if longest > 1 else "default"), torch.no_grad():
+            for sharing in (None, EVERY):
+                packed = PackedSequences.of([torch.arange(9), torch.arange(5)], sharing).padded()
+                policy(packed)
+                reference(packed.unrouted())
+        trainer.stop.set()
+        with pytest.raises(StoppedError):
+            compile_passes(trainer, True, longest, largest)
+    finally:
+        torch.compiler.set_default_backend(backend)
 
 
 @pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="torch 2.12 or older")
