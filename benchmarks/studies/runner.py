@@ -117,13 +117,14 @@ class Runner:
     def _ending(self, run: Run, words: Sequence[str]) -> Ending | None:
         """Run it to its end; None if it was cut short."""
         console = self._folder / f"{run.name}.log"
-        self._folder.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         # Where the command that started it was killed a moment ago, it is still stopping.
         while owner_of(self._folder / run.name) is not None and time.monotonic() - began < STOP_S:
             if self._is_over():
                 return None
             self._stop.wait(POLL_S)
+        # After that: an owner that ends before it has started anything removes the folders that it made.
+        self._folder.mkdir(parents=True, exist_ok=True)
         console.unlink(missing_ok=True)
         began = time.monotonic()
         process = start_child([*self._command, *words], console, THREADS, near_gpus=False)
