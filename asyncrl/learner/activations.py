@@ -56,7 +56,7 @@ class Activations:
 
     @property
     def share(self) -> float:
-        """What its layers may keep of them."""
+        """Which part of their activations the layers may keep, from 0 to 1."""
         return self._share
 
     def keep(self, share: float) -> None:

@@ -37,7 +37,8 @@ def compile_passes(
         logger.info("the first passes compile the layers, which takes up to some minutes (model.compile)")
     needs_scores = algorithm.needs_proximal or algorithm.needs_collisions or has_scores
     kept = policy.activations.share
-    # The largest pass may not fit otherwise; what is kept is no part of what is compiled.
+    # The largest pass may not fit otherwise. A layer that keeps nothing runs as one that keeps everything, and once
+    # more in the backward pass.
     policy.activations.keep(0.0)
     with unmeasured_work("compiling the layers", ranks.activity):
         for tokens in _sizes(min(largest, MOST * ranks.context_size)):

@@ -103,7 +103,7 @@ class ReplayServer:
         self._clock = clock
         self._waiting: defaultdict[Hashable, dict[bytes, Waiting]] = defaultdict(dict)
         self._requests: list[Received] = []
-        self._first_since = 0.0
+        self._oldest_at = 0.0
         self._metrics = metrics
         self._activity = activity or Activity()
         self._spans = spans or NoSpans()
@@ -148,7 +148,7 @@ class ReplayServer:
             self._finish(self._handle(self._take()))
 
     def _is_over(self, is_busy: bool) -> bool:
-        """Whether the run is over and nobody waits for an answer who would wait for ever."""
+        """Whether the run is over, and nobody whose request has come would wait for an answer for ever."""
         return not (is_busy or self._requests) and self._service.is_over()
 
     def _due(self) -> bool:
@@ -160,7 +160,7 @@ class ReplayServer:
         if not self._requests:
             return math.inf
         is_company = len(self._requests) >= BATCH or not all(call.renews for _, call in self._requests)
-        return self._first_since + (0.0 if is_company else COMPANY_S)
+        return self._oldest_at + (0.0 if is_company else COMPANY_S)
 
     def _take(self) -> list[Received]:
         requests, self._requests = self._requests, []
@@ -181,7 +181,7 @@ class ReplayServer:
                 self._send(client.bytes, encode_reply(OK, call.sequence, Reply(now)))
             elif not (isinstance(call.request, (Fetch, FetchImage)) and self._fetch(client.bytes, call)):
                 if not self._requests:
-                    self._first_since = self._clock()
+                    self._oldest_at = self._clock()
                 self._requests.append((client.bytes, call))
         return any_arrived
 

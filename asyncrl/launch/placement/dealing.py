@@ -11,7 +11,7 @@ from asyncrl.errors import ConfigError
 USED_MEMORY = 0.82
 """The share of a GPU's memory that processes divide which share it. The rest is for what none of them counts, such as
 CUDA's own memory and the graphs of servers, and for a version of the weights on its way into a server: from the memory
-of the host a load takes four times as long."""
+of the host a load takes five times as long."""
 LEAST_SHARE = 0.1
 SHARES_IN_TURNS = {"learner": 0.85, "actor": 0.8}
 """Where learner and servers have a GPU in turns. The rest is for what the other one cannot free, such as its kernels
