@@ -9,9 +9,8 @@ batches, and data really become as old as they may. `max_lag=0` is synchronous t
 from __future__ import annotations
 
 from benchmarks.studies.command import main
-from benchmarks.studies.study import Search, Settings, Study
+from benchmarks.studies.study import BATCH, Search, Settings, Study
 
-BATCH = 32
 LAGS = (0, 1, 2, 4, 8, 16, 32)
 
 
@@ -62,8 +61,7 @@ STUDY = Study(
     question="Which correction holds at which age of the data?",
     factors={"max_lag": {str(lag): at_lag(lag) for lag in LAGS}, "correction": CORRECTIONS},
     panels="correction",
-    target=0.65,
-    settings={"learner.batch_size": BATCH, "learner.steps": 40, "learner.minibatches": 2, "learner.eval_every": 8},
+    baseline={"correction": "none"},
     search=Search("correction", rates=(3e-5, 1e-4, 3e-4), at={"max_lag": "4"}),
 )
 

@@ -6,7 +6,7 @@ import argparse
 import fcntl
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -134,10 +134,15 @@ class _Asked:
     def cells(self) -> list[Cell]:
         curves = self.curves()
         return [
-            cell_of(cell, runs[0][0]["lr"], runs, self._study.target)
+            cell_of(cell, runs[0][0]["lr"], runs, self._study.target, self._compared(cell, curves))
             for cell in self._cells
             if (runs := curves.get(tuple(cell.values())))
         ]
+
+    def _compared(self, cell: Levels, curves: Mapping[tuple[str, ...], list[list[Row]]]) -> list[list[Row]]:
+        """The runs of the baseline beside a cell; none for a cell of the baseline itself."""
+        beside = {**cell, **self._study.baseline}
+        return [] if beside == cell else curves.get(tuple(beside.values()), [])
 
     def write(self, page: Path | None) -> str:
         """The study's tables; they are written into the page if there is one, with a picture."""

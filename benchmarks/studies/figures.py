@@ -74,6 +74,14 @@ def rows_of_run(folder: Path, ending: Ending) -> list[Row]:
     return [{**row, "status": status, "reason": reason, **took} for row in rows]
 
 
+def mean_accuracy(rows: Sequence[Row]) -> float | None:
+    """The mean over a run's evaluations, which are at equal distances; None for a run that failed."""
+    accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+    if not accuracies or rows[-1]["status"] == FAILED:
+        return None
+    return float(sum(accuracies) / len(accuracies))
+
+
 def collapsed(accuracies: Sequence[float | None]) -> bool:
     """Whether the last accuracy is at most half of the best one."""
     known = [each for each in accuracies if each is not None]

@@ -9,9 +9,9 @@ in place. Its log-probs are always those that it sampled with.
 
 from __future__ import annotations
 
-from benchmarks.studies.age import BATCH, CORRECTIONS, at_lag
+from benchmarks.studies.age import CORRECTIONS, at_lag
 from benchmarks.studies.command import main
-from benchmarks.studies.study import Search, Settings, Study
+from benchmarks.studies.study import LR, Settings, Study
 
 ENGINES: dict[str, Settings] = {
     "float32": {},
@@ -20,22 +20,17 @@ ENGINES: dict[str, Settings] = {
     "int4": {"engine.dtype": "int4"},
     "kept keys": {"weights.mode": "in_place"},
 }
-COMPARED = ("none", "truncate", "icepop", "sequence mask", "ppo", "dppo")
+RATES = {"none": 3e-5, "truncate": 3e-5, "icepop": 3e-5, "sequence mask": 3e-5, "ppo": 1e-4, "dppo": 3e-5}
+"""The learning rates that `age` found: its searches had these settings and the engine in float32."""
 
 STUDY = Study(
     name="mismatch",
     question="Which correction repairs what, if engine and learner do not compute the same?",
-    factors={"engine": ENGINES, "correction": {name: CORRECTIONS[name] for name in COMPARED}},
+    factors={"engine": ENGINES, "correction": {name: {**CORRECTIONS[name], LR: RATES[name]} for name in RATES}},
     panels="engine",
-    settings={
-        **at_lag(4),
-        "learner.batch_size": BATCH,
-        "learner.steps": 40,
-        "learner.minibatches": 2,
-        "learner.eval_every": 8,
-    },
-    shown=("best accuracy", "samples to target", "mismatch, k3"),
-    search=Search("correction", rates=(3e-5, 1e-4, 3e-4), at={"engine": "float32"}),
+    settings=at_lag(4),
+    baseline={"correction": "none"},
+    shown=("best accuracy", "gain", "mismatch, k3"),
 )
 
 if __name__ == "__main__":

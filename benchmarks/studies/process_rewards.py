@@ -8,7 +8,6 @@ right here, since a call names nothing but an operator. So the guards that leave
 
 from __future__ import annotations
 
-from asyncrl.demo.ladder.tasks import HORIZONS
 from benchmarks.studies.command import main
 from benchmarks.studies.study import MODEL, RUNG, Settings, Study
 
@@ -40,22 +39,25 @@ METHODS: dict[str, Settings] = {
 }
 
 UNSCORED = ("outcome", "implicit")
+OPERATIONS = (2, 6, 10)
+ACCURACIES = (95, 70)
 
 STUDY = Study(
     name="process_rewards",
     question="At which horizon and with how good a scorer do process rewards pay, and where are they hacked?",
     factors={
-        "operations": {str(count): {RUNG: f"brackets-{count}"} for count in HORIZONS},
+        "operations": {str(count): {RUNG: f"brackets-{count}"} for count in OPERATIONS},
         "method": METHODS,
         "scorer": {
             "none": {},
-            **{f"{share}%": {"scoring.prm.params": {"accuracy": share / 100}} for share in (95, 85, 70)},
+            **{f"{share}%": {"scoring.prm.params": {"accuracy": share / 100}} for share in ACCURACIES},
         },
     },
     panels="operations",
     settings={"replay.max_lag": 2},
+    baseline={"method": "outcome", "scorer": "none"},
     skipped=[
-        *({"method": method, "scorer": scorer} for method in UNSCORED for scorer in ("95%", "85%", "70%")),
+        *({"method": method, "scorer": scorer} for method in UNSCORED for scorer in ("95%", "70%")),
         *({"method": method, "scorer": "none"} for method in METHODS if method not in UNSCORED),
     ],
 )

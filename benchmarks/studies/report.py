@@ -25,8 +25,10 @@ FIGURES: Mapping[str, Callable[[Cell], str]] = {
     "collapsed": lambda cell: str(cell.collapsed),
     "samples to target": lambda cell: _to_target(cell, cell.samples_to_target),
     "seconds to target": lambda cell: _to_target(cell, cell.seconds_to_target),
+    "seconds of all steps": lambda cell: _shown(cell.step_seconds, "{:,.0f}"),
     "best accuracy": lambda cell: _shown(cell.best, "{:.2f}"),
     "last accuracy": lambda cell: _shown(cell.last, "{:.2f}"),
+    "gain": lambda cell: _shown(cell.gain, "{:+.2f}"),
     "lag used, mean": lambda cell: _shown(cell.lag_mean, "{:.1f}"),
     "lag used, largest": lambda cell: _shown(cell.lag_max, "{:.0f}"),
     "entropy": lambda cell: _shown(cell.entropy, "{:.3f}"),
@@ -79,11 +81,14 @@ def conditions(study: Study, rows: Sequence[Row]) -> str:
     dates = sorted({row["date"] for row in runs})
     sizes = ", ".join(sorted({f"{row['steps']} steps of {row['batch']} trajectories" for row in runs}))
     rungs = ", ".join(sorted({f"`{row['rung']}`" for row in runs}))
+    compared = ", ".join(f"`{factor}` {level}" for factor, level in study.baseline.items())
+    gain = f" A gain is a run's mean accuracy less that of the run with {compared} and the same seed."
     return (
         f"Task {rungs}; {sizes}; target {study.target:g}; seeds "
         f"{', '.join(map(str, seeds))}; {len(runs)} runs. Measured on {' to '.join({dates[0]: 0, dates[-1]: 0})} with "
         f"{'; '.join(machines)}. "
         "Each figure is the median over the seeds, in parentheses the least and the greatest."
+        f"{gain if compared else ''}"
     )
 
 

@@ -23,7 +23,8 @@ STUDY = Study(
         },
     },
     panels="groups",
-    settings={"replay.max_lag": 8, "learner.minibatches": 2},
+    settings={"replay.max_lag": 8},
+    baseline={"times": "1", "sampler": "fifo", "groups": "all"},
     # The choice of groups is asked at one use and in the order of arrival, and the order at one use and at four.
     skipped=[
         *({"groups": groups, "times": times} for groups in ("filtered", "evicted again") for times in ("2", "4", "8")),

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.studies.figures import FAILED, Row
+from benchmarks.studies.figures import Row, mean_accuracy
 from benchmarks.studies.results import Results
 from benchmarks.studies.study import Run
-
-
-def mean_accuracy(rows: Sequence[Row]) -> float:
-    """The mean over a run's evaluations, which are at equal distances; -1 for a run that failed."""
-    accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
-    if not accuracies or rows[-1]["status"] == FAILED:
-        return -1.0
-    return float(sum(accuracies) / len(accuracies))
 
 
 def best_rate(searches: Sequence[Run], results: Results) -> float | None:
@@ -22,4 +14,10 @@ def best_rate(searches: Sequence[Run], results: Results) -> float | None:
     found = [(results.rows(run.fingerprint), run.lr) for run in searches]
     if not all(rows for rows, _ in found):
         return None
-    return max(found, key=lambda each: (mean_accuracy(each[0]), -each[1]))[1]
+    return max(found, key=lambda each: (_value(each[0]), -each[1]))[1]
+
+
+def _value(rows: Sequence[Row]) -> float:
+    """A failed run is worse than all others."""
+    accuracy = mean_accuracy(rows)
+    return -1.0 if accuracy is None else accuracy

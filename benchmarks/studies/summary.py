@@ -7,10 +7,10 @@ samples to it. The spread of a figure is its least and its greatest value over t
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.studies.figures import COLLAPSED, FAILED, Row
+from benchmarks.studies.figures import COLLAPSED, FAILED, Row, mean_accuracy
 from benchmarks.studies.study import Levels
 
 
@@ -31,7 +31,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The runs of one combination of levels. `reasons` are those of failed runs."""
+    """The runs of one combination of levels. `reasons` are those of failed runs. `gain` is the mean accuracy over the
+    run, less that of the baseline's run with the same seed."""
 
     levels: Levels
     lr: float
@@ -41,8 +42,10 @@ class Cell:
     reasons: Sequence[str]
     samples_to_target: Spread | None
     seconds_to_target: Spread | None
+    step_seconds: Spread | None
     best: Spread | None
     last: Spread | None
+    gain: Spread | None
     lag_mean: Spread | None
     lag_max: Spread | None
     entropy: Spread | None
@@ -58,8 +61,14 @@ class Cell:
         return self.samples_to_target.count if self.samples_to_target else 0
 
 
-def cell_of(levels: Levels, lr: float, runs: Sequence[Sequence[Row]], target: float) -> Cell:
-    """The cell of runs, each given by its rows by rising step."""
+def cell_of(
+    levels: Levels,
+    lr: float,
+    runs: Sequence[Sequence[Row]],
+    target: float,
+    baseline: Sequence[Sequence[Row]] = (),
+) -> Cell:
+    """The cell of runs, each given by its rows by rising step. `baseline` are those of the cell it is compared with."""
     reached = [first_at(rows, target) for rows in runs]
     lasts = [rows[-1] for rows in runs]
     return Cell(
@@ -71,8 +80,10 @@ def cell_of(levels: Levels, lr: float, runs: Sequence[Sequence[Row]], target: fl
         reasons=sorted({row["reason"] for row in lasts if row["status"] == FAILED}),
         samples_to_target=Spread.of(row["samples"] for row in reached if row),
         seconds_to_target=Spread.of(row["seconds"] for row in reached if row),
+        step_seconds=Spread.of(row["seconds"] for row in lasts),
         best=Spread.of(max(_known(rows, "accuracy"), default=None) for rows in runs),
         last=Spread.of(row["accuracy"] for row in lasts),
+        gain=Spread.of(_gains(runs, baseline)),
         lag_mean=Spread.of(_mean(rows, "lag_mean") for rows in runs),
         lag_max=Spread.of(max(_known(rows, "lag_max"), default=None) for rows in runs),
         entropy=Spread.of(row["entropy"] for row in lasts),
@@ -87,6 +98,15 @@ def cell_of(levels: Levels, lr: float, runs: Sequence[Sequence[Row]], target: fl
 def first_at(rows: Sequence[Row], target: float) -> Row | None:
     """The first evaluation with the target accuracy."""
     return next((row for row in rows if row["accuracy"] is not None and row["accuracy"] >= target), None)
+
+
+def _gains(runs: Sequence[Sequence[Row]], baseline: Sequence[Sequence[Row]]) -> Iterator[float]:
+    """Of each seed that has a mean accuracy on both sides."""
+    compared = {rows[0]["seed"]: mean_accuracy(rows) for rows in baseline}
+    for rows in runs:
+        ours, theirs = mean_accuracy(rows), compared.get(rows[0]["seed"])
+        if ours is not None and theirs is not None:
+            yield ours - theirs
 
 
 def _known(rows: Sequence[Row], column: str) -> list[float]:

@@ -17,6 +17,7 @@ STUDY = Study(
         "colour": {"red": {"algorithm.loss": {"name": "ppo"}}, "blue": {"algorithm.loss": {"name": "gspo"}}},
     },
     panels="size",
+    baseline={"colour": "red"},
     search=Search("colour", rates=(1e-4, 1e-5), at={"size": "small"}),
     skipped=[{"size": "large", "colour": "blue"}],
 )
@@ -24,6 +25,6 @@ STUDY = Study(
 
 def row(step: int | None, accuracy: float | None = None, **values: object) -> Row:
     """A row as the results give it; what is not named is unknown."""
-    names = ("samples", "seconds", "lag_mean", "lag_max", "entropy", "ess", "k3", "evicted", "idle", "run_seconds")
+    names = ("seed", "samples", "seconds", "lag_mean", "lag_max", "entropy", "ess", "k3", "evicted", "idle", "run_seconds")
     unknown = dict.fromkeys(names)
     return {**unknown, "step": step, "accuracy": accuracy, "status": "done", "reason": "", **values}

@@ -39,6 +39,15 @@ def test_a_cell_has_medians_with_the_least_and_the_greatest_and_counts_every_run
     assert cell.evicted_share == Spread(0, 0, 0.5, 3)
 
 
+def test_a_gain_is_taken_seed_by_seed_and_only_where_both_runs_have_an_accuracy() -> None:
+    ours = [[row(0, 0.5, seed=0), row(1, 0.7, seed=0)], [row(0, 0.3, seed=1)], [row(0, 0.9, seed=2)]]
+    theirs = [[row(0, 0.1, seed=1)], [row(0, 0.4, seed=0)], [row(0, 0.9, seed=2, status="failed")]]
+    gain = cell_of(LEVELS, 1e-4, ours, 0.8, theirs).gain
+    assert gain is not None
+    assert (gain.count, round(gain.least, 9), round(gain.greatest, 9)) == (2, 0.2, 0.2)
+    assert cell_of(LEVELS, 1e-4, ours, 0.8).gain is None
+
+
 def test_nothing_is_said_of_what_nobody_knows() -> None:
     cell = cell_of(LEVELS, 1e-4, [FAILED], target=0.8)
     assert (cell.best, cell.samples_to_target, cell.evicted_share) == (None, None, None)
@@ -60,10 +69,11 @@ def test_the_table_shows_spread_and_who_did_not_reach_the_target() -> None:
     assert head.startswith("| size | colour | lr | seeds | failed | collapsed | samples to target |")
     assert first == (
         "| small | red | 0.0001 | 3 | 1 | 0 | 12 (8 to 16); 2 of 3 seeds | 6 (3 to 9); 2 of 3 seeds "
-        "| 0.85 (0.80 to 0.90) | 0.75 (0.70 to 0.80) | 2.8 (1.5 to 4.0) | 4 (2 to 5) | 0.200 (0.100 to 0.300) "
+        "| 8 (6 to 9) "
+        "| 0.85 (0.80 to 0.90) | 0.75 (0.70 to 0.80) |  | 2.8 (1.5 to 4.0) | 4 (2 to 5) | 0.200 (0.100 to 0.300) "
         "| 0.70 (0.50 to 0.90) | 3.0e-03 | 25% (0% to 50%) | 60% (50% to 70%) |"
     )
-    assert second.startswith("| large | red | 3e-05 | 1 | 0 | 0 | never | never | 0.80 | 0.80 | 4.0 | 5 |")
+    assert second.startswith("| large | red | 3e-05 | 1 | 0 | 0 | never | never | 9 | 0.80 | 0.80 |  | 4.0 | 5 |")
     assert failures(cells) == "* small, red: out of memory"
 
 
@@ -84,10 +94,10 @@ def test_the_overview_has_a_column_for_each_level_of_the_first_factor_and_says_w
     small = {"size": "small", "colour": "red"}
     cells = [
         cell_of(small, 1e-4, [FAST, COLLAPSED, FAILED], target=0.8),
-        cell_of({**small, "colour": "blue"}, 3e-5, [FAST, FAST], target=0.8),
+        cell_of({**small, "colour": "blue"}, 3e-5, [FAST, FAST], 0.8, [[row(0, 0.5)]]),
         cell_of({**small, "size": "large"}, 1e-4, [SLOW, SLOW, SLOW], target=0.8),
     ]
-    best, samples = overview(STUDY, cells).split("\n\n**")
+    best, gain, samples = overview(STUDY, cells).split("\n\n**")
     assert best.splitlines() == [
         "**Best accuracy**, by `size`:",
         "",
@@ -96,6 +106,7 @@ def test_the_overview_has_a_column_for_each_level_of_the_first_factor_and_says_w
         "| red | 0.0001 | 0.80 (0.70 to 0.90); 1 failed; 1 collapsed | 0.80 |",
         "| blue | 3e-05 | 0.90; 2 of 3 seeds |  |",
     ]
+    assert gain.splitlines()[4:] == ["| red | 0.0001 |  |  |", "| blue | 3e-05 | +0.10 |  |"]
     assert samples.splitlines() == [
         "Samples to target**, by `size`:",
         "",
