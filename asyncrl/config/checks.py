@@ -29,6 +29,9 @@ SHORTEST_KEY = 16
 _OF_ADAPTERS = ("rank", "alpha", "rslora", "targets")
 """The options of adapters that a folder of adapters says itself."""
 
+SPACED_ARGUMENT = re.compile(r"--[^=\s]*\s")
+"""An option of a command line with its value behind a space, in one word."""
+
 DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
 
 
@@ -230,7 +233,17 @@ def _engine(config: TrainConfig) -> Iterator[str]:
     }
     if sum(sources.values()) != 1:
         given = [key for key, is_set in sources.items() if is_set]
-        yield f"{' '.join(['engine.kind', *given])}: the engine needs servers: set exactly one of {', '.join(sources)}"
+        own = "; the last one has actors start servers with engine.python, and is true where none are named"
+        yield (
+            f"{' '.join(['engine.kind', *given])}: the engine needs servers: set exactly one of {', '.join(sources)}"
+            f"{own if engine.kind == 'sglang' else ''}"
+        )
+    if spaced := [each for each in engine.server.arguments if SPACED_ARGUMENT.match(each)]:
+        items = ",".join(" ".join(spaced).split())
+        yield (
+            f"engine.server.arguments: a server reads {spaced[0]!r} as one word; write names and values as items of "
+            f"their own: [{items}]"
+        )
     for key, urls in (("engine.urls", engine.urls), ("engine.router", [engine.router] if engine.router else [])):
         if not all(url.startswith(("http://", "https://")) for url in urls):
             yield f"{key}: the url of a server must begin with http:// or https://"

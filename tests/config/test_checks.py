@@ -68,6 +68,7 @@ def test_all_that_is_wrong_is_in_one_message(config: TrainConfig) -> None:
 
 SHOWN = {"data.demonstration": "target"}
 VLLM = {"engine.kind": "vllm", "engine.urls": ["http://u"]}
+SERVED = {"engine.kind": "sglang"}
 AWAY = {"engine.kind": "sglang", "engine.urls": ["http://127.0.0.1:1", "http://10.0.0.2:30000"]}
 KEYS = {"network.host": "0.0.0.0", "network.keys": "k"}
 TURNS = {"cluster.colocated": True, "engine.kind": "sglang", "replay.max_lag": 0}
@@ -103,6 +104,9 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({**KEYS, "weights.channel": "distributed"}, r"network\.host=.*gloo and NCCL have no keys"),
         ({"engine.kind": "vllm"}, "set exactly one of engine.urls"),
         ({"engine.kind": "sglang", "engine.launch": True, "engine.router": "http://r"}, "set exactly one of"),
+        ({"engine.kind": "sglang", "engine.launch": False}, r"actors start servers with engine\.python, and is true"),
+        (SERVED | {"engine.server.arguments": ["--a", "--b c=d", "-e f"]}, r"'--b c=d' as one word; .*: \[--b,c=d\]"),
+        (SERVED | {"engine.server.arguments": ["--b fa3", "--c d"]}, r"items of their own: \[--b,fa3,--c,d\]"),
         ({"engine.kind": "sglang", "engine.urls": ["a:30000"]}, "must begin with http"),
         ({**VLLM, "weights.into_servers": "ipc"}, "vLLM takes weights from a folder"),
         ({**VLLM, "actor.temperature": 0.001}, "vLLM samples at 0.01 or more"),
@@ -222,6 +226,12 @@ def test_an_impossible_combination_is_refused_with_the_fix(
     for key, new in changes.items():
         put(config, key, new)
     assert re.search(fix, "\n".join(refusals(config)))
+
+
+def test_a_value_of_an_argument_of_servers_may_have_spaces(config: TrainConfig) -> None:
+    put(config, "engine.kind", "sglang")
+    put(config, "engine.server.arguments", ["--device=cpu", '--json-model-override-args={"a": 1}', "--a", "b c"])
+    assert refusals(config) == []
 
 
 def test_a_bind_off_loopback_needs_an_explicit_word() -> None:

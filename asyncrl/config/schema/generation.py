@@ -182,7 +182,7 @@ class ServerConfig:
     shared: list[int] = option(
         [], "numbers of the servers that memory is for, since others use their GPUs too; empty: all. The plan sets it"
     )
-    arguments: list[str] = option([], "further arguments of the server")
+    arguments: list[str] = option([], "further arguments of the server, each word an item: [--attention-backend,fa3]")
     environment: dict[str, str] = option({}, "environment variables of the server")
     start_s: float = option(900.0, "seconds that a server may take to start", "(0, inf)")
     max_failures: int = option(
