@@ -277,10 +277,10 @@ def packages(facts: HostFacts) -> Iterator[Diagnosis]:
 def servers(facts: HostFacts) -> Iterator[Diagnosis]:
     """Whether the program that starts the servers of a run can do so."""
     if facts.server_error:
-        mend = "install it there, or name another Python by engine.python (docs/sglang.md, docs/vllm.md)"
+        mend = "install SGLang there, or name another Python by engine.python (docs/sglang.md)"
         yield Diagnosis("servers", Severity.PROBLEM, f"{facts.server_python}: {facts.server_error}", mend)
     elif facts.server_python:
-        yield Diagnosis("servers", Severity.OK, f"{facts.server_python} can start them")
+        yield Diagnosis("servers", Severity.OK, f"{facts.server_python} has SGLang {facts.server_version}")
 
 
 def launcher(facts: HostFacts) -> Iterator[Diagnosis]:

@@ -1,10 +1,10 @@
 """`asyncrl doctor [RUN]`: what is wrong with this host, and how to mend it.
 
 It looks at GPUs, their driver, torch and NCCL, at limits of files and memory, at the folder of the runs, the disk and
-the clock, at ports, keys and Python packages. With a RUN it takes the folder, the keys, the addresses and the engine
-from the run's configuration: its ports must be free, or answer while it runs, and this host must have what its launcher
-needs. Run it on each host of a run: each leaves
-a mark in the folder, by which the others see that they share it, and compare clocks, keys and versions.
+the clock, at ports, keys and Python packages. With --python it looks at the Python of SGLang servers, before there is a
+run. With a RUN it takes the folder, the keys, the addresses and the engine from the run's configuration: its ports must
+be free, or answer while it runs, and this host must have what its launcher needs. Run it on each host of a run: each
+leaves a mark in the folder, by which the others see that they share it, and compare clocks, keys and versions.
 
 The status is 1 if there is a problem, and 0 otherwise.
 """
@@ -33,6 +33,8 @@ from asyncrl.doctor.launching import launcher_facts
 from asyncrl.doctor.sharing import address_facts, connection_error, key_facts, since_start_s
 from asyncrl.inspect.run import RUNS, read_config, require_run
 
+WIDE = 1000
+"""Columns where the output is no terminal: programs and files take lines of any length."""
 STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
 
 
@@ -45,7 +47,7 @@ def main() -> None:
     if given.json:
         sys.stdout.write(json.dumps({"host": facts.host, "diagnoses": [asdict(each) for each in found]}) + "\n")
     else:
-        show(facts.host, found, Console())
+        show(facts.host, found, Console(width=None if sys.stdout.isatty() else WIDE))
     if any(each.verdict is Severity.PROBLEM for each in found):
         sys.exit(EXIT_FAILURE)
 
@@ -57,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a run, such as runs/NAME, or its name")
     parser.add_argument("--folder", type=Path, metavar="DIR", help=f"folder of the runs, run.dir ({RUNS})")
     parser.add_argument("--keys", metavar="DIR", help="folder of the keys, network.keys")
+    parser.add_argument("--python", metavar="PYTHON", help="a Python that must have SGLang, engine.python")
     parser.add_argument("--connect", type=_address, action="append", default=[], metavar="HOST:PORT", help=REACH)
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -74,11 +77,12 @@ def _address(text: str) -> tuple[str, int]:
 
 def _facts(given: argparse.Namespace) -> HostFacts:
     """Raises ConfigError: there is no such run, or another version of asyncrl wrote its configuration."""
-    folder, network, engine, addresses, launcher = RUNS, NetworkConfig(), None, [], []
+    folder, network, python, addresses, launcher = RUNS, NetworkConfig(), "", [], []
     if given.run is not None:
         run = require_run(given.run)
         config = read_config(run / CONFIG_FILE)
-        folder, network, engine = run.parent, config.network, config.engine
+        folder, network = run.parent, config.network
+        python = config.engine.python if config.engine.launches else ""
         running_s = since_start_s(run)
         if running_s is not None or config.cluster.launcher != "ray":
             # Ray chooses the nodes, and with them the addresses, at each start.
@@ -90,7 +94,7 @@ def _facts(given: argparse.Namespace) -> HostFacts:
         AddressFact("--connect", f"{host}:{port}", False, connection_error(host, port)) for host, port in given.connect
     ]
     keys, server_key = key_facts(network)
-    return gather(given.folder or folder, addresses, keys, server_key, engine, launcher)
+    return gather(given.folder or folder, addresses, keys, server_key, given.python or python, launcher)
 
 
 def show(host: str, found: Sequence[Diagnosis], console: Console) -> None:

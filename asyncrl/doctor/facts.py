@@ -107,7 +107,8 @@ class LimitFacts:
 @dataclass(frozen=True, slots=True)
 class HostFacts:
     """All that is known. `launcher` is empty for a run on one host. `keys` is None without keys. `server_python` is the
-    program that starts servers, empty if none is needed; `server_error` says why it cannot."""
+    program that starts servers, empty if none is needed; its SGLang has `server_version`, or `server_error` says why it
+    has none."""
 
     host: str
     python: str
@@ -119,4 +120,5 @@ class HostFacts:
     launcher: Sequence[LauncherFact] = ()
     keys: KeyFacts | None = None
     server_python: str = ""
+    server_version: str = ""
     server_error: str = ""

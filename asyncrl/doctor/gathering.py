@@ -15,7 +15,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import asyncrl
-from asyncrl.config.schema import EngineConfig
 from asyncrl.doctor.facts import (
     AcceleratorFacts,
     AddressFact,
@@ -43,13 +42,14 @@ def gather(
     addresses: Sequence[AddressFact],
     keys: KeyFacts | None,
     server_key: str,
-    engine: EngineConfig | None,
+    server_python: str = "",
     launcher: Sequence[LauncherFact] = (),
 ) -> HostFacts:
-    """The facts of this host. `folder` is that of the runs, in which this leaves a mark; `engine` is that of a run."""
+    """The facts of this host. `folder` is that of the runs, in which this leaves a mark. `server_python` starts servers
+    where there are some to start."""
     host, python = socket.gethostname(), platform.python_version()
     versions = {"Python": python, **{name: _version(name) for name in ALIKE if _version(name)}}
-    launched = engine.python if engine is not None and engine.launches else ""
+    server_version, server_error = _servers(server_python) if server_python else ("", "")
     return HostFacts(
         host=host,
         python=python,
@@ -60,8 +60,9 @@ def gather(
         addresses=addresses,
         launcher=launcher,
         keys=keys,
-        server_python=launched,
-        server_error=_server_error(launched, engine.kind) if launched and engine is not None else "",
+        server_python=server_python,
+        server_version=server_version,
+        server_error=server_error,
     )
 
 
@@ -167,12 +168,15 @@ def _unpinned(names: set[str]) -> Iterator[tuple[str, str, str]]:
             yield name, there, pinned.strip()
 
 
-def _server_error(python: str, kind: str) -> str:
+def _servers(python: str) -> tuple[str, str]:
+    """The version of SGLang that a Python has, and why it cannot be imported there."""
     if shutil.which(python) is None:
-        return "there is no such program"
+        return "", "there is no such program"
+    command = [python, "-c", "import sglang; print(sglang.__version__)"]
     try:
-        command = [python, "-c", f"import {kind}"]
-        output = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return reason_of(error)
-    return output.stderr.strip().splitlines()[-1] if output.returncode else ""
+        return "", reason_of(error)
+    printed = (done.stderr if done.returncode else done.stdout).split("\n")
+    last = next((line for line in reversed(printed) if line.strip()), f"it ended with status {done.returncode}")
+    return ("", last) if done.returncode else (last, "")

@@ -40,6 +40,7 @@ HEALTHY = HostFacts(
     launcher=[LauncherFact("a shell on two")],
     keys=KeyFacts("keys", is_allowed=True),
     server_python="python3",
+    server_version="0.5.22",
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 from dataclasses import asdict
@@ -113,6 +114,35 @@ def test_the_command_examines_this_host_and_a_run(
     assert {"gpus", "open files", "shared memory", "ports", "folder", "disk", "clock", "keys", "packages"} <= checks
     assert len(list((tmp_path / "runs" / ".doctor").glob("*.json"))) == 1
     assert call(["nothing"], monkeypatch, capsys)[0] == 2
+
+
+@pytest.mark.slow
+def test_a_python_for_servers_is_tried_before_there_is_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "with").write_text("#!/bin/sh\necho loading\necho 0.5.23\n")
+    (tmp_path / "without").write_text("#!/bin/sh\necho \"No module named 'sglang'\" >&2\nexit 1\n")
+    for each in ("with", "without"):
+        (tmp_path / each).chmod(0o755)
+    for python, verdict, says in (
+        ("./with", "ok", "./with has SGLang 0.5.23"),
+        ("./without", "problem", "./without: No module named 'sglang'"),
+        ("./missing", "problem", "./missing: there is no such program"),
+    ):
+        found = call(["--python", python, "--json"], monkeypatch, capsys)[1]
+        assert [(each["verdict"], each["text"]) for each in found if each["check"] == "servers"] == [(verdict, says)]
+
+
+@pytest.mark.slow
+def test_lines_for_a_pipe_are_as_long_as_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["asyncrl doctor", "--python", "m" * 200])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"{'m' * 200}: there is no such program\n" in re.sub(" +\n", "\n", capsys.readouterr().out)
 
 
 def call(
