@@ -32,7 +32,7 @@ from asyncrl.machine.long_work import long_work, print_line
 from asyncrl.types import Task
 
 SETS: Mapping[str, str] = {
-    "gsm8k": "GSM8K: folder with train.jsonl and test.jsonl; rule gsm8k",
+    "gsm8k": "GSM8K: question, answer that ends in #### N; rule gsm8k",
     "math": "MATH: problem, solution with \\boxed; rule math (asyncrl[math])",
     "dapo": "DAPO-Math-17k: verl's layout, each problem kept once; rule exact_number",
     "search": "HotpotQA and the like: question, golden_answers or answer; rule f1",
@@ -45,7 +45,7 @@ SETS: Mapping[str, str] = {
     "nemo-gym": "data of NeMo Gym for a resources server (docs/gym.md); rule environment",
 }
 SOURCES = {
-    "gsm8k": "folder with train.jsonl and test.jsonl",
+    "gsm8k": "folder with train.jsonl, or with SPLIT.jsonl for --split SPLIT",
     "reasoning-gym": "NAME?size=1000&seed=0, with any further options of the data set",
     "verifiers": "id of the environment, as its package is imported",
     "gym": "textarena:ID, gem:ID, or MODULE:FUNCTION, which makes a game",

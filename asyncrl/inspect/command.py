@@ -53,6 +53,10 @@ EXAMPLES = """examples:
   asyncrl inspect requeue runs/NAME --all
 RUN is the folder of a run or its name. docs/replay.md describes the subcommands.
 """
+FOLLOWS = (
+    " It says how far a run is, whom it waits for and what to change. On a terminal it follows the run until Ctrl-C, "
+    "which ends nothing else; --once prints it once. `asyncrl status` and `asyncrl inspect status` are one command."
+)
 SAMPLES = 6
 """Rates are those since the oldest of so many samples."""
 SUGGESTIONS = 8
@@ -104,12 +108,15 @@ def parser() -> ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="SUBCOMMAND")
     run, plain, state, tokenizer = _shared_options()
 
-    def add(name: str, act: Callable[[Namespace], int], meaning: str, *parents: ArgumentParser) -> ArgumentParser:
-        command = commands.add_parser(name, parents=parents, help=meaning)
+    def add(
+        name: str, act: Callable[[Namespace], int], meaning: str, *parents: ArgumentParser, more: str = ""
+    ) -> ArgumentParser:
+        about = f"{meaning[0].upper()}{meaning[1:]}.{more}"
+        command = commands.add_parser(name, parents=parents, help=meaning, description=about)
         command.set_defaults(act=act)
         return command
 
-    command = add("status", status, "rates, depths, lags, leases and disk, live", plain)
+    command = add("status", status, "rates, depths, lags, leases and disk, live", plain, more=FOLLOWS)
     command.add_argument("--once", action="store_true", help="print it once, with the rates of one interval")
     command.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (1)")
     command = add("list", list_rows, "one line an episode", plain, state)

@@ -69,7 +69,13 @@ def find(
                 f"{folder.parent} starts: its replay has no store yet; look again in a moment, and see "
                 f"{folder.parent / 'logs'}"
             )
-        raise StoreError(f"there is no store {folder}: name a run, such as runs/NAME{_known_runs()}")
+        if store is not None:
+            raise StoreError(f"there is no store {folder}: name one, such as runs/NAME/replay{_known_runs()}")
+        if (folder.parent / CONFIG_FILE).is_file():
+            raise StoreError(
+                f"{folder.parent} has no store, since its replay never started: see {folder.parent / 'logs'}"
+            )
+        raise StoreError(f"{run} is no run: name the folder of one, such as runs/NAME, or its name{_known_runs()}")
     path = folder.parent / CONFIG_FILE
     if config is None and folder.name == "replay" and path.is_file():
         config = read_config(path)

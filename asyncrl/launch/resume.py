@@ -2,7 +2,7 @@
 
 RUN is the folder of a run, such as runs/NAME, or its name. The configuration is the one that the folder has. Keys that
 may change (docs/configuration.md) can have another value. Addresses and ports that the run was not given by name are
-chosen anew. Paths in it begin where they began: at the working folder.
+chosen anew. Relative paths in the configuration begin at the working folder: call this where the run was started.
 """
 
 from __future__ import annotations

@@ -85,12 +85,25 @@ def test_a_replay_that_was_started_by_hand_is_found_by_the_address_that_it_wrote
     assert find("mine", None, ["tcp://127.0.0.1:8"]).endpoints == ["tcp://127.0.0.1:8"]
 
 
+def test_the_help_of_a_subcommand_describes_it(call: Call) -> None:
+    status = " ".join(call("--help", command="status")[1].split())
+    assert "Rates, depths, lags" in status
+    assert "`asyncrl status` and `asyncrl inspect status` are one command" in status
+    assert "One line an episode." in call("list", "--help")[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "fix"),
     [
         (["status"], "name the run, such as runs/NAME, or its store by --store; there are runs/mine"),
         (["status", "--run", "old"], "another version of asyncrl"),
-        (["status", "--run", "yours"], "there is no store runs/yours/replay: name a run"),
+        (
+            ["status", "runs/yours"],
+            "runs/yours is no run: name the folder of one, such as runs/NAME, or its name; there",
+        ),
+        (["status", "--run", "yours"], "yours is no run: name the folder of one"),
+        (["status", "begun"], "runs/begun has no store, since its replay never started: see runs/begun/logs"),
+        (["status", "--store", "yours"], "there is no store yours: name one, such as runs/NAME/replay; there are"),
         (["show", "t000000000.9.0", "--run", "mine"], "do you mean t000000000.0.0"),
         (["show", "t000000001", "--run", "mine"], "do you mean t000000001.0.0, t000000001.1.0?"),
         (["show", "nonsense", "--run", "mine"], "one looks like t000000012.3.0"),
@@ -107,6 +120,8 @@ def test_a_replay_that_was_started_by_hand_is_found_by_the_address_that_it_wrote
 def test_an_error_names_its_fix_and_ends_with_status_1(call: Call, arguments: list[str], fix: str) -> None:
     Path("runs/old/replay").mkdir(parents=True)
     Path("runs/old/config.yaml").write_text("replay: {no_such_key: 1}\n")
+    Path("runs/begun").mkdir()
+    write_config(Path("runs/begun"))
     code, out, err = call(*arguments)
     assert (code, out) == (1, "")
     assert fix in err

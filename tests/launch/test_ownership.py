@@ -172,7 +172,7 @@ def test_a_run_whose_replay_has_no_store_yet_starts(tmp_path: Path) -> None:
     with exclusively(tmp_path), pytest.raises(StoreError, match="starts: its replay has no store yet"):
         find(str(tmp_path), None)
     tmp_path.mkdir(exist_ok=True)
-    with pytest.raises(StoreError, match="there is no store"):
+    with pytest.raises(StoreError, match="is no run: name the folder of one"):
         find(str(tmp_path), None)
 
 
