@@ -22,6 +22,10 @@ from asyncrl.launch.placement.table import placement_table, terminal_width
 from asyncrl.launch.preflight.settled import check_plan
 
 OPTION, POOLS = "--plan", "pools"
+NO_GPUS = (
+    "no host has a GPU for the servers: cluster.gpus=N plans for hosts that have some, and --device=cpu in "
+    "engine.server.arguments says that servers compute on the CPU\n"
+)
 
 
 def run_or_plan(run: Callable[[TrainConfig], None], words: Sequence[str]) -> None:
@@ -60,7 +64,9 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
     check_plan(config, placement, one_machine)
     shown = names if len(names) == len(hosts) else ()
     sys.stdout.write(placement_table(placement, shown, terminal_width(sys.stdout)))
-    cluster = config.cluster
+    cluster, engine = config.cluster, config.engine
+    if engine.launches and not engine.server.on_cpu and not any(host.gpus for host in hosts):
+        sys.stdout.write(NO_GPUS)
     if not assumed and cluster.launcher == "local" and cluster.gpus is not None and cluster.cpus is None:
         sys.stdout.write(f"CPUs are this machine's {hosts[0].cpus}; for another one set cluster.cpus\n")
 

@@ -34,6 +34,19 @@ def test_a_number_of_hosts_is_planned_without_a_connection(launcher: str, capsys
     assert [line.split()[2] for line in lines if line.startswith("actor")] == ["2", "3"]
 
 
+def test_a_plan_without_gpus_says_so_where_servers_need_some(capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config("local", gpus=0, cpus=8)
+    show_plan(config)
+    assert "no host has a GPU for the servers" in capsys.readouterr().out
+    for arguments in (["--device=cpu"], ["--device", "cpu"]):
+        config.engine.server.arguments = arguments
+        show_plan(config)
+        assert "no host has a GPU" not in capsys.readouterr().out
+    config.engine.server.arguments, config.cluster.gpus = [], 1
+    show_plan(config, "--plan=1")
+    assert "no host has a GPU" not in capsys.readouterr().out
+
+
 def test_the_hosts_that_pools_describe_are_planned_without_a_connection(capsys: pytest.CaptureFixture[str]) -> None:
     roles = {"replay": "memory", "scoring": "memory", "actor": "rollout", "learner": "train"}
     show_plan(make_config("ray", pools=POOLS, roles=roles, cpus=32), "--plan=pools")

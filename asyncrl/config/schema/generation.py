@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from asyncrl.config.option import option
@@ -188,6 +189,11 @@ class ServerConfig:
     max_failures: int = option(
         3, "failed restarts in a row that a server may have; one more ends the actor", "[0, inf)"
     )
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether its arguments keep the server from GPUs."""
+        return "--device=cpu" in self.arguments or ("--device", "cpu") in pairwise(self.arguments)
 
 
 @dataclass

@@ -191,7 +191,7 @@ def _wishes(config: TrainConfig, node: Node, roles: Collection[str]) -> dict[str
     if "actor" in roles and (processes := _least_actors(config, node)):
         if engine.kind == "embedded":
             wishes["actor"] = Wish("cluster.actors", 1, cluster.actors and processes, shares=True)
-        elif engine.launches and "--device=cpu" not in engine.server.arguments:
+        elif engine.launches and not engine.server.on_cpu:
             count = engine.server.count
             unit = engine.server.tp_size * (processes if count is None else 1)
             wishes["actor"] = Wish(_servers_key(config, node, processes), unit, count and count * processes)

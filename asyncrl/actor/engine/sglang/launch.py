@@ -67,7 +67,7 @@ def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
         command += ["--trust-remote-code"]
     if overrides := server_overrides(model):
         command += [OVERRIDES_FLAG, json.dumps(overrides)]
-    if config.cluster.colocated and "--device=cpu" not in server.arguments:
+    if config.cluster.colocated and not server.on_cpu:
         command += ["--enable-memory-saver"]
     return [*command, *server.arguments]
 
