@@ -24,7 +24,7 @@ Kernels for more are the same."""
 def compile_passes(
     trainer: Trainer, share_prefixes: bool, longest: int, largest: int, has_scores: bool = False
 ) -> None:
-    """Compile the layers of the policy and of the reference for training, while actors still sample the first batch.
+    """Compile the layers of the policy and of the reference for training, before the first weights are published.
     What is compiled when the first pass of a kind comes holds up some later step for seconds. Kinds are passes of which
     sequences share prefixes, passes without gradients, and ranges of sizes: a compiler writes other kernels for few
     tokens than for many. `has_scores`: the policy has passes without gradients whatever the algorithm says.
@@ -34,7 +34,7 @@ def compile_passes(
     """
     policy, algorithm, ranks = trainer.policy.module, trainer.algorithm, trainer.ranks
     if ranks.rank == 0:
-        logger.info("the first passes compile the layers, which takes up to some minutes (model.compile)")
+        logger.info("compiling the layers before the first batch, which takes up to some minutes (model.compile)")
     needs_scores = algorithm.needs_proximal or algorithm.needs_collisions or has_scores
     kept = policy.activations.share
     # The largest pass may not fit otherwise. A layer that keeps nothing runs as one that keeps everything, and once

@@ -70,7 +70,9 @@ class ModelConfig:
         "0 takes least memory and a third more time; null: on GPUs as much as fits, else 1",
         "[0, 1]",
     )
-    compile: bool | None = option(None, "compile the learner's layers, which takes a minute at first; null: on GPUs")
+    compile: bool | None = option(
+        None, "compile the learner's layers before the first batch, which takes up to some minutes; null: on GPUs"
+    )
     freeze: list[str] = option(
         [],
         "parameters of the policy that are not trained: verl_moe, moe_experts, moe_router, moe_all, vision, "
