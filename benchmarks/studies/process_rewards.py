@@ -14,31 +14,37 @@ from benchmarks.studies.study import MODEL, RUNG, Settings, Study
 SCORED: Settings = {"scoring.prm.family": "asyncrl.demo.ladder.judge.StepJudge"}
 GUARDS_OFF: Settings = {"scoring.shaping.enable_anti_hack": False}
 
+PURE: Settings = {
+    **SCORED,
+    **GUARDS_OFF,
+    "scoring.shaping.prm_aggregation": "per_step",
+    "algorithm.advantage": {"name": "pure", "params": {"temperature": 0.1, "outcome_weight": 0.1}},
+}
+IMPLICIT: Settings = {
+    "algorithm.advantage": {"name": "prime"},
+    "implicit.train": True,
+    "implicit.path": MODEL,
+    "implicit.lr": 1e-4,
+}
+
 METHODS: dict[str, Settings] = {
     "outcome": {},
     "mean": {**SCORED, **GUARDS_OFF, "scoring.shaping.process_weight": 0.5},
     "least": {**SCORED, **GUARDS_OFF, "scoring.shaping.process_weight": 0.5, "scoring.shaping.prm_aggregation": "min"},
-    "pure": {
-        **SCORED,
-        **GUARDS_OFF,
-        "scoring.shaping.prm_aggregation": "per_step",
-        "algorithm.advantage": {"name": "pure", "params": {"temperature": 0.1, "outcome_weight": 0.1}},
-    },
+    # Its scores are from -1 to 1, as in `scoring=pure`.
+    "pure": {**PURE, "scoring.shaping.use_logit_tanh": True, "scoring.shaping.tanh_rmax": 1.0},
+    "pure from 0": PURE,
     "process_grpo": {
         **SCORED,
         **GUARDS_OFF,
         "scoring.shaping.prm_aggregation": "per_step",
         "algorithm.advantage": {"name": "process_grpo", "params": {"outcome_weight": 1.0}},
     },
-    "implicit": {
-        "algorithm.advantage": {"name": "prime"},
-        "implicit.train": True,
-        "implicit.path": MODEL,
-        "implicit.lr": 1e-4,
-    },
+    "implicit": IMPLICIT,
+    "implicit, slow": {**IMPLICIT, "implicit.lr": 1e-5},
 }
 
-UNSCORED = ("outcome", "implicit")
+UNSCORED = ("outcome", "implicit", "implicit, slow")
 OPERATIONS = (2, 6, 10)
 ACCURACIES = (95, 70)
 
