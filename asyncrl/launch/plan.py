@@ -23,8 +23,8 @@ from asyncrl.launch.preflight.settled import check_plan
 
 OPTION, POOLS = "--plan", "pools"
 NO_GPUS = (
-    "no host has a GPU for the servers: cluster.gpus=N plans for hosts that have some, and --device=cpu in "
-    "engine.server.arguments says that servers compute on the CPU\n"
+    "no host has a GPU for the servers: cluster.gpus=N plans for hosts that have some, and "
+    "engine.server.arguments=[--device,cpu] says that servers compute on the CPU\n"
 )
 
 
