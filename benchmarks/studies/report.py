@@ -8,10 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 from benchmarks.studies.figures import Row
 from benchmarks.studies.study import Study
 from benchmarks.studies.summary import Cell, Spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PAGE = Path(__file__).parents[2] / "docs" / "studies.md"
 BESIDE = "studies"
@@ -104,7 +109,7 @@ def write_page(page: Path, study: Study, about: str, cells: Sequence[Cell], curv
     Raises ValueError: see `write_section`.
     """
     picture, further = (f"{BESIDE}/{study.name}.{suffix}" for suffix in ("png", "md"))
-    shown = f"![accuracy over samples]({picture})"
+    shown = f"![accuracy over {study.over}]({picture})"
     link = f"All figures of each combination are in [{further}]({further})."
     parts = [about, shown, overview(study, cells), link, failures(cells)]
     write_section(page, study, "\n\n".join(filter(None, parts)))
@@ -134,8 +139,8 @@ def parts_of(page: Path, study: Study) -> tuple[str, str]:
 
 
 def draw(study: Study, curves: Curves, picture: Path) -> None:
-    """Accuracy over trained samples as a PNG: a panel for each level of `study.panels`, a line for each cell in it, and
-    thin lines for its seeds."""
+    """Accuracy over what the study names as a PNG: a panel for each level of `study.panels`, a line for each cell in
+    it, and thin lines for its seeds."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -154,7 +159,7 @@ def draw(study: Study, curves: Curves, picture: Path) -> None:
     for axes, panel in zip(grid.flat, panels, strict=False):
         for key, runs in curves.items():
             if key[place] == panel:
-                _draw_cell(axes, runs, colours[key[:place] + key[place + 1 :]])
+                _draw_cell(axes, study.over, runs, colours[key[:place] + key[place + 1 :]])
         axes.set(title=f"{study.panels} {panel}", ylim=(0, 1.02))
         axes.grid(alpha=0.3)
     for axes in list(grid.flat)[len(panels) - width : len(panels)]:
@@ -164,21 +169,28 @@ def draw(study: Study, curves: Curves, picture: Path) -> None:
     lines = [Line2D([], [], color=colour, label=", ".join(key)) for key, colour in colours.items()]
     title = ", ".join(factor for factor in study.factors if factor != study.panels)
     figure.legend(handles=lines, title=title, loc="outside right upper")
-    figure.supxlabel("trained trajectories")
+    figure.supxlabel({"samples": "trained trajectories", "seconds": "seconds of steps"}[study.over])
     figure.supylabel("held-out accuracy, greedy")
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=80)
     plt.close(figure)
 
 
-def _draw_cell(axes: object, runs: Sequence[Sequence[Row]], colour: object) -> None:
-    """The seeds' curves, and their mean where all of them have an evaluation."""
-    known = [{row["samples"]: row["accuracy"] for row in rows if row["accuracy"] is not None} for rows in runs]
+def _draw_cell(axes: Axes, over: str, runs: Sequence[Sequence[Row]], colour: object) -> None:
+    """The seeds' curves, and the means of their points after the steps at which all of them have an evaluation."""
+    known = [
+        {row["step"]: (row[over], row["accuracy"]) for row in rows if row["accuracy"] is not None} for rows in runs
+    ]
     for curve in known:
-        axes.plot(list(curve), list(curve.values()), color=colour, alpha=0.3, linewidth=0.8)  # type: ignore[attr-defined]
+        axes.plot(*_columns(curve.values()), color=colour, alpha=0.3, linewidth=0.8)
     shared = sorted(set.intersection(*map(set, known))) if known else []
-    means = [sum(curve[samples] for curve in known) / len(known) for samples in shared]
-    axes.plot(shared, means, color=colour)  # type: ignore[attr-defined]
+    means = [[fmean(each) for each in _columns(curve[step] for curve in known)] for step in shared]
+    axes.plot(*_columns(means), color=colour)
+
+
+def _columns(points: Iterable[Sequence[float]]) -> tuple[list[float], list[float]]:
+    pairs = list(points)
+    return [each for each, _ in pairs], [each for _, each in pairs]
 
 
 def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

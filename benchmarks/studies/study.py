@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from asyncrl.demo.ladder.prepare import WARM_START_STEPS
 from asyncrl.demo.ladder.tasks import RUNGS, Rung
@@ -117,9 +117,9 @@ class Run:
 class Study:
     """`factors` has the settings of each level by its name. `target` is the accuracy whose price in samples is asked
     for. `skipped` are parts of cells that make no sense. `panels` is the factor of which the picture has a panel for
-    each level; the other one has the lines. `baseline` are levels, with which each cell is compared seed by seed, or
-    none. `shown` are the figures of the page's tables, of which the first factor's levels are the columns: keys of
-    `report.FIGURES`.
+    each level, with accuracy over samples or seconds, as `over` says; the other factors have the lines. `baseline` are
+    levels, with which each cell is compared seed by seed, or none. `shown` are the figures of the page's tables, of
+    which the first factor's levels are the columns: keys of `report.FIGURES`.
 
     Raises ValueError: what is declared contradicts itself.
     """
@@ -132,6 +132,7 @@ class Study:
     target: float = 0.65
     search: Search | None = None
     skipped: Sequence[Levels] = ()
+    over: Literal["samples", "seconds"] = "samples"
     baseline: Levels = field(default_factory=dict)
     shown: Sequence[str] = ("best accuracy", "gain", "samples to target")
 

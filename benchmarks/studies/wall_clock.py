@@ -23,6 +23,7 @@ STUDY = Study(
         "max_lag": {str(lag): at_lag(lag) for lag in (0, 1, 2, 4)},
     },
     panels="tools",
+    over="seconds",
     baseline={"max_lag": "0"},
     shown=("seconds to target", "samples to target", "seconds of all steps", "gain"),
 )

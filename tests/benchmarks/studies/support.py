@@ -25,6 +25,18 @@ STUDY = Study(
 
 def row(step: int | None, accuracy: float | None = None, **values: object) -> Row:
     """A row as the results give it; what is not named is unknown."""
-    names = ("seed", "samples", "seconds", "lag_mean", "lag_max", "entropy", "ess", "k3", "evicted", "idle", "run_seconds")
+    names = (
+        "seed",
+        "samples",
+        "seconds",
+        "lag_mean",
+        "lag_max",
+        "entropy",
+        "ess",
+        "k3",
+        "evicted",
+        "idle",
+        "run_seconds",
+    )
     unknown = dict.fromkeys(names)
     return {**unknown, "step": step, "accuracy": accuracy, "status": "done", "reason": "", **values}
