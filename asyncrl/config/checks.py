@@ -7,15 +7,14 @@ and the fix. `refusals.py` puts them together with what else is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from asyncrl.config.bind import CHAT_API_FIX, PROMETHEUS_FIX, is_loopback
-from asyncrl.config.deployment_checks import cluster_conflicts, hosts_conflicts, network_conflicts, weights_conflicts
-from asyncrl.config.option import options
-from asyncrl.config.rank_checks import rank_conflicts
-from asyncrl.config.schema import ActorConfig, CriticConfig, ImplicitConfig, LoraConfig, ModelConfig, TrainConfig
-from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured
+from asyncrl.config.deployment_checks import cluster_conflicts, network_conflicts, weights_conflicts
+from asyncrl.config.learner_checks import demonstration_conflicts, learner_conflicts
+from asyncrl.config.schema import ActorConfig, TrainConfig
+from asyncrl.config.scoring_checks import scoring_conflicts
 from asyncrl.errors import RefusedError
 from asyncrl.grammar import FORMS, read_grammar
 from asyncrl.machine.remote_folder import is_url
@@ -26,13 +25,8 @@ VLLM_COLDEST = 0.01
 SHORTEST_KEY = 16
 """Characters of the key with which agents elsewhere ask for episodes."""
 
-_OF_ADAPTERS = ("rank", "alpha", "rslora", "targets")
-"""The options of adapters that a folder of adapters says itself."""
-
 SPACED_ARGUMENT = re.compile(r"--[^=\s]*\s")
 """An option of a command line with its value behind a space, in one word."""
-
-DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
 
 
 def conflicts(config: TrainConfig) -> Iterator[str]:
@@ -40,11 +34,10 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
 
     Each value must meet its own constraint.
     """
-    own = (_run, _model, _data, _actor, _engine, _replay, _learner, _sft, _scoring, _observe)
-    for section in (*own, weights_conflicts):
+    here = (_run, _model, _data, _actor, _engine, _replay, _observe)
+    elsewhere = (learner_conflicts, demonstration_conflicts, scoring_conflicts, weights_conflicts)
+    for section in (*here, *elsewhere, cluster_conflicts, network_conflicts):
         yield from section(config)
-    yield from cluster_conflicts(config)
-    yield from network_conflicts(config)
 
 
 def _run(config: TrainConfig) -> Iterator[str]:
@@ -266,199 +259,3 @@ def _replay(config: TrainConfig) -> Iterator[str]:
         yield "replay.filter.min_reward replay.filter.max_reward: every group would be refused; lower the first one"
     if replay.source is not None and not Path(replay.source).is_dir():
         yield "replay.source: name the replay folder of a finished run, such as runs/NAME/replay"
-
-
-def _learner(config: TrainConfig) -> Iterator[str]:
-    learner = config.learner
-    batch, group, publish = learner.batch_size, learner.group_size, learner.publish_every
-    if batch % group:
-        multiple = -(-batch // group) * group
-        yield f"learner.batch_size learner.group_size: groups are whole; use a multiple of {group}, such as {multiple}"
-    if batch % learner.minibatches:
-        yield "learner.minibatches learner.batch_size: the first must divide the second"
-    recorded = config.engine.return_routed_experts or config.replay.source is not None
-    if learner.router_replay and not recorded:
-        yield "learner.router_replay engine.return_routed_experts: there are no experts to replay; set the second, too"
-    yield from _epochs(config)
-    # The steps of epochs are not known before a start has seen the data; it checks them then.
-    steps = 0 if learner.epochs is not None else learner.total_steps
-    if steps % publish:
-        yield "learner.steps learner.publish_every: the last weights must be published; use a multiple of the second"
-    if learner.checkpoint_every % publish:
-        yield "learner.checkpoint_every learner.publish_every: checkpoints are versions; use a multiple of the second"
-    if learner.shared_prefixes and config.model.attention in ("flash_attention_2", "flex_attention"):
-        yield "learner.shared_prefixes model.attention: this attention reads whole sequences only; use null"
-    yield from hosts_conflicts(config)
-    yield from rank_conflicts(config)
-    if learner.deterministic and config.model.attention == "flex_attention":
-        yield "learner.deterministic model.attention: flex attention is not known to repeat bit for bit; use auto"
-    if learner.optimizer_on_host and learner.optimizer == "adamw_8bit":
-        yield "learner.optimizer_on_host learner.optimizer: moments of 8 bits stay on the GPU; use adamw or muon"
-    if len(learner.betas) != 2:
-        yield "learner.betas: AdamW takes two, such as [0.9,0.99]"
-    # Without training, as in an evaluation, there is nothing to warm up and no step to record.
-    critic = config.critic
-    if critic.shared:
-        if critic.warmup_steps:
-            yield "critic.warmup_steps critic.shared: it would train the policy's backbone too; set the first to 0"
-        if critic.path is not None:
-            yield "critic.path critic.shared: its backbone is the policy's; set the first to null"
-        if critic.freeze:
-            yield "critic.freeze critic.shared: its backbone is the policy's; use model.freeze"
-        for section, lora in (("critic", critic.lora), ("model", config.model.lora)):
-            if lora.is_used:
-                yield f"critic.shared {section}.lora.rank: no test has trained a shared backbone by adapters; use false"
-    if 0 < steps <= critic.warmup_steps:
-        yield "critic.warmup_steps learner.steps: the policy would never be trained; lower the first one"
-    if 0 < steps < learner.warmup_steps:
-        yield "learner.warmup_steps learner.steps: the run would end before its full learning rate; lower the first one"
-    for key in ("profile_steps", "memory_steps"):
-        if 0 < steps <= max(getattr(config.observe, key), default=0):
-            yield f"observe.{key} learner.steps: the run has steps 0 to {steps - 1}; name some of these"
-    if learner.lr_floor and learner.schedule == "constant":
-        yield "learner.lr_floor learner.schedule: a constant learning rate has no floor; use linear or cosine"
-    if learner.eval_every and config.data.eval is None:
-        yield "learner.eval_every data.eval: evaluation needs data.eval, a file of held-out tasks"
-    if learner.keep_best and (not learner.eval_every or learner.eval_every % learner.checkpoint_every):
-        yield (
-            "learner.keep_best learner.eval_every: each evaluation must have a checkpoint of its step to rate; set "
-            f"learner.eval_every to a multiple of learner.checkpoint_every={learner.checkpoint_every}"
-        )
-    yield from _adapters(config)
-    if config.implicit.train and config.algorithm.advantage.name != "prime":
-        yield "implicit.train algorithm.advantage.name: only the advantage prime reads this model; use algorithm=prime"
-
-
-def _adapters(config: TrainConfig) -> Iterator[str]:
-    models: dict[str, ModelConfig | CriticConfig | ImplicitConfig]
-    models = {"model": config.model, "critic": config.critic, "implicit": config.implicit}
-    for section, model in models.items():
-        lora, key = model.lora, f"{section}.lora"
-        given = [f"{key}.{name}" for name in _OF_ADAPTERS if getattr(lora, name) != getattr(LoraConfig(), name)]
-        if lora.path is not None and given:
-            yield f"{key}.path {' '.join(given)}: the folder says this of its adapters; leave out what is beside path"
-        if not lora.is_used and given:
-            yield f"{' '.join(given)}: there are no adapters; set {key}.rank"
-        if lora.is_used and model.freeze:
-            yield f"{section}.freeze {key}.targets: adapters alone are trained; say by the second where they are"
-        if not lora.targets:
-            yield f"{key}.targets: name linear layers, or use all-linear"
-    if config.model.lora.is_used and config.algorithm.balance_bias_rate:
-        yield (
-            "algorithm.balance_bias_rate model.lora.rank: adapters leave the biases of routers as they are; set the "
-            "first to 0"
-        )
-    if config.model.lora.is_used and config.learner.reference_on_host:
-        yield (
-            "learner.reference_on_host model.lora.rank: the reference is the policy without its adapters, and takes no "
-            "memory; set the first to false"
-        )
-
-
-def _sft(config: TrainConfig) -> Iterator[str]:
-    sft = config.algorithm.sft
-    if sft.path == []:
-        yield "algorithm.sft.path: name a file of demonstrations, or several; null: none"
-    if sft.steps is not None and sft.schedule == "constant":
-        yield "algorithm.sft.steps algorithm.sft.schedule: a constant weight does not fall; use linear or cosine"
-
-
-def _epochs(config: TrainConfig) -> Iterator[str]:
-    if config.learner.epochs is None:
-        return
-    if config.learner.steps is not None:
-        yield "learner.epochs learner.steps: the steps follow from the epochs; set one of the two to null"
-    if config.data.weights:
-        yield "learner.epochs data.weights: sources with weights pass at different speeds; set learner.steps"
-    if config.data.band:
-        yield "learner.epochs data.band: tasks outside the band are passed over; set learner.steps"
-    if config.replay.source is not None:
-        yield "learner.epochs replay.source: the stored run has so many steps; set learner.steps"
-    if config.learner.nodes > 1 and config.cluster.launcher == "local":
-        yield "learner.epochs learner.nodes: the other hosts do not count the tasks; set learner.steps"
-
-
-def _scoring(config: TrainConfig) -> Iterator[str]:
-    scoring, kinds = config.scoring, configured(config.scoring)
-    if scoring.timeout_s >= scoring.stall_s:
-        yield "scoring.timeout_s scoring.stall_s: the scorer would count as hung; make the first the smaller one"
-    for source, needed in scoring.needs.items():
-        if not needed or not set(needed) <= set(kinds):
-            yield f"scoring.needs: {source} must name some of the kinds that are configured: {', '.join(kinds)}"
-        if scoring.shadow and not {"rules", GROUP_KIND} & set(needed):
-            yield f"scoring.shadow scoring.needs: nothing would be left to train {source} on: let it need rules"
-        if GROUP_KIND in needed and scoring.manager.of(source) is None:
-            yield f"scoring.needs: {source} has no manager: name one in scoring.manager.name or scoring.manager.sources"
-    yield from _manager(config)
-    if not set(scoring.serve) <= set(kinds):
-        yield f"scoring.serve: name some of the kinds that are configured: {', '.join(kinds)}"
-    for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
-        if not DEVICE.fullmatch(model.device):
-            yield f"{key}.device: use cpu, cuda, cuda:N (a GPU's number), or auto"
-        if model.gpus > 1 and model.device not in ("cuda", "auto"):
-            yield f"{key}.gpus {key}.device: layers are spread over the first GPUs; set the device to cuda or auto"
-    yield from _shaping(config)
-
-
-def _manager(config: TrainConfig) -> Iterator[str]:
-    manager = config.scoring.manager
-    if manager.timeout_s >= config.scoring.stall_s:
-        yield "scoring.manager.timeout_s scoring.stall_s: the scorer would count as hung; the first must be smaller"
-    elif manager.batch_groups > 1 and 2 * manager.timeout_s >= config.scoring.stall_s:
-        # A call that overran its time is followed by one of a group alone before there is a result.
-        yield (
-            "scoring.manager.timeout_s scoring.stall_s: a call of several groups (batch_groups) that hangs is tried "
-            "again for each group, and the scorer would count as hung; the first must be less than half the second"
-        )
-    if (manager.compute_score or manager.params) and not any(map(manager.of, ("", *manager.sources))):
-        yield "scoring.manager.name: there is no manager that takes compute_score and params; name one"
-    for source, changes in manager.sources.items():
-        if changes is not None and not (isinstance(changes, Mapping) and set(changes) <= set(MANAGER_KEYS)):
-            keys = ", ".join(MANAGER_KEYS)
-            yield f"scoring.manager.sources: {source} has {changes!r:.100}; give null, or a mapping with some of {keys}"
-            continue
-        for option in options(ManagerConfig):
-            if option.name in (changes or {}) and not option.allows((changes or {})[option.name]):
-                yield f"scoring.manager.sources: {option.name} of {source} must be {option.allowed}"
-
-
-def _shaping(config: TrainConfig) -> Iterator[str]:
-    scoring, shaping = config.scoring, config.scoring.shaping
-    for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
-        if model.params and not model.is_configured:
-            yield f"{key}.params {key}.path: there is no model that takes them; name its folder, hub name or URL"
-    if shaping.process_weight and not scoring.prm.is_configured:
-        yield "scoring.shaping.process_weight scoring.prm.path: name a process reward model, which gives step scores"
-    if scoring.shadow and not (shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight):
-        yield "scoring.shadow scoring.shaping.outcome_weight: nothing is left to train on; give the outcome a weight"
-    yield from _weightless(config)
-    for key in ("use_logit_tanh", "use_raw_logit"):
-        if getattr(shaping, key) and shaping.prm_aggregation == "product":
-            yield f"scoring.shaping.prm_aggregation scoring.shaping.{key}: a product needs scores above 0; use min"
-    if shaping.use_raw_logit and (shaping.use_logit_tanh or shaping.prm_apply_sigmoid):
-        yield "scoring.shaping.use_raw_logit: leave out use_logit_tanh and prm_apply_sigmoid, which change the logit"
-    if shaping.prm_aggregation == "best_of_n" and all(part.name != "best_of_n" for part in config.algorithm.reward):
-        yield "scoring.shaping.prm_aggregation: add {name: best_of_n} to algorithm.reward, which compares the members"
-    if shaping.overlong_penalty and shaping.overlong_buffer > shaping.overlong_max_length:
-        yield "scoring.shaping.overlong_max_length scoring.shaping.overlong_buffer: the first must be the larger one"
-    try:
-        re.compile(shaping.answer_pattern)
-    except re.error as error:
-        yield f"scoring.shaping.answer_pattern: Python cannot read this regular expression: {error}"
-
-
-def _weightless(config: TrainConfig) -> Iterator[str]:
-    """Data sources whose reward would always be zero."""
-    scoring, shaping = config.scoring, config.scoring.shaping
-    counts = {
-        "rules": shaping.outcome_weight or shaping.prm_acc_bonus_weight,
-        "outcome_model": shaping.outcome_model_weight,
-        "prm": shaping.process_weight or shaping.prm_aggregation == "per_step",
-        GROUP_KIND: shaping.outcome_weight or shaping.prm_acc_bonus_weight,
-    }
-    for source, kinds in {"any source": configured(scoring), **scoring.needs}.items():
-        if not shaping.environment_weight and not any(counts[kind] for kind in kinds):
-            yield (
-                f"scoring.shaping.outcome_weight: nothing that {source} needs ({', '.join(kinds)}) has a weight in the "
-                "reward: give it one, or use prm_aggregation=per_step and an algorithm that reads the steps"
-            )

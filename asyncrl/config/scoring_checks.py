@@ -1,0 +1,98 @@
+"""Which options of `scoring` go together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from asyncrl.config.option import options
+from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured
+
+DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
+
+
+def scoring_conflicts(config: TrainConfig) -> Iterator[str]:
+    scoring, kinds = config.scoring, configured(config.scoring)
+    if scoring.timeout_s >= scoring.stall_s:
+        yield "scoring.timeout_s scoring.stall_s: the scorer would count as hung; make the first the smaller one"
+    for source, needed in scoring.needs.items():
+        if not needed or not set(needed) <= set(kinds):
+            yield f"scoring.needs: {source} must name some of the kinds that are configured: {', '.join(kinds)}"
+        if scoring.shadow and not {"rules", GROUP_KIND} & set(needed):
+            yield f"scoring.shadow scoring.needs: nothing would be left to train {source} on: let it need rules"
+        if GROUP_KIND in needed and scoring.manager.of(source) is None:
+            yield f"scoring.needs: {source} has no manager: name one in scoring.manager.name or scoring.manager.sources"
+    yield from _manager(config)
+    if not set(scoring.serve) <= set(kinds):
+        yield f"scoring.serve: name some of the kinds that are configured: {', '.join(kinds)}"
+    for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
+        if not DEVICE.fullmatch(model.device):
+            yield f"{key}.device: use cpu, cuda, cuda:N (a GPU's number), or auto"
+        if model.gpus > 1 and model.device not in ("cuda", "auto"):
+            yield f"{key}.gpus {key}.device: layers are spread over the first GPUs; set the device to cuda or auto"
+    yield from _shaping(config)
+
+
+def _manager(config: TrainConfig) -> Iterator[str]:
+    manager = config.scoring.manager
+    if manager.timeout_s >= config.scoring.stall_s:
+        yield "scoring.manager.timeout_s scoring.stall_s: the scorer would count as hung; the first must be smaller"
+    elif manager.batch_groups > 1 and 2 * manager.timeout_s >= config.scoring.stall_s:
+        # A call that overran its time is followed by one of a group alone before there is a result.
+        yield (
+            "scoring.manager.timeout_s scoring.stall_s: a call of several groups (batch_groups) that hangs is tried "
+            "again for each group, and the scorer would count as hung; the first must be less than half the second"
+        )
+    if (manager.compute_score or manager.params) and not any(map(manager.of, ("", *manager.sources))):
+        yield "scoring.manager.name: there is no manager that takes compute_score and params; name one"
+    for source, changes in manager.sources.items():
+        if changes is not None and not (isinstance(changes, Mapping) and set(changes) <= set(MANAGER_KEYS)):
+            keys = ", ".join(MANAGER_KEYS)
+            yield f"scoring.manager.sources: {source} has {changes!r:.100}; give null, or a mapping with some of {keys}"
+            continue
+        for option in options(ManagerConfig):
+            if option.name in (changes or {}) and not option.allows((changes or {})[option.name]):
+                yield f"scoring.manager.sources: {option.name} of {source} must be {option.allowed}"
+
+
+def _shaping(config: TrainConfig) -> Iterator[str]:
+    scoring, shaping = config.scoring, config.scoring.shaping
+    for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
+        if model.params and not model.is_configured:
+            yield f"{key}.params {key}.path: there is no model that takes them; name its folder, hub name or URL"
+    if shaping.process_weight and not scoring.prm.is_configured:
+        yield "scoring.shaping.process_weight scoring.prm.path: name a process reward model, which gives step scores"
+    if scoring.shadow and not (shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight):
+        yield "scoring.shadow scoring.shaping.outcome_weight: nothing is left to train on; give the outcome a weight"
+    yield from _weightless(config)
+    for key in ("use_logit_tanh", "use_raw_logit"):
+        if getattr(shaping, key) and shaping.prm_aggregation == "product":
+            yield f"scoring.shaping.prm_aggregation scoring.shaping.{key}: a product needs scores above 0; use min"
+    if shaping.use_raw_logit and (shaping.use_logit_tanh or shaping.prm_apply_sigmoid):
+        yield "scoring.shaping.use_raw_logit: leave out use_logit_tanh and prm_apply_sigmoid, which change the logit"
+    if shaping.prm_aggregation == "best_of_n" and all(part.name != "best_of_n" for part in config.algorithm.reward):
+        yield "scoring.shaping.prm_aggregation: add {name: best_of_n} to algorithm.reward, which compares the members"
+    if shaping.overlong_penalty and shaping.overlong_buffer > shaping.overlong_max_length:
+        yield "scoring.shaping.overlong_max_length scoring.shaping.overlong_buffer: the first must be the larger one"
+    try:
+        re.compile(shaping.answer_pattern)
+    except re.error as error:
+        yield f"scoring.shaping.answer_pattern: Python cannot read this regular expression: {error}"
+
+
+def _weightless(config: TrainConfig) -> Iterator[str]:
+    """Data sources whose reward would always be zero."""
+    scoring, shaping = config.scoring, config.scoring.shaping
+    counts = {
+        "rules": shaping.outcome_weight or shaping.prm_acc_bonus_weight,
+        "outcome_model": shaping.outcome_model_weight,
+        "prm": shaping.process_weight or shaping.prm_aggregation == "per_step",
+        GROUP_KIND: shaping.outcome_weight or shaping.prm_acc_bonus_weight,
+    }
+    for source, kinds in {"any source": configured(scoring), **scoring.needs}.items():
+        if not shaping.environment_weight and not any(counts[kind] for kind in kinds):
+            yield (
+                f"scoring.shaping.outcome_weight: nothing that {source} needs ({', '.join(kinds)}) has a weight in the "
+                "reward: give it one, or use prm_aggregation=per_step and an algorithm that reads the steps"
+            )
