@@ -7,12 +7,13 @@ and the fix. `refusals.py` puts them together with what else is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from asyncrl.config.bind import CHAT_API_FIX, PROMETHEUS_FIX, is_loopback
 from asyncrl.config.deployment_checks import cluster_conflicts, network_conflicts, weights_conflicts
 from asyncrl.config.learner_checks import demonstration_conflicts, learner_conflicts
+from asyncrl.config.quoting import list_word
 from asyncrl.config.schema import ActorConfig, TrainConfig
 from asyncrl.config.scoring_checks import scoring_conflicts
 from asyncrl.errors import RefusedError
@@ -25,8 +26,12 @@ VLLM_COLDEST = 0.01
 SHORTEST_KEY = 16
 """Characters of the key with which agents elsewhere ask for episodes."""
 
-SPACED_ARGUMENT = re.compile(r"--[^=\s]*\s")
-"""An option of a command line with its value behind a space, in one word."""
+NAME_OF_ARGUMENT = re.compile(r"--[^=\s]*\s")
+"""The name of an option in front of its value, where both are in one word."""
+NEXT_ARGUMENT = re.compile(r"\s+(?=--\w)")
+LIST_OF_ARGUMENTS = re.compile(r"\s*\[\s*['\"]?--.*\]\s*", re.DOTALL)
+"""A list of such options in one word, since there were quotes around all of it."""
+NEXT_ITEM = re.compile(r",\s*(?=['\"]?--\w)")
 
 
 def conflicts(config: TrainConfig) -> Iterator[str]:
@@ -231,12 +236,7 @@ def _engine(config: TrainConfig) -> Iterator[str]:
             f"{' '.join(['engine.kind', *given])}: the engine needs servers: set exactly one of {', '.join(sources)}"
             f"{own if engine.kind == 'sglang' else ''}"
         )
-    if spaced := [each for each in engine.server.arguments if SPACED_ARGUMENT.match(each)]:
-        items = ",".join(" ".join(spaced).split())
-        yield (
-            f"engine.server.arguments: a server reads {spaced[0]!r} as one word; write names and values as items of "
-            f"their own: [{items}]"
-        )
+    yield from _server_arguments(engine.server.arguments)
     for key, urls in (("engine.urls", engine.urls), ("engine.router", [engine.router] if engine.router else [])):
         if not all(url.startswith(("http://", "https://")) for url in urls):
             yield f"{key}: the url of a server must begin with http:// or https://"
@@ -246,6 +246,31 @@ def _engine(config: TrainConfig) -> Iterator[str]:
         yield "cluster.actors engine.kind: a server has one actor; name more servers in engine.urls instead"
     if engine.kind == "vllm" and actor.temperature < VLLM_COLDEST:
         yield f"actor.temperature engine.kind: vLLM samples at {VLLM_COLDEST} or more; set that or more"
+
+
+def _server_arguments(arguments: Sequence[str]) -> Iterator[str]:
+    key = "engine.server.arguments"
+    separate = [word for each in arguments for word in _separate(each)]
+    if separate != list(arguments):
+        wrong = next(each for each in arguments if list(_separate(each)) != [each])
+        yield (
+            f"{key}: a server reads {wrong!r} as one word; write names and values as items of their own: "
+            f"{list_word(key, separate)}"
+        )
+
+
+def _separate(argument: str) -> Iterator[str]:
+    """The words of a server's command line that an item of the list means."""
+    if LIST_OF_ARGUMENTS.fullmatch(argument):
+        for part in NEXT_ITEM.split(argument.strip()[1:-1]):
+            # The commas of a JSON value do not end an item.
+            for each in part.split(",", 1 if "{" in part or "[" in part else -1):
+                yield from _separate(each.strip().strip("'\""))
+    elif argument.lstrip().startswith("--"):
+        for part in NEXT_ARGUMENT.split(argument.lstrip()):
+            yield from part.split(maxsplit=1) if NAME_OF_ARGUMENT.match(part) else [part]
+    else:
+        yield argument
 
 
 def _replay(config: TrainConfig) -> Iterator[str]:

@@ -147,9 +147,3 @@ def _unset(config: DictConfig, key: str) -> str | None:
     except FAILURES as error:
         return f"{key}: {reason(error)}"
     return None
-
-
-def quoted(value: object) -> str:
-    """A value as a word has it, whatever its characters."""
-    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return str(value) if isinstance(value, int) else f"'{escaped}'"

@@ -10,10 +10,11 @@ from tempfile import TemporaryDirectory
 import yaml
 
 from asyncrl.config.changes import KEYS, by_key, values_of
-from asyncrl.config.compose import quoted, read
+from asyncrl.config.compose import read
 from asyncrl.config.files import GROUPS
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.option import as_yaml
+from asyncrl.config.quoting import quoted
 from asyncrl.config.schema import DataConfig, NetworkConfig, SftConfig, TrainConfig, WeightsConfig
 from asyncrl.errors import ConfigError
 from asyncrl.evaluate.runs import config_of

@@ -27,9 +27,10 @@ from asyncrl.actor.chat import Chat
 from asyncrl.actor.offered import Offer
 from asyncrl.actor.runner import open_runner
 from asyncrl.config.commands import command_name
-from asyncrl.config.compose import composed, quoted, read
+from asyncrl.config.compose import composed, read
 from asyncrl.config.exits import EXIT_FAILURE, failures_end_the_command, usage_or_failure
 from asyncrl.config.load import log_to_stderr
+from asyncrl.config.quoting import quoted
 from asyncrl.config.refusals import may_exist
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.opening import all_tasks

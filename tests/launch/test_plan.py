@@ -42,6 +42,9 @@ def test_a_plan_without_gpus_says_so_where_servers_need_some(capsys: pytest.Capt
         config.engine.server.arguments = arguments
         show_plan(config)
         assert "no host has a GPU" not in capsys.readouterr().out
+    config.engine.server.arguments = ["--device=cpu", "--device", "cuda"]
+    show_plan(config)
+    assert "no host has a GPU" in capsys.readouterr().out, "a server takes the last of several"
     config.engine.server.arguments, config.cluster.gpus = [], 1
     show_plan(config, "--plan=1")
     assert "no host has a GPU" not in capsys.readouterr().out

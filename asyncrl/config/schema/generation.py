@@ -12,6 +12,8 @@ from asyncrl.config.schema.tools import FetchConfig, SandboxConfig, SearchConfig
 
 LARGEST_INTEGER: Mapping[str, int] = {"int8": 127, "int4": 7}
 """Of the integers to which an engine of such a dtype rounds its matrices."""
+DEVICE = "--device"
+"""The option of servers that says where they compute."""
 
 
 @dataclass
@@ -170,6 +172,10 @@ class ActorConfig:
         return self.environment is not None or bool(self.environments)
 
 
+def _name_and_value(word: str) -> list[str]:
+    return word.split("=", 1) if word.startswith(f"{DEVICE}=") else [word]
+
+
 @dataclass
 class ServerConfig:
     """The SGLang servers that an actor starts on its machine with engine.launch."""
@@ -193,7 +199,10 @@ class ServerConfig:
     @property
     def on_cpu(self) -> bool:
         """Whether its arguments keep the server from GPUs."""
-        return "--device=cpu" in self.arguments or ("--device", "cpu") in pairwise(self.arguments)
+        words = [part for word in self.arguments for part in _name_and_value(word)]
+        devices = [value for name, value in pairwise(words) if name == DEVICE]
+        # A server takes the last of several.
+        return devices[-1:] == ["cpu"]
 
 
 @dataclass

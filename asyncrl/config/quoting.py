@@ -1,0 +1,27 @@
+"""Values as words of the command line: quoted for Hydra, then for the shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+NAME = re.compile(r"--[\w-]+")
+"""An item that Hydra reads as it is."""
+IN_DOUBLE_QUOTES = re.compile(r'[^"$`\\!\n]*')
+"""A word that a shell reads as it is within double quotes."""
+
+
+def quoted(value: object) -> str:
+    """A value as a word has it, whatever its characters."""
+    if isinstance(value, int):
+        return str(value)
+    # Hydra reads backslashes as they are, but for those in front of a quote.
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", str(value)).replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def list_word(key: str, items: Sequence[str]) -> str:
+    """`KEY=[...]` as it is typed into a shell."""
+    word = f"{key}=[{','.join(each if NAME.fullmatch(each) else quoted(each) for each in items)}]"
+    return f'"{word}"' if IN_DOUBLE_QUOTES.fullmatch(word) else shlex.quote(word)
