@@ -185,7 +185,8 @@ def status(arguments: Namespace) -> int:
         # Rates need a second look. A shard that does not answer would be waited for again.
         if view["running"] and not view["problem"]:
             view = next(views)
-    return _print(arguments, view, lambda: status_table(view), console)
+    # A file or a pipe takes lines of any length, and a command within one stays whole.
+    return _print(arguments, view, lambda: status_table(view), console, soft_wrap=not console.is_terminal)
 
 
 def _views(run: InspectedRun, live: LiveReplay, stored: StoredRun, interval: float) -> Iterator[dict[str, Any]]:

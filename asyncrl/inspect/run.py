@@ -72,9 +72,9 @@ def find(
         if store is not None:
             raise StoreError(f"there is no store {folder}: name one, such as runs/NAME/replay{_known_runs()}")
         if (folder.parent / CONFIG_FILE).is_file():
-            raise StoreError(
-                f"{folder.parent} has no store, since its replay never started: see {folder.parent / 'logs'}"
-            )
+            logs = folder.parent / "logs"
+            see = f"; see {logs}" if logs.is_dir() else ""
+            raise StoreError(f"there is no store {folder}: it was never made, or has been removed{see}")
         raise StoreError(f"{run} is no run: name the folder of one, such as runs/NAME, or its name{_known_runs()}")
     path = folder.parent / CONFIG_FILE
     if config is None and folder.name == "replay" and path.is_file():

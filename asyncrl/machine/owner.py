@@ -36,7 +36,7 @@ def owner_of(run_dir: Path) -> Owner | None:
                     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     return None
             return owner
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

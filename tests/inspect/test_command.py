@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,22 @@ def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
         assert "no replay serves" in status["problem"]
 
 
+def test_a_line_of_the_status_that_goes_into_a_pipe_is_whole_and_tables_have_the_width_of_a_terminal(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_config(Path("runs/mine"), replay_port=6)
+    Path("runs/mine/summary.json").write_text(json.dumps({"result": "stopped"}))
+    lines = call("status", "--once", "mine")[1].splitlines()
+    goes_on = "asyncrl resume runs/mine goes on with it, and asyncrl report runs/mine shows what came of it"
+    (whole,) = (line for line in lines if goes_on in line)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    on_terminal = re.sub("\x1b[^m]*m", "", call("status", "--once", "mine")[1])
+    assert goes_on not in on_terminal
+    (titles,) = (line for line in lines if line.startswith("trajectories"))
+    assert len(titles) <= 80 < len(whole)
+    assert titles.rstrip() in [line.rstrip() for line in on_terminal.splitlines()]
+
+
 @pytest.mark.parametrize(
     ("result", "says"),
     [
@@ -102,7 +119,10 @@ def test_the_help_of_a_subcommand_describes_it(call: Call) -> None:
             "runs/yours is no run: name the folder of one, such as runs/NAME, or its name; there",
         ),
         (["status", "--run", "yours"], "yours is no run: name the folder of one"),
-        (["status", "begun"], "runs/begun has no store, since its replay never started: see runs/begun/logs"),
+        (["status", "begun"], "there is no store runs/begun/replay: it was never made, or has been removed\n"),
+        (["list", "logged"], "runs/logged/replay: it was never made, or has been removed; see runs/logged/logs\n"),
+        (["status", "runs/file"], "runs/file is no run: name the folder of one"),
+        (["status", "file"], "file is no run: name the folder of one"),
         (["status", "--store", "yours"], "there is no store yours: name one, such as runs/NAME/replay; there are"),
         (["show", "t000000000.9.0", "--run", "mine"], "do you mean t000000000.0.0"),
         (["show", "t000000001", "--run", "mine"], "do you mean t000000001.0.0, t000000001.1.0?"),
@@ -122,6 +142,9 @@ def test_an_error_names_its_fix_and_ends_with_status_1(call: Call, arguments: li
     Path("runs/old/config.yaml").write_text("replay: {no_such_key: 1}\n")
     Path("runs/begun").mkdir()
     write_config(Path("runs/begun"))
+    Path("runs/logged/logs").mkdir(parents=True)
+    write_config(Path("runs/logged"))
+    Path("runs/file").touch()
     code, out, err = call(*arguments)
     assert (code, out) == (1, "")
     assert fix in err
