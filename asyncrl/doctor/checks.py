@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from packaging.version import InvalidVersion, Version
+
 from asyncrl.config.bind import is_loopback
 from asyncrl.doctor.facts import AcceleratorFacts, AddressFact, HostFacts, HostMark
 from asyncrl.machine.numa import visible_gpus
@@ -22,6 +24,9 @@ NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "beegfs", 
 STARTING_S = 300.0
 """In which roles load models before they listen."""
 SHOWN = 5
+SPANS_SINCE = (0, 5, 22)
+"""The first SGLang that goes on with requests through a push, as `SglangServer` has it. That module would load torch
+and transformers, which may be what is broken here."""
 
 
 class Severity(StrEnum):
@@ -280,7 +285,18 @@ def servers(facts: HostFacts) -> Iterator[Diagnosis]:
         mend = "install SGLang there, or name another Python by engine.python (docs/sglang.md)"
         yield Diagnosis("servers", Severity.PROBLEM, f"{facts.server_python}: {facts.server_error}", mend)
     elif facts.server_python:
-        yield Diagnosis("servers", Severity.OK, f"{facts.server_python} has SGLang {facts.server_version}")
+        text = f"{facts.server_python} has SGLang {facts.server_version}"
+        yield Diagnosis("servers", Severity.OK, f"{text}{_older(facts.server_version)}")
+
+
+def _older(version: str) -> str:
+    """What a push costs with a version of SGLang that does not say which weights sampled which token."""
+    try:
+        is_older = Version(version).release < SPANS_SINCE
+    except InvalidVersion:
+        return ""
+    since = ".".join(map(str, SPANS_SINCE))
+    return f"; each push of new weights interrupts its requests, as with all before {since}" if is_older else ""
 
 
 def launcher(facts: HostFacts) -> Iterator[Diagnosis]:

@@ -59,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a run, such as runs/NAME, or its name")
     parser.add_argument("--folder", type=Path, metavar="DIR", help=f"folder of the runs, run.dir ({RUNS})")
     parser.add_argument("--keys", metavar="DIR", help="folder of the keys, network.keys")
-    parser.add_argument("--python", metavar="PYTHON", help="a Python that must have SGLang, engine.python")
+    parser.add_argument(
+        "--python", type=_program, metavar="PYTHON", help="a Python that must have SGLang, engine.python"
+    )
     parser.add_argument("--connect", type=_address, action="append", default=[], metavar="HOST:PORT", help=REACH)
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -73,6 +75,12 @@ def _address(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise argparse.ArgumentTypeError(f"{text} is no HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def _program(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: name a Python, such as sglang-env/bin/python")
+    return text
 
 
 def _facts(given: argparse.Namespace) -> HostFacts:

@@ -33,6 +33,8 @@ RDMA = Path("/sys/class/infiniband")
 OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LINUX_FIRST_PORT = 32768
 PROGRAM_S = 60.0
+VERSION_LINE = "asyncrl doctor: sglang "
+"""What the line with the version begins with: packages print lines of their own when they are imported."""
 ALIKE = ("asyncrl", "torch", "transformers", "msgspec")
 """Packages that must be alike on all hosts of a run: they compute log-probs, or write and read messages."""
 
@@ -172,11 +174,15 @@ def _servers(python: str) -> tuple[str, str]:
     """The version of SGLang that a Python has, and why it cannot be imported there."""
     if shutil.which(python) is None:
         return "", "there is no such program"
-    command = [python, "-c", "import sglang; print(sglang.__version__)"]
+    command = [python, "-c", f"import sglang; print('\\n' + {VERSION_LINE!r} + sglang.__version__)"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=PROGRAM_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", reason_of(error)
-    printed = (done.stderr if done.returncode else done.stdout).split("\n")
-    last = next((line for line in reversed(printed) if line.strip()), f"it ended with status {done.returncode}")
-    return ("", last) if done.returncode else (last, "")
+    if done.returncode:
+        errors = [line for line in done.stderr.split("\n") if line.strip()]
+        return "", errors[-1] if errors else f"it ended with status {done.returncode}"
+    found = [line.removeprefix(VERSION_LINE) for line in done.stdout.splitlines() if line.startswith(VERSION_LINE)]
+    return (found[0].strip(), "") if found else ("", "it did not print the version of SGLang, as a Python would")

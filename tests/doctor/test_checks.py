@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from asyncrl.actor.engine.sglang import server
+from asyncrl.doctor import checks
 from asyncrl.doctor.checks import Severity, examine
 from asyncrl.doctor.facts import (
     AcceleratorFacts,
@@ -159,3 +161,24 @@ def test_all_that_is_wrong_is_said_at_once(facts: HostFacts, texts: list[str]) -
     bad = [each for each in examine(facts) if each.verdict is not Severity.OK]
     assert len(bad) == len(texts)
     assert all(text in each.text and each.mend for text, each in zip(texts, bad, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("version", "is_older"),
+    [
+        ("0.5.22", False),
+        ("0.5.22rc1", False),
+        ("0.6", False),
+        ("0.5.17.post1", True),
+        ("0.5", True),
+        ("unknown", False),
+    ],
+)
+def test_an_older_sglang_works_with_a_remark(version: str, is_older: bool) -> None:
+    (found,) = (each for each in examine(replace(HEALTHY, server_version=version)) if each.check == "servers")
+    assert found.verdict is Severity.OK
+    assert ("interrupts its requests" in found.text) is is_older
+
+
+def test_the_remark_is_about_the_versions_whose_requests_an_update_interrupts() -> None:
+    assert checks.SPANS_SINCE == server.SPANS_SINCE

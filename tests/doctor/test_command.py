@@ -121,17 +121,42 @@ def test_a_python_for_servers_is_tried_before_there_is_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "with").write_text("#!/bin/sh\necho loading\necho 0.5.23\n")
-    (tmp_path / "without").write_text("#!/bin/sh\necho \"No module named 'sglang'\" >&2\nexit 1\n")
-    for each in ("with", "without"):
-        (tmp_path / each).chmod(0o755)
+    _python_with_sglang(tmp_path / "with", "print('loading', end=' '); atexit.register(print, 'goodbye')", "0.5.23")
+    _python_with_sglang(tmp_path / "old", r"sys.stdout.buffer.write(b'\xff\n')", "0.5.17")
+    _python_with_sglang(tmp_path / "without", r"sys.stderr.buffer.write(b'\xff\n'); sys.exit('No GPU')", "")
+    (tmp_path / "mute").write_text("#!/bin/sh\n")
+    (tmp_path / "mute").chmod(0o755)
     for python, verdict, says in (
         ("./with", "ok", "./with has SGLang 0.5.23"),
-        ("./without", "problem", "./without: No module named 'sglang'"),
+        (
+            "./old",
+            "ok",
+            "./old has SGLang 0.5.17; each push of new weights interrupts its requests, as with all before 0.5.22",
+        ),
+        ("./without", "problem", "./without: No GPU"),
+        ("./mute", "problem", "./mute: it did not print the version of SGLang, as a Python would"),
         ("./missing", "problem", "./missing: there is no such program"),
     ):
         found = call(["--python", python, "--json"], monkeypatch, capsys)[1]
         assert [(each["verdict"], each["text"]) for each in found if each["check"] == "servers"] == [(verdict, says)]
+
+
+def _python_with_sglang(program: Path, prints: str, version: str) -> None:
+    """A Python whose sglang does `prints` while it is imported."""
+    package = program.with_suffix(".packages")
+    package.mkdir()
+    (package / "sglang.py").write_text(f"import atexit, sys\n{prints}\n__version__ = {version!r}\n")
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={package} exec {sys.executable} -S "$@"\n')
+    program.chmod(0o755)
+
+
+def test_a_python_without_a_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["asyncrl doctor", "--python="])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--python: it is empty: name a Python" in capsys.readouterr().err
 
 
 @pytest.mark.slow
