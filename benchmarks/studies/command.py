@@ -6,7 +6,7 @@ import argparse
 import fcntl
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -134,15 +134,20 @@ class _Asked:
     def cells(self) -> list[Cell]:
         curves = self.curves()
         return [
-            cell_of(cell, runs[0][0]["lr"], runs, self._study.target, self._compared(cell, curves))
+            cell_of(cell, runs[0][0]["lr"], runs, self._study.target, self._compared(cell))
             for cell in self._cells
             if (runs := curves.get(tuple(cell.values())))
         ]
 
-    def _compared(self, cell: Levels, curves: Mapping[tuple[str, ...], list[list[Row]]]) -> list[list[Row]]:
-        """The runs of the baseline beside a cell; none for a cell of the baseline itself."""
+    def _compared(self, cell: Levels) -> list[list[Row]]:
+        """The runs of the baseline beside a cell that have ended, also where the command leaves that cell out; none
+        for a cell of the baseline itself."""
         beside = {**cell, **self._study.baseline}
-        return [] if beside == cell else curves.get(tuple(beside.values()), [])
+        is_known, rate = self._rate(beside)
+        if beside == cell or not is_known:
+            return []
+        runs = [self._study.run(beside, seed, rate, self._changed) for seed in self._seeds]
+        return [rows for run in runs if (rows := self._rows(run))]
 
     def write(self, page: Path | None) -> str:
         """The study's tables; they are written into the page if there is one, with a picture."""

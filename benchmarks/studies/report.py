@@ -33,7 +33,7 @@ FIGURES: Mapping[str, Callable[[Cell], str]] = {
     "seconds of all steps": lambda cell: _shown(cell.step_seconds, "{:,.0f}"),
     "best accuracy": lambda cell: _shown(cell.best, "{:.2f}"),
     "last accuracy": lambda cell: _shown(cell.last, "{:.2f}"),
-    "gain": lambda cell: _shown(cell.gain, "{:+.2f}"),
+    "gain": lambda cell: _of_seeds(cell, cell.gain, "{:+.2f}"),
     "lag used, mean": lambda cell: _shown(cell.lag_mean, "{:.1f}"),
     "lag used, largest": lambda cell: _shown(cell.lag_max, "{:.0f}"),
     "entropy": lambda cell: _shown(cell.entropy, "{:.3f}"),
@@ -179,7 +179,8 @@ def draw(study: Study, curves: Curves, picture: Path) -> None:
 def _draw_cell(axes: Axes, over: str, runs: Sequence[Sequence[Row]], colour: object) -> None:
     """The seeds' curves, and the means of their points after the steps at which all of them have an evaluation."""
     known = [
-        {row["step"]: (row[over], row["accuracy"]) for row in rows if row["accuracy"] is not None} for rows in runs
+        {row["step"]: (row[over], row["accuracy"]) for row in rows if None not in (row[over], row["accuracy"])}
+        for rows in runs
     ]
     for curve in known:
         axes.plot(*_columns(curve.values()), color=colour, alpha=0.3, linewidth=0.8)
@@ -214,10 +215,13 @@ def _told(figure: Callable[[Cell], str], seeds: int, cell: Cell) -> str:
 
 def _to_target(cell: Cell, spread: Spread | None) -> str:
     """With the number of seeds that reached it, where some did not."""
-    if spread is None:
-        return "never"
-    shown = _shown(spread, "{:,.0f}")
-    return shown if cell.reached == cell.seeds else f"{shown}; {cell.reached} of {cell.seeds} seeds"
+    return "never" if spread is None else _of_seeds(cell, spread, "{:,.0f}")
+
+
+def _of_seeds(cell: Cell, spread: Spread | None, form: str) -> str:
+    """With the number of seeds that have a value, where some have none."""
+    shown = _shown(spread, form)
+    return shown if spread is None or spread.count == cell.seeds else f"{shown}; {spread.count} of {cell.seeds} seeds"
 
 
 def _shown(spread: Spread | None, form: str) -> str:

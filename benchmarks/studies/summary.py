@@ -1,7 +1,8 @@
 """Cells from rows: what the seeds of each combination of levels came to, and how far they are apart.
 
-Nothing is left out: a run that failed or collapsed counts in its cell, and a run that never reached the target has no
-samples to it. The spread of a figure is its least and its greatest value over the seeds that have it.
+A run that failed or collapsed counts in its cell. One that never reached the target has no samples to it, and one that
+failed has no seconds of all steps, since it did not make all. The spread of a figure is its least and its greatest
+value over the seeds that have it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def cell_of(
         reasons=sorted({row["reason"] for row in lasts if row["status"] == FAILED}),
         samples_to_target=Spread.of(row["samples"] for row in reached if row),
         seconds_to_target=Spread.of(row["seconds"] for row in reached if row),
-        step_seconds=Spread.of(row["seconds"] for row in lasts),
+        step_seconds=Spread.of(row["seconds"] for row in lasts if row["status"] != FAILED),
         best=Spread.of(max(_known(rows, "accuracy"), default=None) for rows in runs),
         last=Spread.of(row["accuracy"] for row in lasts),
         gain=Spread.of(_gains(runs, baseline)),

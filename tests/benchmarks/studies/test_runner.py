@@ -194,3 +194,19 @@ def test_the_command_searches_then_runs_every_cell_and_goes_on_where_it_was(
     assert "6 runs, 2 of them to find learning rates; 6 ended; one took" in capsys.readouterr().out
     call("learner.lr=0.5", "--plan")
     assert "4 runs, 0 of them" in capsys.readouterr().out
+
+
+def test_gains_are_those_over_runs_of_the_baseline_that_the_command_leaves_out(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call(*words: str) -> str:
+        given = [f"learner.lr={DONE_LR}", "--results", str(tmp_path), "--seeds", "1", *words]
+        command.main(STUDY, given, folder, STAND_IN, lambda _: PreparedRung(*[tmp_path] * 3))
+        return capsys.readouterr().out
+
+    blue = ("--only", "size=small", "colour=blue")
+    assert "+0.00" not in call(*blue)
+    call("--only", "size=small", "colour=red")
+    told = call(*blue, "--report")
+    assert "+0.00" in told
+    assert "| red |" not in told

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from benchmarks.studies.figures import collapsed
-from benchmarks.studies.report import FIGURES, failures, overview, table, write_page, write_section
+from benchmarks.studies.report import FIGURES, draw, failures, overview, table, write_page, write_section
 from benchmarks.studies.summary import Spread, cell_of
 from tests.benchmarks.studies.support import STUDIES, STUDY, row
 
@@ -46,6 +48,29 @@ def test_a_gain_is_taken_seed_by_seed_and_only_where_both_runs_have_an_accuracy(
     assert gain is not None
     assert (gain.count, round(gain.least, 9), round(gain.greatest, 9)) == (2, 0.2, 0.2)
     assert cell_of(LEVELS, 1e-4, ours, 0.8).gain is None
+
+
+def test_a_gain_of_fewer_seeds_than_the_cell_has_says_so() -> None:
+    ours = [[row(0, 0.5, seed=0)], [row(0, 0.3, seed=1)], [row(0, 0.9, seed=2)]]
+    theirs = [[row(0, 0.4, seed=0)], [row(0, 0.3, seed=1, status="failed")]]
+    assert FIGURES["gain"](cell_of(LEVELS, 1e-4, ours, 0.8, theirs)) == "+0.10; 1 of 3 seeds"
+    assert FIGURES["gain"](cell_of(LEVELS, 1e-4, ours[:1], 0.8, theirs)) == "+0.10"
+    assert FIGURES["gain"](cell_of(LEVELS, 1e-4, ours, 0.8)) == ""
+
+
+def test_the_seconds_of_all_steps_are_those_of_runs_that_made_all() -> None:
+    failed = [row(1, 0.4, samples=8, seconds=1.0, status="failed")]
+    assert cell_of(LEVELS, 1e-4, [FAST, failed], target=0.8).step_seconds == Spread(6, 6, 6, 1)
+    assert cell_of(LEVELS, 1e-4, [failed], target=0.8).step_seconds is None
+
+
+@pytest.mark.parametrize("over", ["samples", "seconds"])
+def test_an_evaluation_without_samples_or_seconds_is_not_in_the_picture(
+    over: Literal["samples", "seconds"], tmp_path: Path
+) -> None:
+    runs = [[row(0, 0.1), *FAST], SLOW]
+    draw(replace(STUDY, over=over), {("small", "red"): runs}, tmp_path / "toy.png")
+    assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_nothing_is_said_of_what_nobody_knows() -> None:
