@@ -10,7 +10,9 @@ import pytest
 
 from asyncrl.config.compose import read
 from asyncrl.demo.ladder.tasks import RUNGS
-from benchmarks.studies import age
+from benchmarks.studies import age, mismatch
+from benchmarks.studies.results import FOLDER, Results
+from benchmarks.studies.search import best_rate
 from benchmarks.studies.study import BASE, LR, MAIN, SEARCH, SEARCH_SEED, Run, Study, overrides
 from tests.benchmarks.studies.support import STUDIES, STUDY
 
@@ -39,6 +41,13 @@ def test_every_level_of_the_searched_factor_gets_the_same_runs() -> None:
         assert [run.lr for run in runs] == [1e-5, 1e-4]
         assert {(run.stage, run.seed, run.settings["learner.steps"]) for run in runs} == {(SEARCH, SEARCH_SEED, 2)}
         assert all(run.levels == {"size": "small", "colour": level} for run in runs)
+
+
+def test_rates_that_other_studies_take_are_those_that_age_has_found() -> None:
+    results = Results(FOLDER / "age.parquet", age.STUDY.factors)
+    found = {name: best_rate(age.STUDY.searches(name, {}), results) for name in mismatch.RATES}
+    assert found == mismatch.RATES
+    assert found["truncate"] == BASE[LR]
 
 
 def test_a_run_with_another_setting_seed_or_stage_is_another_run() -> None:
