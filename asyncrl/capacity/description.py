@@ -78,7 +78,8 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_lag: Annotated[int, Meta(ge=0)] = 2
     max_times_sampled: Count = 1
     oversample: Annotated[float, Meta(ge=1, le=1e6)] = 1.0
-    sampler: Literal["fifo", "freshest", "prioritised"] = "fifo"
+    sampler: Literal["oldest", "fifo", "freshest", "prioritised"] = "oldest"
+    spare_batches: Annotated[float, Meta(ge=0)] | None = 0.5
     filter_zero_variance: bool = False
 
     def __post_init__(self) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from asyncrl.capacity.description import Sizes
-from asyncrl.config.schema import SamplerConfig
+from asyncrl.config.schema import ReplayConfig, SamplerConfig
 from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
-from asyncrl.replay.from_config import sampler
+from asyncrl.replay.from_config import sampler, spare_batches
 from asyncrl.replay.protocol import Call
 from asyncrl.replay.records import THROWN_AWAY, TrajectoryRecord
 from asyncrl.replay.sampling import Filters
@@ -95,9 +95,9 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         labels = Labels(trajectory, reward, reward, SCORER)
         self._ask(protocol.PutLabels(scorer, scorer), encode(labels_message(labels)))
 
-    def plan(self, step: int) -> BatchPlan | None:
-        """The batch plan of a step, or None if there is none yet."""
-        return self._ask(protocol.GetPlan(step, ahead=False))  # type: ignore[no-any-return]
+    def plan(self, step: int, ahead: bool = False) -> BatchPlan | None:
+        """The batch plan of a step, or None if there is none yet. With `ahead` the step before is still at work."""
+        return self._ask(protocol.GetPlan(step, ahead))  # type: ignore[no-any-return]
 
     def has_batch(self) -> bool:
         """Whether there are enough complete groups for a batch, if none of them is too old."""
@@ -126,6 +126,7 @@ def _settings(sizes: Sizes, tasks: int, seed: int) -> ReplaySettings:
     admission = Admission(
         sizes.max_lag, sizes.batch_size * sizes.publish_every, sizes.max_times_sampled, sizes.oversample
     )
+    sampling = SamplerConfig(kind=sizes.sampler, max_times_sampled=sizes.max_times_sampled)
     return ReplaySettings(
         admission=admission,
         feed=Feed(rows, seed, shuffle=True),
@@ -137,6 +138,7 @@ def _settings(sizes: Sizes, tasks: int, seed: int) -> ReplaySettings:
         temperature=1.0,
         high_water_bytes=MAX_STORE_BYTES,
         filters=Filters(zero_variance=sizes.filter_zero_variance),
-        sampler=sampler(SamplerConfig(kind=sizes.sampler)),
+        sampler=sampler(sampling),
+        spare_batches=spare_batches(ReplayConfig(sampler=sampling, spare_batches=sizes.spare_batches)),
         seed=seed,
     )

@@ -150,6 +150,7 @@ class _Simulation:
         self._learner_s = self._scorer_idle_s = 0.0
         self._idle_since: dict[str, float] = {}
         self._plans: list[BatchPlan] = []
+        self._next_step: int | None = None
 
     def forecast(self, first: int, steps: int) -> Forecast:
         sizes, room = self._sizes, self._sizes.engines * self._sizes.concurrency
@@ -240,8 +241,9 @@ class _Simulation:
             for trajectory in leased:
                 yield self._environment.timeout(self._label_s)
                 self._replay.label(name, trajectory, self._reward(trajectory))
-                if self._learner.events and self._replay.has_batch():
+                if self._replay.has_batch():
                     self._learner.wake()
+                    self._plan_ahead()
             if self._sizes.filter_zero_variance:
                 self._actors.wake()
 
@@ -255,14 +257,22 @@ class _Simulation:
             while (plan := self._replay.plan(step)) is None:
                 yield self._learner.wait()
             self._plans.append(plan)
+            self._next_step = step + 1
+            self._plan_ahead()
             tokens = sum(self._episodes[name][0].tokens for name in plan.ids) * self._shards
             seconds = self._rates.step_s + self._rates.token_s * tokens / self._sizes.learner_gpus
             version, publishes = divmod(step + 1, self._sizes.publish_every)
             seconds += 0 if publishes else self._rates.publish_s
             self._learner_s += seconds
             yield self._environment.timeout(seconds)
+            self._next_step = None
             self._replay.end_step(step + 1, None if publishes else version)
             self._progress((step + 1) / self._planned_steps)
             if not publishes:
                 self._environment.process(self._engines.switch(version))
             self._actors.wake()
+
+    def _plan_ahead(self) -> None:
+        """While the learner trains a batch it takes the next one, as soon as there is one."""
+        if self._next_step is not None and self._replay.plan(self._next_step, ahead=True) is not None:
+            self._next_step = None

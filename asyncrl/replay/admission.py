@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Decides whether more trajectories may be started. `per_version` is B, `uses` is R, `oversample` at least 1."""
+    """How many trajectories may be started. `per_version` is B, `uses` is R, `oversample` at least 1."""
 
     max_lag: int
     per_version: int
@@ -27,7 +27,3 @@ class Admission:
         """Uses of trajectories that may be promised in all, once `version` is published."""
         surplus = round(self.per_version * (self.oversample - 1)) * self.uses
         return (self.max_lag + version + self.uses) * self.per_version + surplus
-
-    def admits(self, count: int, committed: int, version: int) -> bool:
-        """Whether `count` more trajectories fit beside `committed` uses, in which thrown away ones do not count."""
-        return committed + count * self.uses <= self.capacity(version)

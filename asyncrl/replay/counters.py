@@ -24,13 +24,12 @@ DEPTHS = ("pending", "tickets", "groups", "data", "waiting", "ready", "plans", "
 
 
 def status(tx: Transaction, settings: ReplaySettings) -> dict[str, int]:
-    """Counters, depths, bytes and bounds."""
+    """Counters, depths, bytes and the limit of these."""
     return {
         **counters(tx),
         "store_bytes": tx.live_bytes(),
         "dead_letter_bytes": tx.counter("dead_letter_bytes"),
         "high_water_bytes": settings.high_water_bytes,
-        "capacity": settings.admission.capacity(tx.counter("version")),
     }
 
 

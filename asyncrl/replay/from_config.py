@@ -16,7 +16,7 @@ from asyncrl.data.opening import open_tasks
 from asyncrl.machine.remote_folder import is_url, read_remote
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Band, Feed
-from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised, Sampler
+from asyncrl.replay.sampling import Fifo, Filters, Freshest, Oldest, Prioritised, Sampler
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
 
@@ -62,6 +62,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         filters=Filters(**asdict(replay.filter)),
         sampler=sampler(replay.sampler),
         reissue_evicted=replay.reissue_evicted,
+        spare_batches=spare_batches(replay),
         keep_steps={"none": 0, "window": replay.retention_steps, "all": math.inf}[replay.retention],
         full_bytes=replay.max_store_gb * FULL * 1e9,
         max_failure_share=config.actor.max_failure_share,
@@ -116,9 +117,21 @@ def high_water_bytes(replay: ReplayConfig) -> int:
 
 def sampler(config: SamplerConfig) -> Sampler:
     """The sampler that `config.kind` names."""
-    if config.kind == "prioritised":
-        return Prioritised(config.alpha, config.beta)
-    return Freshest() if config.kind == "freshest" else Fifo()
+    match config.kind:
+        case "prioritised":
+            return Prioritised(config.alpha, config.beta)
+        case "freshest":
+            return Freshest()
+        case "fifo":
+            return Fifo()
+        case _:
+            return Oldest()
+
+
+def spare_batches(config: ReplayConfig) -> float | None:
+    """None where groups that are complete are to wait: they have further uses, or are the choice of the sampler."""
+    waits = config.sampler.max_times_sampled > 1 or not sampler(config.sampler).plans_ahead
+    return None if waits else config.spare_batches
 
 
 def open_store(config: TrainConfig) -> Store:

@@ -1,6 +1,6 @@
 """Groups: opened when admission allows, completed by replacement tickets, dropped whole when a member is given up.
 
-The counter `committed` has the uses promised to training and not thrown away since; admission bounds it.
+The counter `committed` has the uses promised to training and not thrown away since; admission bounds it, and the pace.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from asyncrl.replay import evaluation
 from asyncrl.replay.backoff import EPISODES, SCORINGS, FailureBackoff
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.failure_limit import FailureLimit
+from asyncrl.replay.pacing import Pace
 from asyncrl.replay.records import (
     THROWN_AWAY,
     UNTRAINED,
@@ -51,29 +52,31 @@ class OpenGroups:
         limits: Mapping[str, FailureLimit],
         dead_letters: DeadLetters,
         stages: Stages,
+        pace: Pace,
     ) -> None:
         self._settings = settings
         self._backoff = backoff
         self._limits = limits
         self._dead_letters = dead_letters
         self._stages = stages
+        self._pace = pace
         self._full = Throttled(log, "no tickets: the store is above its high-water mark")
         self._dropped = Throttled(log, "a group is dropped")
 
     def open_if_admitted(self, tx: Transaction) -> bool:
-        """Open the next training group where admission allows; False where it does not. Tasks to run again come
+        """Open the next training group where admission and the pace allow it, else False. Tasks to run again come
         before those of the feed."""
-        size, admission = self._settings.group_size, self._settings.admission
-        if not admission.admits(size, tx.counter("committed"), tx.counter("version")):
+        uses = self._settings.group_size * self._settings.admission.uses
+        if tx.counter("committed") + uses > self._pace.capacity(tx):
             return False
         if tx.live_bytes() > self._settings.high_water_bytes:
             less = "replay.retention" if self._settings.keeps_all else "learner.checkpoint_every and keep_checkpoints"
             self._full.say(f"raise replay.max_store_gb, or have less kept ({less}), then resume the run")
             return False
         name, row = self._next(tx)
-        tx.add("committed", size * admission.uses)
+        tx.add("committed", uses)
         demonstrated = bool(self._settings.feed.tasks[row].demonstration)
-        members = size + demonstrated
+        members = self._settings.group_size + demonstrated
         group = GroupRecord(row, Purpose.TRAIN, 0, [0] * members, [False] * members, demonstrated=demonstrated)
         self.open(tx, name, group)
         return True

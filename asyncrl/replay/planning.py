@@ -13,6 +13,7 @@ from asyncrl.ids import attempt_of
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.groups import OpenGroups
+from asyncrl.replay.pacing import Pace
 from asyncrl.replay.records import (
     DeadLetter,
     GroupRecord,
@@ -77,9 +78,17 @@ class LearnerWaits:
 class Planning:
     """The replay's part towards the learner, each call within the caller's transaction."""
 
-    def __init__(self, settings: ReplaySettings, groups: OpenGroups, dead_letters: DeadLetters, stages: Stages) -> None:
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        groups: OpenGroups,
+        dead_letters: DeadLetters,
+        stages: Stages,
+        pace: Pace,
+    ) -> None:
         self._settings = settings
         self._groups = groups
+        self._pace = pace
         self._dead_letters = dead_letters
         self._stages = stages
         self._wanted = settings.batch_size // settings.group_size
@@ -95,14 +104,17 @@ class Planning:
         """
         if tx.counter("learner_step") != step and step <= tx.count("plans"):
             tx.set("learner_step", step)
-        return self._planned(tx, step)
+        plan = self._planned(tx, step)
+        if plan is None:
+            self._pace.waits(tx, step)
+        return plan
 
     def plan_ahead(self, tx: Transaction, step: int) -> BatchPlan | None:
-        """The plan of a step after the learner's; None where a later request could get another one.
+        """The plan of a step after the learner's; None where it is not to be made yet.
 
-        The groups that are too old for that step, and those that were completed first, are the same now and later.
+        Which groups are too old for that step is the same now and later. The sampler says whether it may choose now.
         """
-        if self._settings.sampler.in_order and step == tx.count("plans"):
+        if self._settings.sampler.plans_ahead and step == tx.count("plans"):
             return self._planned(tx, step)
         return tx.get("plans", step, BatchPlan)
 
@@ -181,6 +193,7 @@ class Planning:
             record.save(tx, name)
         for order, ready, _ in chosen:
             self._use(tx, order, ready.name, step)
+        self._pace.planned(tx, step, tx.count("ready") * self._settings.group_size)
         self._stages.mark(tx, "plan", "plans", step=step, version=plan.version, episodes=len(plan.ids))
         return plan
 

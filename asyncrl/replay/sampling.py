@@ -43,10 +43,10 @@ class Filters:
 
 class Sampler(Protocol):
     """Chooses `count` different groups out of at least as many, which stand in the order in which they were completed.
-    Returns the index of each chosen group, and its importance weight, at most 1. `in_order`: groups that are completed
-    later do not change what it chooses."""
+    Returns the index of each chosen group, and its importance weight, at most 1. `plans_ahead`: a batch may be chosen
+    while the one before it is trained, without those groups that are completed meanwhile."""
 
-    in_order: ClassVar[bool]
+    plans_ahead: ClassVar[bool]
 
     def choose(self, ready: Sequence[ReadyGroup], count: int, rng: np.random.Generator) -> list[tuple[int, float]]: ...
 
@@ -55,17 +55,28 @@ class Sampler(Protocol):
 class Fifo:
     """The groups that were completed first."""
 
-    in_order: ClassVar[bool] = True
+    plans_ahead: ClassVar[bool] = True
 
     def choose(self, ready: Sequence[ReadyGroup], count: int, rng: np.random.Generator) -> list[tuple[int, float]]:
         return [(index, 1.0) for index in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
+class Oldest:
+    """The groups whose oldest token is the oldest, so that few become too old; of equally old ones, those that were
+    completed first."""
+
+    plans_ahead: ClassVar[bool] = True
+
+    def choose(self, ready: Sequence[ReadyGroup], count: int, rng: np.random.Generator) -> list[tuple[int, float]]:
+        return [(index, 1.0) for index in sorted(range(len(ready)), key=lambda index: ready[index].oldest)[:count]]
+
+
+@dataclass(frozen=True, slots=True)
 class Freshest:
     """The groups whose oldest token is the newest; of equally fresh ones, those that were completed first."""
 
-    in_order: ClassVar[bool] = False
+    plans_ahead: ClassVar[bool] = False
 
     def choose(self, ready: Sequence[ReadyGroup], count: int, rng: np.random.Generator) -> list[tuple[int, float]]:
         return [(index, 1.0) for index in sorted(range(len(ready)), key=lambda index: -ready[index].oldest)[:count]]
@@ -81,7 +92,7 @@ class Prioritised:
 
     alpha: float
     beta: float
-    in_order: ClassVar[bool] = False
+    plans_ahead: ClassVar[bool] = False
 
     def choose(self, ready: Sequence[ReadyGroup], count: int, rng: np.random.Generator) -> list[tuple[int, float]]:
         powers = np.array([max(each.spread, MIN_PRIORITY) ** self.alpha for each in ready])

@@ -21,6 +21,7 @@ from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.images import image_of
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.leases import WorkerLeases
+from asyncrl.replay.pacing import Pace
 from asyncrl.replay.pinned import require_pinned
 from asyncrl.replay.planning import LearnerWaits, Planning
 from asyncrl.replay.protocol import Call, Reply
@@ -67,14 +68,15 @@ class ReplayService:
         self._dead_letters = DeadLetters(settings)
         spans = spans or NoSpans()
         stages = Stages(spans)
-        self._groups = OpenGroups(settings, self._backoff, self._limits, self._dead_letters, stages)
+        self._pace = Pace(settings)
+        self._groups = OpenGroups(settings, self._backoff, self._limits, self._dead_letters, stages, self._pace)
         self._labelling = Labelling(
             settings, self._groups, self._scorers, self._backoff, self._limits[SCORINGS], self._dead_letters, stages
         )
         self._tickets = TicketQueue(
             settings, self._groups, self._labelling, self._actors, self._backoff, self._limits[EPISODES], clock, stages
         )
-        self._planning = Planning(settings, self._groups, self._dead_letters, stages)
+        self._planning = Planning(settings, self._groups, self._dead_letters, stages, self._pace)
         self._waits = LearnerWaits(clock, spans)
         self._end = RunEnd(clock)
         self._ends = ends
@@ -130,7 +132,8 @@ class ReplayService:
             "failed_handshakes": self._failed_handshakes(),
         }
         readers = {"dead_readers": self.readers.dead, "lingering_readers": len(self.readers.lingering())}
-        return {**counters.status(tx, self._settings), **workers, **readers, **waits}
+        now = {**counters.status(tx, self._settings), "capacity": self._pace.capacity(tx)}
+        return {**now, **workers, **readers, **waits}
 
     def failing(self) -> dict[str, str]:
         """For people: what fails where tickets are few because everything does, and the newest failure; else empty."""

@@ -28,6 +28,8 @@ class ReplaySettings:
       trajectories none is taken, so that labels, plans and releases still find room.
     - An evaluation makes `eval_attempts` at each held-out task: one is greedy, several are sampled. The data of
       `evaluation_sample` of its episodes, over all shards, stay for a while.
+    - `spare_batches` may be complete beside the learner's batch before fewer episodes are started, see `pacing`; with
+      None admission alone bounds them.
     - With `greedy_sibling` the first member of every group is sampled greedily.
     - `needs` gives the kinds of scores that a task of a data source passes through.
     - Trajectories are kept for `keep_steps` steps after they were trained; infinity keeps all, trained or not.
@@ -53,6 +55,7 @@ class ReplaySettings:
     filters: Filters = field(default_factory=Filters)
     sampler: Sampler = field(default_factory=Fifo)
     reissue_evicted: bool = False
+    spare_batches: float | None = None
     keep_steps: float = 0
     full_bytes: float = math.inf
     longest_episode_s: float = math.inf

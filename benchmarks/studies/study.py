@@ -71,6 +71,10 @@ BASE: Settings = {
 }
 """The settings of every run, sized for a core or two."""
 
+UNPACED: Settings = {"replay.sampler.kind": "fifo", "replay.spare_batches": None}
+"""Data become as old as the age bound lets them, since age is what studies ask about. These are not in a fingerprint:
+results were measured before there was anything else."""
+
 
 @dataclass(frozen=True)
 class Search:
@@ -188,7 +192,7 @@ def _keys(levels: Mapping[str, Settings]) -> set[str]:
 
 def overrides(settings: Settings, rung: Rung, model: str) -> list[str]:
     """The words of the command line; a slow tool among the settings takes the place of the rung's."""
-    words = {"actor.tools": rung.tools, "actor.max_turns": rung.most_turns, **settings}
+    words = {"actor.tools": rung.tools, "actor.max_turns": rung.most_turns, **UNPACED, **settings}
     ours = (RUNG, WARM_START)
     return [f"{key}={_word(value).replace(MODEL, model)}" for key, value in words.items() if key not in ours]
 

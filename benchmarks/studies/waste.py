@@ -1,6 +1,8 @@
-"""Which admission throws least away at equal idleness: how many episodes in flight, and at which age bound?
+"""Which admission throws least away at equal idleness?
 
-Episodes differ in length, and their tools are slow now and then. Runs are short, since nothing is asked about learning.
+An actor plays all episodes that the age bound allows, or 64 at once; or the replay paces them, see
+`replay.spare_batches`. Batches take the groups that were completed first, or the oldest. Episodes differ in length, and
+their tools are slow now and then. With one actor generation is the limit; with two it is less so.
 
     python -m benchmarks.studies.waste --seeds 3
 """
@@ -8,23 +10,31 @@ Episodes differ in length, and their tools are slow now and then. Runs are short
 from __future__ import annotations
 
 from benchmarks.studies.command import main
-from benchmarks.studies.study import Study
+from benchmarks.studies.study import Settings, Study
+
+MOST = 288
+"""As many as the widest bound admits."""
+ALL: Settings = {"actor.concurrency": MOST, "engine.slots": MOST}
+OLDEST: Settings = {**ALL, "replay.sampler.kind": "oldest"}
+ADMISSIONS: dict[str, Settings] = {
+    "all": ALL,
+    "64 an actor": {"actor.concurrency": 64, "engine.slots": 64},
+    "all, oldest": OLDEST,
+    "paced, oldest": {**OLDEST, "replay.spare_batches": 0.5},
+}
 
 STUDY = Study(
     name="waste",
-    question="Which number of episodes in flight throws least away at equal idleness?",
+    question="Which admission throws least away at equal idleness?",
     factors={
-        "max_lag": {str(lag): {"replay.max_lag": lag} for lag in (1, 4)},
-        "in flight": {str(count): {"actor.concurrency": count, "engine.slots": count} for count in (32, 64, 128, 192)},
-        "evicted tasks": {"lost": {}, "again": {"replay.reissue_evicted": True}},
+        "max_lag": {str(lag): {"replay.max_lag": lag} for lag in (4, 8)},
+        "actors": {str(count): {"cluster.actors": count, "cluster.cpus": 1 + count} for count in (1, 2)},
+        "admission": ADMISSIONS,
     },
-    panels="max_lag",
-    settings={
-        "actor.tools": ["asyncrl.demo.ladder.tools.SlowLadderCalculator"],
-        "learner.steps": 16,
-        "learner.eval_every": 16,
-    },
-    shown=("evicted", "learner idle", "seconds of all steps"),
+    panels="actors",
+    settings={"actor.tools": ["asyncrl.demo.ladder.tools.SlowLadderCalculator"]},
+    baseline={"admission": "all"},
+    shown=("evicted", "learner idle", "lag used, mean", "seconds of all steps", "gain"),
 )
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 from asyncrl.errors import RefusedError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.records import ReadyGroup, TrajectoryRecord
-from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised
+from asyncrl.replay.sampling import Fifo, Filters, Freshest, Oldest, Prioritised
 from tests.helpers import make_trajectory
 from tests.replay.support import Core, make_settings
 
@@ -28,8 +28,9 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_fifo_takes_what_was_complete_first_and_freshest_what_is_newest() -> None:
+def test_fifo_takes_what_was_complete_first_oldest_what_is_oldest_and_freshest_what_is_newest() -> None:
     assert names(Fifo().choose(READY, 2, rng())) == ["a", "b"]
+    assert names(Oldest().choose(READY, 2, rng())) == ["c", "a"]
     assert [index for index, _ in Freshest().choose(READY[::-1], 2, rng())] == [1, 2]
 
 

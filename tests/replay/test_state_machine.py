@@ -18,7 +18,7 @@ from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.protocol import Leave
 from asyncrl.replay.records import TrajectoryRecord
-from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised
+from asyncrl.replay.sampling import Fifo, Filters, Freshest, Oldest, Prioritised
 from asyncrl.types import Ticket
 from tests.helpers import make_played, make_task
 from tests.replay.support import Core, make_settings
@@ -35,7 +35,8 @@ class ReplayMachine(RuleBasedStateMachine):
     @initialize(
         options=st.fixed_dictionaries(
             {
-                "sampler": st.sampled_from([Fifo(), Freshest(), Prioritised(0.5, 0.5)]),
+                "sampler": st.sampled_from([Oldest(), Fifo(), Freshest(), Prioritised(0.5, 0.5)]),
+                "spare_batches": st.sampled_from([None, 0.0, 0.5]),
                 "filters": st.builds(Filters, zero_variance=st.booleans()),
                 "reissue_evicted": st.booleans(),
                 "keep_steps": st.sampled_from([0, 1, math.inf]),

@@ -22,7 +22,9 @@ class SamplerConfig:
     """Which complete groups form the next batch."""
 
     kind: str = option(
-        "fifo", "which groups are trained first (docs/replay.md)", choices=("fifo", "freshest", "prioritised")
+        "oldest",
+        "which groups are trained first (docs/replay.md)",
+        choices=("oldest", "fifo", "freshest", "prioritised"),
     )
     alpha: float = option(0.6, "prioritised: P(group) is proportional to (spread of its rewards)^alpha", "[0, inf)")
     beta: float = option(0.4, "prioritised: exponent of the importance weights; 1 corrects in full", "[0, 1]")
@@ -57,6 +59,11 @@ class ReplayConfig:
     reissue_evicted: bool = option(False, "run the task of an evicted group again")
     oversample: float = option(
         1.0, "episodes started for each one that is trained, in case groups are refused", "[1, inf)"
+    )
+    spare_batches: float | None = option(
+        0.5,
+        "complete batches beside the learner's own beyond which fewer episodes start; null: as many as max_lag allows",
+        "[0, inf)",
     )
     filter: FilterConfig = field(default_factory=FilterConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)

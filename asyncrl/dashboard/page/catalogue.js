@@ -67,7 +67,7 @@ export const FIGURES = [
     ["totals", "Trajectories so far", ["accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"].map((name) => replay(name, name)), { least: 0 }],
     ["depths", "Queues", [replay("depth_pending", "tickets that wait"), replay("depth_tickets", "open tickets"), replay("depth_waiting", "wait for a scorer"), replay("depth_ready", "groups ready to train"), replay("depth_groups", "open groups"), replay("depth_dead", "dead letters")],
       { least: 0, about: "How much is where in the replay now." }],
-    ["admission", "Admission", [replay("committed", "admitted"), replay("capacity", "bound at this version")], { unit: "trajectories", about: "Actors wait where both lines meet: the bound is that of replay.max_lag." }],
+    ["admission", "Admission", [replay("committed", "admitted"), replay("capacity", "bound now")], { unit: "trajectories", about: "Actors wait where both lines meet: the bound is that of replay.max_lag, or lower while complete groups wait for the learner." }],
     ["store", "Store", [replay("store_bytes", "in use"), replay("dead_letter_bytes", "dead letters")], { unit: "bytes", least: 0 }],
   ]),
   ...group("Time", [

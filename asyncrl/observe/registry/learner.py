@@ -195,7 +195,7 @@ _TIMES = (
         "seconds/fetch",
         "s",
         "fetching the batch; it is fetched while the one before trains, where the sampler's choice is certain by then "
-        "(`fifo`)",
+        "(`oldest`, `fifo`)",
     ),
     gauge("seconds/proximal", "s", "forward passes before the updates"),
     gauge("seconds/train", "s", "the updates"),

@@ -9,7 +9,11 @@ gauge, counter, text = made_by("replay")
 _FLOW = (
     gauge("version", "version", "the newest published version"),
     gauge("committed", "trajectories", "trajectories admitted so far, without those whose group was thrown away"),
-    gauge("capacity", "trajectories", "trajectories that may be admitted at this version"),
+    gauge(
+        "capacity",
+        "trajectories",
+        "trajectories that may be admitted now: what replay.max_lag allows at this version, or what the pace allows",
+    ),
     counter("accepted", "trajectories", "trajectories stored for training, since the run's start"),
     counter("labelled", "trajectories", "trajectories, also of evaluations, with final labels, since the run's start"),
     counter("trained", "trajectories", "trajectories trained since the run's start, and covered by a checkpoint"),

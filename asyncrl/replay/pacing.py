@@ -1,0 +1,76 @@
+"""Pacing: how far actors may be ahead of the learner, within the age bound.
+
+If the learner is slower than generation, all that the age bound admits is started, and complete groups wait until they
+are nearly too old. Pacing starts fewer episodes then. With B trajectories a step, `ahead` bounds the trajectories that
+are admitted and in no plan yet:
+
+- the learner waits for a batch: `ahead` grows by B / 2, once a step, up to all that the age bound admits;
+- it did not wait, and behind its batch more than the spare batches are complete: `ahead` falls by the trajectories
+  beyond those, divided by max_lag + 1, down to those of one version.
+
+So it follows the number of episodes that keeps the learner busy, however long they take. It rises faster than it falls,
+since a learner that waits costs more than data that are a version older. The age bound is as it was.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from asyncrl.replay.records import Record
+from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.transaction import Transaction
+
+KEY = "pace"
+RISE = 0.5
+"""Batches by which `ahead` grows."""
+
+
+class PaceRecord(Record):
+    """The bound now, and the newest step whose batch the learner had to wait for; -1: none."""
+
+    table: ClassVar[str] = "meta"
+    ahead: float
+    waited: int = -1
+
+
+class Pace:
+    """The pace of one shard. Without `ReplaySettings.spare_batches` it bounds nothing."""
+
+    def __init__(self, settings: ReplaySettings) -> None:
+        self._admission = settings.admission
+        self._batch = settings.batch_size // settings.group_size * settings.group_size
+        self._most = float(self._admission.capacity(0))
+        self._spare = None if settings.spare_batches is None else settings.spare_batches * self._batch
+
+    def capacity(self, tx: Transaction) -> int:
+        """Uses of trajectories that may be promised in all, now."""
+        bound = self._admission.capacity(tx.counter("version"))
+        if self._spare is None:
+            return bound
+        return min(bound, tx.count("plans") * self._batch + int(self._record(tx).ahead))
+
+    def waits(self, tx: Transaction, step: int) -> None:
+        """The learner asks for the batch of `step`, which cannot be planned yet."""
+        if self._spare is None:
+            return
+        record = self._record(tx)
+        if record.waited < step:
+            record.ahead, record.waited = record.ahead + RISE * self._batch, step
+            record.save(tx, KEY)
+
+    def planned(self, tx: Transaction, step: int, left: int) -> None:
+        """The batch of `step` is planned, and so many complete trajectories are left."""
+        if self._spare is None:
+            return
+        record = self._record(tx)
+        surplus = left - self._spare
+        if surplus > 0 and record.waited < step:
+            # A change is seen when what was started before it is trained, up to so many steps later.
+            record.ahead -= surplus / (self._admission.max_lag + 1)
+            record.save(tx, KEY)
+
+    def _record(self, tx: Transaction) -> PaceRecord:
+        """Within the limits as they are now: a resumed run may have another age bound."""
+        record = PaceRecord.load(tx, KEY) or PaceRecord(self._most)
+        record.ahead = min(self._most, max(float(self._admission.per_version), record.ahead))
+        return record

@@ -1,0 +1,142 @@
+"""How far actors may be ahead: it falls while complete groups wait, rises when the learner waits, and never passes the
+age bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.config.schema import ReplayConfig, SamplerConfig
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.from_config import spare_batches
+from asyncrl.replay.sampling import Oldest
+from asyncrl.types import Ticket
+from tests.replay.support import Core, make_settings
+
+BATCH, GROUP = 4, 2
+
+
+def paced(folder: Path, max_lag: int = 4, **changes: Any) -> Core:
+    settings = {"admission": Admission(max_lag, BATCH), "spare_batches": 0.5, "sampler": Oldest(), **changes}
+    return Core(folder, make_settings(**settings))
+
+
+def finish(core: Core, tickets: Sequence[Ticket]) -> None:
+    """Play and label episodes with the newest version."""
+    core.deliver(tickets, version=core.status()["version"])
+    core.label_all()
+
+
+def play_all(core: Core) -> None:
+    """Play and label all that may be started."""
+    finish(core, core.tickets(100))
+
+
+def train(core: Core, step: int) -> None:
+    core.planned(step)
+    core.publish(step + 1)
+
+
+def ahead(core: Core) -> int:
+    status = core.status()
+    return int(status["capacity"]) - BATCH * int(status["depth_plans"])
+
+
+def test_while_complete_groups_wait_fewer_are_started_until_half_a_batch_waits(tmp_path: Path) -> None:
+    core = paced(tmp_path)
+    limits = []
+    for step in range(40):
+        play_all(core)
+        train(core, step)
+        limits.append(ahead(core))
+    assert limits == sorted(limits, reverse=True)
+    assert limits[0] == 17
+    assert 0 <= limits[-1] - BATCH - BATCH // 2 < GROUP, "groups are started whole"
+    with core.store.transaction(write=False) as tx:
+        assert core.status()["evicted"] == 0
+        assert tx.counter("committed") - BATCH * 40 <= limits[-2]
+    assert core.audit()["largest_lag"] <= 4
+
+
+def test_without_spare_batches_all_that_the_age_bound_admits_is_started(tmp_path: Path) -> None:
+    core = paced(tmp_path, spare_batches=None)
+    for step in range(10):
+        play_all(core)
+        assert core.status()["committed"] == core.status()["capacity"] == (4 + step + 1) * BATCH
+        train(core, step)
+
+
+def test_a_learner_that_waits_has_half_a_batch_more_started_at_once_and_once_a_step(tmp_path: Path) -> None:
+    core = paced(tmp_path)
+    for step in range(40):
+        play_all(core)
+        train(core, step)
+    before = ahead(core)
+    tickets = core.tickets(100)
+    assert core.plan(40) is None
+    assert core.plan(40) is None
+    assert ahead(core) == before + BATCH // 2
+    assert len(core.tickets(100, worker="b")) == BATCH // 2, "more is started before the learner has its batch"
+    finish(core, tickets)
+    train(core, 40)
+    assert ahead(core) == before + BATCH // 2, "a step that was waited for does not lower it"
+
+
+def test_a_learner_that_always_waits_gets_all_that_the_age_bound_admits_and_no_more(tmp_path: Path) -> None:
+    core = paced(tmp_path)
+    for step in range(40):
+        play_all(core)
+        train(core, step)
+    held: list[Ticket] = core.tickets(100)
+    for step in range(40, 60):
+        held += core.tickets(100, holding=[each.id for each in held])
+        assert core.plan(step) is None
+        # No more than the learner takes.
+        finish(core, [held.pop(0) for _ in range(BATCH)])
+        train(core, step)
+        assert core.status()["capacity"] <= (4 + step + 2) * BATCH
+    assert ahead(core) == 5 * BATCH
+
+
+def test_the_pace_outlives_the_replay_and_keeps_to_a_tighter_age_bound(tmp_path: Path) -> None:
+    core = paced(tmp_path)
+    for step in range(10):
+        play_all(core)
+        train(core, step)
+    before = ahead(core)
+    core.restart()
+    assert ahead(core) == before < 5 * BATCH
+    core.restart(make_settings(admission=Admission(0, BATCH), spare_batches=0.5))
+    assert ahead(core) == BATCH
+    core.restart(make_settings(admission=Admission(4, BATCH)))
+    assert ahead(core) == 5 * BATCH
+
+
+def test_a_version_of_several_steps_always_has_room_for_its_batches(tmp_path: Path) -> None:
+    core = paced(tmp_path, admission=Admission(1, 3 * BATCH), publish_every=3)
+    for version in range(10):
+        for step in range(3 * version, 3 * version + 3):
+            play_all(core)
+            core.planned(step)
+            assert ahead(core) >= BATCH
+        core.publish(version + 1)
+    assert core.status()["evicted"] == 0
+
+
+@pytest.mark.parametrize(
+    ("sampler", "spare"),
+    [
+        (SamplerConfig(), 0.5),
+        (SamplerConfig(kind="fifo"), 0.5),
+        (SamplerConfig(kind="freshest"), None),
+        (SamplerConfig(kind="prioritised"), None),
+        (SamplerConfig(max_times_sampled=2), None),
+    ],
+)
+def test_groups_wait_where_they_are_used_again_or_are_the_choice_of_the_sampler(
+    sampler: SamplerConfig, spare: float | None
+) -> None:
+    assert spare_batches(ReplayConfig(sampler=sampler)) == spare
