@@ -84,6 +84,8 @@ def test_settings_become_words_of_the_command_line() -> None:
     assert overrides(settings, RUNGS["undo"], "folder/policy") == [
         "actor.tools=[asyncrl.demo.ladder.tools.LadderCalculator,asyncrl.demo.ladder.tools.Undo]",
         "actor.max_turns=12",
+        "replay.sampler.kind=fifo",
+        "replay.spare_batches=null",
         "learner.export=false",
         "critic.path=folder/policy",
         "data.eval=null",
