@@ -105,7 +105,7 @@ def read_description(path: Path) -> RunDescription:
         # Not strict, since YAML takes 1e-5 for a text: its numbers have a point there.
         return msgspec.yaml.decode(path.read_bytes(), type=RunDescription, strict=False)
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path}: {error}; `asyncrl plan --from RUN --save FILE` writes such a file") from error
+        raise ConfigError(f"{path}: {error}; `asyncrl plan RUN --save FILE` writes such a file") from error
 
 
 def write_description(description: RunDescription, path: Path) -> None:

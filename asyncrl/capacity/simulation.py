@@ -255,6 +255,8 @@ class _Simulation:
     def _learn(self, begin: int, end: int) -> Process:
         for step in range(begin, end):
             while (plan := self._replay.plan(step)) is None:
+                # The replay may have given room to more episodes.
+                self._actors.wake()
                 yield self._learner.wait()
             self._plans.append(plan)
             self._next_step = step + 1

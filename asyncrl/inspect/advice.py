@@ -111,6 +111,8 @@ def _too_old(seen: IdleShares, config: TrainConfig) -> Iterator[str]:
         yield f"{thrown}: lower replay.oversample from {replay.oversample:g}"
     elif seen.learner_idle > STARVED:
         yield f"{thrown}: {larger}"
+    elif replay.spare_batches is None or replay.sampler.kind == "fifo":
+        yield f"{thrown}, while the learner hardly waits: set replay.sampler.kind=oldest replay.spare_batches=0.5"
     else:
         yield f"{thrown}: {larger}, or lower actor.concurrency from {config.actor.concurrency}"
 

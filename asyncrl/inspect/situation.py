@@ -64,6 +64,7 @@ class ShardNow:
     silence_s: Mapping[str, float] = field(default_factory=dict)
     committed: int = 0
     capacity: int = 0
+    age_bound: int = 0
     is_full: bool = False
     failing: str = ""
     learner_waits_s: float | None = None
@@ -172,6 +173,7 @@ def _shard(name: str, wanted: int, summary: StoreSummary, live: Mapping[str, Any
         silence_s={**silence.get("actors", {}), **silence.get("scorers", {})},
         committed=counters["committed"],
         capacity=status.get("capacity", 0),
+        age_bound=status.get("age_bound", 0),
         is_full=counters["live_bytes"] > status.get("high_water_bytes", float("inf")),
         failing=status.get("failing", ""),
         learner_waits_s=status.get("learner_waits_s"),

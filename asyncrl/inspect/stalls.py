@@ -137,10 +137,13 @@ def _no_tickets(shard: ShardNow, now: Situation) -> Wait:
             "issues no tickets, since its store is full: raise replay.max_store_gb, or keep less by replay.retention",
         )
     if shard.committed + now.group_size > shard.capacity:
+        why = f"replay.max_lag={now.max_lag}"
+        if shard.capacity < shard.age_bound:
+            why = f"{shard.age_bound} by {why}, fewer by replay.spare_batches"
         return Wait(
             shard.name,
             f"issues no tickets: {shard.committed} of {shard.capacity} trajectories are admitted at version "
-            f"{now.version} (replay.max_lag={now.max_lag})",
+            f"{now.version} ({why})",
         )
     if now.roles and not now.of("actor"):
         return Wait("", "no actor runs", fault=True)

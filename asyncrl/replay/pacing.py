@@ -4,7 +4,8 @@ If the learner is slower than generation, all that the age bound admits is start
 are nearly too old. Pacing starts fewer episodes then. With B trajectories a step, `ahead` bounds the trajectories that
 are admitted and in no plan yet:
 
-- the learner waits for a batch: `ahead` grows by B / 2, once a step, up to all that the age bound admits;
+- the learner waits for a batch: `ahead` grows by B / 2 at once, and again after every AGAIN_S seconds of the same wait,
+  up to all that the age bound admits;
 - it did not wait, and behind its batch more than the spare batches are complete: `ahead` falls by the trajectories
   beyond those, divided by max_lag + 1, down to those of one version.
 
@@ -23,14 +24,19 @@ from asyncrl.replay.transaction import Transaction
 KEY = "pace"
 RISE = 0.5
 """Batches by which `ahead` grows."""
+AGAIN_S = 10.0
+"""If the episodes that were started meanwhile hang, too, more are needed."""
 
 
 class PaceRecord(Record):
-    """The bound now, and the newest step whose batch the learner had to wait for; -1: none."""
+    """`ahead`, and the most that the age bound allowed when that was recorded. `waited` is the newest step whose batch
+    the learner had to wait for, or -1, and `rises` counts how often `ahead` grew in that wait."""
 
     table: ClassVar[str] = "meta"
     ahead: float
+    most: float
     waited: int = -1
+    rises: int = 0
 
 
 class Pace:
@@ -42,20 +48,27 @@ class Pace:
         self._most = float(self._admission.capacity(0))
         self._spare = None if settings.spare_batches is None else settings.spare_batches * self._batch
 
+    def ahead(self, tx: Transaction) -> int:
+        """Uses of trajectories that may be promised and in no plan yet."""
+        return int(self._most if self._spare is None else self._record(tx).ahead)
+
     def capacity(self, tx: Transaction) -> int:
         """Uses of trajectories that may be promised in all, now."""
         bound = self._admission.capacity(tx.counter("version"))
         if self._spare is None:
             return bound
-        return min(bound, tx.count("plans") * self._batch + int(self._record(tx).ahead))
+        return min(bound, tx.count("plans") * self._batch + self.ahead(tx))
 
-    def waits(self, tx: Transaction, step: int) -> None:
-        """The learner asks for the batch of `step`, which cannot be planned yet."""
+    def waits(self, tx: Transaction, step: int, seconds: float) -> None:
+        """The learner has been waiting for the batch of `step` for so long."""
         if self._spare is None:
             return
         record = self._record(tx)
-        if record.waited < step:
-            record.ahead, record.waited = record.ahead + RISE * self._batch, step
+        rises = record.rises if record.waited == step else 0
+        due = 1 + int(seconds / AGAIN_S)
+        if due > rises:
+            record.ahead += RISE * self._batch * (due - rises)
+            record.waited, record.rises = step, due
             record.save(tx, KEY)
 
     def planned(self, tx: Transaction, step: int, left: int) -> None:
@@ -71,6 +84,8 @@ class Pace:
 
     def _record(self, tx: Transaction) -> PaceRecord:
         """Within the limits as they are now: a resumed run may have another age bound."""
-        record = PaceRecord.load(tx, KEY) or PaceRecord(self._most)
-        record.ahead = min(self._most, max(float(self._admission.per_version), record.ahead))
+        record = PaceRecord.load(tx, KEY) or PaceRecord(self._most, self._most)
+        ahead = record.ahead + max(0.0, self._most - record.most)
+        record.ahead = min(self._most, max(float(self._admission.per_version), ahead))
+        record.most = self._most
         return record

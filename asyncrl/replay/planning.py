@@ -104,10 +104,7 @@ class Planning:
         """
         if tx.counter("learner_step") != step and step <= tx.count("plans"):
             tx.set("learner_step", step)
-        plan = self._planned(tx, step)
-        if plan is None:
-            self._pace.waits(tx, step)
-        return plan
+        return self._planned(tx, step)
 
     def plan_ahead(self, tx: Transaction, step: int) -> BatchPlan | None:
         """The plan of a step after the learner's; None where it is not to be made yet.

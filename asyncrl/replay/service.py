@@ -132,8 +132,9 @@ class ReplayService:
             "failed_handshakes": self._failed_handshakes(),
         }
         readers = {"dead_readers": self.readers.dead, "lingering_readers": len(self.readers.lingering())}
-        now = {**counters.status(tx, self._settings), "capacity": self._pace.capacity(tx)}
-        return {**now, **workers, **readers, **waits}
+        bound = self._settings.admission.capacity(tx.counter("version"))
+        pace = {"age_bound": bound, "capacity": self._pace.capacity(tx), "ahead": self._pace.ahead(tx)}
+        return {**counters.status(tx, self._settings), **pace, **workers, **readers, **waits}
 
     def failing(self) -> dict[str, str]:
         """For people: what fails where tickets are few because everything does, and the newest failure; else empty."""
@@ -203,6 +204,8 @@ class ReplayService:
                 check_all(self._limits)
                 plan = self._planning.plan(tx, request.step)
                 self._waits.asked(plan is not None, lambda: self._planning.missing(tx))
+                if plan is None:
+                    self._pace.waits(tx, request.step, self._waits.now_s() or 0.0)
                 return None if plan is None else Reply(plan)
             case protocol.GetTask():
                 record = TrajectoryRecord.load(tx, request.id)

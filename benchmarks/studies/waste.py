@@ -13,7 +13,7 @@ from benchmarks.studies.command import main
 from benchmarks.studies.study import Settings, Study
 
 MOST = 288
-"""As many as a bound of 8 admits. With one of 32 the others wait for the learner."""
+"""As many as the wider bound admits."""
 ALL: Settings = {"actor.concurrency": MOST, "engine.slots": MOST}
 OLDEST: Settings = {**ALL, "replay.sampler.kind": "oldest"}
 ADMISSIONS: dict[str, Settings] = {
@@ -27,7 +27,7 @@ STUDY = Study(
     name="waste",
     question="Which admission throws least away at equal idleness?",
     factors={
-        "max_lag": {str(lag): {"replay.max_lag": lag} for lag in (4, 8, 32)},
+        "max_lag": {str(lag): {"replay.max_lag": lag} for lag in (4, 8)},
         "actors": {str(count): {"cluster.actors": count, "cluster.cpus": 1 + count} for count in (1, 2)},
         "admission": ADMISSIONS,
     },

@@ -107,3 +107,12 @@ def test_servers_are_added_by_their_own_key() -> None:
     config = TrainConfig(model=ModelConfig(path="model"))
     config.engine.kind, config.engine.server.count = "sglang", 4
     assert "engine.server.count=5" in advise(starved("episodes", actors_idle=0.0), config)[0]
+
+
+def test_a_learner_that_hardly_waits_and_does_not_pace_is_told_to() -> None:
+    config = TrainConfig(model=ModelConfig(path="model"))
+    config.replay.spare_batches = None
+    assert advise(shares(evicted=0.14), config) == [
+        "14% of the episodes were thrown away as too old, while the learner hardly waits: set "
+        "replay.sampler.kind=oldest replay.spare_batches=0.5"
+    ]

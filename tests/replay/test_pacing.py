@@ -12,6 +12,7 @@ import pytest
 from asyncrl.config.schema import ReplayConfig, SamplerConfig
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.from_config import spare_batches
+from asyncrl.replay.pacing import AGAIN_S
 from asyncrl.replay.sampling import Oldest
 from asyncrl.types import Ticket
 from tests.replay.support import Core, make_settings
@@ -69,7 +70,7 @@ def test_without_spare_batches_all_that_the_age_bound_admits_is_started(tmp_path
         train(core, step)
 
 
-def test_a_learner_that_waits_has_half_a_batch_more_started_at_once_and_once_a_step(tmp_path: Path) -> None:
+def test_a_learner_that_waits_has_half_a_batch_more_started_at_once(tmp_path: Path) -> None:
     core = paced(tmp_path)
     for step in range(40):
         play_all(core)
@@ -140,3 +141,34 @@ def test_groups_wait_where_they_are_used_again_or_are_the_choice_of_the_sampler(
     sampler: SamplerConfig, spare: float | None
 ) -> None:
     assert spare_batches(ReplayConfig(sampler=sampler)) == spare
+
+
+def test_a_learner_that_still_waits_gets_more_until_all_that_the_age_bound_admits_is_started(tmp_path: Path) -> None:
+    """All that was started may hang, and what is started then, too."""
+    core = paced(tmp_path)
+    for step in range(40):
+        play_all(core)
+        train(core, step)
+    hung: list[str] = []
+    while ahead(core) < 5 * BATCH:
+        hung += [each.id for each in core.tickets(100, worker="b", holding=hung)]
+        before = ahead(core)
+        core.now += AGAIN_S
+        assert core.plan(40) is None
+        now = ahead(core)
+        assert before < now <= before + BATCH // 2 + 1
+        assert core.plan(40) is None
+        assert ahead(core) == now, "it grows with the time of the wait, not with the questions"
+    last = core.tickets(100, worker="b", holding=hung)
+    assert core.status()["committed"] == core.status()["age_bound"]
+    finish(core, last)
+
+
+def test_a_wider_age_bound_is_used_at_once(tmp_path: Path) -> None:
+    core = paced(tmp_path)
+    for step in range(10):
+        play_all(core)
+        train(core, step)
+    before = ahead(core)
+    core.restart(make_settings(admission=Admission(6, BATCH), spare_batches=0.5))
+    assert ahead(core) == before + 2 * BATCH

@@ -14,12 +14,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from asyncrl.data.writing import write_tasks
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.stored import StoredRun
-from asyncrl.types import Trajectory
+from asyncrl.types import BatchPlan, Trajectory
 from benchmarks.loop_workload import AGENT, RULE, Workload
 from benchmarks.shapes import SHAPES, make_model, word_tokenizer
 from tests.actor.engine.support import plain_logprobs
@@ -37,17 +38,7 @@ ON_GPU = (*BACKENDS, "--cuda-graph-max-bs-decode", "64", "--disable-prefill-cuda
 
 
 def test_what_servers_actors_and_learners_lose_to_kills_is_nothing(tmp_path: Path) -> None:
-    gpu = torch.cuda.is_available()
-    size = "0.6B" if gpu else "tiny"
-    model, dtype = tmp_path / "model", torch.bfloat16 if gpu else torch.float32
-    initial = make_model(size, dtype, "cuda" if gpu else "cpu")
-    initial.save_pretrained(model)
-    word_tokenizer(SHAPES[size].vocabulary).save_pretrained(model)
-    workload = Workload.named("gpu" if gpu else "tiny")
-    if gpu:
-        workload = replace(workload, turn_tokens={**workload.turn_tokens, "longest": 1000})
-    write_tasks(tmp_path / "tasks.parquet", workload.tasks(256))
-    with Run("train", tmp_path, *settings(tmp_path, workload, gpu), "learner.steps=13") as run:
+    with started(tmp_path, "learner.steps=13") as run:
         for victim in ("server", "actor-0", "learner"):
             run.wait_for_step(run.newest_step() + STEPS_BETWEEN, START_S)
             kill(run, victim)
@@ -59,16 +50,44 @@ def test_what_servers_actors_and_learners_lose_to_kills_is_nothing(tmp_path: Pat
         audit, counters = stored.audit(uses=1), stored.counters()
         assert (audit["lost"], audit["trained_twice"]) == (0, 0), audit
         assert audit["planned"] == counters["trained"] == 13 * 16
-        plans = [stored.plan(step) for step in range(stored.steps())]
-        trained = [stored.trajectory(name) for plan in plans if plan is not None for name in plan.ids]
+        plans, trained = plans_of(stored)
     assert all(
         plan is not None and plan.version - trajectory.oldest_version <= MAX_LAG
         for plan, trajectory in zip(np.repeat(plans, 16), trained, strict=True)
         if trajectory is not None
     )
+
+
+def test_log_probs_of_the_first_version_are_those_of_its_weights_in_float32(tmp_path: Path) -> None:
+    with started(tmp_path, "learner.steps=2") as run:
+        run.finish(START_S)
+    with closing(StoredRun(run.dir / "replay")) as stored:
+        _, trained = plans_of(stored)
     first = [each for each in trained if each is not None and set(each.versions[each.loss_mask].tolist()) == {0}]
     assert first
-    assert farthest(initial.float(), first[:8]) < (0.1 if gpu else 1e-3)
+    device, allowed = ("cuda", 0.1) if torch.cuda.is_available() else ("cpu", 1e-3)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).to(device)
+    assert farthest(model, first[:8]) < allowed
+
+
+def started(folder: Path, *overrides: str) -> Run:
+    """A run over a real server, with a model of random weights in `model`."""
+    gpu = torch.cuda.is_available()
+    size = "0.6B" if gpu else "tiny"
+    initial = make_model(size, torch.bfloat16 if gpu else torch.float32, "cuda" if gpu else "cpu")
+    initial.save_pretrained(folder / "model")
+    word_tokenizer(SHAPES[size].vocabulary).save_pretrained(folder / "model")
+    workload = Workload.named("gpu" if gpu else "tiny")
+    if gpu:
+        workload = replace(workload, turn_tokens={**workload.turn_tokens, "longest": 1000})
+    write_tasks(folder / "tasks.parquet", workload.tasks(256))
+    return Run("train", folder, *settings(folder, workload, gpu), *overrides)
+
+
+def plans_of(stored: StoredRun) -> tuple[list[BatchPlan | None], list[Trajectory | None]]:
+    """All plans, and the trajectories that they name."""
+    plans = [stored.plan(step) for step in range(stored.steps())]
+    return plans, [stored.trajectory(name) for plan in plans if plan is not None for name in plan.ids]
 
 
 def settings(folder: Path, workload: Workload, gpu: bool) -> list[str]:

@@ -62,7 +62,8 @@ class ReplayConfig:
     )
     spare_batches: float | None = option(
         0.5,
-        "complete batches beside the learner's own beyond which fewer episodes start; null: as many as max_lag allows",
+        "complete batches, behind the one that is trained next, beyond which fewer episodes start; null: start all "
+        "that max_lag allows. No effect with freshest, prioritised or max_times_sampled above 1",
         "[0, inf)",
     )
     filter: FilterConfig = field(default_factory=FilterConfig)

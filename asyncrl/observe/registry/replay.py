@@ -12,8 +12,10 @@ _FLOW = (
     gauge(
         "capacity",
         "trajectories",
-        "trajectories that may be admitted now: what replay.max_lag allows at this version, or what the pace allows",
+        "trajectories that may be admitted now: age_bound, or fewer by `ahead`",
     ),
+    gauge("age_bound", "trajectories", "trajectories that replay.max_lag allows to be admitted at this version"),
+    gauge("ahead", "trajectories", "trajectories that may be admitted and in no batch yet (replay.spare_batches)"),
     counter("accepted", "trajectories", "trajectories stored for training, since the run's start"),
     counter("labelled", "trajectories", "trajectories, also of evaluations, with final labels, since the run's start"),
     counter("trained", "trajectories", "trajectories trained since the run's start, and covered by a checkpoint"),
