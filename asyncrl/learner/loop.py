@@ -334,15 +334,22 @@ class Learner:
 
     def _evaluate(self, step: int) -> None:
         """Request an evaluation where one is due; wait for those of the first and the last weights."""
-        every = self.config.learner.eval_every
-        if not every or self.ranks.rank != 0:
+        if not self.config.learner.eval_every or self.ranks.rank != 0:
             return
-        ends = (0, self.config.learner.total_steps)
-        if step % every == 0 or step in ends:
+        if self.evaluates(step):
             self.replay.evaluate(self._version(step))
             self.progress.evaluations[step] = self._version(step)
         # Servers that share our GPUs get no time for evaluations once we have begun to train.
-        self._log_evaluations(wait=step in ends or self.turns.shares)
+        self._log_evaluations(wait=step in self._ends or self.turns.shares)
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the weights after `step` steps are evaluated."""
+        every = self.config.learner.eval_every
+        return bool(every) and (step % every == 0 or step in self._ends)
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        return 0, self.config.learner.total_steps
 
     def _log_evaluations(self, wait: bool) -> None:
         """Log the evaluations that are complete, or wait for all, each at the step whose weights were measured."""

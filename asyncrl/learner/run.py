@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -265,7 +266,7 @@ def _train(
             open_demonstrations(config, ranks, policy),
         )
         if ranks.rank == 0:
-            _remove_repeated(folder, loop.progress)
+            remove_repeated(folder, loop.progress, loop.evaluates)
             metrics.resumed(loop.progress.step)
         process.freeze_heap()
         loop.train()
@@ -308,15 +309,15 @@ def _largest_pass(history: ConfigHistory) -> list[int]:
     return [longest] * (tokens // longest) + ([tokens % longest] if tokens % longest else [])
 
 
-def _remove_repeated(run_dir: Path, done: Progress) -> None:
+def remove_repeated(run_dir: Path, done: Progress, evaluates: Callable[[int], bool]) -> None:
     """Remove the metrics and the kept episodes of the steps and evaluations that an earlier learner reported, and that
-    this one repeats."""
+    this one repeats. The last evaluation of a run that goes on stays, unless one is due after that step anyway."""
 
     def is_trained_again(step: int) -> bool:
         return step >= done.step
 
     def is_evaluated_again(step: int) -> bool:
-        return step >= done.step or step in done.evaluations
+        return step > done.step or step in done.evaluations or (step == done.step and evaluates(step))
 
     remove_kept(run_dir, is_trained_again)
     remove_kept(run_dir, is_evaluated_again, EVALUATED_FOLDER)

@@ -15,9 +15,13 @@ from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import InvariantError, StoppedError, WeightsError
 from asyncrl.learner.canary import canary_of
+from asyncrl.learner.checkpoint import Progress
 from asyncrl.learner.failures import StepFailedError, StepFailures
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.run import remove_repeated
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.types import BatchPlan, Role, Trajectory
 from asyncrl.weights.canary import canary_tokens
 from tests.actor.engine.support import plain_logprobs
@@ -418,3 +422,16 @@ def test_weights_without_finite_log_probs_are_not_published_and_a_canary_may_be_
         next(policy.parameters()).fill_(torch.nan)
     with pytest.raises(WeightsError, match="version 5 is not published, since the learner's own log-probs"):
         canary_of(policy, 5, config, ranks)
+
+
+@pytest.mark.parametrize(("is_due", "kept"), [(False, [0, 8, 10]), (True, [0, 8])])
+def test_a_run_that_goes_on_keeps_its_last_evaluation_unless_it_makes_it_again(
+    is_due: bool, kept: list[int], tmp_path: Path
+) -> None:
+    path = metrics_file(tmp_path, "evaluation")
+    sink = JsonLines(path)
+    for step in (0, 8, 10, 14):
+        sink.log(step, {"eval/accuracy": 0.5})
+    sink.close()
+    remove_repeated(tmp_path, Progress(step=10), lambda step: is_due)
+    assert [line["step"] for line in read_lines(path)] == kept
