@@ -44,7 +44,7 @@ class Pace:
 
     def __init__(self, settings: ReplaySettings) -> None:
         self._admission = settings.admission
-        self._batch = settings.batch_size // settings.group_size * settings.group_size
+        self._batch = settings.batch_size
         self._most = float(self._admission.capacity(0))
         self._spare = None if settings.spare_batches is None else settings.spare_batches * self._batch
 

@@ -17,7 +17,7 @@ from asyncrl.replay.sampling import Oldest
 from asyncrl.types import Ticket
 from tests.replay.support import Core, make_settings
 
-BATCH, GROUP = 4, 2
+BATCH, GROUP, STEPS = 4, 2, 40
 
 
 def paced(folder: Path, max_lag: int = 4, **changes: Any) -> Core:
@@ -41,6 +41,15 @@ def train(core: Core, step: int) -> None:
     core.publish(step + 1)
 
 
+def settled(folder: Path) -> Core:
+    """A replay whose learner never waited in STEPS steps."""
+    core = paced(folder)
+    for step in range(STEPS):
+        play_all(core)
+        train(core, step)
+    return core
+
+
 def ahead(core: Core) -> int:
     status = core.status()
     return int(status["capacity"]) - BATCH * int(status["depth_plans"])
@@ -49,7 +58,7 @@ def ahead(core: Core) -> int:
 def test_while_complete_groups_wait_fewer_are_started_until_half_a_batch_waits(tmp_path: Path) -> None:
     core = paced(tmp_path)
     limits = []
-    for step in range(40):
+    for step in range(STEPS):
         play_all(core)
         train(core, step)
         limits.append(ahead(core))
@@ -58,7 +67,7 @@ def test_while_complete_groups_wait_fewer_are_started_until_half_a_batch_waits(t
     assert 0 <= limits[-1] - BATCH - BATCH // 2 < GROUP, "groups are started whole"
     with core.store.transaction(write=False) as tx:
         assert core.status()["evicted"] == 0
-        assert tx.counter("committed") - BATCH * 40 <= limits[-2]
+        assert tx.counter("committed") - BATCH * STEPS <= limits[-2]
     assert core.audit()["largest_lag"] <= 4
 
 
@@ -71,28 +80,22 @@ def test_without_spare_batches_all_that_the_age_bound_admits_is_started(tmp_path
 
 
 def test_a_learner_that_waits_has_half_a_batch_more_started_at_once(tmp_path: Path) -> None:
-    core = paced(tmp_path)
-    for step in range(40):
-        play_all(core)
-        train(core, step)
+    core = settled(tmp_path)
     before = ahead(core)
     tickets = core.tickets(100)
-    assert core.plan(40) is None
-    assert core.plan(40) is None
+    assert core.plan(STEPS) is None
+    assert core.plan(STEPS) is None
     assert ahead(core) == before + BATCH // 2
     assert len(core.tickets(100, worker="b")) == BATCH // 2, "more is started before the learner has its batch"
     finish(core, tickets)
-    train(core, 40)
+    train(core, STEPS)
     assert ahead(core) == before + BATCH // 2, "a step that was waited for does not lower it"
 
 
 def test_a_learner_that_always_waits_gets_all_that_the_age_bound_admits_and_no_more(tmp_path: Path) -> None:
-    core = paced(tmp_path)
-    for step in range(40):
-        play_all(core)
-        train(core, step)
+    core = settled(tmp_path)
     held: list[Ticket] = core.tickets(100)
-    for step in range(40, 60):
+    for step in range(STEPS, STEPS + 20):
         held += core.tickets(100, holding=[each.id for each in held])
         assert core.plan(step) is None
         # No more than the learner takes.
@@ -145,19 +148,16 @@ def test_groups_wait_where_they_are_used_again_or_are_the_choice_of_the_sampler(
 
 def test_a_learner_that_still_waits_gets_more_until_all_that_the_age_bound_admits_is_started(tmp_path: Path) -> None:
     """All that was started may hang, and what is started then, too."""
-    core = paced(tmp_path)
-    for step in range(40):
-        play_all(core)
-        train(core, step)
+    core = settled(tmp_path)
     hung: list[str] = []
     while ahead(core) < 5 * BATCH:
         hung += [each.id for each in core.tickets(100, worker="b", holding=hung)]
         before = ahead(core)
         core.now += AGAIN_S
-        assert core.plan(40) is None
+        assert core.plan(STEPS) is None
         now = ahead(core)
         assert before < now <= before + BATCH // 2 + 1
-        assert core.plan(40) is None
+        assert core.plan(STEPS) is None
         assert ahead(core) == now, "it grows with the time of the wait, not with the questions"
     last = core.tickets(100, worker="b", holding=hung)
     assert core.status()["committed"] == core.status()["age_bound"]
