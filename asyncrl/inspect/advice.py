@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ReplayConfig, TrainConfig
 from asyncrl.observe.shares import IdleShares
 
 STARVED, SERVED = 0.2, 0.05
@@ -111,10 +111,16 @@ def _too_old(seen: IdleShares, config: TrainConfig) -> Iterator[str]:
         yield f"{thrown}: lower replay.oversample from {replay.oversample:g}"
     elif seen.learner_idle > STARVED:
         yield f"{thrown}: {larger}"
-    elif replay.spare_batches is None or replay.sampler.kind == "fifo":
+    elif _could_pace(replay):
         yield f"{thrown}, while the learner hardly waits: set replay.sampler.kind=oldest replay.spare_batches=0.5"
     else:
         yield f"{thrown}: {larger}, or lower actor.concurrency from {config.actor.concurrency}"
+
+
+def _could_pace(replay: ReplayConfig) -> bool:
+    """Whether pacing or its sampler is off, though groups need not wait for a further use or a sampler's choice."""
+    waits = replay.sampler.max_times_sampled > 1 or replay.sampler.kind in ("freshest", "prioritised")
+    return not waits and (replay.spare_batches is None or replay.sampler.kind == "fifo")
 
 
 def _long_phases(seen: IdleShares, config: TrainConfig) -> Iterator[str]:

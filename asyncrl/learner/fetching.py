@@ -1,7 +1,7 @@
 """From a plan to this rank's batch. A thread fetches the next one while a step trains.
 
-The next plan is taken ahead only if the replay is certain of it: it is recorded, or what is delivered later cannot
-change it. So every step trains the same plan as without.
+The next plan is taken ahead where the replay's sampler may choose it then. The replay records it before it hands it
+out, so it is the plan that the step trains.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.types import BatchPlan, Trajectory
 
 LOOK_S = 0.2
-"""Seconds between two requests for a plan that is not certain yet."""
+"""Seconds between two requests for a plan that is not there yet."""
 
 
 class PackedModel(Protocol):
@@ -93,7 +93,7 @@ class BatchFetcher:
 
     @contextmanager
     def ahead_of(self, step: int) -> Iterator[None]:
-        """Within the block, a thread fetches the batch of `step`, once its plan is certain. At the block's end all
+        """Within the block, a thread fetches the batch of `step`, once it has a plan. At the block's end all
         ranks wait for what has begun."""
         over = threading.Event()
         with ThreadPoolExecutor(1, thread_name_prefix="next-batch") as thread:

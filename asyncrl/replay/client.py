@@ -200,7 +200,7 @@ class ReplayClient:
         return self._ask(protocol.GetPlan(step, ahead=False), protocol.PLAN)
 
     def plan_ahead(self, step: int) -> BatchPlan | None:
-        """The plan of a step after the learner's, if it is certain already; does not wait for it."""
+        """The plan of a step after the learner's, if there is one already; does not wait for it."""
         return self._ask(protocol.GetPlan(step, ahead=True), protocol.PLAN)
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:

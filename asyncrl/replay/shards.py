@@ -43,7 +43,7 @@ class ShardedReplay:
         return self._joined(lambda client: client.plan(step))
 
     def plan_ahead(self, step: int) -> BatchPlan | None:
-        """The plan of a step after the learner's, if it is certain already; does not wait for it."""
+        """The plan of a step after the learner's, if there is one already; does not wait for it."""
         return self._joined(lambda client: client.plan_ahead(step))
 
     def _joined(self, ask: Callable[[ReplayClient], BatchPlan | None]) -> BatchPlan | None:

@@ -116,3 +116,5 @@ def test_a_learner_that_hardly_waits_and_does_not_pace_is_told_to() -> None:
         "14% of the episodes were thrown away as too old, while the learner hardly waits: set "
         "replay.sampler.kind=oldest replay.spare_batches=0.5"
     ]
+    config.replay.sampler.max_times_sampled = 2
+    assert "spare_batches" not in advise(shares(evicted=0.14), config)[0], "it would have no effect"

@@ -243,3 +243,21 @@ def test_a_step_is_not_trained_because_a_later_plan_was_handed_out_ahead(tmp_pat
     assert core.plan_ahead(1) is not None
     core.skip(0)
     assert core.planned(0).skipped == "poison"
+
+
+def test_a_batch_of_the_oldest_groups_stays_as_it_was_chosen_ahead_and_an_older_group_is_in_the_next(
+    tmp_path: Path,
+) -> None:
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=3, per_version=4), sampler=Oldest()))
+    tickets = core.tickets(12)
+    late = tickets[:2]
+    core.deliver(tickets[2:10], version=1)
+    core.label_all()
+    core.planned(0)
+    ahead = core.plan_ahead(1)
+    core.deliver(late, version=0)
+    core.deliver(tickets[10:], version=1)
+    core.label_all()
+    assert ahead is not None
+    assert core.planned(1) == ahead
+    assert core.planned(2).ids[:2] == [each.id for each in late]

@@ -194,7 +194,7 @@ _TIMES = (
     gauge(
         "seconds/fetch",
         "s",
-        "fetching the batch; it is fetched while the one before trains, where the sampler's choice is certain by then "
+        "fetching the batch; it is fetched while the one before trains, if the sampler may choose it by then "
         "(`oldest`, `fifo`)",
     ),
     gauge("seconds/proximal", "s", "forward passes before the updates"),
