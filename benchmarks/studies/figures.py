@@ -28,6 +28,7 @@ _MEANS = {
 """Columns that are means over the learner steps since the evaluation before, by the learner's metrics."""
 
 _COUNTERS = ("evicted", "filtered", "dropped", "dead")
+_SCORER = "scoring-0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,9 @@ def rows_of_run(folder: Path, ending: Ending) -> list[Row]:
     evaluations = read_lines(metrics_file(folder, "evaluation"))
     steps = [line for line in read_lines(metrics_file(folder, "learner")) if "reward/mean" in line]
     replays = read_lines(metrics_file(folder, "replay"))
+    scorers = read_lines(metrics_file(folder, _SCORER))
     rows = []
-    last = 0
+    last, last_time = 0, 0.0
     for line in evaluations:
         step = int(line["step"])
         since = [each for each in steps if last <= each["step"] < step]
@@ -64,9 +66,10 @@ def rows_of_run(folder: Path, ending: Ending) -> list[Row]:
                 "idle": _mean(since, "idle"),
                 **{column: _mean(since, metric) for column, metric in _MEANS.items()},
                 **_counters(replays, line["time"]),
+                **_guards(scorers, last_time, line["time"]),
             }
         )
-        last = step
+        last, last_time = step, line["time"]
     status, reason = _came_of(folder, ending, [row["accuracy"] for row in rows])
     rows = rows or [{"step": None}]
     rows[-1] |= _by_end(folder)
@@ -103,6 +106,14 @@ def _by_end(folder: Path) -> Row:
 def _counters(replays: Sequence[Mapping[str, Any]], time: float) -> Row:
     newest: Mapping[str, Any] = next((line for line in reversed(replays) if line["time"] <= time), {})
     return {name: float(newest.get(name, 0)) for name in _COUNTERS}
+
+
+def _guards(scorers: Sequence[Mapping[str, Any]], after: float, until: float) -> Row:
+    """How often process model and rules agreed between two times, and the alarms so far; None without such a model."""
+    compared = [line for line in scorers if "prm_agreement" in line and line["time"] <= until]
+    between = [line for line in compared if line["time"] > after]
+    alarms = compared[-1]["hack_alarms"] if compared else None
+    return {"agreement": _mean(between, "prm_agreement"), "hack_alarms": alarms}
 
 
 def _summary(folder: Path) -> dict[str, Any]:

@@ -41,6 +41,9 @@ FIGURES: Mapping[str, Callable[[Cell], str]] = {
     "mismatch, k3": lambda cell: _shown(cell.k3, "{:.1e}"),
     "evicted": lambda cell: _shown(cell.evicted_share, "{:.0%}"),
     "learner idle": lambda cell: _shown(cell.idle, "{:.0%}"),
+    "reward, change": lambda cell: _shown(cell.reward_change, "{:+.2f}"),
+    "agreement, change": lambda cell: _shown(cell.agreement_change, "{:+.2f}"),
+    "hack alarms": lambda cell: _shown(cell.hack_alarms, "{:.0f}"),
 }
 """What is said of a cell, by its name."""
 
@@ -53,9 +56,11 @@ def marker(study: str) -> str:
 
 
 def table(study: Study, cells: Sequence[Cell]) -> str:
-    """All figures, a row for each cell: medians over the seeds, with the least and the greatest value."""
-    rows = [[*cell.levels.values(), *(figure(cell) for figure in FIGURES.values())] for cell in cells]
-    return _lines([*study.factors, *FIGURES], rows)
+    """All figures that some cell has, a row for each cell: medians over the seeds, with the least and the greatest."""
+    columns = {name: [figure(cell) for cell in cells] for name, figure in FIGURES.items()}
+    known = {name: column for name, column in columns.items() if any(column)}
+    rows = [[*cell.levels.values(), *figures] for cell, *figures in zip(cells, *known.values(), strict=True)]
+    return _lines([*study.factors, *known], rows)
 
 
 def overview(study: Study, cells: Sequence[Cell]) -> str:

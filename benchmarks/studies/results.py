@@ -27,6 +27,7 @@ _TEXTS = ("stage", "fingerprint", "rung", "status", "reason", "machine", "date")
 _WHOLE = ("seed", "steps", "batch", "step", "samples", "parallel")
 _NUMBERS = ("lr", "accuracy", "seconds", "lag_max", "idle", "entropy", "ess", "masked", "reward", "lag_mean")
 _FURTHER = ("token_lag_mean", "k3", "evicted", "filtered", "dropped", "dead", "run_seconds", "processor_seconds")
+_OF_SCORERS = ("agreement", "hack_alarms")
 
 
 class Results:
@@ -38,7 +39,7 @@ class Results:
         self._schema = pa.schema(
             [(name, pa.string()) for name in texts]
             + [(name, pa.int64()) for name in _WHOLE]
-            + [(name, pa.float64()) for name in (*_NUMBERS, *_FURTHER)]
+            + [(name, pa.float64()) for name in (*_NUMBERS, *_FURTHER, *_OF_SCORERS)]
         )
         self._rows = self._read()
 

@@ -54,6 +54,9 @@ class Cell:
     k3: Spread | None
     evicted_share: Spread | None
     idle: Spread | None
+    reward_change: Spread | None
+    agreement_change: Spread | None
+    hack_alarms: Spread | None
     run_seconds: Spread | None
 
     @property
@@ -92,6 +95,9 @@ def cell_of(
         k3=Spread.of(_mean(rows, "k3") for rows in runs),
         evicted_share=Spread.of(map(_evicted_share, lasts)),
         idle=Spread.of(_mean(rows, "idle") for rows in runs),
+        reward_change=Spread.of(_change(rows, "reward") for rows in runs),
+        agreement_change=Spread.of(_change(rows, "agreement") for rows in runs),
+        hack_alarms=Spread.of(row["hack_alarms"] for row in lasts),
         run_seconds=Spread.of(row["run_seconds"] for row in lasts),
     )
 
@@ -117,6 +123,12 @@ def _known(rows: Sequence[Row], column: str) -> list[float]:
 def _mean(rows: Sequence[Row], column: str) -> float | None:
     values = _known(rows, column)
     return statistics.mean(values) if values else None
+
+
+def _change(rows: Sequence[Row], column: str) -> float | None:
+    """From the first value that is known to the last."""
+    values = _known(rows, column)
+    return values[-1] - values[0] if len(values) > 1 else None
 
 
 def _evicted_share(last: Row) -> float | None:

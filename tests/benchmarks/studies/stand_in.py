@@ -21,14 +21,20 @@ STEPS = 4
 
 def train(folder: Path, first: int, last: int) -> None:
     clock = count(10.0 * first).__next__
-    roles = ("learner", "evaluation", "replay")
-    learner, evaluation, replay = (JsonLines(metrics_file(folder, role), clock) for role in roles)
+    roles = ("learner", "evaluation", "replay", "scoring-0")
+    learner, evaluation, replay, scorer = (JsonLines(metrics_file(folder, role), clock) for role in roles)
     for step in range(first, last):
         lags = {"lag/max": step, "lag/mean": step / 2, "token_lag/mean": step / 4}
         seconds = {"seconds/step": 2.0, "idle": 0.5}
-        values = {"entropy": 0.1 * step, "mismatch/ess": 1 - 0.1 * step, "mismatch/k3": 0.01 * step, "reward/mean": 0.5}
+        values = {
+            "entropy": 0.1 * step,
+            "mismatch/ess": 1 - 0.1 * step,
+            "mismatch/k3": 0.01 * step,
+            "reward/mean": 0.1 * step,
+        }
         learner.log(step, {**lags, **seconds, **values, "trajectories_trained": 8 * (step + 1)})
         replay.log(step, {"evicted": step})
+        scorer.log(step, {"prm_agreement": 1 - 0.1 * step, "hack_alarms": step // 3})
         if step % 2:
             evaluation.log(step + 1, {"eval/accuracy": 0.2 * (step + 1)})
 

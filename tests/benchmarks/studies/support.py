@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.studies import age, mismatch, process_rewards, reuse, wall_clock, waste
+from benchmarks.studies import age, guards, mismatch, process_rewards, reuse, wall_clock, waste
 from benchmarks.studies.figures import Row
 from benchmarks.studies.study import Search, Study
 
-STUDIES = [module.STUDY for module in (age, mismatch, process_rewards, reuse, wall_clock, waste)]
+STUDIES = [module.STUDY for module in (age, guards, mismatch, process_rewards, reuse, wall_clock, waste)]
 """Those that there are."""
 
 STUDY = Study(
@@ -36,6 +36,9 @@ def row(step: int | None, accuracy: float | None = None, **values: object) -> Ro
         "k3",
         "evicted",
         "idle",
+        "reward",
+        "agreement",
+        "hack_alarms",
         "run_seconds",
     )
     unknown = dict.fromkeys(names)

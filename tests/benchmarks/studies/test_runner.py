@@ -73,6 +73,8 @@ def test_a_run_that_has_ended_is_in_the_file_and_does_not_run_again(
     ]
     assert [(row["lag_mean"], row["lag_max"]) for row in rows] == [(0.25, 1), (1.25, 3)]
     assert [row["evicted"] for row in rows] == [1, 5]
+    assert [row["agreement"] for row in rows] == pytest.approx([0.95, 0.75])
+    assert [row["hack_alarms"] for row in rows] == [0, 1]
     last = rows[-1]
     assert (last["size"], last["colour"], last["seed"], last["lr"]) == ("small", "red", 1, DONE_LR)
     assert (last["stage"], last["status"], last["rung"], last["parallel"]) == ("main", "done", "brackets", 2)

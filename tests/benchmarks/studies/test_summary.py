@@ -95,11 +95,25 @@ def test_the_table_shows_spread_and_who_did_not_reach_the_target() -> None:
     assert first == (
         "| small | red | 0.0001 | 3 | 1 | 0 | 12 (8 to 16); 2 of 3 seeds | 6 (3 to 9); 2 of 3 seeds "
         "| 8 (6 to 9) "
-        "| 0.85 (0.80 to 0.90) | 0.75 (0.70 to 0.80) |  | 2.8 (1.5 to 4.0) | 4 (2 to 5) | 0.200 (0.100 to 0.300) "
+        "| 0.85 (0.80 to 0.90) | 0.75 (0.70 to 0.80) | 2.8 (1.5 to 4.0) | 4 (2 to 5) | 0.200 (0.100 to 0.300) "
         "| 0.70 (0.50 to 0.90) | 3.0e-03 | 25% (0% to 50%) | 60% (50% to 70%) |"
     )
-    assert second.startswith("| large | red | 3e-05 | 1 | 0 | 0 | never | never | 9 | 0.80 | 0.80 |  | 4.0 | 5 |")
+    assert second.startswith("| large | red | 3e-05 | 1 | 0 | 0 | never | never | 9 | 0.80 | 0.80 | 4.0 | 5 |")
     assert failures(cells) == "* small, red: out of memory"
+
+
+def test_the_table_leaves_out_figures_that_no_cell_has_and_shows_what_guards_saw() -> None:
+    watched = [
+        row(0, 0.2, reward=0.1, agreement=0.9, hack_alarms=0),
+        row(1, 0.1, reward=0.4, agreement=0.5, hack_alarms=1, samples=8, evicted=0),
+    ]
+    head = table(STUDY, [cell_of(LEVELS, 1e-4, [watched], 0.8), cell_of(LEVELS, 1e-4, [SLOW], 0.8)]).splitlines()[0]
+    assert "ess, least" in head
+    assert "hack alarms" in head
+    head, _, only = table(STUDY, [cell_of(LEVELS, 1e-4, [watched], 0.8)]).splitlines()
+    assert "ess, least" not in head
+    assert head.endswith("| reward, change | agreement, change | hack alarms |")
+    assert only.endswith("| +0.30 | -0.40 | 1 |")
 
 
 def test_a_section_is_written_between_its_markers_and_nothing_else_changes(tmp_path: Path) -> None:
