@@ -6,11 +6,12 @@ Both come from a run, or from a YAML file that a person wrote or edited.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
+from asyncrl.config.keys import OPTIONS
 from asyncrl.errors import ConfigError
 
 Count = Annotated[int, Meta(ge=1, le=10**12)]
@@ -78,13 +79,15 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_lag: Annotated[int, Meta(ge=0)] = 2
     max_times_sampled: Count = 1
     oversample: Annotated[float, Meta(ge=1, le=1e6)] = 1.0
-    sampler: Literal["oldest", "fifo", "freshest", "prioritised"] = "oldest"
+    sampler: str = "oldest"
     spare_batches: Annotated[float, Meta(ge=0)] | None = 0.5
     filter_zero_variance: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size % self.group_size:
             raise ValueError(f"batch_size {self.batch_size} is no multiple of group_size {self.group_size}")
+        if self.sampler not in (known := OPTIONS["replay.sampler.kind"].choices):
+            raise ValueError(f"sampler {self.sampler!r} must be one of {', '.join(known)}")
 
     @property
     def gpus(self) -> int:

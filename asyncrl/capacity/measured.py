@@ -185,7 +185,7 @@ def _sizes(config: TrainConfig, last: Sequence[Row], scorers: int, ranks: int) -
         max_lag=replay.max_lag,
         max_times_sampled=replay.sampler.max_times_sampled,
         oversample=replay.oversample,
-        sampler=replay.sampler.kind,  # type: ignore[arg-type]
+        sampler=replay.sampler.kind,
         spare_batches=replay.spare_batches,
         filter_zero_variance=replay.filter.zero_variance,
     )

@@ -118,9 +118,8 @@ def _too_old(seen: IdleShares, config: TrainConfig) -> Iterator[str]:
 
 
 def _could_pace(replay: ReplayConfig) -> bool:
-    """Whether pacing or its sampler is off, though groups need not wait for a further use or a sampler's choice."""
-    waits = replay.sampler.max_times_sampled > 1 or replay.sampler.kind in ("freshest", "prioritised")
-    return not waits and (replay.spare_batches is None or replay.sampler.kind == "fifo")
+    """Whether pacing or its sampler is off, though it could be on."""
+    return replay.can_pace and (replay.spare_batches is None or replay.sampler.kind == "fifo")
 
 
 def _long_phases(seen: IdleShares, config: TrainConfig) -> Iterator[str]:

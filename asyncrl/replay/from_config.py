@@ -129,9 +129,8 @@ def sampler(config: SamplerConfig) -> Sampler:
 
 
 def spare_batches(config: ReplayConfig) -> float | None:
-    """None where groups that are complete are to wait: they have further uses, or are the choice of the sampler."""
-    waits = config.sampler.max_times_sampled > 1 or not sampler(config.sampler).plans_ahead
-    return None if waits else config.spare_batches
+    """Those that bound the episodes ahead; None: nothing does but `max_lag`."""
+    return config.spare_batches if config.can_pace else None
 
 
 def open_store(config: TrainConfig) -> Store:

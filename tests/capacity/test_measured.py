@@ -179,12 +179,15 @@ def test_a_file_with_a_wrong_value_is_refused_with_its_place(tmp_path: Path) -> 
     (tmp_path / "bad.yaml").write_text("rates: {tasks: [[{sampled: 0, tokens: 1}]], pass_s: 1, request_s: 0}")
     with pytest.raises(ConfigError, match=r"rates\.tasks"):
         read_description(tmp_path / "bad.yaml")
-    sizes = "{engines: 1, oversample: .inf}"
-    (tmp_path / "bad.yaml").write_text(
-        f"{{rates: {{tasks: [[{{sampled: 1, tokens: 1}}]], pass_s: 1, request_s: 0, token_s: 0}}, sizes: {sizes}}}"
-    )
-    with pytest.raises(ConfigError, match=r"sizes\.oversample"):
-        read_description(tmp_path / "bad.yaml")
+    rates = "{tasks: [[{sampled: 1, tokens: 1}]], pass_s: 1, request_s: 0, token_s: 0}"
+    wrong = {
+        "oversample: .inf": r"sizes\.oversample",
+        "sampler: olderst": "'olderst' must be one of oldest, fifo, freshest, prioritised .*sizes",
+    }
+    for size, reason in wrong.items():
+        (tmp_path / "bad.yaml").write_text(f"{{rates: {rates}, sizes: {{engines: 1, {size}}}}}")
+        with pytest.raises(ConfigError, match=reason):
+            read_description(tmp_path / "bad.yaml")
 
 
 def test_numbers_are_read_as_people_write_them(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config.keys import OPTIONS
 from asyncrl.config.schema import ReplayConfig, SamplerConfig
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.from_config import sampler as sampler_of
 from asyncrl.replay.from_config import spare_batches
 from asyncrl.replay.pacing import AGAIN_S
 from asyncrl.replay.sampling import Oldest
@@ -144,6 +146,12 @@ def test_groups_wait_where_they_are_used_again_or_are_the_choice_of_the_sampler(
     sampler: SamplerConfig, spare: float | None
 ) -> None:
     assert spare_batches(ReplayConfig(sampler=sampler)) == spare
+
+
+@pytest.mark.parametrize("kind", OPTIONS["replay.sampler.kind"].choices)
+def test_every_sampler_that_plans_ahead_may_be_paced_and_no_other(kind: str) -> None:
+    config = SamplerConfig(kind=kind)
+    assert ReplayConfig(sampler=config).can_pace == sampler_of(config).plans_ahead
 
 
 def test_a_learner_that_still_waits_gets_more_until_all_that_the_age_bound_admits_is_started(tmp_path: Path) -> None:

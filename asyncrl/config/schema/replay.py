@@ -80,3 +80,8 @@ class ReplayConfig:
         "store of a finished run: the learner trains its plans again, without actors",
         fixed="it names where all of a run's batches come from",
     )
+
+    @property
+    def can_pace(self) -> bool:
+        """Whether complete groups need not wait for a further use, or until the sampler chooses them."""
+        return self.sampler.max_times_sampled == 1 and self.sampler.kind in ("oldest", "fifo")
