@@ -110,7 +110,10 @@ def _too_old(seen: IdleShares, config: TrainConfig) -> Iterator[str]:
     if replay.oversample > 1:
         yield f"{thrown}: lower replay.oversample from {replay.oversample:g}"
     elif seen.learner_idle > STARVED:
-        yield f"{thrown}: {larger}"
+        yield (
+            f"{thrown}: {larger}; or lower actor.concurrency from {config.actor.concurrency}, if engines make as many "
+            "tokens a second with fewer requests at once"
+        )
     elif _could_pace(replay):
         yield f"{thrown}, while the learner hardly waits: set replay.sampler.kind=oldest replay.spare_batches=0.5"
     else:
