@@ -22,34 +22,37 @@ logger = logging.getLogger(__name__)
 
 
 class HackAlarm:
-    """Watches two trends over a sliding window: it rings while the mean reward rises and process model and rules
-    disagree more and more."""
+    """Watches trends over a sliding window: it rings while the mean reward rises, the outcomes do not rise with it, and
+    process model and rules agree less and less.
+
+    A fall of the agreement alone says little: a policy that learns takes most steps right before its answers are."""
 
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
-        self._points: deque[tuple[float, float, float]] = deque()
+        self._points: deque[tuple[float, float, float, float]] = deque()
         self.ringing = False
         self.count = 0
 
-    def add(self, now: float, reward: float, agreement: float) -> bool:
+    def add(self, now: float, reward: float, outcome: float, agreement: float) -> bool:
         """Add the means of one report. True if the alarm begins with it; `ringing` says whether it goes on."""
-        self._points.append((now, reward, agreement))
+        self._points.append((now, reward, outcome, agreement))
         while now - self._points[0][0] > self._config.window_s:
             self._points.popleft()
-        reward_change, agreement_change = self._changes()
+        reward, outcome, agreement = self._changes()
+        rise, fall = self._config.reward_rise, self._config.agreement_fall
         before = self.ringing
-        self.ringing = reward_change >= self._config.reward_rise and agreement_change <= -self._config.agreement_fall
+        self.ringing = reward >= rise > outcome and agreement <= -fall
         self.count += self.ringing and not before
         return self.ringing and not before
 
-    def _changes(self) -> tuple[float, float]:
-        """The changes of reward and agreement over the window, by a straight line; 0 until the window is half full."""
+    def _changes(self) -> tuple[float, float, float]:
+        """The changes of reward, outcome and agreement over the window, by straight lines; 0 until it is half full."""
         times, *trends = np.array(self._points).T
         span = times[-1] - times[0]
         if len(times) < _LEAST_POINTS or span < self._config.window_s / 2:
-            return 0.0, 0.0
-        reward, agreement = np.polyfit(times - times[0], np.stack(trends, axis=1), 1)[0] * span
-        return float(reward), float(agreement)
+            return 0.0, 0.0, 0.0
+        reward, outcome, agreement = np.polyfit(times - times[0], np.stack(trends, axis=1), 1)[0] * span
+        return float(reward), float(outcome), float(agreement)
 
 
 class ScoringStats:
@@ -91,13 +94,16 @@ class ScoringStats:
             values |= _means(self._window)
             values |= _histograms([scored.step_scores for _, scored in self._window])
         self._start_window(now)
-        if "prm_agreement" in values and self._alarm.add(now, values["reward_mean"], values["prm_agreement"]):
-            logger.warning(
-                "the reward rises (%.3g) while process model and rules agree less and less (%.3g): the policy may be "
-                "exploiting the process model; see docs/scoring.md, Guards",
-                values["reward_mean"],
-                values["prm_agreement"],
-            )
+        if "prm_agreement" in values:
+            reward, outcome, agreement = (values[name] for name in ("reward_mean", "outcome_mean", "prm_agreement"))
+            if self._alarm.add(now, reward, outcome, agreement):
+                logger.warning(
+                    "the reward rises (%.3g) and the outcomes do not (%.3g), while process model and rules agree less "
+                    "and less (%.3g): the policy may be exploiting the process model; see docs/scoring.md, Guards",
+                    reward,
+                    outcome,
+                    agreement,
+                )
         return values | {"hack_alarm": float(self._alarm.ringing), "hack_alarms": float(self._alarm.count)}
 
     def _start_window(self, now: float) -> None:

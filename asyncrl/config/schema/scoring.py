@@ -148,11 +148,14 @@ MANAGER_KEYS = ("name", "compute_score", "num_examine", "val_num_examine", "para
 
 @dataclass
 class GuardConfig:
-    """Warns of reward hacking: rewards rise while the process reward model agrees less and less with the outcomes."""
+    """Warns of reward hacking: rewards rise and outcomes do not, while the process reward model agrees with them less
+    and less."""
 
-    window_s: float = option(900.0, "seconds over which both trends are measured", "(0, inf)")
+    window_s: float = option(900.0, "seconds over which the trends are measured", "(0, inf)")
     reward_rise: float = option(
-        0.05, "rise of the mean reward over the window from which the alarm may start", "(0, inf)"
+        0.05,
+        "rise of the mean reward over the window from which the alarm may start; it does not if outcomes rise as much",
+        "(0, inf)",
     )
     agreement_fall: float = option(
         0.05, "fall of the agreement over the window from which the alarm may start", "(0, inf)"

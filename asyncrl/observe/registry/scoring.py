@@ -35,6 +35,6 @@ METRICS = (
     gauge("repeated_steps", "share", "steps that repeat another one"),
     gauge("prm_agreement", "share", "episodes on which the aggregated step score and the rules agree"),
     gauge("step_scores/POSITION/BIN", "share", "scores of first, inner or last steps in each bin, before shaping"),
-    gauge("hack_alarm", "0 or 1", "1 while the mean reward rises and prm_agreement falls"),
+    gauge("hack_alarm", "0 or 1", "1 while the mean reward rises, outcomes do not, and prm_agreement falls"),
     counter("hack_alarms", "alarms", "how often hack_alarm became 1, since the start"),
 )
