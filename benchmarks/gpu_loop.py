@@ -11,9 +11,10 @@ distributions of the episodes. `max_lag = 0` is synchronous training with the sa
 The learner has the first GPU. Servers have the last ones, by default all others. With as many servers as GPUs the
 first server shares the learner's GPU and its memory, and the others have theirs to themselves.
 
-A result has all age bounds that were measured so far, in benchmarks/results/gpu_loop-NAME.json; it is written after
-each. `--resume` measures only those that it lacks. `python -m benchmarks.loop_report FILE...` makes a table and a
-picture of results. Ctrl-C and SIGTERM end everything that was started.
+A result has all age bounds that were measured so far, in runs/gpu_loop/gpu_loop-NAME.json; it is written after each.
+`--resume` measures only those that it lacks, on the same device and with the same settings and SGLang.
+`python -m benchmarks.loop_report FILE...` makes a table and a picture of results. `--out benchmarks/results` puts a
+result among those of asyncrl. Ctrl-C and SIGTERM end everything that was started.
 """
 
 from __future__ import annotations
@@ -31,13 +32,18 @@ from typing import Any
 
 import torch
 
+from asyncrl.config.schema import WeightsConfig
 from asyncrl.errors import AsyncrlError
 from benchmarks.fleets import server_version
 from benchmarks.loop_figures import FIRST, figures
 from benchmarks.loop_report import stops
+from benchmarks.loop_result import Result
 from benchmarks.loop_runs import Loop, say, server_gpus
-from benchmarks.record import RESULTS, machine, write_result
+from benchmarks.record import machine
 from benchmarks.shapes import SHAPES
+
+FOLDER = Path("runs/gpu_loop")
+MODE = "weights.mode="
 
 
 def described(options: argparse.Namespace, loop: Loop) -> dict[str, Any]:
@@ -54,37 +60,26 @@ def described(options: argparse.Namespace, loop: Loop) -> dict[str, Any]:
     }
 
 
-class Result:
-    """What was measured so far, in a file that is written after each age bound. `resume` keeps what the file has, if
-    that was measured with the same settings."""
+def named(options: argparse.Namespace) -> str:
+    """The name of the result. It has servers and weights mode where they are not the default, so that runs that differ
+    in these do not replace each other's results."""
+    servers, usual = (len(server_gpus(options.gpus, number)) for number in (options.servers, None))
+    mode = ([WeightsConfig().mode] + [word.removeprefix(MODE) for word in options.set if word.startswith(MODE)])[-1]
+    parts = [options.size, f"{options.gpus}gpu"]
+    parts += [f"{servers}servers"] if servers != usual else []
+    parts += [mode] if mode != WeightsConfig().mode else []
+    return f"gpu_loop-{options.name or '-'.join(parts)}"
 
-    def __init__(self, options: argparse.Namespace, loop: Loop) -> None:
-        self.name = f"gpu_loop-{options.name or f'{options.size}-{options.gpus}gpu'}"
-        self.content: dict[str, Any] = {"settings": described(options, loop), "rows": []}
-        self._folder = options.out
-        self._device = f"{options.gpus} x {torch.cuda.get_device_name(0)}, {machine()}" if options.gpus else None
-        file = options.out / f"{self.name}.json"
-        if options.resume and file.exists():
-            earlier = json.loads(file.read_text())["result"]
-            if earlier["settings"] == self.content["settings"]:
-                self.content = earlier
-        self.content["failed"] = {}
 
-    @property
-    def lags(self) -> list[int]:
-        return [row["max_lag"] for row in self.content["rows"]]
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.content["rows"] = sorted([*self.content["rows"], row], key=lambda each: each["max_lag"])
-
-    def write(self) -> None:
-        say(f"written to {write_result(self.name, self.content, self._device, self._folder)}")
+def opened(options: argparse.Namespace, loop: Loop) -> Result:
+    gpus = f"{options.gpus} x {torch.cuda.get_device_name(0)}, " if options.gpus else ""
+    return Result(options.out, named(options), gpus + machine(), described(options, loop), options.resume)
 
 
 async def measure(options: argparse.Namespace) -> bool:
     """Measure and write; False if an age bound failed."""
     loop = Loop(options)
-    result = Result(options, loop)
+    result = opened(options, loop)
     wanted = [lag for lag in options.lags if lag not in result.lags]
     every = options.lag_seconds * (len(options.lags) if len(options.lag_seconds) == 1 else 1)
     seconds = dict(zip(options.lags, every, strict=True))
@@ -93,8 +88,9 @@ async def measure(options: argparse.Namespace) -> bool:
         return True
     loop.prepare()
     async with loop.servers():
-        version = result.content["sglang"] = await server_version(loop.urls[0])
+        version = await server_version(loop.urls[0])
         say(f"SGLang {version} answers at {', '.join(loop.urls)}")
+        result.served_by(version)
         if "bare_tokens_per_s" not in result.content:
             result.content["bare_tokens_per_s"] = round(await loop.bare(), 1)
         bare = result.content["bare_tokens_per_s"]
@@ -116,7 +112,7 @@ async def measure(options: argparse.Namespace) -> bool:
                     f"fleet idle {row['fleet_idle']:.0%}, {row['fleet_to_bare']:.0%} of the bare rate, "
                     f"stop of a push (median, p95, max) {stops(row['push']) or '-'} ms"
                 )
-            result.write()
+            say(f"written to {result.write()}")
     return not result.content["failed"]
 
 
@@ -145,11 +141,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workload", help="name in loop_workload.yaml; otherwise gpu, or tiny on the CPU")
     parser.add_argument("--server", default="", help="more arguments of the servers: --server='--a 1 --b'")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the runs")
-    parser.add_argument("--dir", default="runs/gpu_loop", help="where models, runs and logs go")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the result goes")
-    parser.add_argument("--name", help="of the result; otherwise SIZE-GPUSgpu")
+    parser.add_argument("--dir", type=Path, default=FOLDER, help="for models, runs and logs; default: %(default)s")
+    parser.add_argument("--out", type=Path, help="folder of the result; default: that of --dir")
+    parser.add_argument(
+        "--name",
+        help="of the result; default: SIZE-GPUSgpu, and servers and weights.mode where they are not the default",
+    )
     parser.add_argument("--resume", action="store_true", help="keep what the result of that name has")
     options = parser.parse_args(arguments)
+    options.out = options.out or options.dir
     if options.gpus > torch.cuda.device_count():
         parser.error(f"--gpus {options.gpus}: this machine has {torch.cuda.device_count()}")
     if len(options.lag_seconds) not in (1, len(options.lags)):

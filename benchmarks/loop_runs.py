@@ -62,7 +62,7 @@ class Loop:
         if options.at_once:
             self.scale = replace(self.scale, at_once=options.at_once)
         self.workload = Workload.named(options.workload or self.scale.workload)
-        self.folder = Path(options.dir) / f"{options.size}-{options.gpus}"
+        self.folder: Path = options.dir / f"{options.size}-{options.gpus}"
         self.urls: list[str] = []
         self.deadline = time.monotonic() + options.seconds
         self._options = options

@@ -26,7 +26,7 @@ def machine() -> str:
 
 def write_result(name: str, result: Any, device: str | None = None, folder: Path = RESULTS) -> Path:
     """Write a result; returns the file."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     record = {"date": datetime.date.today().isoformat(), "machine": device or machine(), "result": result}
     path.write_text(json.dumps(record, indent=2) + "\n")
