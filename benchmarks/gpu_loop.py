@@ -103,7 +103,7 @@ async def measure(options: argparse.Namespace) -> bool:
             try:
                 row = figures(await loop.lag(max_lag, seconds[max_lag]), bare)
             except (AsyncrlError, ValueError) as error:
-                say(str(error))
+                say(f"max_lag {max_lag}: {error}")
                 result.content["failed"][max_lag] = str(error)
             else:
                 result.add({"max_lag": max_lag, **row})

@@ -1,15 +1,21 @@
 """A table in Markdown, and a picture, of results of benchmarks.gpu_loop.
 
-python -m benchmarks.loop_report benchmarks/results/gpu_loop-*.json --picture docs/gpu_loop.png
+python -m benchmarks.loop_report runs/gpu_loop/gpu_loop-*.json --picture loop.png
+python -m benchmarks.loop_report benchmarks/results/gpu_loop-*.json
+
+The second command shows the results of asyncrl, the first one yours.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from asyncrl.errors import DataError
+from benchmarks.loop_result import read_record
 
 COLUMNS = (
     "max_lag",
@@ -33,18 +39,18 @@ Row = Mapping[str, Any]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each age bound; ratios are to the least of these, which is 0 where synchronous training was measured,
-    too."""
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *(_cells(row, rows[0]) for row in rows)]
+    """A line for each age bound. Ratios are to synchronous training, `max_lag = 0`; without it there are none."""
+    synchronous = next((row["samples_per_s"] for row in rows if row["max_lag"] == 0), None)
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *(_cells(row, synchronous) for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _cells(row: Row, first: Row) -> tuple[str, ...]:
+def _cells(row: Row, synchronous: float | None) -> tuple[str, ...]:
     seconds, push = row["seconds_of_a_step"], row["push"]
     return (
         str(row["max_lag"]),
         f"{row['samples_per_s']:.2f}",
-        f"{row['samples_per_s'] / first['samples_per_s']:.2f}",
+        f"{row['samples_per_s'] / synchronous:.2f}" if synchronous else "",
         f"{row['fleet_tokens_per_s']:,.0f}",
         f"{row['fleet_to_bare']:.0%}",
         f"{row['fleet_idle']:.0%}",
@@ -94,22 +100,33 @@ def draw(results: Mapping[str, Sequence[Row]], path: Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
+def show(name: str, record: Mapping[str, Any]) -> None:
+    result = record["result"]
+    print(f"{name}, {record['machine']}, {record['date']}, SGLang {result['sglang']}:", end=" ")
+    print(f"a bare client gets {result['bare_tokens_per_s']:,.0f} tokens/s\n")
+    print(table(result["rows"]) if result["rows"] else "nothing was measured\n")
+    for max_lag, reason in result["failed"].items():
+        print(f"max_lag {max_lag}: {reason}\n")
+
+
+def _named(paths: Sequence[Path]) -> dict[str, Path]:
+    """Files by what tells them apart: their names, or where two folders have the same name, their paths."""
+    stems = [path.stem for path in paths]
+    return {str(path) if stems.count(path.stem) > 1 else path.stem.removeprefix("gpu_loop-"): path for path in paths}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--picture", type=Path, help="PNG file to write")
-    options = parser.parse_args()
-    measured: dict[str, Sequence[Row]] = {}
-    for path in options.results:
-        record = json.loads(path.read_text())
-        result, name = record["result"], path.stem.removeprefix("gpu_loop-")
-        print(f"{name}, {record['machine']}, {record['date']}, SGLang {result['sglang']}:", end=" ")
-        print(f"a bare client gets {result['bare_tokens_per_s']:,.0f} tokens/s\n")
-        print(table(result["rows"]) if result["rows"] else "nothing was measured\n")
-        for max_lag, reason in result["failed"].items():
-            print(f"max_lag {max_lag} failed: {reason}\n")
-        if result["rows"]:
-            measured[name] = result["rows"]
+    options = parser.parse_args(arguments)
+    try:
+        records = {name: read_record(path) for name, path in _named(options.results).items()}
+    except DataError as error:
+        sys.exit(str(error))
+    for name, record in records.items():
+        show(name, record)
+    measured = {name: rows for name, record in records.items() if (rows := record["result"]["rows"])}
     if options.picture and measured:
         draw(measured, options.picture)
 

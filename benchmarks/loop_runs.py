@@ -111,7 +111,7 @@ class Loop:
 
     async def lag(self, max_lag: int, seconds: float) -> Path:
         """Train at one age bound, for so long after the first step at most; returns the run's folder. Raises
-        AsyncrlError: the run failed before its last step, and too early for figures."""
+        AsyncrlError: the run ended too early for figures."""
         run_dir = self.folder / f"lag-{max_lag}"
         shutil.rmtree(run_dir, ignore_errors=True)
         log = self.folder / f"lag-{max_lag}.log"
@@ -126,15 +126,18 @@ class Loop:
                 start_new_session=True,
             )
             try:
-                await self._watch(process, run_dir, seconds)
+                stopped = await self._watch(process, run_dir, seconds)
             finally:
                 await _end(process)
-        if process.returncode and len(_steps(run_dir)) <= FIRST:
-            raise AsyncrlError(f"the run at max_lag {max_lag} failed; the end of {log}:\n{last_lines(log)}")
+        if (steps := len(_steps(run_dir))) <= FIRST:
+            if not stopped:
+                say(f"the end of {log}:\n{last_lines(log)}")
+            raise AsyncrlError(unmeasured(steps, log, stopped))
         return run_dir
 
-    async def _watch(self, process: asyncio.subprocess.Process, run_dir: Path, seconds: float) -> None:
-        """Say each step, until the run ends, or its time after the first step is over, or that of the benchmark."""
+    async def _watch(self, process: asyncio.subprocess.Process, run_dir: Path, seconds: float) -> bool:
+        """Say each step, until the run ends, or its time after the first step is over, or that of the benchmark. True:
+        the run is to be stopped, because its time is over."""
         first_at, seen = float("inf"), 0
         while process.returncode is None:
             for row in _steps(run_dir)[seen:]:
@@ -147,9 +150,10 @@ class Loop:
                 )
             if time.monotonic() > min(first_at + seconds, self.deadline):
                 say("  stopped: its time is over")
-                return
+                return True
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), POLL_S)
+        return False
 
     def _settings(self, max_lag: int) -> list[str]:
         options, scale, workload, folder = self._options, self.scale, self.workload, self.folder.absolute()
@@ -178,6 +182,16 @@ def server_gpus(gpus: int, servers: int | None) -> Sequence[int]:
     if not gpus:
         return [0] * (servers or 1)
     return range(gpus)[-(servers or max(1, gpus - 1)) :]
+
+
+def unmeasured(steps: int, log: Path, stopped: bool) -> str:
+    """Why a run with so few steps has no figures, for a result that others read: they do not have this machine's
+    folders."""
+    if stopped and not steps:
+        return "ended before its first step"
+    if stopped:
+        return f"ended after {steps} of the {FIRST + 1} steps that figures need"
+    return f"failed after {steps} of the {FIRST + 1} steps that figures need: {log.name} says why"
 
 
 def _steps(run_dir: Path) -> list[dict[str, Any]]:

@@ -1,17 +1,23 @@
-"""What benchmarks.gpu_loop keeps of a result, and where."""
+"""What benchmarks.gpu_loop is asked for, what it keeps of a result, and what benchmarks.loop_report says of it."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncrl.errors import ConfigError
+from benchmarks import loop_report
 from benchmarks.gpu_loop import named, parse
+from benchmarks.loop_report import table
 from benchmarks.loop_result import Result
+from benchmarks.loop_runs import unmeasured
 from benchmarks.record import RESULTS
 
+COMMITTED = sorted(RESULTS.glob("gpu_loop-*.json"))
 SETTINGS = {"size": "tiny", "steps": 4}
 
 
@@ -99,3 +105,67 @@ def test_a_file_that_is_no_result_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "gpu_loop-test.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"gpu_loop-test.json: benchmarks.gpu_loop did not write it"):
         result(tmp_path)
+
+
+def test_a_run_without_figures_says_why_and_names_no_folder(tmp_path: Path) -> None:
+    log = tmp_path / "lag-4.log"
+    assert unmeasured(0, log, stopped=True) == "ended before its first step"
+    assert unmeasured(1, log, stopped=True) == "ended after 1 of the 3 steps that figures need"
+    assert unmeasured(1, log, stopped=False) == "failed after 1 of the 3 steps that figures need: lag-4.log says why"
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_a_committed_result_names_no_folder_of_a_machine(path: Path) -> None:
+    assert not re.search(r"(?<!\w)/\w+/", path.read_text())
+
+
+def test_ratios_are_to_max_lag_0_and_there_are_none_without_it() -> None:
+    def ratios(*rows: dict[str, Any]) -> list[str]:
+        return [line.split(" | ")[2] for line in table(rows).splitlines()[2:]]
+
+    assert ratios(row(0, 2.0), row(4, 5.0)) == ["1.00", "2.50"]
+    assert ratios(row(1, 2.0), row(4, 5.0)) == ["", ""]
+
+
+def test_the_report_says_which_age_bounds_were_not_measured(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = result(measured)
+    own.content["failed"] = {4: "ended before its first step"}
+    own.write()
+    loop_report.main([str(measured / "gpu_loop-test.json")])
+    printed = capsys.readouterr().out
+    assert printed.startswith("test, a GPU, ")
+    assert "\nmax_lag 4: ended before its first step\n" in printed
+
+
+def test_the_report_of_two_machines_has_both_results_though_their_files_have_one_name(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = result(tmp_path, "another GPU")
+    other.content |= {"sglang": "0.5.23", "bare_tokens_per_s": 50.0}
+    files = [str(measured / "gpu_loop-test.json"), str(other.write())]
+    loop_report.main(files)
+    printed = capsys.readouterr().out
+    assert f"{files[0]}, a GPU, " in printed
+    assert f"{files[1]}, another GPU, " in printed
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_the_report_of_a_committed_result_has_a_line_for_each_age_bound(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop_report.main([str(path)])
+    printed = capsys.readouterr().out.splitlines()
+    found = json.loads(path.read_text())["result"]
+    assert sum(line.startswith("max_lag ") for line in printed) == len(found["failed"])
+    assert sum(line.startswith("| ") for line in printed) == 2 + len(found["rows"])
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"result": []}'], ids=["missing", "cut", "another"])
+def test_a_file_that_cannot_be_reported_is_told_in_one_line(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "gpu_loop-mine.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SystemExit) as ended:
+        loop_report.main([str(path)])
+    assert str(ended.value.code).startswith(f"{path}: ")
+    assert "\n" not in str(ended.value.code)
