@@ -38,10 +38,11 @@ from benchmarks.fleets import server_version
 from benchmarks.loop_figures import FIRST, figures
 from benchmarks.loop_report import stops
 from benchmarks.loop_result import Result
-from benchmarks.loop_runs import Loop, say, server_gpus
+from benchmarks.loop_runs import Loop, check_python, say, server_gpus
 from benchmarks.record import machine
 from benchmarks.shapes import SHAPES
 
+LAGS = (0, 1, 2, 4, 8)
 FOLDER = Path("runs/gpu_loop")
 MODE = "weights.mode="
 
@@ -78,6 +79,7 @@ def opened(options: argparse.Namespace, loop: Loop) -> Result:
 
 async def measure(options: argparse.Namespace) -> bool:
     """Measure and write; False if an age bound failed."""
+    check_python(options.python)
     loop = Loop(options)
     result = opened(options, loop)
     wanted = [lag for lag in options.lags if lag not in result.lags]
@@ -119,26 +121,43 @@ async def measure(options: argparse.Namespace) -> bool:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="a Python that has sglang, or a script that starts it")
-    parser.add_argument("--size", choices=list(SHAPES), default="0.6B" if torch.cuda.is_available() else "tiny")
-    parser.add_argument("--gpus", type=int, default=torch.cuda.device_count(), help="0: all on the CPU")
+    parser.add_argument(
+        "--size",
+        choices=list(SHAPES),
+        default="0.6B" if torch.cuda.is_available() else "tiny",
+        help="of the model; default: 0.6B, or tiny without a GPU",
+    )
+    parser.add_argument(
+        "--gpus", type=int, default=torch.cuda.device_count(), help="0: all on the CPU; default: those of this machine"
+    )
     parser.add_argument("--servers", type=int, help="as many as GPUs: the learner shares the first; default: one fewer")
     parser.add_argument("--at-once", type=int, help="episodes at once; default: 256, or 16 on the CPU")
-    parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4, 8], help="age bounds, in this order")
-    parser.add_argument("--steps", type=int, default=16, help=f"measured steps, after {FIRST} others")
+    parser.add_argument(
+        "--lags",
+        type=int,
+        nargs="+",
+        default=list(LAGS),
+        help=f"age bounds, in this order; default: {' '.join(map(str, LAGS))}",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=16, help=f"measured steps, after {FIRST} others; default: %(default)s"
+    )
     parser.add_argument(
         "--lag-seconds",
         type=float,
         nargs="+",
         default=[float("inf")],
-        help="of a run after its first step, for all age bounds or for each; then it counts",
+        help="stop a run so long after its first step, and measure the steps that it has done, if these are at least "
+        f"{FIRST + 1}: one number for all age bounds, or one for each; default: no run is stopped",
     )
     parser.add_argument(
         "--seconds",
         type=float,
         default=float("inf"),
-        help="of all; then the run that goes on counts, and no other begins",
+        help="so long after the start of the benchmark stop the run that goes on, as --lag-seconds does, and begin no "
+        "other; default: no limit",
     )
-    parser.add_argument("--workload", help="name in loop_workload.yaml; otherwise gpu, or tiny on the CPU")
+    parser.add_argument("--workload", help="name in loop_workload.yaml; default: gpu, or tiny on the CPU")
     parser.add_argument("--server", default="", help="more arguments of the servers: --server='--a 1 --b'")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the runs")
     parser.add_argument("--dir", type=Path, default=FOLDER, help="for models, runs and logs; default: %(default)s")

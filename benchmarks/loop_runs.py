@@ -7,6 +7,7 @@ import asyncio
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -18,11 +19,12 @@ from typing import Any
 import torch
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.errors import AsyncrlError
+from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.launch.placement.dealing import memory_shares
 from asyncrl.machine.child import ending_with_parent, last_lines
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.text import reason_of
 from benchmarks.fleets import launched
 from benchmarks.loop_bare import bare_rate
 from benchmarks.loop_figures import FIRST
@@ -35,6 +37,9 @@ SERVER_MEMORY = 0.75
 TASKS = 4096
 POLL_S = 0.5
 STOP_S = 60.0
+PROBE_S = 60.0
+
+_HAS_SGLANG = "import importlib.util; print('\\nsglang:', importlib.util.find_spec('sglang') is not None)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,30 @@ def unmeasured(steps: int, log: Path, stopped: bool) -> str:
     if stopped:
         return f"ended after {steps} of the {FIRST + 1} steps that figures need"
     return f"failed after {steps} of the {FIRST + 1} steps that figures need: {log.name} says why"
+
+
+def check_python(python: str) -> None:
+    """Raises ConfigError: this program cannot start servers. SGLang itself is not imported, which would take long."""
+    mend = "name a Python that has sglang, or a script that starts one and hands on its arguments"
+    try:
+        done = subprocess.run(
+            [python, "-c", _HAS_SGLANG],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PROBE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"--python={python}: {reason_of(error)}; {mend}") from error
+    match done.stdout.split()[-2:]:
+        case ["sglang:", "True"]:
+            return
+        case ["sglang:", "False"]:
+            raise ConfigError(f"--python={python}: it has no sglang; {mend}")
+    said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), f"status {done.returncode}")
+    raise ConfigError(f"--python={python}: it is no Python, and ended with {said}; {mend}")
 
 
 def _steps(run_dir: Path) -> list[dict[str, Any]]:

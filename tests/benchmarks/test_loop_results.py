@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from benchmarks import loop_report
 from benchmarks.gpu_loop import named, parse
 from benchmarks.loop_report import table
 from benchmarks.loop_result import Result
-from benchmarks.loop_runs import unmeasured
+from benchmarks.loop_runs import check_python, unmeasured
 from benchmarks.record import RESULTS
 
 COMMITTED = sorted(RESULTS.glob("gpu_loop-*.json"))
@@ -71,6 +72,14 @@ def test_a_result_goes_where_models_and_logs_go_and_not_among_the_committed_ones
     assert parse([*words, "--dir", "/disk", "--out", str(RESULTS)]).out == RESULTS
 
 
+def test_the_help_has_the_default_of_each_option_that_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for default in ("default: 16", "default: 0 1 2 4 8", "default: runs/gpu_loop", "default: that of --dir"):
+        assert default in text
+
+
 def test_a_result_goes_on_where_device_settings_and_sglang_are_the_same(measured: Path) -> None:
     own = result(measured)
     own.served_by("0.5.23")
@@ -117,6 +126,27 @@ def test_a_run_without_figures_says_why_and_names_no_folder(tmp_path: Path) -> N
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_a_committed_result_names_no_folder_of_a_machine(path: Path) -> None:
     assert not re.search(r"(?<!\w)/\w+/", path.read_text())
+
+
+def test_a_program_without_sglang_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--python=\S+/none: .*"):
+        check_python(str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"--python=/bin/true: it is no Python"):
+        check_python("/bin/true")
+    with pytest.raises(ConfigError, match="it has no sglang"):
+        check_python(script(tmp_path / "without", "-S -I"))
+
+
+def test_a_script_that_stands_in_for_a_python_is_asked_as_one_and_sglang_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").write_text("raise SystemExit('imported')")
+    check_python(script(tmp_path / "with", "", f"export PYTHONPATH={tmp_path}; echo welcome"))
+
+
+def script(path: Path, options: str, first: str = "true") -> str:
+    path.write_text(f'#!/bin/sh\n{first}\nexec {sys.executable} {options} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
 
 
 def test_ratios_are_to_max_lag_0_and_there_are_none_without_it() -> None:
