@@ -7,7 +7,6 @@ import platform
 import resource
 import shutil
 import socket
-import subprocess
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import asyncrl
+from asyncrl.actor.engine.sglang.probe import sglang_version
 from asyncrl.doctor.facts import (
     AcceleratorFacts,
     AddressFact,
@@ -32,9 +32,6 @@ PCI, NVIDIA, DISPLAY = Path("/sys/bus/pci/devices"), "0x10de", "0x03"
 RDMA = Path("/sys/class/infiniband")
 OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LINUX_FIRST_PORT = 32768
-PROGRAM_S = 60.0
-VERSION_LINE = "asyncrl doctor: sglang "
-"""What the line with the version begins with: packages print lines of their own when they are imported."""
 ALIKE = ("asyncrl", "torch", "transformers", "msgspec")
 """Packages that must be alike on all hosts of a run: they compute log-probs, or write and read messages."""
 
@@ -51,7 +48,7 @@ def gather(
     where there are some to start."""
     host, python = socket.gethostname(), platform.python_version()
     versions = {"Python": python, **{name: _version(name) for name in ALIKE if _version(name)}}
-    server_version, server_error = _servers(server_python) if server_python else ("", "")
+    server_version, server_error = sglang_version(server_python) if server_python else ("", "")
     return HostFacts(
         host=host,
         python=python,
@@ -168,21 +165,3 @@ def _unpinned(names: set[str]) -> Iterator[tuple[str, str, str]]:
         there = _version(name).partition("+")[0] if sign and name.lower() in names else ""
         if there and there != pinned.strip().partition("+")[0]:
             yield name, there, pinned.strip()
-
-
-def _servers(python: str) -> tuple[str, str]:
-    """The version of SGLang that a Python has, and why it cannot be imported there."""
-    if shutil.which(python) is None:
-        return "", "there is no such program"
-    command = [python, "-c", f"import sglang; print('\\n' + {VERSION_LINE!r} + sglang.__version__)"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=PROGRAM_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "", reason_of(error)
-    if done.returncode:
-        errors = [line for line in done.stderr.split("\n") if line.strip()]
-        return "", errors[-1] if errors else f"it ended with status {done.returncode}"
-    found = [line.removeprefix(VERSION_LINE) for line in done.stdout.splitlines() if line.startswith(VERSION_LINE)]
-    return (found[0].strip(), "") if found else ("", "it did not print the version of SGLang, as a Python would")

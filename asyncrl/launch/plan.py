@@ -19,13 +19,11 @@ from asyncrl.launch.launcher import open_launcher
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table, terminal_width
+from asyncrl.launch.preflight.machine import SERVERS_ON_CPU
 from asyncrl.launch.preflight.settled import check_plan
 
 OPTION, POOLS = "--plan", "pools"
-NO_GPUS = (
-    "no host has a GPU for the servers: cluster.gpus=N plans for hosts that have some, and "
-    "engine.server.arguments=[--device,cpu] says that servers compute on the CPU\n"
-)
+NO_GPUS = f"no host has a GPU for the servers: cluster.gpus=N plans for hosts that have some, and {SERVERS_ON_CPU}\n"
 
 
 def run_or_plan(run: Callable[[TrainConfig], None], words: Sequence[str]) -> None:

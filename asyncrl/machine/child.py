@@ -93,7 +93,7 @@ def opened_log(log: Path) -> BinaryIO:
         return Path(os.devnull).open("ab")
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[Any]) -> None:
     """Kill a child and its own children, orphans too, and wait for it."""
     kill_group_soon(process)
     process.wait()
@@ -101,7 +101,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def kill_group_soon(process: subprocess.Popen[bytes]) -> None:
+def kill_group_soon(process: subprocess.Popen[Any]) -> None:
     """The same without waiting: a process that hangs in the kernel may never end."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

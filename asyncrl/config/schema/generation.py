@@ -197,12 +197,17 @@ class ServerConfig:
     )
 
     @property
-    def on_cpu(self) -> bool:
-        """Whether its arguments keep the server from GPUs."""
+    def device(self) -> str | None:
+        """Where its arguments say that the server computes; None: they do not say it."""
         words = [part for word in self.arguments for part in _name_and_value(word)]
         devices = [value for name, value in pairwise(words) if name == DEVICE]
         # A server takes the last of several.
-        return devices[-1:] == ["cpu"]
+        return devices[-1] if devices else None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether its arguments keep the server from GPUs."""
+        return self.device == "cpu"
 
 
 @dataclass

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from asyncrl.actor.engine.sglang.probe import without_sglang
 from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import EngineConfig, TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.processes import this_host
@@ -22,6 +23,7 @@ CHECKPOINT_BYTES = 12
 """Of a parameter in a checkpoint: the weight and the two averages of AdamW, in float32."""
 EXPORT_BYTES = 4
 GB = 1e9
+SERVERS_ON_CPU = "engine.server.arguments=[--device,cpu] says that servers compute on the CPU"
 
 
 def check_ports(config: TrainConfig) -> None:
@@ -88,8 +90,20 @@ def _lacking(config: TrainConfig, gpus: int) -> Iterator[str]:
         place(config, [this_host(config.cluster, gpus)])
     except ConfigError as error:
         yield from str(error).splitlines()
-    if engine.launches and shutil.which(engine.python) is None:
-        yield f"engine.python={engine.python}: there is no such program"
+    if engine.launches:
+        yield from _without_servers(config, gpus)
+
+
+def _without_servers(config: TrainConfig, gpus: int) -> Iterator[str]:
+    """Why no actor could start servers here, which would come out only when all roles have started."""
+    engine = config.engine
+    if not this_host(config.cluster, gpus).gpus and engine.server.device in (None, "cuda"):
+        none = "cluster.gpus=0" if gpus else "this machine has 0 GPUs"
+        yield f"engine.kind={engine.kind}: servers need a GPU, and {none}; {SERVERS_ON_CPU} (docs/sglang.md)"
+    if reason := without_sglang(engine.python, engine.server.environment):
+        default = " (the default, where none is set)" if engine.python == EngineConfig().python else ""
+        mend = "name a Python that has SGLang (docs/gpu.md), and try it with `asyncrl doctor --python PATH`"
+        yield f"engine.python={engine.python}{default}: {reason}; {mend}"
 
 
 def check_disk(config: TrainConfig, parameters: int, free: int, saved: int | None = None) -> None:

@@ -30,6 +30,7 @@ from asyncrl.data.rendered import read_rendered
 from asyncrl.errors import ConfigError, DataError, UnavailableError
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports
 from asyncrl.launch.preflight.preflight import preflight
+from tests.actor.engine.sglang.pythons import python_with
 from tests.actor.engine.support import tiny_model
 from tests.templates.families import tokenizer
 from tests.vision import save_vision_model
@@ -210,6 +211,44 @@ def test_an_option_may_not_ask_for_more_than_the_machine_has():
     config.cluster.gpus, config.learner.interface = 8, None
     with pytest.raises(ConfigError, match=r"device=cuda:2: .* use auto or cpu(.|\n)*0 GPUs; use auto\ncluster.gpus=8:"):
         check_devices(config, gpus=0)
+
+
+def config_with_servers(python: str, *arguments: str) -> TrainConfig:
+    return TrainConfig(engine=EngineConfig("sglang", python=python, server=ServerConfig(arguments=list(arguments))))
+
+
+def test_a_python_without_sglang_is_refused_and_called_the_default_where_none_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    mend = "name a Python that has SGLang (docs/gpu.md), and try it with `asyncrl doctor --python PATH`"
+    with pytest.raises(ConfigError) as refused:
+        check_devices(config_with_servers(python_with(tmp_path, "python3")), gpus=1)
+    assert str(refused.value) == f"engine.python={tmp_path}/python3: it has no package sglang; {mend}"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError) as refused:
+        check_devices(config_with_servers(EngineConfig().python), gpus=1)
+    assert str(refused.value) == (
+        f"engine.python=python3 (the default, where none is set): it has no package sglang; {mend}"
+    )
+
+
+def test_servers_without_a_gpu_are_refused_unless_their_arguments_name_another_device(tmp_path: Path):
+    python = python_with(tmp_path, "python3", "sglang/launch_server.py")
+    config = config_with_servers(python)
+    reason = r"^engine\.kind=sglang: servers need a GPU, and {}; engine\.server\.arguments=\[--device,cpu\] says .*$"
+    with pytest.raises(ConfigError, match=reason.format("this machine has 0 GPUs")):
+        check_devices(config, gpus=0)
+    config.cluster.gpus = 0
+    with pytest.raises(ConfigError, match=reason.format(r"cluster\.gpus=0")):
+        check_devices(config, gpus=2)
+    for device in ("cpu", "xpu"):
+        check_devices(config_with_servers(python, "--device", device), gpus=0)
+
+
+def test_servers_that_others_start_need_neither_a_gpu_nor_a_python_here():
+    config = config_with_servers("no-such")
+    config.engine.urls = ["http://a:1"]
+    check_devices(config, gpus=0)
 
 
 @pytest.mark.parametrize(("gpus", "problem"), [(0, "0 GPUs; use 1"), (2, "accelerate is not installed")])

@@ -1,0 +1,83 @@
+"""Whether a program is a Python that has SGLang, before servers are started with it.
+
+Nothing here loads torch, which may be what is broken on a host. A program may stand in for SGLang's Python, such as a
+script that sets variables and ends with `exec python3 "$@"`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from asyncrl.machine.child import kill_group
+from asyncrl.text import reason_of
+
+log = logging.getLogger("asyncrl.train")
+
+PROGRAM_S = 60.0
+VERSION_LINE = "asyncrl: sglang "
+"""What the line with the version begins with: packages print lines of their own when they are imported."""
+PRINT_VERSION = f"import sglang; print('\\n' + {VERSION_LINE!r} + sglang.__version__)"
+FIND_SERVER = """
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+package = find_spec("sglang")
+# A folder of this name, such as a checkout in the working folder, counts as a package too.
+if package is None or not PathFinder.find_spec("sglang.launch_server", package.submodule_search_locations or []):
+    sys.exit("it has no package sglang")
+"""
+"""Imports nothing of SGLang, which takes 10 s."""
+
+
+def sglang_version(python: str) -> tuple[str, str]:
+    """The version of SGLang that a Python has, and why it cannot be imported there; one of both is empty."""
+    try:
+        printed, error = _run(python, PRINT_VERSION, {}, PROGRAM_S)
+    except TimeoutError as late:
+        return "", str(late)
+    found = [line.removeprefix(VERSION_LINE) for line in printed.splitlines() if line.startswith(VERSION_LINE)]
+    if error or found:
+        return ("", error) if error else (found[0].strip(), "")
+    return "", "it did not print the version of SGLang, as a Python would"
+
+
+def without_sglang(python: str, environment: Mapping[str, str], timeout_s: float = PROGRAM_S) -> str:
+    """Why no server starts with a Python in this environment; empty: SGLang is there, or the program did not tell in
+    time, which is logged."""
+    try:
+        return _run(python, FIND_SERVER, environment, timeout_s)[1]
+    except TimeoutError as late:
+        log.warning("engine.python=%s: %s, so nobody knows whether it has SGLang", python, late)
+        return ""
+
+
+def _run(python: str, code: str, environment: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
+    """What a Python prints when it runs `code`, and why it cannot. Raises TimeoutError."""
+    if shutil.which(python) is None:
+        return "", "there is no such program"
+    try:
+        process = subprocess.Popen(
+            [python, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return "", reason_of(error)
+    try:
+        printed, complaints = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"it has not ended within {timeout_s:g} s") from error
+    finally:
+        kill_group(process)
+    lines = [line for line in complaints.splitlines() if line.strip()]
+    failure = lines[-1] if lines else f"it ended with status {process.returncode}"
+    return printed, failure if process.returncode else ""
