@@ -137,10 +137,20 @@ def _missing(path: str, revision: str | None = None) -> str | None:
         return None if any(any(folder.glob(each)) for each in WEIGHTS) else "the folder has no weight files"
     if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
         return "there is no such folder"
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    if isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str):
-        return None
+    try:
+        if isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str):
+            return None
+    except HFValidationError:
+        return "there is no such folder, and no model of the Hugging Face hub can have this name"
+    if constants.HF_HUB_OFFLINE:
+        at = f" at revision {revision}" if revision is not None else ""
+        return (
+            f"there is no such folder, it is not in this machine's cache{at}, and HF_HUB_OFFLINE=1 forbids to ask the "
+            "hub: download it first, or name a folder"
+        )
     log.info("there is no folder %s here; looking for it on the Hugging Face hub", path)
     fix = f"name a folder as ./{path}, which is never looked for on the hub; HF_HUB_OFFLINE=1 asks no hub at all"
     if reason := unreachable():

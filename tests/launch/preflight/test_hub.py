@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
@@ -38,6 +39,20 @@ def test_a_model_on_a_hub_where_nothing_answers_is_refused_without_the_retries_o
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("it is tried all the same"))
     with pytest.raises(ConfigError, match=rf"hub cannot be reached: nothing answers at 127\.0\.0\.1:{port} \(Connec"):
         check_existence(TrainConfig(model=ModelConfig(path="nobody/nothing")))
+
+
+@pytest.mark.parametrize(("revision", "where"), [(None, ""), ("v2", " at revision v2")])
+def test_a_model_that_is_not_in_the_cache_while_nobody_may_ask_the_hub_is_refused_with_the_reason(
+    revision: str | None, where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError) as refused:
+        check_existence(TrainConfig(model=ModelConfig(path="nobody/nothing", revision=revision)))
+    assert str(refused.value) == (
+        f"model.path=nobody/nothing: there is no such folder, it is not in this machine's cache{where}, and "
+        "HF_HUB_OFFLINE=1 forbids to ask the hub: download it first, or name a folder"
+    )
 
 
 @pytest.mark.parametrize("form", ["http://{}", "{}"])

@@ -100,6 +100,10 @@ def test_models_that_are_missing_or_too_short_are_named_with_their_keys(tmp_path
         f"critic.path={tmp_path}/empty: the folder has no config.json: name the folder of a model",
         "scoring.prm.path=./none: there is no such folder",
     ]
+    config.model.path, config.critic.path, config.scoring.prm.path = "my model", None, None
+    assert refusals(config) == [
+        "model.path=my model: there is no such folder, and no model of the Hugging Face hub can have this name"
+    ]
 
 
 def test_a_model_without_what_an_option_freezes_does_not_start(tmp_path: Path):
