@@ -135,8 +135,11 @@ def _missing(path: str, revision: str | None = None) -> str | None:
         if not (folder / "config.json").is_file():
             return "the folder has no config.json: name the folder of a model"
         return None if any(any(folder.glob(each)) for each in WEIGHTS) else "the folder has no weight files"
-    if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
+    if folder.is_absolute():
         return "there is no such folder"
+    if path.startswith(".") or path.count("/") > 1:
+        # A run that resumes has the paths of its start.
+        return f"there is no such folder; a relative path counts from the working folder, {Path.cwd()}"
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -87,7 +87,10 @@ def test_a_model_without_a_tokenizer_is_named(tmp_path: Path):
         preflight(config)
 
 
-def test_models_that_are_missing_or_too_short_are_named_with_their_keys(tmp_path: Path):
+def test_models_that_are_missing_or_too_short_are_named_with_their_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.engine.max_length = config.actor.max_tokens = 513
     assert refusals(config) == [
@@ -98,7 +101,7 @@ def test_models_that_are_missing_or_too_short_are_named_with_their_keys(tmp_path
     assert refusals(config) == [
         f"model.path={tmp_path}/none: there is no such folder",
         f"critic.path={tmp_path}/empty: the folder has no config.json: name the folder of a model",
-        "scoring.prm.path=./none: there is no such folder",
+        f"scoring.prm.path=./none: there is no such folder; a relative path counts from the working folder, {tmp_path}",
     ]
     config.model.path, config.critic.path, config.scoring.prm.path = "my model", None, None
     assert refusals(config) == [
