@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
+from asyncrl.config.keys import did_you_mean
 from asyncrl.data.converters import (
     dapo,
     gsm8k,
@@ -90,7 +91,11 @@ def main() -> None:
             one.add_argument("--data-source", default=NAMED[name], help=f"data source of the tasks ({NAMED[name]})")
         for flag in MORE.get(name, ()):
             one.add_argument(f"--{flag}", **FLAGS[flag])
-    arguments = parser.parse_args()
+    words = sys.argv[1:]
+    if words and words[0] not in SETS and not words[0].startswith("-"):
+        hint = did_you_mean(words[0], SETS) or f"; use one of {', '.join(SETS)}"
+        parser.error(f"there is no set {words[0]!r}{hint}")
+    arguments = parser.parse_args(words)
     source = getattr(arguments, "data_source", "")
     with failures_end_the_command(EXIT_USAGE, "asyncrl data"):
         more = {NAMES.get(flag, flag): getattr(arguments, flag) for flag in MORE.get(arguments.set, ())}

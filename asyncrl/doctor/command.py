@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -24,6 +25,7 @@ from rich.text import Text
 
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import EXIT_FAILURE, EXIT_USAGE, failures_end_the_command
+from asyncrl.config.keys import did_you_mean
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import NetworkConfig
 from asyncrl.doctor.checks import Diagnosis, Severity, examine
@@ -40,7 +42,7 @@ STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "b
 
 def main() -> None:
     """The entry of the command line."""
-    given = _parser().parse_args()
+    given = _parsed(_parser())
     with failures_end_the_command(EXIT_USAGE):
         facts = _facts(given)
     found = examine(facts)
@@ -50,6 +52,16 @@ def main() -> None:
         show(facts.host, found, Console(width=None if sys.stdout.isatty() else WIDE))
     if any(each.verdict is Severity.PROBLEM for each in found):
         sys.exit(EXIT_FAILURE)
+
+
+def _parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What the command line says. One with an unknown option ends the process, and names the nearest one."""
+    given, unknown = parser.parse_known_args()
+    if unknown:
+        known = re.findall(r"--[a-z]+", parser.format_help())
+        hint = did_you_mean(unknown[0].partition("=")[0], known)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return given
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -285,3 +285,13 @@ def test_the_command_tells_how_many_tasks_it_wrote(
     with pytest.raises(SystemExit):
         main()
     assert "line 1 is no JSON object" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "hint"), [("gsm", "did you mean gsm8k?"), ("zzz", "use one of gsm8k, math, ")])
+def test_an_unknown_set_is_refused_with_the_nearest_one_or_with_all(
+    name: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["asyncrl data", name, "--source", "x", "--out", "y"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"asyncrl data: error: there is no set {name!r}; {hint}" in capsys.readouterr().err

@@ -41,3 +41,17 @@ def test_a_line_that_is_none_of_theirs_is_named(tmp_path: Path, line: str) -> No
 def test_a_folder_without_the_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no .*test\.jsonl"):
         convert("gsm8k", str(tmp_path), tmp_path / "out.parquet", "test")
+
+
+def test_a_split_that_gsm8k_does_not_have_is_refused_with_those_that_it_has(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no .*tset\.jsonl; the splits of GSM8K are train and test$"):
+        convert("gsm8k", str(EXCERPT), tmp_path / "out.parquet", "tset")
+
+
+@pytest.mark.parametrize(("name", "more"), [("train.jsonl", ""), ("test.jsonl", " --split test")])
+def test_a_file_as_the_source_is_refused_with_its_folder(tmp_path: Path, name: str, more: str) -> None:
+    file = tmp_path / name
+    file.touch()
+    with pytest.raises(DataError) as refused:
+        convert("gsm8k", str(file), tmp_path / "out.parquet")
+    assert str(refused.value) == f"{file} is a file; name its folder: --source {tmp_path}{more}"

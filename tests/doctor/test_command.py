@@ -150,6 +150,23 @@ def _python_with_sglang(program: Path, prints: str, version: str) -> None:
     program.chmod(0o755)
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--pyton", "X"], "unrecognized arguments: --pyton; did you mean --python?"),
+        (["--fodler=x"], "unrecognized arguments: --fodler=x; did you mean --folder?"),
+        (["a", "b"], "unrecognized arguments: b\n"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_one(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["asyncrl doctor", *words])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert says in capsys.readouterr().err
+
+
 def test_a_python_without_a_name_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

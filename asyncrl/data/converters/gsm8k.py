@@ -11,6 +11,7 @@ from asyncrl.ids import task_id
 from asyncrl.types import Task
 
 DATA_SOURCE = "openai/gsm8k"
+SPLITS = ("train", "test")
 SYSTEM_PROMPT = (
     "Solve the problem step by step. Work out every calculation with the calculator, one operation a call. "
     'End with the answer alone on the last line, as "#### 42".'
@@ -20,8 +21,14 @@ SYSTEM_PROMPT = (
 def tasks(source: Path, split: str) -> Iterator[Task]:
     """The lines of `source/split.jsonl`. Raises DataError."""
     file = source / f"{split}.jsonl"
+    if source.is_file():
+        named = f" --split {source.stem}" if source.stem != split else ""
+        raise DataError(f"{source} is a file; name its folder: --source {source.parent}{named}")
     if not file.is_file():
-        raise DataError(f"there is no {file}; --source is the folder that holds GSM8K's {split}.jsonl")
+        mend = f"the splits of GSM8K are {' and '.join(SPLITS)}"
+        if split in SPLITS:
+            mend = f"--source is the folder that holds GSM8K's {split}.jsonl"
+        raise DataError(f"there is no {file}; {mend}")
     try:
         content = file.read_text("utf-8-sig")  # Some programs on Windows write a mark before UTF-8.
     except (OSError, UnicodeDecodeError) as error:
