@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import termios
 from collections import Counter
 from collections.abc import Sequence
@@ -126,6 +127,62 @@ def test_servers_on_all_gpus_share_those_of_the_learner_and_only_these_have_a_sh
     config.engine.server.memory = 0.3
     (actor,) = place(config, [Host(gpus, 16)]).of("actor")
     assert actor.arguments == (f"engine.server.count={servers}", "engine.server.memory=0.3")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "servers", "scorer", "server", "learner", "message"),
+    [
+        (
+            *(1, None, "cpu", 0.9, 0.9),
+            "learner.memory=0.9 engine.server.memory=0.9: a GPU is shared, and 0.9 for learner and 0.9 for actor "
+            "make 1.8 of its memory, of which 1 may be given; lower them to 1 in all",
+        ),
+        (
+            *(1, None, "cpu", 0.95, None),
+            "engine.server.memory=0.95: a GPU is shared, and 0.1 at least for learner and 0.95 for actor "
+            "make 1.05 of its memory, of which 0.95 may be given; lower it to 0.85",
+        ),
+        (2, 2, "cpu", 0.9, None, "make 1 of its memory, of which 0.95 may be given; lower it to 0.85"),
+        (
+            *(1, None, "cuda", None, 0.9),
+            "0.9 for learner, 0.1 at least for actor and 0.1 at least for scoring make 1.1 of its "
+            "memory, of which 0.95 may be given; lower it to 0.75",
+        ),
+        (1, None, "cuda", 0.5, 0.4, "make 1 of its memory, of which 0.95 may be given; lower them to 0.85 in all"),
+    ],
+)
+def test_shares_that_leave_a_role_on_the_same_gpu_too_little_are_refused_with_the_numbers_and_what_to_lower(
+    gpus: int, servers: int | None, scorer: str, server: float | None, learner: float | None, message: str
+) -> None:
+    config = make_config(scorer=scorer)
+    config.engine.server.count, config.engine.server.memory, config.learner.memory = servers, server, learner
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        place(config, [Host(gpus, 16)])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "scorer", "server", "learner", "arguments"),
+    [
+        (1, "cpu", 0.55, 0.45, ["engine.server.memory=0.55", "learner.memory=0.45"]),
+        (1, "cpu", 0.85, None, ["engine.server.memory=0.85", "learner.memory=0.1"]),
+        (1, "cuda", None, 0.75, ["engine.server.memory=0.1", "learner.memory=0.75"]),
+        (2, "cpu", 0.95, 0.95, []),
+    ],
+)
+def test_shares_that_fit_on_a_gpu_stay_and_others_get_no_less_than_the_least(
+    gpus: int, scorer: str, server: float | None, learner: float | None, arguments: list[str]
+) -> None:
+    config = make_config(scorer=scorer)
+    config.engine.server.memory, config.learner.memory = server, learner
+    placed = place(config, [Host(gpus, 16)]).roles
+    assert [each for role in placed for each in role.arguments if "memory" in each] == arguments
+
+
+def test_the_share_of_servers_is_nothing_to_an_embedded_engine() -> None:
+    config = make_config("embedded")
+    config.engine.server.memory = 0.95
+    (learner,) = place(config, [Host(1, 4)]).of("learner")
+    assert learner.arguments == ("learner.memory=0.41",)
 
 
 def overlap(one: PlacedRole, other: PlacedRole) -> bool:

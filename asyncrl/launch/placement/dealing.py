@@ -13,10 +13,13 @@ USED_MEMORY = 0.82
 CUDA's own memory and the graphs of servers, and for a version of the weights on its way into a server: from the memory
 of the host a load takes five times as long."""
 LEAST_SHARE = 0.1
+MOST_MEMORY = 0.95
+"""What shares may add up to on a GPU where the plan makes one of them, so that CUDA has some memory."""
 SHARES_IN_TURNS = {"learner": 0.85, "actor": 0.8}
 """Where learner and servers have a GPU in turns. The rest is for what the other one cannot free, such as its kernels
 and buffers of NCCL, and for what SGLang allocates beside weights and cache."""
 MEMORY_WEIGHTS = {"learner": 5, "actor": 5, "scoring": 3}
+MEMORY_KEYS = {"learner": "learner.memory", "actor": "engine.server.memory"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +103,40 @@ def _deal_in_turns(gpus: Sequence[int], wishes: Mapping[str, Wish]) -> dict[str,
 def memory_shares(
     dealt: Mapping[str, Sequence[int]], given: Mapping[str, float], in_turns: bool = False
 ) -> dict[str, float]:
-    """The share of a GPU's memory of each role that shares a GPU with another one. `given` shares stay."""
+    """The share of a GPU's memory of each role that shares a GPU with another one. `given` shares stay.
+
+    Raises ConfigError: they leave too little to another role.
+    """
     pairs = ((one, other) for one, other in combinations(dealt, 2) if set(dealt[one]) & set(dealt[other]))
     together = dict.fromkeys(role for pair in pairs for role in pair)
     if in_turns:
         return {role: given.get(role, SHARES_IN_TURNS[role]) for role in together}
     weights = {role: MEMORY_WEIGHTS[role] for role in together if role not in given}
     left = USED_MEMORY - sum(given[role] for role in together if role in given)
-    part = max(LEAST_SHARE, left) / max(1, sum(weights.values()))
-    return {role: given[role] if role in given else round(part * weights[role], 2) for role in together}
+    part = left / max(1, sum(weights.values()))
+    shares = {
+        role: given[role] if role in given else max(LEAST_SHARE, round(part * weights[role], 2)) for role in together
+    }
+    for gpu in dict.fromkeys(gpu for gpus in dealt.values() for gpu in gpus):
+        _check_shares({role: share for role, share in shares.items() if gpu in dealt[role]}, given)
+    return shares
+
+
+def _check_shares(shares: Mapping[str, float], given: Mapping[str, float]) -> None:
+    """Raises ConfigError: the `shares` of roles that are on one GPU are more than it has."""
+    named = {role: share for role, share in shares.items() if role in given}
+    made = sum(share for role, share in shares.items() if role not in given)
+    most = MOST_MEMORY if made else 1.0
+    total = sum(shares.values())
+    if len(shares) < 2 or not named or round(total, 6) <= most:
+        return
+    keys = " ".join(f"{MEMORY_KEYS[role]}={share:g}" for role, share in named.items())
+    *parts, last = [f"{share:g} {'' if role in given else 'at least '}for {role}" for role, share in shares.items()]
+    lower = f"them to {most - made:.3g} in all" if len(named) > 1 else f"it to {most - made:.3g}"
+    raise ConfigError(
+        f"{keys}: a GPU is shared, and {', '.join(parts)} and {last} make {total:.4g} of its memory, of which {most:g} "
+        f"may be given; lower {lower}"
+    )
 
 
 def shared_servers(dealt: Mapping[str, Sequence[int]], gpus: Sequence[int], size: int, count: int) -> list[int]:

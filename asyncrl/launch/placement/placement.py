@@ -277,7 +277,7 @@ def _placed_on(config: TrainConfig, node: Node, roles: Collection[str]) -> Itera
     """The processes of `roles` on a node, still without their numbers."""
     cluster, network, engine = config.cluster, config.network, config.engine
     dealt = deal(node.gpus, _wishes(config, node, roles), cluster.colocated)
-    given = {"actor": engine.server.memory, "learner": config.learner.memory}
+    given = {"actor": engine.server.memory if engine.launches else None, "learner": config.learner.memory}
     shares = {role: share for role, share in given.items() if share is not None}
     memory = memory_shares(dealt, shares, cluster.colocated)
     own = {role: dealt.get(role, ()) for role in roles}
