@@ -185,6 +185,51 @@ def test_the_share_of_servers_is_nothing_to_an_embedded_engine() -> None:
     assert learner.arguments == ("learner.memory=0.41",)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "tp_size", "settings", "actors"),
+    [
+        (2, 1, {}, [(1, 0)]),
+        (4, 1, {"learner_ranks": 3}, [(3, 0)]),
+        (4, 2, {"learner_ranks": 3}, [(2, 3, 0)]),
+        (0, 1, {}, [()]),
+    ],
+)
+def test_nccl_into_servers_starts_from_a_gpu_of_the_learner_that_has_none_of_them(
+    gpus: int, tp_size: int, settings: dict[str, object], actors: list[tuple[int, ...]]
+) -> None:
+    config = make_config(tp_size=tp_size, **settings)
+    config.weights.into_servers = "nccl"
+    assert [role.gpus for role in place(config, [Host(gpus, 16)]).of("actor")] == actors
+
+
+@pytest.mark.parametrize(
+    ("gpus", "servers", "settings"),
+    [
+        (1, None, {}),
+        (2, 2, {}),
+        (2, 2, {"learner_ranks": 2}),
+        (
+            *(2, None),
+            {
+                "pools": {"train": {"gpus": 1}, "rollout": {"gpus": 1}},
+                "roles": {"replay": "train", "learner": "train", "actor": "rollout", "scoring": "rollout"},
+            },
+        ),
+    ],
+)
+def test_nccl_into_servers_that_leave_the_learner_no_gpu_of_its_own_is_refused(
+    gpus: int, servers: int | None, settings: dict[str, object]
+) -> None:
+    config = make_config("sglang", **settings)
+    config.engine.server.count = servers
+    assert place(config, [Host(gpus, 16)]).of("actor"), "any other way has room"
+    config.weights.into_servers = "nccl"
+    with pytest.raises(
+        ConfigError, match=r"^weights.into_servers: NCCL .*; set auto or ipc, or give the learner a GPU"
+    ):
+        place(config, [Host(gpus, 16)])
+
+
 def overlap(one: PlacedRole, other: PlacedRole) -> bool:
     return one.node == other.node and bool(set(one.gpus or ()) & set(other.gpus or ()))
 

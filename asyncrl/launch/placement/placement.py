@@ -310,8 +310,7 @@ def _placed_on(config: TrainConfig, node: Node, roles: Collection[str]) -> Itera
                 # A share that the configuration names is that of each server.
                 if engine.server.memory is None and len(shared) < servers:
                     arguments += [f"engine.server.shared=[{','.join(map(str, shared))}]"]
-            # NCCL into the servers starts from a GPU that has none of them.
-            spare = own.get("learner", ())[:1] if config.weights.into_servers == "nccl" else ()
+            spare = _nccl_gpu(gpus, own.get("learner", ())) if config.weights.into_servers == "nccl" else ()
             actor = replace(actor, arguments=tuple(arguments), gpus=(*gpus, *spare), port=port)
         elif engine.kind != "embedded":
             actor = replace(actor, gpus=None)
@@ -326,6 +325,20 @@ def _placed_on(config: TrainConfig, node: Node, roles: Collection[str]) -> Itera
             cpus=torch * counts["learner"],
             port=None if node.index else network.weights_port,
         )
+
+
+def _nccl_gpu(servers: Sequence[int], learner: Sequence[int]) -> Sequence[int]:
+    """The GPU from which NCCL into an actor's `servers` starts: it takes no two ranks on one GPU.
+
+    Raises ConfigError: the learner has none here that none of these servers has.
+    """
+    spare = [gpu for gpu in learner if gpu not in servers][:1]
+    if servers and not spare:
+        raise ConfigError(
+            "weights.into_servers: NCCL into servers starts from a GPU of the learner on their host that none of them "
+            "has, and there is none; set auto or ipc, or give the learner a GPU of its own there"
+        )
+    return spare or learner[:1]
 
 
 def _part(gpus: Sequence[int], index: int, size: int) -> tuple[int, ...]:
