@@ -1,8 +1,8 @@
 """What the policy wrote in an assistant turn: content, reasoning and tool calls.
 
 The model's format finds the calls (`asyncrl.actor.formats`). A call that cannot be made as written is a
-`MalformedCall`, whose error the policy reads. Calls within thoughts, before `</think>`, are ignored. The arguments of a
-call can be sent and stored.
+`MalformedCall`, whose error the policy reads. Calls within thoughts, before `</think>`, are ignored, also if the
+thought never ends. The arguments of a call can be sent and stored.
 """
 
 from __future__ import annotations
@@ -60,10 +60,13 @@ def parse_turn(text: str, functions: Functions, format: Format, one_call: bool =
     """
     found: list[tuple[ToolCall | MalformedCall, str]] = []
     position = begin = 0
+    thinking = False
     while mark := format.mark.search(text, position):
-        position = mark.end()
-        if mark.groupdict().get("thought"):
+        position, groups = mark.end(), mark.groupdict()
+        if groups.get("thought"):
+            thinking = bool(groups["opened"])
             found.clear()
+        if thinking or groups.get("thought"):
             continue
         try:
             written, end = format.read(mark, functions)

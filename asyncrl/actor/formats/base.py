@@ -40,8 +40,9 @@ class CallError(ValueError):
 
 class Format(ABC):
     """How a family writes calls. `mark` finds the next place at which calls begin or, in its group `thought`, at which
-    a thought ends. It never matches an empty text. `stop_tokens` end a turn, beside those that the template shows. With
-    `reasoning_apart` the chat template takes reasoning beside the content, not within it."""
+    a thought ends or, with its group `opened`, begins. It never matches an empty text. `stop_tokens` end a turn, beside
+    those that the template shows. With `reasoning_apart` the chat template takes reasoning beside the content, not
+    within it."""
 
     name: ClassVar[str]
     mark: ClassVar[re.Pattern[str]]
@@ -66,10 +67,10 @@ class Format(ABC):
         return content
 
 
-def closed(opening: str, thought_end: str = "</think>") -> re.Pattern[str]:
-    """The mark of a format whose calls begin with the pattern `opening`. Calls before the end of a thought do not
-    count."""
-    return re.compile(f"{opening}|(?P<thought>{thought_end})")
+def closed(opening: str, thought: str = "<think>", thought_end: str = "</think>") -> re.Pattern[str]:
+    """The mark of a format whose calls begin with the pattern `opening`. Calls within a thought do not count. A thought
+    begins at the start of the turn or behind another one: elsewhere `thought` is only mentioned."""
+    return re.compile(rf"{opening}|(?P<thought>(?:\A|{thought_end})\s*+(?P<opened>{thought})|{thought_end})")
 
 
 def read_json(text: str, start: int) -> tuple[Any, int]:

@@ -17,6 +17,7 @@ from asyncrl.actor.formats.base import (
     Format,
     Functions,
     WrittenCall,
+    closed,
     expect,
     read_json,
     skip_space,
@@ -33,7 +34,7 @@ class Llama3(Format):
     """A turn that is JSON of another form, such as `{"answer": 15}`, is an answer."""
 
     name = "llama3"
-    mark = re.compile(r"<\|python_tag\|>|\A\s*\{|(?P<thought></think>)")
+    mark = closed(r"<\|python_tag\|>|\A\s*+\{")
     stop_tokens = ("<|eom_id|>",)
 
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:

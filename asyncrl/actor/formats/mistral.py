@@ -23,7 +23,7 @@ from asyncrl.actor.formats.base import (
     to_json,
 )
 
-_MARK = closed(r"\[TOOL_CALLS\]", r"</think>|\[/THINK\]")
+_MARK = closed(r"\[TOOL_CALLS\]", r"(?:<think>|\[THINK\])", r"(?:</think>|\[/THINK\])")
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 _HEAD = re.compile(r"\s*+([^\[\]{}\s]++)\s*+(?:\[CALL_ID\]\s*+([^\[\]\s]*+)\s*+)?\[ARGS\]")
 _BAD_ID = "the id of a tool call must have nine letters or digits"

@@ -259,3 +259,40 @@ def test_a_string_that_may_be_left_out_stays_as_it_is_written(text: str, value: 
         f"<tool_call>echo<arg_key>note</arg_key><arg_value>{text}</arg_value></tool_call>", SCHEMAS, FORMATS["glm"]
     )
     assert turn.calls == (ToolCall("echo", {"note": value}),)
+
+
+THOUGHTS = [(name, ("[THINK]", "[/THINK]") if "mistral" in name else ("<think>", "</think>")) for name in FORMATS]
+THINKING = pytest.mark.parametrize(("name", "tags"), [each for each in THOUGHTS if each[0] != "harmony"])
+
+
+def within_text(name: str, text: str) -> str:
+    """A call as it may stand behind other text."""
+    written = FORMATS[name].write([WrittenCall("echo", {"text": text})])
+    return f"<|python_tag|>{written}" if name == "llama3" else written
+
+
+@THINKING
+def test_a_thought_that_never_ends_makes_no_call(name: str, tags: tuple[str, str]):
+    format, (opening, closing) = FORMATS[name], tags
+    call = within_text(name, "a")
+    for before in (f"{opening}\n", f"\n{opening}I could do ", f"{opening}a{closing}\n\n{opening}b{call}or "):
+        for after in ("", " but no", call[: len(call) // 2]):
+            text = before + call + after
+            assert parse_turn(text, SCHEMAS, format).calls == ()
+            assert "echo" in parse_turn(text, SCHEMAS, format).content
+        assert parse_turn(f"{before}{call} but no{closing}\n{call}", SCHEMAS, format).calls == (A,)
+
+
+@THINKING
+def test_what_only_mentions_a_thought_opens_none(name: str, tags: tuple[str, str]):
+    format, (opening, closing) = FORMATS[name], tags
+    call, called = within_text(name, opening), (ToolCall("echo", {"text": opening}),)
+    assert parse_turn(f"A {opening} opens a thought.{call}", SCHEMAS, format).calls == called
+    assert parse_turn(f"well{closing}\n{call}", SCHEMAS, format).calls == called
+    assert parse_turn(f"{opening}well{closing}A {opening} too.{call}", SCHEMAS, format).calls == called
+    assert parse_turn(call, SCHEMAS, format).calls == called
+
+
+def test_an_argument_within_a_thought_does_not_hide_its_end():
+    thought = "<think>maybe <tool_call>echo<arg_key>text</arg_key><arg_value>a, or not</think>"
+    assert parse_turn(thought + GLM, SCHEMAS, FORMATS["glm"]).calls == (A,)
