@@ -95,10 +95,11 @@ def read_arguments(text: str, start: int) -> tuple[dict[str, Any], int]:
     return arguments, end
 
 
-def read_until(text: str, start: int, closing: str, what: str) -> tuple[str, int]:
-    """The text from `start` to `closing`, and the position behind that. Raises CallError: there is none."""
+def read_until(text: str, start: int, closing: str, what: str, barred: Sequence[str] = ()) -> tuple[str, int]:
+    """The text from `start` to `closing`, and the position behind that. Raises CallError: there is none, or one of the
+    marks `barred` comes before it."""
     end = text.find(closing, start)
-    if end < 0:
+    if end < 0 or any(text.find(mark, start, end) >= 0 for mark in barred):
         raise CallError(f"{closing} must follow {what}")
     return text[start:end], end + len(closing)
 

@@ -24,6 +24,7 @@ from asyncrl.actor.formats.base import (
 
 _ALL, _ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _BEGIN, _END, _SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_OTHERS = (_BEGIN, _END)
 _MARK = closed(rf"(?:{_ALL}\s*)?{_BEGIN}")
 
 
@@ -35,8 +36,8 @@ class DeepSeekV3(Format):
 
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
         text = mark.string
-        _, behind = read_until(text, mark.end(), _SEP, "the type of a tool call")
-        line, behind = read_until(text, behind, "\n", "the name of a tool")
+        _, behind = read_until(text, mark.end(), _SEP, "the type of a tool call", _OTHERS)
+        line, behind = read_until(text, behind, "\n", "the name of a tool", _OTHERS)
         behind = expect(text, behind, "```json", "the name of a tool")
         arguments, end = read_arguments(text, behind)
         end = expect(text, end, "```", "the arguments of a tool call")
@@ -57,7 +58,7 @@ class DeepSeekV31(Format):
 
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
         text = mark.string
-        name, behind = read_until(text, mark.end(), _SEP, "the name of a tool")
+        name, behind = read_until(text, mark.end(), _SEP, "the name of a tool", _OTHERS)
         arguments, end = read_arguments(text, behind)
         return [WrittenCall(name.strip(), arguments)], expect(text, end, _END, "the arguments of a tool call")
 

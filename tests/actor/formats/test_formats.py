@@ -146,8 +146,10 @@ READ = {
         (DEEPSEEK.replace("```json", ""), "```json must follow"),
         (DEEPSEEK.replace('"a"}', '"a"'), "not valid JSON"),
         (DEEPSEEK[:-3], "<｜tool▁call▁end｜> must follow"),
+        (DEEPSEEK.replace("function<｜tool▁sep｜>", "function "), "<｜tool▁sep｜> must follow"),
     ],
     "deepseek_v3_1": [
+        ('<｜tool▁call▁begin｜>echo{"text": "a"}<｜tool▁call▁end｜>', "<｜tool▁sep｜> must follow"),
         ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>echo<｜tool▁sep｜>{"text": "a"}<｜tool▁call▁end｜>', [A]),
         (DEEPSEEK, "not valid JSON"),
         ("<｜tool▁call▁begin｜>echo", "<｜tool▁sep｜> must follow"),
@@ -296,3 +298,21 @@ def test_what_only_mentions_a_thought_opens_none(name: str, tags: tuple[str, str
 def test_an_argument_within_a_thought_does_not_hide_its_end():
     thought = "<think>maybe <tool_call>echo<arg_key>text</arg_key><arg_value>a, or not</think>"
     assert parse_turn(thought + GLM, SCHEMAS, FORMATS["glm"]).calls == (A,)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("deepseek_v3", DEEPSEEK.replace("<｜tool▁sep｜>", " ")),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function"),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>echo<｜tool▁call▁end｜>"),
+        ("deepseek_v3_1", '<｜tool▁call▁begin｜>echo{"text": "a"}<｜tool▁call▁end｜>'),
+        ("kimi", '<|tool_call_begin|>functions.echo:6{"text": "a"}<|tool_call_end|>'),
+        ("kimi", "<|tool_call_begin|>functions.echo:6"),
+    ],
+)
+def test_a_broken_call_does_not_swallow_the_next_one(name: str, broken: str):
+    whole = FORMATS[name].write([WrittenCall("echo", {"text": "a"})])
+    [error, made] = parse_turn(broken + whole, SCHEMAS, FORMATS[name]).calls
+    assert isinstance(error, MalformedCall)
+    assert made == A
