@@ -59,29 +59,32 @@ def parse_turn(text: str, functions: Functions, format: Format, one_call: bool =
     are one malformed call.
     """
     found: list[tuple[ToolCall | MalformedCall, str]] = []
-    position = begin = 0
+    said: list[str] = []
+    position = behind = 0
     thinking = False
     while mark := format.mark.search(text, position):
         position, groups = mark.end(), mark.groupdict()
         if groups.get("thought"):
             thinking = bool(groups["opened"])
-            found.clear()
+            found, said, behind = [], [], 0
         if thinking or groups.get("thought"):
             continue
         try:
             written, end = format.read(mark, functions)
         except CallError as unreadable:
             written, end = [unreadable], position
-        if written and not found:
-            begin = mark.start()
-        found += ((_checked(each, functions), each.id) for each in written)
         position = max(position, end)
+        if written:
+            said.append(text[behind : mark.start()])
+            behind = position
+        found += ((_checked(each, functions), each.id) for each in written)
     calls, ids = tuple(call for call, _ in found), tuple(id for _, id in found)
     if one_call and len(calls) > 1:
         error = f"Error: one tool call at a time; none of these {len(calls)} was made."
         calls, ids = (MalformedCall(error, calls[0].name),), ids[:1]
     turn = ParsedTurn("", "", calls, ids)
-    reasoning, content = format.split(text[:begin] if turn.made else text)
+    beside = "".join([*said, text[behind:]]) if format.text_behind else "".join(said[:1])
+    reasoning, content = format.split(beside if turn.made else text)
     return turn._replace(reasoning=reasoning, content=content.strip() if turn.made else content)
 
 

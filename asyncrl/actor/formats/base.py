@@ -42,12 +42,13 @@ class Format(ABC):
     """How a family writes calls. `mark` finds the next place at which calls begin or, in its group `thought`, at which
     a thought ends or, with its group `opened`, begins. It never matches an empty text. `stop_tokens` end a turn, beside
     those that the template shows. With `reasoning_apart` the chat template takes reasoning beside the content, not
-    within it."""
+    within it. With `text_behind` what the policy writes behind its calls is content too."""
 
     name: ClassVar[str]
     mark: ClassVar[re.Pattern[str]]
     stop_tokens: ClassVar[tuple[str, ...]] = ()
     reasoning_apart: ClassVar[bool] = False
+    text_behind: ClassVar[bool] = False
 
     @abstractmethod
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:

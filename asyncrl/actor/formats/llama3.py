@@ -1,8 +1,8 @@
 """Llama 3.1 to 3.3: a turn that begins with `{"name": ..., "parameters": {...}}`, or with `<|python_tag|>`.
 
 Behind `<|python_tag|>` there is such JSON, or a call of a built-in tool as `brave_search.call(query="...")`, or a
-program for the tool `python` (`code_interpreter`, `ipython`). Several JSON calls are divided by `;`. A turn with
-`<|python_tag|>` may end with `<|eom_id|>`.
+program for the tool `python` (`code_interpreter`, `ipython`). Several JSON calls are divided by `;`, or by blanks where
+the policy forgets it. A turn with `<|python_tag|>` may end with `<|eom_id|>`.
 Source: Meta's prompt format of Llama 3.1.
 """
 
@@ -36,6 +36,7 @@ class Llama3(Format):
     name = "llama3"
     mark = closed(r"<\|python_tag\|>|\A\s*+\{")
     stop_tokens = ("<|eom_id|>",)
+    text_behind = True
 
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
         text, start = mark.string, mark.end()
@@ -60,12 +61,22 @@ class Llama3(Format):
                 return [], len(text)
             calls.append(call or CallError('a tool call must be {"name": "...", "parameters": {...}}'))
             following = skip_space(text, start)
-            if not text.startswith(";", following):
+            if text.startswith(";", following):
+                start = following + 1
+            elif not self._begins(text, following):
                 return calls, start
-            start = following + 1
 
     def write(self, calls: Sequence[WrittenCall]) -> str:
         return "; ".join(f'{{"name": {to_json(call.name)}, "parameters": {to_json(call.arguments)}}}' for call in calls)
+
+    def _begins(self, text: str, start: int) -> bool:
+        """Whether a call begins at `start`, be it broken."""
+        if _BEGUN.match(text, start):
+            return True
+        try:
+            return self._call(read_json(text, start)[0]) is not None
+        except CallError:
+            return False
 
     def _call(self, value: Any) -> WrittenCall | None:
         match value:

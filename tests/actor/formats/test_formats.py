@@ -118,6 +118,10 @@ READ = {
         ('{"name": "echo", "parameters": {"text": "a"}}', [A]),
         ('{"type": "function", "name": "echo", "parameters": {"text": "a"}}', [A]),
         (f"<|python_tag|>{LLAMA}; {LLAMA}", [A, A]),
+        (f"{LLAMA}\n{LLAMA}{LLAMA}", [A, A, A]),
+        (f'<|python_tag|>{LLAMA}\n{{"parameters": {{"text": "a"}}, "name": "echo"}}', [A, A]),
+        (f'{LLAMA}\n{{"answer": 15}}', [A]),
+        (f"{LLAMA}\n{LLAMA[:-1]}", "not valid JSON"),
         ('<|python_tag|>echo.call(text="a")', [A]),
         ("<|python_tag|>print(1)\nprint(2)", [ToolCall("python", {"code": "print(1)\nprint(2)"})]),
         ('{"answer": 15}', []),
@@ -316,3 +320,19 @@ def test_a_broken_call_does_not_swallow_the_next_one(name: str, broken: str):
     [error, made] = parse_turn(broken + whole, SCHEMAS, FORMATS[name]).calls
     assert isinstance(error, MalformedCall)
     assert made == A
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (f"{LLAMA}\n\nThat should do.", "That should do."),
+        (f"{LLAMA}\n{{15}}", "{15}"),
+        (f"First <|python_tag|>{LLAMA} then <|python_tag|>{LLAMA} done.", "First  then  done."),
+        (f"well</think>First <|python_tag|>{LLAMA} then", "well</think>First  then"),
+        (f"<|python_tag|>{LLAMA}; {LLAMA}", ""),
+    ],
+)
+def test_text_beside_the_calls_of_llama_is_content(text: str, content: str):
+    turn = parse_turn(text, SCHEMAS, FORMATS["llama3"])
+    assert turn.made
+    assert turn.content == content
