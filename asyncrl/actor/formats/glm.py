@@ -1,6 +1,7 @@
 """GLM 4.5 and 4.6: `<tool_call>name`, then `<arg_key>key</arg_key>` and `<arg_value>value</arg_value>` an argument.
 
-A string stands as it is, other values as JSON. A string that contains `</arg_value>` cannot be written.
+A string stands as it is, other values as JSON. A string that contains `</arg_value>`, `<arg_value>` or `<arg_key>`
+cannot be written: the two latter show that the end of a value is missing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from asyncrl.actor.formats.base import (
 )
 
 _CLOSE, _KEY, _VALUE = "</tool_call>", "<arg_key>", "<arg_value>"
+_OPENING = (_KEY, _VALUE)
 _NAME = re.compile(r"\s*([^\s<>{}]+)")
 
 
@@ -41,8 +43,9 @@ class Glm(Format):
         name, end = found[1], found.end()
         arguments: dict[str, Any] = {}
         while text.startswith(_KEY, begin := skip_space(text, end)):
-            key, end = read_until(text, begin + len(_KEY), "</arg_key>", "the key of an argument")
-            value, end = read_until(text, expect(text, end, _VALUE, "</arg_key>"), "</arg_value>", "a value")
+            key, end = read_until(text, begin + len(_KEY), "</arg_key>", "the key of an argument", _OPENING)
+            start = expect(text, end, _VALUE, "</arg_key>")
+            value, end = read_until(text, start, "</arg_value>", "a value", _OPENING)
             arguments[key.strip()] = from_text(value, name, key.strip(), functions)
         return [WrittenCall(name, arguments)], expect(text, end, _CLOSE, "the arguments of a tool call")
 

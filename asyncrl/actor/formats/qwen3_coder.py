@@ -1,7 +1,7 @@
 """Qwen3-Coder: `<tool_call>` and `<function=name>` around `<parameter=key>` for each argument, on lines of their own.
 
-A string stands as it is, other values as JSON or as Python writes them. A string that contains `</parameter>` cannot
-be written.
+A string stands as it is, other values as JSON or as Python writes them. A string that contains `</parameter>` or
+`<parameter=` cannot be written: the latter shows that the end of a value is missing.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Qwen3Coder(Format):
         name = name.strip()
         arguments: dict[str, Any] = {}
         while text.startswith(_PARAMETER, begin := skip_space(text, end)):
-            key, end = read_until(text, begin + len(_PARAMETER), ">", "the name of a parameter")
-            value, end = read_until(text, end, "</parameter>", "a value")
+            key, end = read_until(text, begin + len(_PARAMETER), ">", "the name of a parameter", [_PARAMETER])
+            value, end = read_until(text, end, "</parameter>", "a value", [_PARAMETER])
             value = value.removeprefix("\n").removesuffix("\n")
             arguments[key.strip()] = from_text(value, name, key.strip(), functions)
         end = expect(text, end, "</function>", "the parameters of a tool call")

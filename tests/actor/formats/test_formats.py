@@ -164,6 +164,9 @@ READ = {
         (GLM.replace("text", "times"), "'times' must be of type integer"),
         (GLM.replace("</arg_value>", ""), "</arg_value> must follow"),
         ("<tool_call>", "name of a tool must follow"),
+        (GLM.replace("</arg_value>", "<arg_key>times</arg_key><arg_value>5</arg_value>"), "</arg_value> must follow"),
+        (GLM.replace("</arg_value>", "<arg_value>5</arg_value>"), "</arg_value> must follow"),
+        (GLM.replace("</arg_key>", "<arg_key>times</arg_key>"), "</arg_key> must follow"),
     ],
     "qwen3_coder": [
         (f"Look:\n{CODER}", [A]),
@@ -172,6 +175,8 @@ READ = {
         (CODER.replace("\na\n", "\n\n<b>\n\n"), [ToolCall("echo", {"text": "\n<b>\n"})]),
         (CODER.replace("</function>", ""), "</function> must follow"),
         ("<tool_call>{}</tool_call>", "<function= must follow"),
+        (CODER.replace("</parameter>", "<parameter=times>\n5\n</parameter>"), "</parameter> must follow"),
+        (CODER.replace("=text>", "=text\n<parameter=times>"), "> must follow"),
     ],
     "kimi": [
         (f"<|tool_calls_section_begin|>{KIMI}{KIMI}<|tool_calls_section_end|>", [A, A]),
@@ -313,6 +318,9 @@ def test_an_argument_within_a_thought_does_not_hide_its_end():
         ("deepseek_v3_1", '<｜tool▁call▁begin｜>echo{"text": "a"}<｜tool▁call▁end｜>'),
         ("kimi", '<|tool_call_begin|>functions.echo:6{"text": "a"}<|tool_call_end|>'),
         ("kimi", "<|tool_call_begin|>functions.echo:6"),
+        ("glm", "<tool_call>echo<arg_key>text</arg_key><arg_value>a</tool_call>"),
+        ("glm", "<tool_call>echo<arg_key>text</tool_call>"),
+        ("qwen3_coder", "<tool_call><function=echo><parameter=text>a</function></tool_call>"),
     ],
 )
 def test_a_broken_call_does_not_swallow_the_next_one(name: str, broken: str):
