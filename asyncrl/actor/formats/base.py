@@ -158,13 +158,17 @@ def from_text(text: str, name: str, key: str, functions: Functions) -> Any:
 
 
 def _kinds(schema: Any) -> list[str]:
-    """The types that a JSON schema allows, those of its `anyOf` and `oneOf` among them."""
+    """The types that a JSON schema allows, those of its `anyOf` and `oneOf` among them; with `allOf` those that all its
+    parts allow. Empty if it names none."""
     if not isinstance(schema, Mapping):
         return []
     kind = schema.get("type")
     kinds = [kind] if isinstance(kind, str) else list(kind or ())
     choices = (each for key in ("anyOf", "oneOf") for each in schema.get(key) or ())
-    return kinds + [each for choice in choices for each in _kinds(choice)]
+    kinds += [each for choice in choices for each in _kinds(choice)]
+    for part in filter(None, map(_kinds, schema.get("allOf") or ())):
+        kinds = [each for each in kinds if each in part] if kinds else part
+    return kinds
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:

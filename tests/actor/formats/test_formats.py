@@ -344,3 +344,20 @@ def test_text_beside_the_calls_of_llama_is_content(text: str, content: str):
     turn = parse_turn(text, SCHEMAS, FORMATS["llama3"])
     assert turn.made
     assert turn.content == content
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"allOf": [{"type": "string"}]}, "5"),
+        ({"allOf": [{"minLength": 1}, {"anyOf": [{"type": "string"}, {"type": "null"}]}]}, "5"),
+        ({"allOf": [{"type": "integer"}, {"minimum": 0}]}, 5),
+        ({"type": ["string", "integer"], "allOf": [{"type": "integer"}]}, 5),
+        ({"type": ["string", "integer"], "allOf": [{"minimum": 0}, True]}, "5"),
+        ({"allOf": None}, 5),
+    ],
+)
+def test_a_schema_of_several_parts_says_which_values_are_strings(schema: dict[str, Any], value: str | int):
+    schemas = {"echo": {"parameters": {"properties": {"text": schema}}}}
+    turn = parse_turn(GLM.replace(">a<", ">5<"), schemas, FORMATS["glm"])
+    assert turn.calls == (ToolCall("echo", {"text": value}),)
