@@ -97,7 +97,8 @@ def cell_of(
         idle=Spread.of(_mean(rows, "idle") for rows in runs),
         reward_change=Spread.of(_change(rows, "reward") for rows in runs),
         agreement_change=Spread.of(_change(rows, "agreement") for rows in runs),
-        hack_alarms=Spread.of(row["hack_alarms"] for row in lasts),
+        # A resumed run counts from 0 again.
+        hack_alarms=Spread.of(max(_known(rows, "hack_alarms"), default=None) for rows in runs),
         run_seconds=Spread.of(row["run_seconds"] for row in lasts),
     )
 
