@@ -17,17 +17,20 @@ from typing import TYPE_CHECKING
 from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import TooManyFailuresError
 from asyncrl.machine import process
 from asyncrl.machine.activity import BEAT_S, Activity, heartbeat
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.replay.leaving import leave
 
 if TYPE_CHECKING:
+    from asyncrl.actor.engine.base import Engine
     from asyncrl.actor.episode import EpisodeRunner
     from asyncrl.actor.rollout_metrics import RolloutMetrics
     from asyncrl.actor.worker import RolloutWorker
     from asyncrl.network.keys import ClientKeys
     from asyncrl.observe.reports import Reports
+    from asyncrl.weights.receiver import Receiver
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +73,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
         await first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),
             measured.run(lambda: sum(worker.active for worker in workers)),
-            receiver.run(engine),
+            _follow(receiver, engine, config.learner.steps == 0),
             _show_life(activity, opened.respond),
             _drain(workers, _as_asyncio(drain), stop, config.cluster.drain_s),
             *(keep() for keep in opened.keepers),
@@ -132,6 +135,18 @@ async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: t
         log.info("all running episodes were delivered")
     stop.set()
     await asyncio.Event().wait()
+
+
+async def _follow(receiver: Receiver, engine: Engine, is_only_version: bool) -> None:
+    """As `receiver.run`. Raises TooManyFailuresError in place of CanaryError where no other version follows."""
+    from asyncrl.weights.canary import CanaryError
+
+    try:
+        await receiver.run(engine)
+    except CanaryError as error:
+        if is_only_version:
+            raise TooManyFailuresError(f"{error}, and no other version follows") from error
+        raise
 
 
 async def _show_life(activity: Activity, respond: Callable[[], Awaitable[None]]) -> None:

@@ -23,7 +23,7 @@ VERSION = 0
 
 def run(config: TrainConfig) -> None:
     """Publish, and wait for the evaluation. Raises StoppedError: a signal came; ConfigError: the model cannot be
-    loaded."""
+    loaded, or its log-probs are not finite."""
     stop = process.stop_on_signals()
     process.limit_threads(config.cluster.learner_threads)
     with heartbeat(Activity(), config.cluster.hang_timeout_s):
@@ -32,6 +32,7 @@ def run(config: TrainConfig) -> None:
 
 def _run(config: TrainConfig, stop: threading.Event) -> None:
     from asyncrl.learner.batches import open_batches
+    from asyncrl.learner.canary import canary_of_model
     from asyncrl.learner.gathering import gather, plan_gather
     from asyncrl.learner.loading import read_model
     from asyncrl.learner.ranks import Ranks
@@ -47,7 +48,8 @@ def _run(config: TrainConfig, stop: threading.Event) -> None:
         model = read_model(config.model)
         weights = WeightFormat(model)
         steps = plan_gather(weights, DTYPES[config.model.dtype], config.weights.bucket_mb << 20)
-        publisher.publish(VERSION, [step.bucket for step in steps], gather(model, steps, weights, alone))
+        canary = canary_of_model(model, config)
+        publisher.publish(VERSION, [step.bucket for step in steps], gather(model, steps, weights, alone), canary)
         replay.published(VERSION)
         replay.evaluate(VERSION)
         while replay.evaluation(VERSION) is None:
