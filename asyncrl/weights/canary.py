@@ -169,9 +169,9 @@ class CanaryJudge:
         if is_new:
             self._last = (check, given)
 
-    def refuse(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:
-        """The error of an engine that gave no answer."""
-        return self._failed(check, by, f"it did not answer the canary ({reason}); weights.canary=false does without")
+    def refuse(self, check: CanaryCheck, by: str, reason: str, advice: str = "") -> CanaryError:
+        """The error of an engine that gave no answer for a `reason`, and what may be done about it."""
+        return self._failed(check, by, f"it did not answer the canary ({reason}){advice}")
 
     def _failed(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:
         self.failures += 1

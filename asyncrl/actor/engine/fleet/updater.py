@@ -24,7 +24,7 @@ from asyncrl.actor.engine.fleet.colocation import ServerMemory
 from asyncrl.actor.engine.fleet.condition import Condition
 from asyncrl.actor.engine.fleet.in_flight import RequestsInFlight
 from asyncrl.actor.engine.fleet.pauses import PushPauses
-from asyncrl.actor.engine.fleet.server import InferenceServer
+from asyncrl.actor.engine.fleet.server import InferenceServer, ServerFaultError
 from asyncrl.actor.engine.fleet.settings import FleetSettings
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError
@@ -160,7 +160,9 @@ class ServerUpdater:
                 salt = update.label if self._settings.salted else None
                 answer = await server.logprobs(check.canary.tokens, salt)
             except EngineError as error:
-                raise self.canary.refuse(check, by, str(error)) from error
+                # A server that fails may have wrong weights; one that refuses cannot answer any canary.
+                advice = "" if isinstance(error, ServerFaultError) else "; weights.canary=false does without"
+                raise self.canary.refuse(check, by, str(error), advice) from error
             self.canary.judge(check, answer, server.precision, by)
         except CanaryError:
             self._counts["canary_failures"] += 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from asyncrl.actor.engine.fleet.server import ServerFaultError
 from asyncrl.actor.engine.sglang.requests import read_logprobs
@@ -161,12 +163,25 @@ def test_a_version_that_no_server_passes_ends_its_update_and_a_newer_one_or_itse
     run(scenario)
 
 
-def test_a_late_joiner_is_checked_and_a_server_that_answers_no_canary_says_how_to_do_without() -> None:
+@pytest.mark.parametrize(
+    ("answer", "advised"),
+    [
+        (lambda: web.json_response({"message": "no log-probs of prompts"}, status=400), True),
+        (lambda: web.Response(status=500), False),
+        (lambda: {"output_ids": [], "meta_info": {"input_token_logprobs": [[-1.0, 8, None]]}}, False),
+        (lambda: {"output_ids": [], "meta_info": {}}, False),
+    ],
+)
+def test_a_late_joiner_is_checked_and_only_one_that_refuses_the_canary_says_how_to_do_without(
+    answer: Callable[[], Any], advised: bool
+) -> None:
+    """One that crashed, or gave too few log-probs, may have wrong weights."""
+
     async def scenario() -> None:
         first, late = FakeSglang(), FakeSglang()
 
         async def refused(tokens: list[int], start: int) -> Any:
-            return {"output_ids": [], "meta_info": {}}
+            return answer()
 
         late._logprobs = refused  # type: ignore[method-assign]
         urls: list[str] = []
@@ -181,7 +196,7 @@ def test_a_late_joiner_is_checked_and_a_server_that_answers_no_canary_says_how_t
             await async_until(lambda: counter(fleet, "canary_failures") > 0)
             fault = next(each.fault for each in fleet._endpoints.values() if each.fault)
             assert "did not answer the canary" in fault
-            assert "weights.canary=false does without" in fault
+            assert ("weights.canary=false does without" in fault) == advised
             del late._logprobs
             await servers_ready(fleet, 2)
 
