@@ -29,7 +29,8 @@ from asyncrl.types import MAX_LOGPROB
 LENGTH = 32
 
 QUANTIZED = "quantized"
-TOLERANCES = {"float32": 0.005, "bfloat16": 0.08, "float16": 0.08, QUANTIZED: 0.3}
+INT4 = "int4"
+TOLERANCES = {"float32": 0.005, "bfloat16": 0.08, "float16": 0.08, QUANTIZED: 0.3, INT4: 0.8}
 """The allowed difference as a share of the spread, by what an engine computes in."""
 
 UNKNOWN = "bfloat16"

@@ -49,7 +49,7 @@ from asyncrl.modelling.routers import route_in_float32
 from asyncrl.modelling.source import source_of
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.types import NO_VERSION, Sampling
-from asyncrl.weights.canary import QUANTIZED, CanaryCheck, CanaryError, CanaryJudge
+from asyncrl.weights.canary import INT4, QUANTIZED, CanaryCheck, CanaryError, CanaryJudge
 from asyncrl.weights.folders import Weights, tensors_of
 from asyncrl.weights.manifest import dtype_name
 from asyncrl.weights.threads import in_own_thread
@@ -83,7 +83,7 @@ class EmbeddedEngine:
         self._device: torch.device = model.device
         largest = LARGEST_INTEGER.get(config.dtype or "")
         self._weights = OwnWeights(model, largest)
-        self._precision = QUANTIZED if largest else dtype_name(model.dtype)
+        self._precision = _precision(config.dtype, model)
         self._max_length = config.max_length
         self._seed = seed
         self._version = initial_version
@@ -390,3 +390,10 @@ class EmbeddedEngine:
             return tokens.tolist(), logprobs.tolist(), [([], [])] * len(slots)
         likeliest = (each.tolist() for each in most_likely(logits, temperature, wanted))
         return tokens.tolist(), logprobs.tolist(), list(zip(*likeliest, strict=True))
+
+
+def _precision(dtype: str | None, model: Any) -> str:
+    """As in `weights.canary.TOLERANCES`."""
+    if dtype in LARGEST_INTEGER:
+        return INT4 if dtype == INT4 else QUANTIZED
+    return dtype_name(model.dtype)

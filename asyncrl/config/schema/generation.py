@@ -291,7 +291,7 @@ class WeightsConfig:
     canary_tolerance: float | None = option(
         None,
         "largest mean difference of these log-probs, as a share of their spread; null: 0.005 in float32, 0.08 in "
-        "bfloat16, 0.3 for a quantized server",
+        "bfloat16, 0.3 for a quantized server and engine.dtype=int8, 0.8 for int4",
         "(0, inf)",
     )
     load_s: float = option(

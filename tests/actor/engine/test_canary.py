@@ -13,6 +13,7 @@ import torch
 
 from asyncrl.actor.engine import embedded
 from asyncrl.actor.engine.embedded import EmbeddedEngine
+from asyncrl.config.schema import EngineConfig
 from asyncrl.errors import WeightsError
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import Canary, CanaryCheck, CanaryError
@@ -94,6 +95,25 @@ async def test_a_version_that_went_wrong_within_the_engine_fails_and_the_one_bef
         await engine.update_weights(1, parameters(newer), canary_check(newer, 1))
         assert_exact({0: tiny_model(), 1: newer}, START, await call, 1.0)
         assert_exact({1: newer}, START, await sample(engine, 9, "later"), 1.0)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+async def test_an_engine_that_rounds_to_integers_repeats_the_canary_and_wrong_weights_fail_it_all_the_same(
+    dtype: str,
+) -> None:
+    """In int4 a healthy one is off by as much as wrong weights of int8."""
+    model, other = tiny_model(num_hidden_layers=8), tiny_model(9, num_hidden_layers=8)
+    check = canary_check(model, 0)
+    config = EngineConfig(slots=2, max_length=64, dtype=dtype)
+    engine = EmbeddedEngine(tiny_model(num_hidden_layers=8), config, initial_version=-1)
+    try:
+        for wrong in (swapped_layers(parameters(model)), parameters(other)):
+            with pytest.raises(CanaryError, match="differ from the learner's"):
+                await engine.update_weights(0, wrong, check)
+        await engine.update_weights(0, parameters(model), check)
+        assert engine.version == 0
+    finally:
+        await engine.close()
 
 
 async def test_stale_experts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
