@@ -63,7 +63,8 @@ def canary_of_model(model: Any, config: TrainConfig) -> Canary | None:
 
 
 def _tokens(config: TrainConfig, vocabulary: int) -> tuple[int, ...]:
-    return canary_tokens(config.run.seed, vocabulary, min(LENGTH, config.actor.max_tokens))
+    """A server's context may end with the longest episode, and has room for a token behind these."""
+    return canary_tokens(config.run.seed, vocabulary, min(LENGTH, max(2, config.actor.max_tokens - 1)))
 
 
 def _canary(tokens: tuple[int, ...], logprobs: torch.Tensor, config: TrainConfig) -> Canary:

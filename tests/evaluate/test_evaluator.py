@@ -124,6 +124,19 @@ def test_the_canary_of_a_plain_model_is_that_of_the_policy(kind: str, ranks: Ran
     np.testing.assert_allclose(plain.logprobs, learners.logprobs, atol=1e-4)
 
 
+@pytest.mark.parametrize(("max_tokens", "length"), [(1, 2), (3, 2), (32, 31), (33, 32), (4096, 32)])
+def test_a_canary_leaves_room_for_a_token_in_the_context_of_a_server(
+    max_tokens: int, length: int, ranks: Ranks, tmp_path: Path
+) -> None:
+    """SGLang refuses an input that is as long as its context, which may be as long as the longest episode."""
+    config = make_config(write_model(tmp_path / "model"), tmp_path)
+    config.actor.max_tokens = max_tokens
+    policy = load_policy(config.model, 1.0, ranks, 64)
+    for canary in (canary_of_model(read_model(config.model), config), canary_of(policy, 0, config, ranks)):
+        assert canary is not None
+        assert len(canary.tokens) == length
+
+
 def test_a_model_without_finite_log_probs_is_not_evaluated(tmp_path: Path) -> None:
     config = make_config(write_model(tmp_path / "model"), tmp_path)
     model = read_model(config.model)
