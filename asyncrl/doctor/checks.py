@@ -127,6 +127,19 @@ def nccl(facts: HostFacts) -> Iterator[Diagnosis]:
         yield Diagnosis("nccl", Severity.OK, f"NCCL {here.nccl}")
 
 
+def compiler(facts: HostFacts) -> Iterator[Diagnosis]:
+    """Whether the learner can compile its layers for a GPU."""
+    here = facts.accelerators
+    if not here.torch_gpus:
+        yield Diagnosis("compiler", Severity.OK, "not needed without a GPU")
+    elif here.uncompiled:
+        mend = "install them (`apt install gcc python3-dev` on Debian and Ubuntu), or set model.compile=false"
+        text = f"there is no {' and no '.join(here.uncompiled)}, which the learner needs to compile its layers"
+        yield Diagnosis("compiler", Severity.PROBLEM, text, mend)
+    else:
+        yield Diagnosis("compiler", Severity.OK, "a C compiler and Python's headers are there")
+
+
 def files(facts: HostFacts) -> Iterator[Diagnosis]:
     """Whether a process may open enough files and sockets."""
     limit = facts.limits.files
@@ -309,7 +322,20 @@ def launcher(facts: HostFacts) -> Iterator[Diagnosis]:
             yield Diagnosis("launcher", Severity.OK, f"{each.needs} works")
 
 
-CHECKS: Sequence[Check] = (gpus, nccl, files, memory, ports, launcher, folder, clocks, keys, packages, servers)
+CHECKS: Sequence[Check] = (
+    gpus,
+    nccl,
+    compiler,
+    files,
+    memory,
+    ports,
+    launcher,
+    folder,
+    clocks,
+    keys,
+    packages,
+    servers,
+)
 
 
 def _different(marks: Sequence[HostMark], value: Callable[[HostMark], object]) -> list[str]:

@@ -7,7 +7,8 @@ import platform
 import resource
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -79,7 +80,17 @@ def _accelerators() -> AcceleratorFacts:
         nccl=nccl,
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         has_infiniband=RDMA.is_dir() and any(RDMA.iterdir()),
+        uncompiled=list(missing_to_compile(os.environ, Path(sysconfig.get_path("include")))),
     )
+
+
+def missing_to_compile(environment: Mapping[str, str], headers: Path) -> Iterator[str]:
+    """What Triton needs to build the C part of a kernel, and does not find: it looks for these programs."""
+    path = environment.get("PATH", "")
+    if "CC" not in environment and not any(shutil.which(name, path=path) for name in ("gcc", "clang")):
+        yield "C compiler"
+    if not (headers / "Python.h").is_file():
+        yield f"{headers / 'Python.h'}"
 
 
 def _devices() -> int:
