@@ -209,6 +209,8 @@ class FakeSglang:
             # As in SGLang: a request that comes while an update waits or loads is behind it.
             await asyncio.sleep(STEP_S)
         self.waiting.discard(body["rid"])
+        if self._dying.is_set():
+            return web.Response(status=500)
         if body["rid"] in self.aborted_in_wait:
             return web.json_response({"error": {"message": f"Request {body['rid']} was aborted"}}, status=400)
         request = Request(body["rid"], len(given), limit, stop, asyncio.Event())
