@@ -28,8 +28,8 @@ FIGURES: Mapping[str, Callable[[Cell], str]] = {
     "seeds": lambda cell: str(cell.seeds),
     "failed": lambda cell: str(cell.failed),
     "collapsed": lambda cell: str(cell.collapsed),
-    "samples to target": lambda cell: _to_target(cell, cell.samples_to_target),
-    "seconds to target": lambda cell: _to_target(cell, cell.seconds_to_target),
+    "samples to target": lambda cell: _to_target(cell.samples_to_target),
+    "seconds to target": lambda cell: _to_target(cell.seconds_to_target),
     "seconds of all steps": lambda cell: _shown(cell.step_seconds, "{:,.0f}"),
     "best accuracy": lambda cell: _shown(cell.best, "{:.2f}"),
     "last accuracy": lambda cell: _shown(cell.last, "{:.2f}"),
@@ -92,7 +92,7 @@ def conditions(study: Study, rows: Sequence[Row]) -> str:
     sizes = ", ".join(sorted({f"{row['steps']} steps of {row['batch']} trajectories" for row in runs}))
     rungs = ", ".join(sorted({f"`{row['rung']}`" for row in runs}))
     compared = ", ".join(f"`{factor}` {level}" for factor, level in study.baseline.items())
-    gain = f" A gain is a run's mean accuracy less that of the run with {compared} and the same seed."
+    gain = f" A gain is a run's mean accuracy less that of the run with {compared}, the same seed and the same policy."
     return (
         f"Task {rungs}; {sizes}; target {study.target:g}; seeds "
         f"{', '.join(map(str, seeds))}; {len(runs)} runs. Measured on {' to '.join({dates[0]: 0, dates[-1]: 0})} with "
@@ -114,7 +114,7 @@ def write_page(page: Path, study: Study, about: str, cells: Sequence[Cell], curv
     Raises ValueError: see `write_section`.
     """
     picture, further = (f"{BESIDE}/{study.name}.{suffix}" for suffix in ("png", "md"))
-    shown = f"![accuracy over {study.over}]({picture})"
+    shown = f"![accuracy over {study.over}]({picture})\n\nThick lines are means of the seeds, thin ones single seeds."
     link = f"All figures of each combination are in [{further}]({further})."
     parts = [about, shown, overview(study, cells), link, failures(cells)]
     write_section(page, study, "\n\n".join(filter(None, parts)))
@@ -156,10 +156,12 @@ def draw(study: Study, curves: Curves, picture: Path) -> None:
     panels = sorted({key[place] for key in curves}, key=list(study.factors[study.panels]).index)
     width = min(4, len(panels))
     height = -(-len(panels) // width)
-    figure, grid = plt.subplots(
-        height, width, figsize=(4 * width, 3 * height), sharex=True, sharey=True, squeeze=False, layout="constrained"
-    )
     shown = dict.fromkeys(key[:place] + key[place + 1 :] for key in curves)
+    # The legend stands beside the panels, and may be higher than they are.
+    size = (4 * width, max(3 * height, 0.25 * len(shown) + 1))
+    figure, grid = plt.subplots(
+        height, width, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
     colours = {key: plt.get_cmap("turbo")((index + 0.5) / len(shown)) for index, key in enumerate(shown)}
     for axes, panel in zip(grid.flat, panels, strict=False):
         for key, runs in curves.items():
@@ -218,9 +220,9 @@ def _told(figure: Callable[[Cell], str], seeds: int, cell: Cell) -> str:
     return "; ".join(filter(None, [figure(cell), *(note for note, holds in notes.items() if holds)]))
 
 
-def _to_target(cell: Cell, spread: Spread | None) -> str:
-    """With the number of seeds that reached it, where some did not."""
-    return "never" if spread is None else _of_seeds(cell, spread, "{:,.0f}")
+def _to_target(spread: Spread | None) -> str:
+    """ "never" stands for seeds that did not reach it, also where half of them did not."""
+    return _shown(spread, "{:,.0f}").replace("inf", "never")
 
 
 def _of_seeds(cell: Cell, spread: Spread | None, form: str) -> str:

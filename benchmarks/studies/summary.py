@@ -1,18 +1,23 @@
 """Cells from rows: what the seeds of each combination of levels came to, and how far they are apart.
 
-A run that failed or collapsed counts in its cell. One that never reached the target has no samples to it, and one that
+A run that failed or collapsed counts in its cell. To one that never reached the target it is infinitely far. One that
 failed has no seconds of all steps, since it did not make all. The spread of a figure is its least and its greatest
 value over the seeds that have it.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.studies.figures import COLLAPSED, FAILED, Row, mean_accuracy
+from benchmarks.studies.figures import FAILED, Row, collapsed, mean_accuracy
 from benchmarks.studies.study import Levels
+
+EQUAL_START = 0.02
+"""Accuracies before training that differ by more are those of two policies: each machine makes its own for a seed, and
+rounding makes these a little different."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class Cell:
     """The runs of one combination of levels. `reasons` are those of failed runs. `gain` is the mean accuracy over the
-    run, less that of the baseline's run with the same seed."""
+    run, less that of the baseline's run with the same seed, where both began with the same policy."""
 
     levels: Levels
     lr: float
@@ -59,11 +64,6 @@ class Cell:
     hack_alarms: Spread | None
     run_seconds: Spread | None
 
-    @property
-    def reached(self) -> int:
-        """How many seeds reached the target."""
-        return self.samples_to_target.count if self.samples_to_target else 0
-
 
 def cell_of(
     levels: Levels,
@@ -73,17 +73,17 @@ def cell_of(
     baseline: Sequence[Sequence[Row]] = (),
 ) -> Cell:
     """The cell of runs, each given by its rows by rising step. `baseline` are those of the cell it is compared with."""
-    reached = [first_at(rows, target) for rows in runs]
+    reached = [first_at(rows, target) or {"samples": math.inf, "seconds": math.inf} for rows in runs]
     lasts = [rows[-1] for rows in runs]
     return Cell(
         levels=levels,
         lr=lr,
         seeds=len(runs),
         failed=sum(row["status"] == FAILED for row in lasts),
-        collapsed=sum(row["status"] == COLLAPSED for row in lasts),
+        collapsed=sum(collapsed([row["accuracy"] for row in rows]) for rows in runs if rows[-1]["status"] != FAILED),
         reasons=sorted({row["reason"] for row in lasts if row["status"] == FAILED}),
-        samples_to_target=Spread.of(row["samples"] for row in reached if row),
-        seconds_to_target=Spread.of(row["seconds"] for row in reached if row),
+        samples_to_target=Spread.of(row["samples"] for row in reached),
+        seconds_to_target=Spread.of(row["seconds"] for row in reached),
         step_seconds=Spread.of(row["seconds"] for row in lasts if row["status"] != FAILED),
         best=Spread.of(max(_known(rows, "accuracy"), default=None) for rows in runs),
         last=Spread.of(row["accuracy"] for row in lasts),
@@ -109,12 +109,18 @@ def first_at(rows: Sequence[Row], target: float) -> Row | None:
 
 
 def _gains(runs: Sequence[Sequence[Row]], baseline: Sequence[Sequence[Row]]) -> Iterator[float]:
-    """Of each seed that has a mean accuracy on both sides."""
-    compared = {rows[0]["seed"]: mean_accuracy(rows) for rows in baseline}
+    """Of each seed that has a mean accuracy on both sides, and began with the same policy."""
+    compared = {rows[0]["seed"]: rows for rows in baseline}
     for rows in runs:
-        ours, theirs = mean_accuracy(rows), compared.get(rows[0]["seed"])
-        if ours is not None and theirs is not None:
+        other = compared.get(rows[0]["seed"])
+        ours, theirs = mean_accuracy(rows), None if other is None else mean_accuracy(other)
+        if other is not None and ours is not None and theirs is not None and _begin_alike(rows, other):
             yield ours - theirs
+
+
+def _begin_alike(rows: Sequence[Row], other: Sequence[Row]) -> bool:
+    ours, theirs = (_known(each, "accuracy")[0] for each in (rows, other))
+    return abs(ours - theirs) <= EQUAL_START
 
 
 def _known(rows: Sequence[Row], column: str) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -23,15 +24,15 @@ SLOW = [
     row(1, 0.4, samples=8, seconds=5.0),
     row(2, 0.8, samples=16, seconds=9.0, evicted=0, lag_mean=4.0, lag_max=5, ess=0.9, entropy=0.3, idle=0.7),
 ]
-COLLAPSED = [row(1, 0.7, samples=8), row(2, 0.1, samples=16, evicted=0, status="collapsed")]
+COLLAPSED = [row(1, 0.7, samples=8), row(2, 0.1, samples=16, evicted=0)]
 FAILED = [row(None, status="failed", reason="out of\nmemory")]
 
 
 def test_a_cell_has_medians_with_the_least_and_the_greatest_and_counts_every_run() -> None:
     cell = cell_of(LEVELS, 1e-4, [FAST, SLOW, COLLAPSED, FAILED], target=0.8)
-    assert (cell.seeds, cell.failed, cell.collapsed, cell.reached) == (4, 1, 1, 2)
-    assert cell.samples_to_target == Spread(12, 8, 16, 2)
-    assert cell.seconds_to_target == Spread(6, 3, 9, 2)
+    assert (cell.seeds, cell.failed, cell.collapsed) == (4, 1, 1)
+    assert cell.samples_to_target == Spread(inf, 8, inf, 4)
+    assert cell.seconds_to_target == Spread(inf, 3, inf, 4)
     assert cell.best == Spread(0.8, 0.7, 0.9, 3)
     assert cell.last == Spread(0.7, 0.1, 0.8, 3)
     assert cell.lag_mean == Spread(2.75, 1.5, 4.0, 2)
@@ -41,9 +42,15 @@ def test_a_cell_has_medians_with_the_least_and_the_greatest_and_counts_every_run
     assert cell.evicted_share == Spread(0, 0, 0.5, 3)
 
 
-def test_a_gain_is_taken_seed_by_seed_and_only_where_both_runs_have_an_accuracy() -> None:
-    ours = [[row(0, 0.5, seed=0), row(1, 0.7, seed=0)], [row(0, 0.3, seed=1)], [row(0, 0.9, seed=2)]]
-    theirs = [[row(0, 0.1, seed=1)], [row(0, 0.4, seed=0)], [row(0, 0.9, seed=2, status="failed")]]
+def test_a_gain_is_taken_seed_by_seed_where_both_runs_have_an_accuracy_and_began_with_the_same_policy() -> None:
+    ours = [
+        *([row(0, 0.4, seed=0), row(1, 0.8, seed=0)], [row(0, 0.31, seed=1), row(1, 0.5, seed=1)]),
+        *([row(0, 0.9, seed=2)], [row(0, 0.5, seed=3)]),
+    ]
+    theirs = [
+        *([row(0, 0.3, seed=1), row(1, 0.11, seed=1)], [row(0, 0.4, seed=0)], [row(0, 0.9, seed=2, status="failed")]),
+        [row(0, 0.4, seed=3)],
+    ]
     gain = cell_of(LEVELS, 1e-4, ours, 0.8, theirs).gain
     assert gain is not None
     assert (gain.count, round(gain.least, 9), round(gain.greatest, 9)) == (2, 0.2, 0.2)
@@ -51,7 +58,7 @@ def test_a_gain_is_taken_seed_by_seed_and_only_where_both_runs_have_an_accuracy(
 
 
 def test_a_gain_of_fewer_seeds_than_the_cell_has_says_so() -> None:
-    ours = [[row(0, 0.5, seed=0)], [row(0, 0.3, seed=1)], [row(0, 0.9, seed=2)]]
+    ours = [[row(0, 0.4, seed=0), row(1, 0.6, seed=0)], [row(0, 0.3, seed=1)], [row(0, 0.9, seed=2)]]
     theirs = [[row(0, 0.4, seed=0)], [row(0, 0.3, seed=1, status="failed")]]
     assert FIGURES["gain"](cell_of(LEVELS, 1e-4, ours, 0.8, theirs)) == "+0.10; 1 of 3 seeds"
     assert FIGURES["gain"](cell_of(LEVELS, 1e-4, ours[:1], 0.8, theirs)) == "+0.10"
@@ -75,13 +82,19 @@ def test_an_evaluation_without_samples_or_seconds_is_not_in_the_picture(
 
 def test_nothing_is_said_of_what_nobody_knows() -> None:
     cell = cell_of(LEVELS, 1e-4, [FAILED], target=0.8)
-    assert (cell.best, cell.samples_to_target, cell.evicted_share) == (None, None, None)
+    assert (cell.best, cell.evicted_share) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "expected"), [([0.2, 0.8, 0.4], True), ([0.2, 0.8, 0.5], False), ([0.0, None], False), ([], False)]
+    ("accuracies", "expected"),
+    [
+        *(([0.2, 0.8, 0.4], True), ([0.2, 0.8, 0.5], False), ([0.7, 0.1], True), ([0.05, 0.0], False)),
+        *(([0.0, None], False), ([], False)),
+    ],
 )
-def test_a_run_has_collapsed_if_it_ends_at_half_of_its_best(accuracies: list[float | None], expected: bool) -> None:
+def test_a_run_has_collapsed_if_it_ends_at_half_of_its_best_and_well_below(
+    accuracies: list[float | None], expected: bool
+) -> None:
     assert collapsed(accuracies) is expected
 
 
@@ -93,7 +106,7 @@ def test_the_table_shows_spread_and_who_did_not_reach_the_target() -> None:
     head, _, first, second = table(STUDY, cells).splitlines()
     assert head.startswith("| size | colour | lr | seeds | failed | collapsed | samples to target |")
     assert first == (
-        "| small | red | 0.0001 | 3 | 1 | 0 | 12 (8 to 16); 2 of 3 seeds | 6 (3 to 9); 2 of 3 seeds "
+        "| small | red | 0.0001 | 3 | 1 | 0 | 16 (8 to never) | 9 (3 to never) "
         "| 8 (6 to 9) "
         "| 0.85 (0.80 to 0.90) | 0.75 (0.70 to 0.80) | 2.8 (1.5 to 4.0) | 4 (2 to 5) | 0.200 (0.100 to 0.300) "
         "| 0.70 (0.50 to 0.90) | 3.0e-03 | 25% (0% to 50%) | 60% (50% to 70%) |"
@@ -133,7 +146,7 @@ def test_the_overview_has_a_column_for_each_level_of_the_first_factor_and_says_w
     small = {"size": "small", "colour": "red"}
     cells = [
         cell_of(small, 1e-4, [FAST, COLLAPSED, FAILED], target=0.8),
-        cell_of({**small, "colour": "blue"}, 3e-5, [FAST, FAST], 0.8, [[row(0, 0.5)]]),
+        cell_of({**small, "colour": "blue"}, 3e-5, [FAST, FAST], 0.8, [[row(0, 0.2), row(1, 0.8)]]),
         cell_of({**small, "size": "large"}, 1e-4, [SLOW, SLOW, SLOW], target=0.8),
     ]
     best, gain, samples = overview(STUDY, cells).split("\n\n**")
@@ -151,7 +164,7 @@ def test_the_overview_has_a_column_for_each_level_of_the_first_factor_and_says_w
         "",
         "| colour | lr | small | large |",
         "| --- | --- | --- | --- |",
-        "| red | 0.0001 | 8; 1 of 3 seeds | 16 |",
+        "| red | 0.0001 | never (8 to never) | 16 |",
         "| blue | 3e-05 | 8 |  |",
     ]
 
@@ -168,6 +181,7 @@ def test_a_page_gets_the_overview_and_its_folder_the_picture_and_all_figures(tmp
     write_page(page, STUDY, "where and when", cells, {("small", "red"): runs})
     assert page.read_text() == (
         "# Page\n<!-- study toy -->\nwhere and when\n\n![accuracy over samples](studies/toy.png)\n\n"
+        "Thick lines are means of the seeds, thin ones single seeds.\n\n"
         f"{overview(STUDY, cells)}\n\n"
         "All figures of each combination are in [studies/toy.md](studies/toy.md).\n\n"
         "* small, red: out of memory\n<!-- end -->\n"
