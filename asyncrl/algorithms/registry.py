@@ -7,12 +7,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import ModuleType
 from typing import Any
 
 from asyncrl.algorithms.parts import Part
+from asyncrl.config.files import choices
 from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
 
@@ -44,16 +45,25 @@ def find(kind: str, name: str) -> type[Part]:
         return built_in[name]
     if "." in name:
         return _imported(kind, name)
-    near = difflib.get_close_matches(name, built_in, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(
-        f"algorithm.{kind}={name}: {hint}use one of {', '.join(built_in)}, or the dotted path of a class of yours"
+        f"algorithm.{kind}={name}: {_hint(name, built_in)}use one of {', '.join(built_in)}, or the dotted path of a "
+        "class of yours"
     )
 
 
 def build(kind: str, name: str, params: Mapping[str, Any]) -> Part:
     """The part, with its parameters checked. Raises ConfigError."""
     return find(kind, name).build(params)
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """A question that names the parts nearest to an unknown name, and the preset that has it; or nothing."""
+    names = list(known)
+    longer = [each for each in names if name and each.startswith(name)]
+    near = longer or difflib.get_close_matches(name, names, 1)
+    if name in choices("algorithm"):
+        near = [*near, f"the preset algorithm={name}"]
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def _modules(home: ModuleType) -> Iterator[ModuleType]:

@@ -30,6 +30,7 @@ from asyncrl.launch.placement.placement import Placement, place, settle
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table, terminal_width
 from asyncrl.launch.plan import run_or_plan
+from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.epochs import count_steps
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
@@ -158,6 +159,7 @@ def train(
 
 def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[], str] | None) -> bool:
     """As `train` on the first host. Raises StoppedError: a signal came before the roles were started."""
+    check_algorithm(config)
     run_dir = locations.run_dir(config.run)
     with exclusively(run_dir), ExitStack() as stack:
         asked = stack.enter_context(stop_of_start(run_dir, stop))

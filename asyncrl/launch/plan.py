@@ -19,6 +19,7 @@ from asyncrl.launch.launcher import open_launcher
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table, terminal_width
+from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.machine import SERVERS_ON_CPU
 from asyncrl.launch.preflight.settled import check_plan
 
@@ -49,6 +50,7 @@ def without_option(words: Sequence[str]) -> tuple[list[str], str]:
 def show_plan(config: TrainConfig, option: str = OPTION) -> None:
     """Print the plan that the `option` of the command line asks for. Raises ConfigError: also for what a start would
     refuse of the configuration."""
+    check_algorithm(config)
     if assumed := option.partition("=")[2]:
         hosts = assumed_hosts(config.cluster, assumed)
         one_machine = len(hosts) == 1

@@ -35,6 +35,11 @@ def test_a_part_of_the_users_own_is_named_by_its_path():
     ("changes", "message"),
     [
         ({"loss": "pppo"}, r"algorithm.loss=pppo: did you mean ppo\? use one of .*cispo"),
+        ({"loss": "dppo"}, r"algorithm.loss=dppo: did you mean dppo_kl or dppo_tv or the preset algorithm=dppo\? use"),
+        (
+            {"correction": ["icepop"]},
+            r"algorithm.correction=icepop: did you mean the preset algorithm=icepop\? use one",
+        ),
         ({"advantage": "xyz"}, r"algorithm.advantage=xyz: use one of .*grpo.*, or the dotted path"),
         ({"loss": "no.such.Loss"}, r"algorithm.loss=no.such.Loss cannot be imported \(ModuleNotFoundError"),
         ({"loss": "tests.algorithms.support.alone"}, r"is no part of kind loss: see docs/algorithms.md"),

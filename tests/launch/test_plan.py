@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import pytest
 
+from asyncrl.config.compose import read
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.launch.local import train
 from asyncrl.launch.plan import show_plan, without_option
 
 POOLS = {"train": {"nodes": 2, "gpus": 8, "cpus": 64}, "memory": {"gpus": 0, "cpus": 16}, "rollout": {"gpus": 4}}
@@ -144,3 +149,37 @@ def test_a_ray_cluster_on_which_nothing_would_start_is_refused() -> None:
     config.cluster.ray.address = "10.0.0.1:6379"
     with pytest.raises(ConfigError, match=r"set cluster\.launcher=ray, or cluster\.ray\.address=null"):
         show_plan(config, "--plan=1")
+
+
+NO_STEPS = "algorithm.advantage=process_grpo needs step scores: set scoring.prm.path"
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("algorithm.loss=pppo", r"algorithm\.loss=pppo: did you mean ppo\?"),
+        ("algorithm.correction=[truncate,opsmm]", r"algorithm\.correction=opsmm: did you mean opsm\?"),
+        ("algorithm.loss.params.clip=1", r"algorithm\.loss ppo has no parameter 'clip'"),
+        ("algorithm=process_grpo", NO_STEPS),
+    ],
+)
+def test_an_algorithm_that_cannot_be_is_refused_by_the_plan_and_by_a_start_before_anything_else(
+    word: str, reason: str, tmp_path: Path
+) -> None:
+    config = read(["model.path=m", "data.train=x", "scoring.rule=exact_number", word], names_missing_data=False)
+    config.run.dir = str(tmp_path)
+    with pytest.raises(ConfigError, match=reason):
+        show_plan(config, "--plan=many")  # An option that a plan would refuse later.
+    with pytest.raises(ConfigError, match=reason):
+        train(config, threading.Event())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_takes_an_algorithm_that_reads_step_scores_with_what_gives_them() -> None:
+    config = make_config("ray", gpus=8, cpus=64)
+    config.algorithm.advantage.name = "process_grpo"
+    config.scoring.prm.path = "prm"
+    show_plan(config, "--plan=2")
+    config.scoring.shadow = True
+    with pytest.raises(ConfigError, match=NO_STEPS):
+        show_plan(config, "--plan=2")

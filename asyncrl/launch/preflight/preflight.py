@@ -25,6 +25,7 @@ from asyncrl.errors import (
     ToolError,
     UnavailableError,
 )
+from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.demonstrations import check_demonstrations, check_group_demonstrations
 from asyncrl.launch.preflight.grammars import check_grammars
 from asyncrl.launch.preflight.learning import check_learning
@@ -184,17 +185,9 @@ def _check_scoring(config: TrainConfig) -> None:
 
 
 def _check_algorithm(config: TrainConfig) -> None:
-    from asyncrl.algorithms.composition import check
     from asyncrl.algorithms.trial import try_parts
 
-    check(
-        config.algorithm,
-        step_scores=(config.scoring.prm.is_configured and not config.scoring.shadow)
-        or config.implicit.train
-        or bool(config.actor.interactions),
-        group_size=config.learner.group_size,
-        demonstrations=config.data.demonstration is not None,
-    )
+    check_algorithm(config)
     try_parts(config.algorithm, config.learner.group_size)
 
 

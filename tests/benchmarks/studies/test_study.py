@@ -50,6 +50,14 @@ def test_rates_that_other_studies_take_are_those_that_age_has_found() -> None:
     assert found["truncate"] == BASE[LR]
 
 
+@pytest.mark.parametrize("name", ["icepop", "opsm", "dppo"])
+def test_a_preset_named_as_a_level_of_age_is_the_same_algorithm(name: str) -> None:
+    needed = ["model.path=m", "data.train=x", "scoring.rule=exact_number"]
+    preset = read([*needed, f"algorithm={name}"], names_missing_data=False)
+    level = read([*needed, *overrides(age.CORRECTIONS[name], RUNGS["brackets"], "m")], names_missing_data=False)
+    assert preset.algorithm == level.algorithm
+
+
 def test_a_run_with_another_setting_seed_or_stage_is_another_run() -> None:
     cell = {"size": "small", "colour": "red"}
     runs = [
