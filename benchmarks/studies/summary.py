@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from benchmarks.studies.figures import FAILED, Row, collapsed, mean_accuracy
 from benchmarks.studies.study import Levels
 
-EQUAL_START = 0.02
+EQUAL_START = 0.01
 """Accuracies before training that differ by more are those of two policies: each machine makes its own for a seed, and
 rounding makes these a little different."""
 

@@ -44,8 +44,8 @@ def test_a_cell_has_medians_with_the_least_and_the_greatest_and_counts_every_run
 
 def test_a_gain_is_taken_seed_by_seed_where_both_runs_have_an_accuracy_and_began_with_the_same_policy() -> None:
     ours = [
-        *([row(0, 0.4, seed=0), row(1, 0.8, seed=0)], [row(0, 0.31, seed=1), row(1, 0.5, seed=1)]),
-        *([row(0, 0.9, seed=2)], [row(0, 0.5, seed=3)]),
+        *([row(0, 0.4, seed=0), row(1, 0.8, seed=0)], [row(0, 0.3, seed=1), row(1, 0.51, seed=1)]),
+        *([row(0, 0.9, seed=2)], [row(0, 0.42, seed=3)]),
     ]
     theirs = [
         *([row(0, 0.3, seed=1), row(1, 0.11, seed=1)], [row(0, 0.4, seed=0)], [row(0, 0.9, seed=2, status="failed")]),
