@@ -20,7 +20,7 @@ from benchmarks.studies.results import Results
 from benchmarks.studies.runner import Runner
 from benchmarks.studies.search import best_rate
 from benchmarks.studies.study import Run
-from tests.benchmarks.studies.stand_in import FAILS, WAITS
+from tests.benchmarks.studies.stand_in import FAILS, KILLED, STOPPED, WAITS
 from tests.benchmarks.studies.support import STUDY
 
 pytestmark = pytest.mark.slow
@@ -93,6 +93,21 @@ def test_a_run_that_was_cut_short_is_in_no_file_and_goes_on_where_it_was(
     assert runner().run([run])
     assert starts(folder) == [run.name] * 2
     assert [row["step"] for row in results(tmp_path).rows(run.fingerprint)] == [2, 4]
+
+
+@pytest.mark.parametrize("lr", [STOPPED, KILLED])
+def test_a_run_that_somebody_else_stops_was_cut_short_and_has_not_failed(
+    lr: float, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call() -> str:
+        given = [f"learner.lr={lr}", "--results", str(tmp_path), "--seeds", "1", "--only", "size=small", "colour=red"]
+        command.main(STUDY, given, folder, STAND_IN, lambda _: PreparedRung(*[tmp_path] * 3))
+        return capsys.readouterr().err
+
+    assert call().splitlines()[-1] == "toy: the same command goes on"
+    assert results(tmp_path).rows(run_at(lr).fingerprint) == []
+    assert "all runs have ended" in call()
+    assert [row["status"] for row in results(tmp_path).rows(run_at(lr).fingerprint)] == ["done"] * 2
 
 
 def test_a_run_that_a_killed_command_has_left_behind_ends_before_it_goes_on(
