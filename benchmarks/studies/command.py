@@ -18,7 +18,7 @@ from benchmarks.studies import report
 from benchmarks.studies.figures import Row
 from benchmarks.studies.results import FOLDER, Results
 from benchmarks.studies.runner import TRAIN, Prepare, Runner
-from benchmarks.studies.search import best_rate
+from benchmarks.studies.search import all_failed, best_rate
 from benchmarks.studies.study import LR, WARM_START, Levels, Run, Study
 from benchmarks.studies.summary import Cell, Spread, cell_of
 
@@ -71,6 +71,11 @@ def main(
             runner.run(asked.searches())
             done = runner.run(asked.mains())
         _say(f"{study.name}: {'all runs have ended' if done and asked.is_complete() else 'the same command goes on'}")
+    for level in asked.without_rate():
+        _say(
+            f"{study.name}: every search of {level} failed, so it has no learning rate, and its other runs do not "
+            f"start; see their reasons in {results.path}, then use --retry-failed, or give {LR}=VALUE"
+        )
     if asked.curves():
         print(asked.write(options.page))
 
@@ -90,9 +95,17 @@ class _Asked:
 
     def searches(self) -> list[Run]:
         """The runs that find the rates of the levels that the cells have; none where the command gives a rate."""
+        return [run for level in self._searched() for run in self._study.searches(level, self._changed)]
+
+    def without_rate(self) -> list[str]:
+        """The levels whose searches have all failed."""
+        found = {level: self._study.searches(level, self._changed) for level in self._searched()}
+        return [level for level, searches in found.items() if all_failed(searches, self._results)]
+
+    def _searched(self) -> list[str]:
+        """The levels of the cells whose learning rates are searched."""
         search = self._search
-        levels = list(dict.fromkeys(cell[search.factor] for cell in self._cells)) if search else []
-        return [run for level in levels for run in self._study.searches(level, self._changed)]
+        return list(dict.fromkeys(cell[search.factor] for cell in self._cells)) if search else []
 
     def mains(self) -> list[Run]:
         """The runs of all cells whose learning rate is known, seed by seed, so that a budget that ends too early leaves
@@ -102,10 +115,8 @@ class _Asked:
         return [self._study.run(cell, seed, rate, self._changed) for seed in self._seeds for cell, rate in known]
 
     def is_complete(self) -> bool:
-        mains = self.mains()
-        return len(mains) == len(self._cells) * len(self._seeds) and all(
-            self._results.rows(run.fingerprint) for run in mains
-        )
+        """Whether no run is left that can start."""
+        return all(self._rows(run) for run in (*self.searches(), *self.mains()))
 
     def plan(self, parallel: int) -> str:
         """How many runs there are and how long the missing ones take, if they take as long as those that ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from benchmarks.studies import command
 from benchmarks.studies.results import Results
 from benchmarks.studies.runner import Runner
 from benchmarks.studies.search import best_rate
-from benchmarks.studies.study import Run
+from benchmarks.studies.study import Run, Search
 from tests.benchmarks.studies.stand_in import FAILS, KILLED, STOPPED, WAITS
 from tests.benchmarks.studies.support import STUDY
 
@@ -189,6 +190,20 @@ def test_the_best_of_the_searched_rates_is_chosen_once_all_have_ended(
     assert best_rate(searches, results(tmp_path)) is None
     assert runner().run(searches[2:])
     assert best_rate(searches, results(tmp_path)) == DONE_LR, "the lowest among equals"
+
+
+def test_no_rate_is_chosen_where_every_search_has_failed_and_the_command_says_so(
+    runner: Callable[..., Runner], tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searches = [STUDY.run(CELL, seed, FAILS, {}) for seed in (0, 1)]
+    assert runner().run(searches)
+    assert best_rate(searches, results(tmp_path)) is None
+    study = dataclasses.replace(STUDY, search=Search("colour", rates=(FAILS,), at={"size": "small"}))
+    for words in ([], ["--report"]):
+        given = [*words, "--results", str(tmp_path), "--seeds", "1", "--only", "colour=red"]
+        command.main(study, given, folder, STAND_IN, lambda _: PreparedRung(*[tmp_path] * 3))
+        assert "every search of red failed, so it has no learning rate" in capsys.readouterr().err
+    assert len(starts(folder / "toy")) == 1, "no run of a cell starts"
 
 
 def test_the_command_searches_then_runs_every_cell_and_goes_on_where_it_was(
