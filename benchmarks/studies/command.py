@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from asyncrl.demo.ladder.prepare import PreparedRung, prepare_rung
+from asyncrl.errors import ConfigError
 from benchmarks.studies import report
+from benchmarks.studies.changed import changed_settings, check
 from benchmarks.studies.figures import Row
 from benchmarks.studies.results import FOLDER, Results
 from benchmarks.studies.runner import TRAIN, Prepare, Runner
@@ -41,15 +41,17 @@ def main(
 ) -> None:
     """The entry of a study's file. `runs` gets the folders of runs, by study; `train` takes the words of a run."""
     options = _parser(study).parse_args(words)
-    only = _only(study, options.only)
-    changed = _changed(options.settings)
+    cells = list(study.cells(_only(study, options.only)))
     try:
+        changed = changed_settings(options.settings)
+        if changed:
+            check(study, cells, changed)
         results = Results(options.results / f"{study.name}.parquet", study.factors)
         if options.page is not None:
             report.parts_of(options.page, study)
-    except ValueError as error:
+    except (ConfigError, ValueError) as error:
         sys.exit(f"{study.name}: {error}")
-    asked = _Asked(study, results, list(study.cells(only)), range(options.seeds), changed)
+    asked = _Asked(study, results, cells, range(options.seeds), changed)
     if options.plan:
         print(asked.plan(options.parallel))
         return
@@ -227,14 +229,6 @@ def _only(study: Study, words: Sequence[str]) -> dict[str, set[str]]:
             sys.exit(f"{study.name}: --only {word} names no level; there are {known}")
         only.setdefault(factor, set()).add(level)
     return only
-
-
-def _changed(words: Sequence[str]) -> dict[str, Any]:
-    """Settings from KEY=VALUE, with values as YAML reads them. Exits: a word is none."""
-    pairs = [word.partition("=") for word in words]
-    if wrong := [key for key, sign, _ in pairs if not sign]:
-        sys.exit(f"{wrong[0]} is no setting: write KEY=VALUE")
-    return {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
 def _say(text: str) -> None:
