@@ -49,6 +49,8 @@ def main(
         results = Results(options.results / f"{study.name}.parquet", study.factors)
         if options.page is not None:
             report.parts_of(options.page, study)
+        if not options.plan and not options.report:
+            results.require_writable()
     except (ConfigError, ValueError) as error:
         sys.exit(f"{study.name}: {error}")
     asked = _Asked(study, results, cells, range(options.seeds), changed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,16 @@ class Results:
             ) from error
         # A file of an earlier declaration may have other columns.
         return [{name: row.get(name) for name in self._schema.names} for row in known]
+
+    def require_writable(self) -> None:
+        """Make the folder of the file. Raises ValueError: no file can be written there."""
+        folder = self.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as tried:
+                tried.write(b"tried")
+        except OSError as error:
+            raise ValueError(f"the results cannot be written to {folder}: {error.strerror or error}") from error
 
     def rows(self, fingerprint: str) -> list[Row]:
         """The rows of a run by rising step; none if it has not ended yet."""

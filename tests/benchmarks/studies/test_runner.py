@@ -160,6 +160,14 @@ def test_the_command_refuses_at_the_door_what_would_cost_hours_of_runs(tmp_path:
         assert refused(option, "0") == "2"
 
 
+def test_a_folder_that_takes_no_results_is_refused_before_the_first_run(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "file", Path("/proc/results")):
+        with pytest.raises(SystemExit, match=f"cannot be written to {wrong}: "):
+            command.main(STUDY, ["--results", str(wrong)], folder, STAND_IN)
+    assert not folder.exists()
+
+
 def test_a_run_that_failed_is_in_the_file_with_the_reason_and_runs_again_only_if_asked(
     runner: Callable[..., Runner], folder: Path, tmp_path: Path
 ) -> None:
