@@ -16,7 +16,7 @@ from asyncrl.errors import ConfigError
 from benchmarks.studies import report
 from benchmarks.studies.changed import changed_settings, check
 from benchmarks.studies.figures import Row
-from benchmarks.studies.results import FOLDER, Results
+from benchmarks.studies.results import FOLDER, Results, ResultsError
 from benchmarks.studies.runner import TRAIN, Prepare, Runner
 from benchmarks.studies.search import all_failed, best_rate
 from benchmarks.studies.study import LR, WARM_START, Levels, Run, Study
@@ -71,9 +71,12 @@ def main(
             options.keep,
             train,
         )
-        with alone(runs / study.name):
-            runner.run(asked.searches())
-            done = runner.run(asked.mains())
+        try:
+            with alone(runs / study.name):
+                runner.run(asked.searches())
+                done = runner.run(asked.mains())
+        except ResultsError as error:
+            sys.exit(f"{study.name}: {error}")
         _say(f"{study.name}: {'all runs have ended' if done and asked.is_complete() else 'the same command goes on'}")
     for level in asked.without_rate():
         _say(
