@@ -51,6 +51,10 @@ class Results:
         )
         self._rows = self._read()
 
+    def read_again(self) -> None:
+        """Take what other commands have added. Raises ResultsError as at first."""
+        self._rows = self._read()
+
     def _read(self) -> list[Row]:
         if not self.path.exists():
             return []

@@ -91,6 +91,10 @@ class Runner:
     def _run(self, run: Run) -> bool:
         if self._is_over():
             return False
+        with self._writing:  # Another command may have run it since.
+            self._results.read_again()
+            if self._has_ended(run):
+                return True
         with self._preparing:  # One at a time: torch has one random generator.
             prepared = self._prepare(run)
         ending = self._ending(run, self._words(run, prepared))

@@ -142,6 +142,15 @@ def test_two_commands_that_write_one_file_keep_the_runs_of_each_other(
     assert all(results(tmp_path).rows(run.fingerprint) for run in runs)
 
 
+def test_a_run_that_another_command_has_ended_meanwhile_does_not_start(
+    runner: Callable[..., Runner], folder: Path
+) -> None:
+    first, second, run = runner(), runner(), run_at(DONE_LR)
+    assert first.run([run])
+    assert second.run([run]), "its results were read before"
+    assert starts(folder) == [run.name]
+
+
 def test_the_command_refuses_at_the_door_what_would_cost_hours_of_runs(tmp_path: Path, folder: Path) -> None:
     def refused(*words: str) -> str:
         with pytest.raises(SystemExit) as ended:
