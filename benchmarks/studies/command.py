@@ -41,7 +41,10 @@ def main(
 ) -> None:
     """The entry of a study's file. `runs` gets the folders of runs, by study; `train` takes the words of a run."""
     options = _parser(study).parse_args(words)
-    cells = list(study.cells(_only(study, options.only)))
+    if not (cells := list(study.cells(_only(study, options.only)))):
+        sys.exit(
+            f"{study.name}: --only {' '.join(options.only)} names no cell, as the study leaves it out; name others"
+        )
     try:
         changed = changed_settings(options.settings)
         if changed:
@@ -85,6 +88,8 @@ def main(
         )
     if asked.curves():
         print(asked.write(options.page))
+    elif options.report:
+        _say(f"{study.name}: no run has ended yet")
 
 
 class _Asked:

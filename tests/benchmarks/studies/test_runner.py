@@ -169,6 +169,17 @@ def test_the_command_refuses_at_the_door_what_would_cost_hours_of_runs(tmp_path:
         assert refused(option, "0") == "2"
 
 
+def test_a_command_that_names_no_cell_is_refused(tmp_path: Path, folder: Path) -> None:
+    words = ["--only", "size=large", "colour=blue", "--results", str(tmp_path)]
+    with pytest.raises(SystemExit, match="--only size=large colour=blue names no cell"):
+        command.main(STUDY, words, folder, STAND_IN)
+
+
+def test_a_report_before_any_run_has_ended_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command.main(STUDY, ["--report", "--results", str(tmp_path)])
+    assert capsys.readouterr().err == "toy: no run has ended yet\n"
+
+
 def test_a_folder_that_takes_no_results_is_refused_before_the_first_run(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "file").touch()
     for wrong in (tmp_path / "file", Path("/proc/results")):
