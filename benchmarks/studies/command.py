@@ -25,6 +25,8 @@ from benchmarks.studies.summary import Cell, Spread, cell_of
 CACHE = Path(".cache/studies")
 RUNS = Path("runs/studies")
 IN_USE = "in-use"
+STOPPED = 130
+"""The exit status after Ctrl-C, which `asyncrl train` has too."""
 
 
 def prepared(run: Run) -> PreparedRung:
@@ -74,13 +76,7 @@ def main(
             options.keep,
             train,
         )
-        try:
-            with alone(runs / study.name):
-                runner.run(asked.searches())
-                done = runner.run(asked.mains())
-        except ResultsError as error:
-            sys.exit(f"{study.name}: {error}")
-        _say(f"{study.name}: {'all runs have ended' if done and asked.is_complete() else 'the same command goes on'}")
+        _run(study, asked, runner, runs / study.name)
     for level in asked.without_rate():
         _say(
             f"{study.name}: every search of {level} failed, so it has no learning rate, and its other runs do not "
@@ -190,6 +186,20 @@ class _Asked:
             return True, None
         found = best_rate(self._study.searches(cell[self._search.factor], self._changed), self._results)
         return found is not None, found
+
+
+def _run(study: Study, asked: _Asked, runner: Runner, folder: Path) -> None:
+    """Run what is asked for and say whether all of it has ended. Exits: Ctrl-C, or the results cannot be read."""
+    try:
+        with alone(folder):
+            runner.run(asked.searches())
+            done = runner.run(asked.mains())
+    except KeyboardInterrupt:
+        _say(f"{study.name}: stopped; the same command goes on")
+        sys.exit(STOPPED)
+    except ResultsError as error:
+        sys.exit(f"{study.name}: {error}")
+    _say(f"{study.name}: {'all runs have ended' if done and asked.is_complete() else 'the same command goes on'}")
 
 
 def _parser(study: Study) -> argparse.ArgumentParser:

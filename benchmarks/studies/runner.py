@@ -76,8 +76,8 @@ class Runner:
         """Run them in their order; returns whether all of them have ended. Ctrl-C stops them cleanly."""
         missing = [run for run in runs if not self._has_ended(run)]
         with ThreadPoolExecutor(self._parallel) as pool:
-            started = [pool.submit(self._run, run) for run in missing]
             try:
+                started = [pool.submit(self._run, run) for run in missing]
                 return all([future.result() for future in started])  # noqa: C419 - all of them, whatever came of one
             except BaseException:
                 # Also of Ctrl-C. Otherwise leaving the pool would wait for the others to end by themselves.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +22,7 @@ from benchmarks.studies import command
 from benchmarks.studies.results import Results
 from benchmarks.studies.runner import Runner
 from benchmarks.studies.search import best_rate
-from benchmarks.studies.study import Run, Search
+from benchmarks.studies.study import LR, Run, Search
 from tests.benchmarks.studies.stand_in import FAILS, KILLED, STOPPED, WAITS
 from tests.benchmarks.studies.support import STUDY
 
@@ -178,6 +180,19 @@ def test_a_command_that_names_no_cell_is_refused(tmp_path: Path, folder: Path) -
 def test_a_report_before_any_run_has_ended_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command.main(STUDY, ["--report", "--results", str(tmp_path)])
     assert capsys.readouterr().err == "toy: no run has ended yet\n"
+
+
+def test_ctrl_c_stops_the_runs_and_says_that_the_same_command_goes_on(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare(_: Run) -> PreparedRung:
+        os.kill(os.getpid(), signal.SIGINT)
+        return PreparedRung(*[tmp_path] * 3)
+
+    with pytest.raises(SystemExit) as ended:
+        command.main(STUDY, [f"{LR}={WAITS}", "--results", str(tmp_path)], folder, STAND_IN, prepare)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "toy: stopped; the same command goes on"
 
 
 def test_a_folder_that_takes_no_results_is_refused_before_the_first_run(tmp_path: Path, folder: Path) -> None:
