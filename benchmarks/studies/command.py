@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from benchmarks.studies.figures import Row
 from benchmarks.studies.results import FOLDER, Results, ResultsError
 from benchmarks.studies.runner import TRAIN, Prepare, Runner
 from benchmarks.studies.search import all_failed, best_rate
-from benchmarks.studies.study import LR, WARM_START, Levels, Run, Study
+from benchmarks.studies.study import LR, RUNG, WARM_START, Levels, Run, Study
 from benchmarks.studies.summary import Cell, Spread, cell_of
 
 CACHE = Path(".cache/studies")
@@ -206,7 +207,9 @@ def _parser(study: Study) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.studies.{study.name}", description=study.question)
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of all runs that differ")
     parser.add_argument("--seeds", type=_count, default=3, help="how many seeds, from 0 (default: 3)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="FACTOR=LEVEL", help="only these levels of a factor")
+    levels = _levels(study).replace("%", "%%")
+    only = f"only these levels of a factor, behind all KEY=VALUE: {levels}"
+    parser.add_argument("--only", nargs="+", default=[], metavar="FACTOR=LEVEL", help=only)
     parser.add_argument("--parallel", type=_count, default=1, help="runs at a time (default: 1)")
     parser.add_argument(
         "--budget-s", type=float, default=float("inf"), help="seconds after which runs are stopped, to resume next time"
@@ -239,14 +242,20 @@ def _count(word: str) -> int:
     return count
 
 
+def _levels(study: Study) -> str:
+    """The words of all levels, as a shell reads them."""
+    return ", ".join(shlex.quote(f"{name}={each}") for name, levels in study.factors.items() for each in levels)
+
+
 def _only(study: Study, words: Sequence[str]) -> dict[str, set[str]]:
     """The levels that are named. Exits: there is no such factor or level."""
     only: dict[str, set[str]] = {}
     for word in words:
         factor, _, level = word.partition("=")
         if level not in study.factors.get(factor, {}):
-            known = ", ".join(f"{name}={each}" for name, levels in study.factors.items() for each in levels)
-            sys.exit(f"{study.name}: --only {word} names no level; there are {known}")
+            is_setting = "." in factor or factor in (RUNG, WARM_START)
+            fix = "put KEY=VALUE before --only" if is_setting else f"there are {_levels(study)}"
+            sys.exit(f"{study.name}: --only {word} names no level; {fix}")
         only.setdefault(factor, set()).add(level)
     return only
 

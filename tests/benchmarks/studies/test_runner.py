@@ -18,7 +18,7 @@ from asyncrl.launch.ownership import exclusively
 from asyncrl.machine.child import start_child
 from asyncrl.machine.owner import Owner, owner_of
 from asyncrl.observe.sinks import metrics_file
-from benchmarks.studies import command
+from benchmarks.studies import command, process_rewards
 from benchmarks.studies.results import Results
 from benchmarks.studies.runner import Runner
 from benchmarks.studies.search import best_rate
@@ -175,6 +175,27 @@ def test_a_command_that_names_no_cell_is_refused(tmp_path: Path, folder: Path) -
     words = ["--only", "size=large", "colour=blue", "--results", str(tmp_path)]
     with pytest.raises(SystemExit, match="--only size=large colour=blue names no cell"):
         command.main(STUDY, words, folder, STAND_IN)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["size=small", "learner.steps=80"], "put KEY=VALUE before --only"),
+        (["method=pure", "from", "0"], "there are operations=2, .*'method=pure from 0'"),
+    ],
+)
+def test_a_word_behind_only_that_is_no_level_is_refused_with_what_to_write(words: list[str], message: str) -> None:
+    study = STUDY if words[0] == "size=small" else process_rewards.STUDY
+    with pytest.raises(SystemExit, match=f"names no level; {message}"):
+        command.main(study, ["--only", *words, "--plan"])
+
+
+def test_the_help_shows_the_levels_as_a_shell_reads_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(process_rewards.STUDY, ["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "'method=pure from 0', method=process_grpo" in told
+    assert "scorer=95%, scorer=70%" in told
 
 
 def test_a_report_before_any_run_has_ended_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
