@@ -74,7 +74,7 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
     for word in words:
         key = word.lstrip("+").partition("=")[0]
         try:
-            value = _parsed(word).value()
+            value = parsed(word).value()
             if key in GROUPS:
                 chosen[key] = files.choose(key, value)
             else:
@@ -116,8 +116,8 @@ def _overruled_engine(chosen: Mapping[str, str | None], content: DictConfig) -> 
     }
 
 
-def _parsed(word: str) -> Override:
-    """Raises ConfigError: the word is not of the form KEY=VALUE."""
+def parsed(word: str) -> Override:
+    """A word in Hydra's grammar. Raises ConfigError: it is not of the form KEY=VALUE."""
     if word.startswith("~"):
         raise ConfigError(f"{word}: a key cannot be removed; set it to another value")
     if "=" not in word or word.startswith("="):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,20 +12,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from asyncrl.demo.ladder.prepare import PreparedRung, prepare_rung
+from asyncrl.errors import ConfigError
 from benchmarks.studies import report
+from benchmarks.studies.changed import changed_settings, check
 from benchmarks.studies.figures import Row
-from benchmarks.studies.results import FOLDER, Results
+from benchmarks.studies.results import FOLDER, Results, ResultsError
 from benchmarks.studies.runner import TRAIN, Prepare, Runner
-from benchmarks.studies.search import best_rate
-from benchmarks.studies.study import LR, WARM_START, Levels, Run, Study
+from benchmarks.studies.search import all_failed, best_rate
+from benchmarks.studies.study import LR, RUNG, WARM_START, Levels, Run, Study
 from benchmarks.studies.summary import Cell, Spread, cell_of
 
 CACHE = Path(".cache/studies")
 RUNS = Path("runs/studies")
 IN_USE = "in-use"
+STOPPED = 130
+"""The exit status after Ctrl-C, which `asyncrl train` has too."""
 
 
 def prepared(run: Run) -> PreparedRung:
@@ -41,15 +44,22 @@ def main(
 ) -> None:
     """The entry of a study's file. `runs` gets the folders of runs, by study; `train` takes the words of a run."""
     options = _parser(study).parse_args(words)
-    only = _only(study, options.only)
-    changed = _changed(options.settings)
+    if not (cells := list(study.cells(_only(study, options.only)))):
+        sys.exit(
+            f"{study.name}: --only {' '.join(options.only)} names no cell, as the study leaves it out; name others"
+        )
     try:
+        changed = changed_settings(options.settings)
+        if changed:
+            check(study, cells, changed)
         results = Results(options.results / f"{study.name}.parquet", study.factors)
         if options.page is not None:
             report.parts_of(options.page, study)
-    except ValueError as error:
+        if not options.plan and not options.report:
+            results.require_writable()
+    except (ConfigError, ValueError) as error:
         sys.exit(f"{study.name}: {error}")
-    asked = _Asked(study, results, list(study.cells(only)), range(options.seeds), changed)
+    asked = _Asked(study, results, cells, range(options.seeds), changed)
     if options.plan:
         print(asked.plan(options.parallel))
         return
@@ -67,12 +77,16 @@ def main(
             options.keep,
             train,
         )
-        with alone(runs / study.name):
-            runner.run(asked.searches())
-            done = runner.run(asked.mains())
-        _say(f"{study.name}: {'all runs have ended' if done and asked.is_complete() else 'the same command goes on'}")
+        _run(study, asked, runner, runs / study.name)
+    for level in asked.without_rate():
+        _say(
+            f"{study.name}: every search of {level} failed, so it has no learning rate, and its other runs do not "
+            f"start; see their reasons in {results.path}, then use --retry-failed, or give {LR}=VALUE"
+        )
     if asked.curves():
         print(asked.write(options.page))
+    elif options.report:
+        _say(f"{study.name}: no run has ended yet")
 
 
 class _Asked:
@@ -90,9 +104,17 @@ class _Asked:
 
     def searches(self) -> list[Run]:
         """The runs that find the rates of the levels that the cells have; none where the command gives a rate."""
+        return [run for level in self._searched() for run in self._study.searches(level, self._changed)]
+
+    def without_rate(self) -> list[str]:
+        """The levels whose searches have all failed."""
+        found = {level: self._study.searches(level, self._changed) for level in self._searched()}
+        return [level for level, searches in found.items() if all_failed(searches, self._results)]
+
+    def _searched(self) -> list[str]:
+        """The levels of the cells whose learning rates are searched."""
         search = self._search
-        levels = list(dict.fromkeys(cell[search.factor] for cell in self._cells)) if search else []
-        return [run for level in levels for run in self._study.searches(level, self._changed)]
+        return list(dict.fromkeys(cell[search.factor] for cell in self._cells)) if search else []
 
     def mains(self) -> list[Run]:
         """The runs of all cells whose learning rate is known, seed by seed, so that a budget that ends too early leaves
@@ -102,10 +124,8 @@ class _Asked:
         return [self._study.run(cell, seed, rate, self._changed) for seed in self._seeds for cell, rate in known]
 
     def is_complete(self) -> bool:
-        mains = self.mains()
-        return len(mains) == len(self._cells) * len(self._seeds) and all(
-            self._results.rows(run.fingerprint) for run in mains
-        )
+        """Whether no run is left that can start."""
+        return all(self._rows(run) for run in (*self.searches(), *self.mains()))
 
     def plan(self, parallel: int) -> str:
         """How many runs there are and how long the missing ones take, if they take as long as those that ended."""
@@ -169,11 +189,27 @@ class _Asked:
         return found is not None, found
 
 
+def _run(study: Study, asked: _Asked, runner: Runner, folder: Path) -> None:
+    """Run what is asked for and say whether all of it has ended. Exits: Ctrl-C, or the results cannot be read."""
+    try:
+        with alone(folder):
+            runner.run(asked.searches())
+            done = runner.run(asked.mains())
+    except KeyboardInterrupt:
+        _say(f"{study.name}: stopped; the same command goes on")
+        sys.exit(STOPPED)
+    except ResultsError as error:
+        sys.exit(f"{study.name}: {error}")
+    _say(f"{study.name}: {'all runs have ended' if done and asked.is_complete() else 'the same command goes on'}")
+
+
 def _parser(study: Study) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.studies.{study.name}", description=study.question)
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of all runs that differ")
     parser.add_argument("--seeds", type=_count, default=3, help="how many seeds, from 0 (default: 3)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="FACTOR=LEVEL", help="only these levels of a factor")
+    levels = _levels(study).replace("%", "%%")
+    only = f"only these levels of a factor, behind all KEY=VALUE: {levels}"
+    parser.add_argument("--only", nargs="+", default=[], metavar="FACTOR=LEVEL", help=only)
     parser.add_argument("--parallel", type=_count, default=1, help="runs at a time (default: 1)")
     parser.add_argument(
         "--budget-s", type=float, default=float("inf"), help="seconds after which runs are stopped, to resume next time"
@@ -206,24 +242,22 @@ def _count(word: str) -> int:
     return count
 
 
+def _levels(study: Study) -> str:
+    """The words of all levels, as a shell reads them."""
+    return ", ".join(shlex.quote(f"{name}={each}") for name, levels in study.factors.items() for each in levels)
+
+
 def _only(study: Study, words: Sequence[str]) -> dict[str, set[str]]:
     """The levels that are named. Exits: there is no such factor or level."""
     only: dict[str, set[str]] = {}
     for word in words:
         factor, _, level = word.partition("=")
         if level not in study.factors.get(factor, {}):
-            known = ", ".join(f"{name}={each}" for name, levels in study.factors.items() for each in levels)
-            sys.exit(f"{study.name}: --only {word} names no level; there are {known}")
+            is_setting = "." in factor or factor in (RUNG, WARM_START)
+            fix = "put KEY=VALUE before --only" if is_setting else f"there are {_levels(study)}"
+            sys.exit(f"{study.name}: --only {word} names no level; {fix}")
         only.setdefault(factor, set()).add(level)
     return only
-
-
-def _changed(words: Sequence[str]) -> dict[str, Any]:
-    """Settings from KEY=VALUE, with values as YAML reads them. Exits: a word is none."""
-    pairs = [word.partition("=") for word in words]
-    if wrong := [key for key, sign, _ in pairs if not sign]:
-        sys.exit(f"{wrong[0]} is no setting: write KEY=VALUE")
-    return {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
 def _say(text: str) -> None:

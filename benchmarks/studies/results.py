@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,8 +31,15 @@ _FURTHER = ("token_lag_mean", "k3", "evicted", "filtered", "dropped", "dead", "r
 _OF_SCORERS = ("agreement", "hack_alarms")
 
 
+class ResultsError(ValueError):
+    """The file of results cannot be read or written; the message names it and says what to do."""
+
+
 class Results:
-    """The file of one study with so many factors. `path` need not exist yet. Raises ValueError: it cannot be read."""
+    """The file of one study with so many factors. `path` need not exist yet.
+
+    Raises ResultsError: it cannot be read, or has something else.
+    """
 
     def __init__(self, path: Path, factors: Iterable[str]) -> None:
         self.path = path
@@ -43,17 +51,42 @@ class Results:
         )
         self._rows = self._read()
 
+    def read_again(self) -> None:
+        """Take what other commands have added. Raises ResultsError as at first."""
+        self._rows = self._read()
+
     def _read(self) -> list[Row]:
         if not self.path.exists():
             return []
         try:
-            known = pq.read_table(self.path).to_pylist()
+            known = pq.read_table(self.path)
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(
+            raise ResultsError(
                 f"{self.path} cannot be read: {error}; restore it, or move it away to run everything again"
             ) from error
+        self._require_ours(known.schema)
         # A file of an earlier declaration may have other columns.
-        return [{name: row.get(name) for name in self._schema.names} for row in known]
+        return [{name: row.get(name) for name in self._schema.names} for row in known.to_pylist()]
+
+    def _require_ours(self, found: pa.Schema) -> None:
+        """Raises ResultsError: another program wrote the file."""
+        wrong, fix = f"{self.path} has no results of a study", "move it away, or name another folder of results"
+        if "fingerprint" not in found.names:
+            raise ResultsError(f"{wrong}: there is no column fingerprint; {fix}")
+        for column in self._schema:
+            if column.name in found.names and found.field(column.name).type != column.type:
+                kind = found.field(column.name).type
+                raise ResultsError(f"{wrong}: its column {column.name} is {kind}, not {column.type}; {fix}")
+
+    def require_writable(self) -> None:
+        """Make the folder of the file. Raises ResultsError: no file can be written there."""
+        folder = self.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as tried:
+                tried.write(b"tried")
+        except OSError as error:
+            raise ResultsError(f"the results cannot be written to {folder}: {error.strerror or error}") from error
 
     def rows(self, fingerprint: str) -> list[Row]:
         """The rows of a run by rising step; none if it has not ended yet."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,8 @@ TRAIN = (sys.executable, "-m", "asyncrl", "train")
 POLL_S = 0.2
 STOP_S = 60.0
 """A stopped run that has not ended so long after a SIGTERM is killed; a clean stop writes a checkpoint."""
+CUT_SHORT = (130, -signal.SIGINT, -signal.SIGTERM)
+"""Exit statuses of a run that somebody stopped: `asyncrl train` has 130 then, unless it was stopped as it began."""
 LAST_WORDS = 300
 """Characters of the console that are kept of a run that failed."""
 THREADS: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -73,8 +76,8 @@ class Runner:
         """Run them in their order; returns whether all of them have ended. Ctrl-C stops them cleanly."""
         missing = [run for run in runs if not self._has_ended(run)]
         with ThreadPoolExecutor(self._parallel) as pool:
-            started = [pool.submit(self._run, run) for run in missing]
             try:
+                started = [pool.submit(self._run, run) for run in missing]
                 return all([future.result() for future in started])  # noqa: C419 - all of them, whatever came of one
             except BaseException:
                 # Also of Ctrl-C. Otherwise leaving the pool would wait for the others to end by themselves.
@@ -88,6 +91,10 @@ class Runner:
     def _run(self, run: Run) -> bool:
         if self._is_over():
             return False
+        with self._writing:  # Another command may have run it since.
+            self._results.read_again()
+            if self._has_ended(run):
+                return True
         with self._preparing:  # One at a time: torch has one random generator.
             prepared = self._prepare(run)
         ending = self._ending(run, self._words(run, prepared))
@@ -136,6 +143,8 @@ class Runner:
                 _end(process)
                 return Ending(1, f"it took longer than {self._limit_s:g} s", time.monotonic() - began, None)
             self._stop.wait(POLL_S)
+        if process.returncode in CUT_SHORT:
+            return None
         written = console.read_text(errors="replace")
         if process.returncode == 0:
             console.unlink()

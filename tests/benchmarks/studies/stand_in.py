@@ -1,12 +1,14 @@
 """A stand-in for `asyncrl train`: `python -m tests.benchmarks.studies.stand_in KEY=VALUE ...`.
 
 It appends a line to `starts` beside the run's folder, then acts by the learning rate: at 1 it fails, at 2 it trains two
-of its four steps and waits to be stopped, but does the rest when it is started again; otherwise it does all.
+of its four steps and waits to be stopped, but does the rest when it is started again; at 3 and 4 it is as if somebody
+had stopped it in its place, with an exit status or by the signal; otherwise it does all.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from itertools import count
@@ -15,7 +17,7 @@ from pathlib import Path
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import JsonLines, metrics_file
 
-FAILS, WAITS = 1.0, 2.0
+FAILS, WAITS, STOPPED, KILLED = 1.0, 2.0, 3.0, 4.0
 STEPS = 4
 
 
@@ -48,9 +50,13 @@ def main() -> None:
     if lr == FAILS:
         sys.exit("the loss is not finite")
     trained = len(read_lines(metrics_file(folder, "learner")))
-    if lr == WAITS and not trained:
+    if lr in (WAITS, STOPPED, KILLED) and not trained:
         train(folder, 0, STEPS // 2)
-        signal.sigwait({signal.SIGTERM})
+        if lr == KILLED:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        if lr == WAITS:
+            signal.sigwait({signal.SIGTERM})
         sys.exit(130)
     train(folder, trained, STEPS)
     (folder / "summary.json").write_text(json.dumps({"trajectories": {"trained": 8 * STEPS, "evicted": 5}}))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,12 +18,12 @@ from asyncrl.launch.ownership import exclusively
 from asyncrl.machine.child import start_child
 from asyncrl.machine.owner import Owner, owner_of
 from asyncrl.observe.sinks import metrics_file
-from benchmarks.studies import command
+from benchmarks.studies import command, process_rewards
 from benchmarks.studies.results import Results
 from benchmarks.studies.runner import Runner
 from benchmarks.studies.search import best_rate
-from benchmarks.studies.study import Run
-from tests.benchmarks.studies.stand_in import FAILS, WAITS
+from benchmarks.studies.study import LR, Run, Search
+from tests.benchmarks.studies.stand_in import FAILS, KILLED, STOPPED, WAITS
 from tests.benchmarks.studies.support import STUDY
 
 pytestmark = pytest.mark.slow
@@ -95,6 +98,21 @@ def test_a_run_that_was_cut_short_is_in_no_file_and_goes_on_where_it_was(
     assert [row["step"] for row in results(tmp_path).rows(run.fingerprint)] == [2, 4]
 
 
+@pytest.mark.parametrize("lr", [STOPPED, KILLED])
+def test_a_run_that_somebody_else_stops_was_cut_short_and_has_not_failed(
+    lr: float, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call() -> str:
+        given = [f"learner.lr={lr}", "--results", str(tmp_path), "--seeds", "1", "--only", "size=small", "colour=red"]
+        command.main(STUDY, given, folder, STAND_IN, lambda _: PreparedRung(*[tmp_path] * 3))
+        return capsys.readouterr().err
+
+    assert call().splitlines()[-1] == "toy: the same command goes on"
+    assert results(tmp_path).rows(run_at(lr).fingerprint) == []
+    assert "all runs have ended" in call()
+    assert [row["status"] for row in results(tmp_path).rows(run_at(lr).fingerprint)] == ["done"] * 2
+
+
 def test_a_run_that_a_killed_command_has_left_behind_ends_before_it_goes_on(
     runner: Callable[..., Runner], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +144,15 @@ def test_two_commands_that_write_one_file_keep_the_runs_of_each_other(
     assert all(results(tmp_path).rows(run.fingerprint) for run in runs)
 
 
+def test_a_run_that_another_command_has_ended_meanwhile_does_not_start(
+    runner: Callable[..., Runner], folder: Path
+) -> None:
+    first, second, run = runner(), runner(), run_at(DONE_LR)
+    assert first.run([run])
+    assert second.run([run]), "its results were read before"
+    assert starts(folder) == [run.name]
+
+
 def test_the_command_refuses_at_the_door_what_would_cost_hours_of_runs(tmp_path: Path, folder: Path) -> None:
     def refused(*words: str) -> str:
         with pytest.raises(SystemExit) as ended:
@@ -142,6 +169,59 @@ def test_the_command_refuses_at_the_door_what_would_cost_hours_of_runs(tmp_path:
     assert "restore it, or move it away" in refused("--report")
     for option in ("--seeds", "--parallel"):
         assert refused(option, "0") == "2"
+
+
+def test_a_command_that_names_no_cell_is_refused(tmp_path: Path, folder: Path) -> None:
+    words = ["--only", "size=large", "colour=blue", "--results", str(tmp_path)]
+    with pytest.raises(SystemExit, match="--only size=large colour=blue names no cell"):
+        command.main(STUDY, words, folder, STAND_IN)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["size=small", "learner.steps=80"], "put KEY=VALUE before --only"),
+        (["method=pure", "from", "0"], "there are operations=2, .*'method=pure from 0'"),
+    ],
+)
+def test_a_word_behind_only_that_is_no_level_is_refused_with_what_to_write(words: list[str], message: str) -> None:
+    study = STUDY if words[0] == "size=small" else process_rewards.STUDY
+    with pytest.raises(SystemExit, match=f"names no level; {message}"):
+        command.main(study, ["--only", *words, "--plan"])
+
+
+def test_the_help_shows_the_levels_as_a_shell_reads_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(process_rewards.STUDY, ["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "'method=pure from 0', method=process_grpo" in told
+    assert "scorer=95%, scorer=70%" in told
+
+
+def test_a_report_before_any_run_has_ended_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command.main(STUDY, ["--report", "--results", str(tmp_path)])
+    assert capsys.readouterr().err == "toy: no run has ended yet\n"
+
+
+def test_ctrl_c_stops_the_runs_and_says_that_the_same_command_goes_on(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare(_: Run) -> PreparedRung:
+        os.kill(os.getpid(), signal.SIGINT)
+        return PreparedRung(*[tmp_path] * 3)
+
+    with pytest.raises(SystemExit) as ended:
+        command.main(STUDY, [f"{LR}={WAITS}", "--results", str(tmp_path)], folder, STAND_IN, prepare)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "toy: stopped; the same command goes on"
+
+
+def test_a_folder_that_takes_no_results_is_refused_before_the_first_run(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "file", Path("/proc/results")):
+        with pytest.raises(SystemExit, match=f"cannot be written to {wrong}: "):
+            command.main(STUDY, ["--results", str(wrong)], folder, STAND_IN)
+    assert not folder.exists()
 
 
 def test_a_run_that_failed_is_in_the_file_with_the_reason_and_runs_again_only_if_asked(
@@ -174,6 +254,20 @@ def test_the_best_of_the_searched_rates_is_chosen_once_all_have_ended(
     assert best_rate(searches, results(tmp_path)) is None
     assert runner().run(searches[2:])
     assert best_rate(searches, results(tmp_path)) == DONE_LR, "the lowest among equals"
+
+
+def test_no_rate_is_chosen_where_every_search_has_failed_and_the_command_says_so(
+    runner: Callable[..., Runner], tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searches = [STUDY.run(CELL, seed, FAILS, {}) for seed in (0, 1)]
+    assert runner().run(searches)
+    assert best_rate(searches, results(tmp_path)) is None
+    study = dataclasses.replace(STUDY, search=Search("colour", rates=(FAILS,), at={"size": "small"}))
+    for words in ([], ["--report"]):
+        given = [*words, "--results", str(tmp_path), "--seeds", "1", "--only", "colour=red"]
+        command.main(study, given, folder, STAND_IN, lambda _: PreparedRung(*[tmp_path] * 3))
+        assert "every search of red failed, so it has no learning rate" in capsys.readouterr().err
+    assert len(starts(folder / "toy")) == 1, "no run of a cell starts"
 
 
 def test_the_command_searches_then_runs_every_cell_and_goes_on_where_it_was(

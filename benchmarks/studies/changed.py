@@ -1,0 +1,56 @@
+"""KEY=VALUE of a study's command: settings of all its runs that differ from those of its declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from asyncrl.config.compose import parsed, read
+from asyncrl.demo.ladder.tasks import RUNGS
+from asyncrl.errors import ConfigError
+from benchmarks.studies.study import RUNG, WARM_START, Levels, Settings, Study, overrides
+
+OWNED: Mapping[str, str] = {
+    "run": "the study's command names the folder of each run; --keep keeps it",
+    "model": "the study makes the policy of each seed",
+    "data": "the study makes the tasks of each seed",
+}
+"""Sections of the configuration that are the runner's, and why."""
+GIVEN = ("run.name=run", "model.path=policy", "data.train=tasks", "data.eval=tasks")
+"""What the runner adds, for the check of a configuration."""
+
+
+def changed_settings(words: Sequence[str]) -> dict[str, Any]:
+    """The settings, with values as `asyncrl train` reads them. Raises ConfigError: a word is none, or has a key or a
+    value that no run can have."""
+    changed = {}
+    for word in words:
+        override = parsed(word)
+        changed[override.key_or_group] = value = override.value()
+        if reason := _refusal(override.key_or_group, value):
+            raise ConfigError(f"{word}: {reason}")
+    return changed
+
+
+def _refusal(key: str, value: Any) -> str | None:
+    if key == RUNG and value not in list(RUNGS):
+        return f"there is no such rung; there are {', '.join(RUNGS)}"
+    if key == WARM_START and (type(value) is not int or value < 0):
+        return "it must be a number of updates"
+    return OWNED.get(key.partition(".")[0])
+
+
+def check(study: Study, cells: Iterable[Levels], changed: Settings) -> None:
+    """Raises ConfigError: `asyncrl train` would refuse a level's run with these settings."""
+    for cell in _of_each_level(cells):
+        run = study.run(cell, 0, None, changed)
+        read([*GIVEN, *overrides(run.settings, run.rung, "policy")], names_missing_data=False)
+
+
+def _of_each_level(cells: Iterable[Levels]) -> Iterator[Levels]:
+    """Few cells that have every level."""
+    seen: set[tuple[str, str]] = set()
+    for cell in cells:
+        if not seen.issuperset(cell.items()):
+            seen.update(cell.items())
+            yield cell
