@@ -26,7 +26,10 @@ pytestmark = pytest.mark.slow
         (["train", "alg"], ["algorithm=", "algorithm."]),
         (["train", "x=1", "learner.max"], ["learner.max_grad_norm="]),
         (["train", "+scoring.shaping.clip"], ["scoring.shaping.clip_eta="]),
-        (["train", "algorithm=d"], ["algorithm=dapo ", "algorithm=decoupled_ppo ", "algorithm=dr_grpo "]),
+        (
+            ["train", "algorithm=d"],
+            ["algorithm=dapo ", "algorithm=decoupled_ppo ", "algorithm=dppo ", "algorithm=dr_grpo "],
+        ),
         (["train", "replay.sampler.kind=f"], ["replay.sampler.kind=fifo ", "replay.sampler.kind=freshest "]),
         (["train", "engine.launch=t"], ["engine.launch=true "]),
         (["train", "data.train="], []),
