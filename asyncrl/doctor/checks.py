@@ -132,9 +132,9 @@ def compiler(facts: HostFacts) -> Iterator[Diagnosis]:
     here = facts.accelerators
     if not here.torch_gpus:
         yield Diagnosis("compiler", Severity.OK, "not needed without a GPU")
-    elif here.uncompiled:
+    elif here.missing_to_compile:
         mend = "install them (`apt install gcc python3-dev` on Debian and Ubuntu), or set model.compile=false"
-        text = f"there is no {' and no '.join(here.uncompiled)}, which the learner needs to compile its layers"
+        text = f"there is no {' and no '.join(here.missing_to_compile)}, which the learner needs to compile its layers"
         yield Diagnosis("compiler", Severity.PROBLEM, text, mend)
     else:
         yield Diagnosis("compiler", Severity.OK, "a C compiler and Python's headers are there")

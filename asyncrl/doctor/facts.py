@@ -12,8 +12,8 @@ from asyncrl.machine.gpus import GpuFact
 class AcceleratorFacts:
     """`devices` are the NVIDIA GPUs on the PCI bus. The driver shows `gpus`, or fails with `driver_error`. torch uses
     `torch_gpus` of them, was built for CUDA `torch_cuda` (empty: for none), and has NCCL `nccl` (empty: none).
-    `visible` is CUDA_VISIBLE_DEVICES, None where it is not set. `has_infiniband`: there is an RDMA device. `uncompiled`
-    has what compiling a layer would need and this host lacks."""
+    `visible` is CUDA_VISIBLE_DEVICES, None where it is not set. `has_infiniband`: there is an RDMA device.
+    `missing_to_compile` has what compiling a layer would need and this host lacks."""
 
     devices: int = 0
     gpus: Sequence[GpuFact] = ()
@@ -25,7 +25,7 @@ class AcceleratorFacts:
     nccl: str = ""
     visible: str | None = None
     has_infiniband: bool = False
-    uncompiled: Sequence[str] = ()
+    missing_to_compile: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

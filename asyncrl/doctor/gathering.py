@@ -80,7 +80,7 @@ def _accelerators() -> AcceleratorFacts:
         nccl=nccl,
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         has_infiniband=RDMA.is_dir() and any(RDMA.iterdir()),
-        uncompiled=list(missing_to_compile(os.environ, Path(sysconfig.get_path("include")))),
+        missing_to_compile=list(missing_to_compile(os.environ, Path(sysconfig.get_path("include")))),
     )
 
 

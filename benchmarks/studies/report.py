@@ -221,7 +221,7 @@ def _told(figure: Callable[[Cell], str], seeds: int, cell: Cell) -> str:
 
 
 def _to_target(spread: Spread | None) -> str:
-    """ "never" stands for seeds that did not reach it, also where half of them did not."""
+    """The word never stands for seeds that did not reach it, also where half of them did not."""
     return _shown(spread, "{:,.0f}").replace("inf", "never")
 
 

@@ -86,7 +86,9 @@ class Results:
             with tempfile.TemporaryFile(dir=folder) as tried:
                 tried.write(b"tried")
         except OSError as error:
-            raise ResultsError(f"the results cannot be written to {folder}: {error.strerror or error}") from error
+            raise ResultsError(
+                f"the results cannot be written to {folder}: {error.strerror or error}; name another folder"
+            ) from error
 
     def rows(self, fingerprint: str) -> list[Row]:
         """The rows of a run by rising step; none if it has not ended yet."""
