@@ -26,8 +26,9 @@ from tests.actor.engine.support import parameters, plain_logprobs
 from tests.sglang.support import RealServer
 
 SESSIONS, TOKENS = 8, 40
-AGREEMENT = {"float32": 0.999, "bfloat16": 0.9}
-"""Share of (token, layer) at which SGLang chooses as transformers does in float32."""
+AGREEMENT = {"float32": 0.999, "bfloat16": 0.85}
+"""Share of (token, layer) at which SGLang chooses as transformers does in float32. In bfloat16 close choices tip over:
+the tokens are sampled anew in each run, and the share was 0.90 to 0.91 in five runs on two machines."""
 
 
 def own_experts(model: Any, shape: RoutingShape, tokens: np.ndarray) -> np.ndarray:
