@@ -412,6 +412,11 @@ def test_a_job_whose_time_ends_saves_is_requeued_and_goes_on(launcher: str, stub
             {},
             "asyncrl: cluster.launcher=hosts: this script starts the roles as steps of a job",
         ),
+        (
+            ["--dry-run", "model.path=m", "data.train=d", "algorithm.advantage=grop"],
+            {},
+            "asyncrl: algorithm.advantage=grop: ",
+        ),
         (["--dry-run"], {"ASYNCRL_PYTHON": "false"}, "asyncrl: false has no asyncrl with its packages; activate"),
         (["--dry-run"], {"ASYNCRL_PYTHON": "/none"}, "asyncrl: /none has no asyncrl with its packages; activate"),
     ],

@@ -28,6 +28,7 @@ from asyncrl.errors import ConfigError, StoppedError, UnavailableError
 from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.placement.table import placement_table, terminal_width
+from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.epochs import count_steps
 from asyncrl.launch.preflight.settled import check_plan
 from asyncrl.launch.slurm.chain import DRY_RUN, ChainLink
@@ -97,6 +98,7 @@ class Job:
     def run(self, config: TrainConfig) -> None:
         """Train, and requeue the job if its time ended before the run did. Exits with status 130 if it was stopped."""
         check_launcher(config)
+        check_algorithm(config)
         forget_options_of_job()
         config, link = of_task(config, os.environ), self._link
         run_dir = locations.run_dir(config.run)
@@ -158,6 +160,7 @@ def show(config: TrainConfig) -> None:
     """Print where each role would be, and every command. Starts nothing. Outside of a job it shows the nodes that
     `cluster.pools` asks for."""
     check_launcher(config)
+    check_algorithm(config)
     config = of_task(config, os.environ)
     job = this_job() if JOB_VARIABLE in os.environ else assumed_job(len(_pool_nodes(config)))
     launcher = SlurmLauncher(config, job, _assumed_reports(config, job))
