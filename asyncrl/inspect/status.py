@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.locations import PROCESSES_FILE, SUMMARY_FILE
+from asyncrl.config.locations import PROCESSES_FILE, SUMMARY_FILE, steps_in_newest_checkpoint
 from asyncrl.ids import opening_order
 from asyncrl.inspect.run import LiveReplay
 from asyncrl.machine.owner import owner_of
 from asyncrl.observe.progress import RunProgress
-from asyncrl.replay.counters import counters
+from asyncrl.replay.counters import counters, unreported
 from asyncrl.replay.planning import recorded_plan
 from asyncrl.replay.records import (
     ENDS,
@@ -62,13 +62,18 @@ class StoreSummary:
     learner_step: int = 0
 
 
-def summarise(tx: Transaction) -> StoreSummary:
-    """One shard's store."""
+def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
+    """One shard's store. What a checkpoint of `kept_steps` covers is trained, although the replay has not heard of
+    it."""
     version, steps = tx.counter("version"), tx.count("plans")
     states, groups = _open_groups(tx)
+    kept = unreported(tx, kept_steps)
     at_work = [(name, ticket.worker) for name, ticket in TicketRecord.all(tx) if ticket.worker]
+    states |= {state.value: tx.counter(state) for state in ENDS}
+    states[TrajectoryState.PLANNED] -= kept["trained"]
+    states[TrajectoryState.TRAINED] += kept["trained"]
     counts: dict[str, Counter[Any]] = {
-        "states": Counter({**states, **{state.value: tx.counter(state) for state in ENDS}}),
+        "states": Counter(states),
         "ready_groups": Counter(version - ready.oldest for _, ready in tx.items("ready", ReadyGroup)),
         "planned_trajectories": _planned_lags(tx),
         "actors": Counter(tx.holders("held")),
@@ -79,6 +84,7 @@ def summarise(tx: Transaction) -> StoreSummary:
         "groups": groups,
     }
     totals = {**counters(tx), "live_bytes": tx.live_bytes()}
+    totals |= {name: totals[name] + count for name, count in kept.items()}
     return StoreSummary(totals, counts, steps, _oldest(at_work), tx.counter("learner_step"))
 
 
@@ -150,7 +156,9 @@ class StatusSample:
 def sample(stored: StoredRun, live: LiveReplay, at: float) -> StatusSample:
     """All shards, now."""
     answers, problem = live.statuses()
-    shards = stored.each(summarise)
+    # A run at work reports its checkpoints itself.
+    kept_steps = 0 if any(answers) else steps_in_newest_checkpoint(stored.folder.parent)
+    shards = stored.each(summarise, kept_steps)
     return StatusSample(at, join(shards), shards, answers, problem)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from asyncrl.config.schema.scoring import GROUP_KIND
 from asyncrl.errors import StoreError
 from asyncrl.ids import is_evaluation
+from asyncrl.replay.planning import recorded_plan
 from asyncrl.replay.records import LIVE, GroupRecord, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.transaction import Transaction
@@ -47,6 +48,20 @@ def _other_members(tx: Transaction) -> int:
     """The members of the groups that wait to be scored whole, without one for each group."""
     groups = [GroupRecord.load(tx, name) for name in tx.queue("waiting", str, GROUP_KIND)]
     return sum(len(group.attempts) - 1 for group in groups if group is not None)
+
+
+def unreported(tx: Transaction, steps: int) -> dict[str, int]:
+    """By how much `trained` and `tokens_trained` grow once the replay hears that a checkpoint covers the first `steps`
+    steps. A learner that stops saves its steps, and reports them at its next start."""
+    planned = range(tx.counter("released_steps"), min(steps, tx.count("plans")))
+    plans = [recorded_plan(tx, step) for step in planned]
+    covered = Counter(name for plan in plans if not plan.skipped for name in plan.ids)
+    trained = tokens = 0
+    for name, times in covered.items():
+        record = TrajectoryRecord.of(tx, name)
+        if record.trained + times >= record.plans and GroupRecord.load(tx, record.group) is None:
+            trained, tokens = trained + 1, tokens + record.sampled
+    return {"trained": trained, "tokens_trained": tokens}
 
 
 def audit(tx: Transaction, uses: int) -> dict[str, Any]:

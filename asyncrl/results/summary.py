@@ -25,10 +25,9 @@ from asyncrl.observe.lines import decoded, each_line, finite, measured, parsed, 
 from asyncrl.observe.shares import rows_of, totals, waited_for
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.observe.warnings import WINDOW, failure_warning, learning_warnings
-from asyncrl.replay.planning import recorded_plan
+from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ENDS, TrajectoryState
 from asyncrl.replay.stored import StoredRun
-from asyncrl.replay.transaction import Transaction
 from asyncrl.text import json_text
 
 log = logging.getLogger(__name__)
@@ -157,11 +156,11 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
     try:
         with closing(StoredRun(run_dir / "replay")) as stored:
             counts, letters = stored.counters(), [dead for _, dead in stored.dead_letters()]
-            kept = sum(stored.each(partial(_kept_but_unreported, steps=steps_in_newest_checkpoint(run_dir))))
+            kept = stored.each(partial(unreported, steps=steps_in_newest_checkpoint(run_dir)))
     except StoreError as error:
         warnings.append(f"the store tells nothing: {error}")
     else:
-        trajectories = _by_end(counts, kept)
+        trajectories = _by_end(counts, sum(each["trained"] for each in kept))
         failures = {"episodes": counts["failures"], "scorings": counts["scoring_failures"]}
         reasons = _frequent(letter.reason for letter in letters)
         newest = _first_line(max(letters, key=lambda letter: letter.order).reason) if letters else ""
@@ -186,13 +185,6 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
         files=_files(run_dir, result == "done"),
         next=_next(run_dir, result == "done", bool(reasons), resume),
     )
-
-
-def _kept_but_unreported(tx: Transaction, steps: int) -> int:
-    """How many trajectories the newest checkpoint has trained of which the replay will hear when the run resumes: a
-    learner that stops saves its steps, and reports them at its next start."""
-    plans = (recorded_plan(tx, step) for step in range(tx.counter("released_steps"), min(steps, tx.count("plans"))))
-    return len({name for plan in plans if not plan.skipped for name in plan.ids})
 
 
 def _by_end(counts: Mapping[str, int], kept: int) -> dict[str, int]:

@@ -13,9 +13,13 @@ from tests.inspect.support import make_episode, make_run, run_episodes
 from tests.replay.support import Core
 
 
-def summary(core: Core) -> StoreSummary:
+def summary(core: Core, kept_steps: int = 0) -> StoreSummary:
     with core.store.transaction(write=False) as tx:
-        return summarise(tx)
+        return summarise(tx, kept_steps)
+
+
+def trained(store: StoreSummary) -> tuple[int, int, Counter[str]]:
+    return store.counters["trained"], store.counters["tokens_trained"], +store.counts["states"]
 
 
 def states_by_reading_everything(core: Core) -> Counter[str]:
@@ -47,8 +51,13 @@ def test_states_are_those_of_all_facts_at_every_point_of_a_run(tmp_path: Path) -
         core.publish(planned + turn // 6)
         check()
         if turn % 3 == 2:
+            foretold = trained(summary(core, planned - 1))
             core.checkpointed(planned - 1)
             check()
+            assert trained(summary(core)) == foretold, (
+                "what a checkpoint covers is trained before the replay hears of it"
+            )
+            assert trained(summary(core, planned - 1)) == foretold, "and is not counted twice"
     assert {"waiting", "leased", "labelled", "planned", "trained", "evicted"} <= seen
 
 
