@@ -25,6 +25,7 @@ STUDY = Study(
         "method": WATCHED,
     },
     panels="scorer",
+    compared=("agreement, change", "last accuracy"),
     settings={RUNG: f"brackets-{OPERATIONS[-1]}", "replay.max_lag": 2, "scoring.guards.window_s": 60.0},
     baseline={"method": "outcome"},
     shown=("last accuracy", "gain", "reward, change", "agreement, change", "hack alarms"),

@@ -8,15 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING
 
+from benchmarks.studies import pictures
 from benchmarks.studies.figures import Row
 from benchmarks.studies.study import Study
 from benchmarks.studies.summary import Cell, Spread
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 PAGE = Path(__file__).parents[2] / "docs" / "studies.md"
 BESIDE = "studies"
@@ -46,9 +42,6 @@ FIGURES: Mapping[str, Callable[[Cell], str]] = {
     "hack alarms": lambda cell: _shown(cell.hack_alarms, "{:.0f}"),
 }
 """What is said of a cell, by its name."""
-
-Curves = Mapping[tuple[str, ...], Sequence[Sequence[Row]]]
-"""The rows of each run of a cell, by the names of the cell's levels."""
 
 
 def marker(study: str) -> str:
@@ -103,22 +96,24 @@ def conditions(study: Study, rows: Sequence[Row]) -> str:
 
 
 def failures(cells: Sequence[Cell]) -> str:
-    """Why runs failed, a line a cell; empty if none did."""
-    named = [(", ".join(cell.levels.values()), reason) for cell in cells for reason in cell.reasons]
-    return "\n".join(f"* {levels}: {' '.join(reason.split())}" for levels, reason in named)
+    """Why runs failed, a line a cell; empty if none did. Of a reason with the end of a log only its first and its last
+    line are told."""
+    named = [(", ".join(cell.levels.values()), reason.splitlines()) for cell in cells for reason in cell.reasons]
+    return "\n".join(f"* {levels}: {' '.join(dict.fromkeys([*lines[:1], *lines[-1:]]))}" for levels, lines in named)
 
 
-def write_page(page: Path, study: Study, about: str, cells: Sequence[Cell], curves: Curves) -> None:
+def write_page(page: Path, study: Study, about: str, cells: Sequence[Cell], curves: pictures.Curves) -> None:
     """Write the study's section of the page, which begins with `about`, and beside the page a picture and all figures.
 
     Raises ValueError: see `write_section`.
     """
     picture, further = (f"{BESIDE}/{study.name}.{suffix}" for suffix in ("png", "md"))
-    shown = f"![accuracy over {study.over}]({picture})\n\nThick lines are means of the seeds, thin ones single seeds."
+    parts_of(page, study)  # Before anything is written.
+    drawn = pictures.draw(study, cells, curves, page.parent / picture)
+    shown = f"![{pictures.title(study)}]({picture})\n\n{drawn}"
     link = f"All figures of each combination are in [{further}]({further})."
     parts = [about, shown, overview(study, cells), link, failures(cells)]
     write_section(page, study, "\n\n".join(filter(None, parts)))
-    draw(study, curves, page.parent / picture)
     title = f"# All figures of the study `{study.name}`\n{study.question} [{page.name}](../{page.name}) says more."
     (page.parent / further).write_text("\n\n".join([title, about, table(study, cells)]) + "\n")
 
@@ -141,64 +136,6 @@ def parts_of(page: Path, study: Study) -> tuple[str, str]:
     if not (begin and end) or MARKER in section:
         raise ValueError(f"{page} has no place for the study {study.name}: write {marker(study.name)} and {END}")
     return head + begin, end + tail
-
-
-def draw(study: Study, curves: Curves, picture: Path) -> None:
-    """Accuracy over what the study names as a PNG: a panel for each level of `study.panels`, a line for each cell in
-    it, and thin lines for its seeds."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.lines import Line2D
-
-    place = list(study.factors).index(study.panels)
-    panels = sorted({key[place] for key in curves}, key=list(study.factors[study.panels]).index)
-    width = min(4, len(panels))
-    height = -(-len(panels) // width)
-    shown = dict.fromkeys(key[:place] + key[place + 1 :] for key in curves)
-    # The legend stands beside the panels, and may be higher than they are.
-    size = (4 * width, max(3 * height, 0.25 * len(shown) + 1))
-    figure, grid = plt.subplots(
-        height, width, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
-    )
-    colours = {key: plt.get_cmap("turbo")((index + 0.5) / len(shown)) for index, key in enumerate(shown)}
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        for key, runs in curves.items():
-            if key[place] == panel:
-                _draw_cell(axes, study.over, runs, colours[key[:place] + key[place + 1 :]])
-        axes.set(title=f"{study.panels} {panel}", ylim=(0, 1.02))
-        axes.grid(alpha=0.3)
-    for axes in list(grid.flat)[len(panels) - width : len(panels)]:
-        axes.tick_params(labelbottom=True)  # Also where the row below ends before it.
-    for axes in list(grid.flat)[len(panels) :]:
-        axes.set_visible(False)
-    lines = [Line2D([], [], color=colour, label=", ".join(key)) for key, colour in colours.items()]
-    title = ", ".join(factor for factor in study.factors if factor != study.panels)
-    figure.legend(handles=lines, title=title, loc="outside right upper")
-    figure.supxlabel({"samples": "trained trajectories", "seconds": "seconds of steps"}[study.over])
-    figure.supylabel("held-out accuracy, greedy")
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=80)
-    plt.close(figure)
-
-
-def _draw_cell(axes: Axes, over: str, runs: Sequence[Sequence[Row]], colour: object) -> None:
-    """The seeds' curves, and the means of their points after the steps at which all of them have an evaluation."""
-    known = [
-        {row["step"]: (row[over], row["accuracy"]) for row in rows if None not in (row[over], row["accuracy"])}
-        for rows in runs
-    ]
-    for curve in known:
-        axes.plot(*_columns(curve.values()), color=colour, alpha=0.3, linewidth=0.8)
-    shared = sorted(set.intersection(*map(set, known))) if known else []
-    means = [[fmean(each) for each in _columns(curve[step] for curve in known)] for step in shared]
-    axes.plot(*_columns(means), color=colour)
-
-
-def _columns(points: Iterable[Sequence[float]]) -> tuple[list[float], list[float]]:
-    pairs = list(points)
-    return [each for each, _ in pairs], [each for _, each in pairs]
 
 
 def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -121,8 +121,9 @@ class Run:
 class Study:
     """`factors` has the settings of each level by its name. `target` is the accuracy whose price in samples is asked
     for. `skipped` are parts of cells that make no sense. `panels` is the factor of which the picture has a panel for
-    each level, with accuracy over samples or seconds, as `over` says; the other factors have the lines. `baseline` are
-    levels, with which each cell is compared seed by seed, or none. `shown` are the figures of the page's tables, of
+    each level, with accuracy over samples or seconds, as `over` says, or with the second of the figures that are
+    `compared` against the first; the other factors have the colours. `baseline` are levels, with which each cell is
+    compared seed by seed, or none. `shown` are the figures of the page's tables, of
     which the first factor's levels are the columns: keys of `report.FIGURES`.
 
     Raises ValueError: what is declared contradicts itself.
@@ -137,6 +138,7 @@ class Study:
     search: Search | None = None
     skipped: Sequence[Levels] = ()
     over: Literal["samples", "seconds"] = "samples"
+    compared: tuple[str, str] | None = None
     baseline: Levels = field(default_factory=dict)
     shown: Sequence[str] = ("best accuracy", "gain", "samples to target")
 

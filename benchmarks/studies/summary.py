@@ -1,8 +1,8 @@
 """Cells from rows: what the seeds of each combination of levels came to, and how far they are apart.
 
 A run that failed or collapsed counts in its cell. To one that never reached the target it is infinitely far. One that
-failed has no seconds of all steps, since it did not make all. The spread of a figure is its least and its greatest
-value over the seeds that have it.
+failed did not make all steps: it has no best and no last accuracy, no gain and no seconds of all steps. The spread of a
+figure is its least and its greatest value over the seeds that have it.
 """
 
 from __future__ import annotations
@@ -75,18 +75,19 @@ def cell_of(
     """The cell of runs, each given by its rows by rising step. `baseline` are those of the cell it is compared with."""
     reached = [first_at(rows, target) or {"samples": math.inf, "seconds": math.inf} for rows in runs]
     lasts = [rows[-1] for rows in runs]
+    whole = [rows for rows in runs if rows[-1]["status"] != FAILED]
     return Cell(
         levels=levels,
         lr=lr,
         seeds=len(runs),
         failed=sum(row["status"] == FAILED for row in lasts),
-        collapsed=sum(collapsed([row["accuracy"] for row in rows]) for rows in runs if rows[-1]["status"] != FAILED),
+        collapsed=sum(collapsed([row["accuracy"] for row in rows]) for rows in whole),
         reasons=sorted({row["reason"] for row in lasts if row["status"] == FAILED}),
         samples_to_target=Spread.of(row["samples"] for row in reached),
         seconds_to_target=Spread.of(row["seconds"] for row in reached),
-        step_seconds=Spread.of(row["seconds"] for row in lasts if row["status"] != FAILED),
-        best=Spread.of(max(_known(rows, "accuracy"), default=None) for rows in runs),
-        last=Spread.of(row["accuracy"] for row in lasts),
+        step_seconds=Spread.of(rows[-1]["seconds"] for rows in whole),
+        best=Spread.of(max(_known(rows, "accuracy"), default=None) for rows in whole),
+        last=Spread.of(rows[-1]["accuracy"] for rows in whole),
         gain=Spread.of(_gains(runs, baseline)),
         lag_mean=Spread.of(_mean(rows, "lag_mean") for rows in runs),
         lag_max=Spread.of(max(_known(rows, "lag_max"), default=None) for rows in runs),

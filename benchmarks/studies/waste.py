@@ -32,6 +32,7 @@ STUDY = Study(
         "admission": ADMISSIONS,
     },
     panels="actors",
+    compared=("learner idle", "evicted"),
     settings={"actor.tools": ["asyncrl.demo.ladder.tools.SlowLadderCalculator"]},
     baseline={"admission": "all"},
     shown=("evicted", "learner idle", "lag used, mean", "seconds of all steps", "gain"),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from benchmarks.studies.figures import collapsed
-from benchmarks.studies.report import FIGURES, draw, failures, overview, table, write_page, write_section
+from benchmarks.studies.report import FIGURES, failures, overview, table, write_page, write_section
 from benchmarks.studies.summary import Spread, cell_of
 from tests.benchmarks.studies.support import STUDIES, STUDY, row
 
@@ -71,13 +69,17 @@ def test_the_seconds_of_all_steps_are_those_of_runs_that_made_all() -> None:
     assert cell_of(LEVELS, 1e-4, [failed], target=0.8).step_seconds is None
 
 
-@pytest.mark.parametrize("over", ["samples", "seconds"])
-def test_an_evaluation_without_samples_or_seconds_is_not_in_the_picture(
-    over: Literal["samples", "seconds"], tmp_path: Path
-) -> None:
-    runs = [[row(0, 0.1), *FAST], SLOW]
-    draw(replace(STUDY, over=over), {("small", "red"): runs}, tmp_path / "toy.png")
-    assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
+def test_a_failed_run_that_was_evaluated_before_has_no_best_and_no_last_accuracy() -> None:
+    failed = [row(1, 0.4, samples=8, seconds=1.0, status="failed")]
+    cell = cell_of(LEVELS, 1e-4, [FAST, failed], target=0.8)
+    assert (cell.best, cell.last) == (Spread(0.9, 0.9, 0.9, 1), Spread(0.7, 0.7, 0.7, 1))
+    assert (cell.seeds, cell.failed) == (2, 1)
+
+
+def test_a_reason_with_the_end_of_a_log_is_told_by_its_first_and_its_last_line() -> None:
+    reason = "actor-0 ended 21 times, at last with status 1:\nloading\nloading\nasyncrl: no room"
+    cells = [cell_of(LEVELS, 1e-4, [[row(None, status="failed", reason=reason)]], target=0.8)]
+    assert failures(cells) == "* small, red: actor-0 ended 21 times, at last with status 1: asyncrl: no room"
 
 
 def test_nothing_is_said_of_what_nobody_knows() -> None:
