@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.studies import age, guards, mismatch, process_rewards, reuse, wall_clock, waste
+from benchmarks.studies.__main__ import all_studies
 from benchmarks.studies.figures import Row
 from benchmarks.studies.study import Search, Study
 
-STUDIES = [module.STUDY for module in (age, guards, mismatch, process_rewards, reuse, wall_clock, waste)]
-"""Those that there are."""
+STUDIES = list(all_studies())
 
 STUDY = Study(
     name="toy",

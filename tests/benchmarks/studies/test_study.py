@@ -11,6 +11,7 @@ import pytest
 from asyncrl.config.compose import read
 from asyncrl.demo.ladder.tasks import RUNGS
 from benchmarks.studies import age, mismatch
+from benchmarks.studies.__main__ import main
 from benchmarks.studies.results import FOLDER, Results
 from benchmarks.studies.search import best_rate
 from benchmarks.studies.study import BASE, LR, MAIN, SEARCH, SEARCH_SEED, Run, Study, overrides
@@ -119,3 +120,9 @@ def test_every_level_of_every_study_is_a_configuration(name: str) -> None:
     config = read([*given, *overrides(run.settings, run.rung, "policy")])
     assert config.learner.lr == run.lr
     assert config.actor.max_turns >= max(run.rung.operations) + 1
+
+
+def test_the_package_lists_the_study_of_each_of_its_files(capsys: pytest.CaptureFixture[str]) -> None:
+    main()
+    listed = [line.split(":")[0].rpartition(".")[2] for line in capsys.readouterr().out.splitlines()]
+    assert listed == ["age", "guards", "mismatch", "process_rewards", "reuse", "wall_clock", "waste"]
