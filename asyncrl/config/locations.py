@@ -62,7 +62,8 @@ def gpu_locks(config: RunConfig) -> Path:
 def steps_in_newest_checkpoint(run_dir: Path) -> int:
     """How many steps the newest complete checkpoint of a run covers; 0 where it has none."""
     marks = (run_dir / CHECKPOINTS).glob("step-*/complete")
-    return max((int(mark.parent.name.removeprefix("step-")) for mark in marks), default=0)
+    steps = (mark.parent.name.removeprefix("step-") for mark in marks)
+    return max((int(each) for each in steps if each.isdecimal()), default=0)
 
 
 def record_config(config: TrainConfig) -> None:

@@ -156,9 +156,7 @@ class StatusSample:
 def sample(stored: StoredRun, live: LiveReplay, at: float) -> StatusSample:
     """All shards, now."""
     answers, problem = live.statuses()
-    # A run at work reports its checkpoints itself.
-    kept_steps = 0 if any(answers) else steps_in_newest_checkpoint(stored.folder.parent)
-    shards = stored.each(summarise, kept_steps)
+    shards = stored.each(summarise, steps_in_newest_checkpoint(stored.folder.parent))
     return StatusSample(at, join(shards), shards, answers, problem)
 
 

@@ -52,8 +52,10 @@ def _other_members(tx: Transaction) -> int:
 
 def unreported(tx: Transaction, steps: int) -> dict[str, int]:
     """By how much `trained` and `tokens_trained` grow once the replay hears that a checkpoint covers the first `steps`
-    steps. A learner that stops saves its steps, and reports them at its next start."""
-    planned = range(tx.counter("released_steps"), min(steps, tx.count("plans")))
+    steps. A learner that stops saves its steps, and reports them at its next start. Nothing where the checkpoint is
+    none of this run."""
+    is_foreign = steps > tx.count("plans") or tx.counter("imported")
+    planned = range(0) if is_foreign else range(tx.counter("released_steps"), steps)
     plans = [recorded_plan(tx, step) for step in planned]
     covered = Counter(name for plan in plans if not plan.skipped for name in plan.ids)
     trained = tokens = 0

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.studies.figures import Row
+from benchmarks.studies.figures import FAILED, Row
 from benchmarks.studies.study import Study
-from benchmarks.studies.summary import Cell, Spread
+from benchmarks.studies.summary import Cell, Spread, cell_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,13 +29,13 @@ COMPARED: Mapping[str, Callable[[Cell], Spread | None]] = {
 """The figures that a study may draw against each other."""
 
 
-def draw(study: Study, cells: Sequence[Cell], curves: Curves, picture: Path) -> str:
+def draw(study: Study, curves: Curves, picture: Path) -> str:
     """Write the picture as a PNG: a panel for each level of `study.panels`. Returns what is in it, for its text."""
     if study.compared is None:
         _draw_curves(study, curves, picture)
-        return "Thick lines are means of the seeds, thin ones single seeds."
-    _draw_compared(study, study.compared, cells, picture)
-    return "Dots are medians over the seeds, and lines lead from the least to the greatest value."
+        return "Thick lines are means of the seeds that did not fail, thin ones single seeds."
+    _draw_compared(study, study.compared, curves, picture)
+    return "Large dots are medians over the seeds, small ones single seeds."
 
 
 def title(study: Study) -> str:
@@ -53,14 +53,16 @@ def _draw_curves(study: Study, curves: Curves, picture: Path) -> None:
             axes.set_ylim(0, 1.02)
 
 
-def _draw_compared(study: Study, names: tuple[str, str], cells: Sequence[Cell], picture: Path) -> None:
-    """A dot for each cell that has both figures, and its seeds' range of each."""
-    spreads = {tuple(cell.levels.values()): [COMPARED[name](cell) for name in names] for cell in cells}
-    known = {key: (x, y) for key, (x, y) in spreads.items() if x is not None and y is not None}
-    with _panels(study, known, names, picture) as panels:
-        for key, (x, y) in known.items():
+def _draw_compared(study: Study, names: tuple[str, str], curves: Curves, picture: Path) -> None:
+    """A small dot for each run that has both figures, and a large one for the medians of its cell."""
+    with _panels(study, curves, names, picture) as panels:
+        for key, runs in curves.items():
             axes, colour = panels[key]
-            axes.errorbar(x.median, y.median, xerr=_reach(x), yerr=_reach(y), fmt="o", color=colour, linewidth=0.8)
+            for of, size in (*(([run], 3) for run in runs), (runs, 8)):
+                cell = cell_of(dict(zip(study.factors, key, strict=True)), 0.0, of, study.target)
+                x, y = (COMPARED[name](cell) for name in names)
+                if x is not None and y is not None:
+                    axes.plot(x.median, y.median, "o", color=colour, markersize=size, alpha=0.8)
 
 
 @contextmanager
@@ -107,23 +109,20 @@ def _panels(
 
 
 def _draw_cell(axes: Axes, over: str, runs: Sequence[Sequence[Row]], colour: object) -> None:
-    """The seeds' curves, and the means of their points after the steps at which all of them have an evaluation."""
-    known = [
-        {row["step"]: (row[over], row["accuracy"]) for row in rows if None not in (row[over], row["accuracy"])}
-        for rows in runs
-    ]
-    for curve in known:
+    """The seeds' curves, and the means of their points after the steps at which all that did not fail have an
+    evaluation."""
+    whole = []
+    for rows in runs:
+        known = [row for row in rows if None not in (row[over], row["accuracy"])]
+        curve = {row["step"]: (row[over], row["accuracy"]) for row in known}
         axes.plot(*_columns(curve.values()), color=colour, alpha=0.3, linewidth=0.8)
-    shared = sorted(set.intersection(*map(set, known))) if known else []
-    means = [[fmean(each) for each in _columns(curve[step] for curve in known)] for step in shared]
+        if rows[-1]["status"] != FAILED:
+            whole.append(curve)
+    shared = sorted(set.intersection(*map(set, whole))) if whole else []
+    means = [[fmean(each) for each in _columns(curve[step] for curve in whole)] for step in shared]
     axes.plot(*_columns(means), color=colour)
 
 
 def _columns(points: Iterable[Sequence[float]]) -> tuple[list[float], list[float]]:
     pairs = list(points)
     return [each for each, _ in pairs], [each for _, each in pairs]
-
-
-def _reach(spread: Spread) -> list[list[float]]:
-    """How far the seeds reach below and above the median."""
-    return [[spread.median - spread.least], [spread.greatest - spread.median]]

@@ -109,7 +109,7 @@ def write_page(page: Path, study: Study, about: str, cells: Sequence[Cell], curv
     """
     picture, further = (f"{BESIDE}/{study.name}.{suffix}" for suffix in ("png", "md"))
     parts_of(page, study)  # Before anything is written.
-    drawn = pictures.draw(study, cells, curves, page.parent / picture)
+    drawn = pictures.draw(study, curves, page.parent / picture)
     shown = f"![{pictures.title(study)}]({picture})\n\n{drawn}"
     link = f"All figures of each combination are in [{further}]({further})."
     parts = [about, shown, overview(study, cells), link, failures(cells)]

@@ -1,7 +1,7 @@
 """Cells from rows: what the seeds of each combination of levels came to, and how far they are apart.
 
 A run that failed or collapsed counts in its cell. To one that never reached the target it is infinitely far. One that
-failed did not make all steps: it has no best and no last accuracy, no gain and no seconds of all steps. The spread of a
+failed did not make all steps: it has no figures of its end or of its whole, such as the last accuracy. The spread of a
 figure is its least and its greatest value over the seeds that have it.
 """
 
@@ -89,15 +89,16 @@ def cell_of(
         best=Spread.of(max(_known(rows, "accuracy"), default=None) for rows in whole),
         last=Spread.of(rows[-1]["accuracy"] for rows in whole),
         gain=Spread.of(_gains(runs, baseline)),
-        lag_mean=Spread.of(_mean(rows, "lag_mean") for rows in runs),
+        lag_mean=Spread.of(_mean(rows, "lag_mean") for rows in whole),
         lag_max=Spread.of(max(_known(rows, "lag_max"), default=None) for rows in runs),
-        entropy=Spread.of(row["entropy"] for row in lasts),
+        entropy=Spread.of(rows[-1]["entropy"] for rows in whole),
         ess=Spread.of(min(_known(rows, "ess"), default=None) for rows in runs),
-        k3=Spread.of(_mean(rows, "k3") for rows in runs),
-        evicted_share=Spread.of(map(_evicted_share, lasts)),
-        idle=Spread.of(_mean(rows, "idle") for rows in runs),
-        reward_change=Spread.of(_change(rows, "reward") for rows in runs),
-        agreement_change=Spread.of(_change(rows, "agreement") for rows in runs),
+        # Exactly 0 where no policy is recomputed, so that nothing was compared.
+        k3=Spread.of(_mean(rows, "k3") or None for rows in whole),
+        evicted_share=Spread.of(_evicted_share(rows[-1]) for rows in whole),
+        idle=Spread.of(_mean(rows, "idle") for rows in whole),
+        reward_change=Spread.of(_change(rows, "reward") for rows in whole),
+        agreement_change=Spread.of(_change(rows, "agreement") for rows in whole),
         # A resumed run counts from 0 again.
         hack_alarms=Spread.of(max(_known(rows, "hack_alarms"), default=None) for rows in runs),
         run_seconds=Spread.of(row["run_seconds"] for row in lasts),

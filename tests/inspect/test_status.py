@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from asyncrl.config.locations import steps_in_newest_checkpoint
 from asyncrl.inspect.status import StoreSummary, join, summarise
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.records import TrajectoryRecord
@@ -59,6 +60,21 @@ def test_states_are_those_of_all_facts_at_every_point_of_a_run(tmp_path: Path) -
             )
             assert trained(summary(core, planned - 1)) == foretold, "and is not counted twice"
     assert {"waiting", "leased", "labelled", "planned", "trained", "evicted"} <= seen
+
+
+def test_a_checkpoint_of_another_run_trains_nothing(tmp_path: Path) -> None:
+    core = make_run(tmp_path)
+    run_episodes(core, 4)
+    core.plan(0)
+    assert trained(summary(core, 1))[0] == 4
+    assert trained(summary(core, 2))[0] == 0, "so many steps were not planned"
+
+
+def test_the_newest_checkpoint_is_found_among_folders_of_other_names(tmp_path: Path) -> None:
+    for name in ("step-000002", "step-000010", "step-000020-copy"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "complete").touch()
+    assert steps_in_newest_checkpoint(tmp_path) == 10
 
 
 def test_lags_are_versions_behind_the_newest_publish_and_behind_the_plan(tmp_path: Path) -> None:

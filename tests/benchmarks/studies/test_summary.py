@@ -70,10 +70,15 @@ def test_the_seconds_of_all_steps_are_those_of_runs_that_made_all() -> None:
 
 
 def test_a_failed_run_that_was_evaluated_before_has_no_best_and_no_last_accuracy() -> None:
-    failed = [row(1, 0.4, samples=8, seconds=1.0, status="failed")]
+    failed = [row(1, 0.4, samples=0, seconds=1.0, evicted=9, status="failed")]
     cell = cell_of(LEVELS, 1e-4, [FAST, failed], target=0.8)
     assert (cell.best, cell.last) == (Spread(0.9, 0.9, 0.9, 1), Spread(0.7, 0.7, 0.7, 1))
+    assert cell.evicted_share == Spread(0.5, 0.5, 0.5, 1), "its samples are of an earlier moment than its evictions"
     assert (cell.seeds, cell.failed) == (2, 1)
+
+
+def test_a_mismatch_of_exactly_0_was_not_measured() -> None:
+    assert cell_of(LEVELS, 1e-4, [[row(1, 0.4, k3=0.0)]], target=0.8).k3 is None
 
 
 def test_a_reason_with_the_end_of_a_log_is_told_by_its_first_and_its_last_line() -> None:
@@ -183,7 +188,7 @@ def test_a_page_gets_the_overview_and_its_folder_the_picture_and_all_figures(tmp
     write_page(page, STUDY, "where and when", cells, {("small", "red"): runs})
     assert page.read_text() == (
         "# Page\n<!-- study toy -->\nwhere and when\n\n![accuracy over samples](studies/toy.png)\n\n"
-        "Thick lines are means of the seeds, thin ones single seeds.\n\n"
+        "Thick lines are means of the seeds that did not fail, thin ones single seeds.\n\n"
         f"{overview(STUDY, cells)}\n\n"
         "All figures of each combination are in [studies/toy.md](studies/toy.md).\n\n"
         "* small, red: out of memory\n<!-- end -->\n"
