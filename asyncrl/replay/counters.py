@@ -8,6 +8,7 @@ from typing import Any
 from asyncrl.config.schema.scoring import GROUP_KIND
 from asyncrl.errors import StoreError
 from asyncrl.ids import is_evaluation
+from asyncrl.replay.groups import is_done
 from asyncrl.replay.planning import recorded_plan
 from asyncrl.replay.records import LIVE, GroupRecord, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.settings import ReplaySettings
@@ -61,7 +62,7 @@ def unreported(tx: Transaction, steps: int) -> dict[str, int]:
     trained = tokens = 0
     for name, times in covered.items():
         record = TrajectoryRecord.of(tx, name)
-        if record.trained + times >= record.plans and GroupRecord.load(tx, record.group) is None:
+        if is_done(tx, record, record.trained + times):
             trained, tokens = trained + 1, tokens + record.sampled
     return {"trained": trained, "tokens_trained": tokens}
 

@@ -177,8 +177,7 @@ class OpenGroups:
 
     def release(self, tx: Transaction, name: str, record: TrajectoryRecord) -> None:
         """Count a trajectory as trained, once no plan will name it any more and checkpoints cover those that do."""
-        trained = record.state is TrajectoryState.TRAINED
-        if trained or record.trained < record.plans or GroupRecord.load(tx, record.group) is not None:
+        if record.state is TrajectoryState.TRAINED or not is_done(tx, record, record.trained):
             return
         record.state = TrajectoryState.TRAINED
         record.save(tx, name)
@@ -200,3 +199,9 @@ class OpenGroups:
         tx.delete("tickets", ticket)
         if record.worker:
             tx.remove_member("held", record.worker, ticket)
+
+
+def is_done(tx: Transaction, record: TrajectoryRecord, covered: int) -> bool:
+    """Whether no plan will name a trajectory any more, and checkpoints cover those that do; they cover `covered` of
+    them."""
+    return covered >= record.plans and GroupRecord.load(tx, record.group) is None

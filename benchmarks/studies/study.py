@@ -123,8 +123,8 @@ class Study:
     for. `skipped` are parts of cells that make no sense. `panels` is the factor of which the picture has a panel for
     each level, with accuracy over samples or seconds, as `over` says, or with the second of the figures that are
     `compared` against the first; the other factors have the colours. `baseline` are levels, with which each cell is
-    compared seed by seed, or none. `shown` are the figures of the page's tables, of
-    which the first factor's levels are the columns: keys of `report.FIGURES`.
+    compared seed by seed, or none. `shown` are the figures of the page's tables, of which the first factor's levels are
+    the columns: keys of `report.FIGURES`. Those that are `compared` are keys of `pictures.COMPARED`.
 
     Raises ValueError: what is declared contradicts itself.
     """
