@@ -27,5 +27,6 @@ def test_a_process_counts_its_children_while_they_run_and_after_their_end() -> N
         assert during.resident > before.resident + (30 << 20)
         assert during.cpu_s > before.cpu_s
     after = tree.read()
-    assert after.cpu_s >= during.cpu_s
+    # The system counts hundredths; what is added in another order differs by less.
+    assert round(after.cpu_s, 2) >= round(during.cpu_s, 2)
     assert after.resident < during.resident - (20 << 20)
