@@ -136,7 +136,7 @@ class Heartbeat:
         try:
             unfinished = ", ".join(activity.unfinished)
             if unfinished != self._written:
-                self._path.write_text(unfinished)
+                _overwrite(self._path, unfinished.encode())
                 self._written = unfinished
             os.utime(self._path)
             if (doing := activity.doing) != self._doing:
@@ -144,6 +144,17 @@ class Heartbeat:
                 self._doing = doing
         except OSError as error:
             logger.debug("%s was not renewed: %s", self._path, error)
+
+
+def _overwrite(path: Path, text: bytes) -> None:
+    """Write over what the file has: one that was emptied first would say for a moment, or on a full disk for long, that
+    nothing has to be finished, and whoever stops this process would kill it."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.pwrite(file, text, 0)
+        os.ftruncate(file, len(text))
+    finally:
+        os.close(file)
 
 
 @contextmanager

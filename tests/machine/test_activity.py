@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from asyncrl.machine.activity import START_S, VARIABLE, Activity, Heartbeat, Pulse
 from asyncrl.machine.doing import Doing, read_doing
@@ -65,16 +68,45 @@ def test_a_lost_heartbeat_is_noticed_by_the_time_in_which_somebody_looked(tmp_pa
 
     assert not looked_at(int(START_S) - 1), "libraries are loaded"
     heartbeat = Heartbeat(path, activity, 20.0)
-    with activity.finishing("the checkpoint step-000004"):
+
+    def beat() -> None:
         heartbeat.beat()
+        os.utime(path, (clock.now, clock.now))  # Two beats within a tick of the kernel have the same time.
+
+    with activity.finishing("the checkpoint step-000004"):
+        beat()
         assert pulse.unfinished == "the checkpoint step-000004"
     assert not looked_at(4)
-    heartbeat.beat()
+    beat()
     assert pulse.unfinished == ""
     assert not looked_at(1)
     clock.now += 1000.0
     assert not looked_at(2), "whoever looks did not run either"
     assert looked_at(2)
+
+
+def test_what_a_process_must_finish_is_never_empty_while_it_changes_nor_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, activity, seen = tmp_path / "learner", Activity(), list[str]()
+    pulse, heartbeat = Pulse(path), Heartbeat(path, activity, 20.0)
+    write = os.pwrite
+    with activity.finishing("a checkpoint of the steps that are done"):
+        heartbeat.beat()
+
+        def full(file: int, text: bytes, start: int) -> int:
+            seen.append(pulse.unfinished)
+            if len(seen) == 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(file, text, start)
+
+        monkeypatch.setattr(os, "pwrite", full)
+        with activity.finishing("the checkpoint step-000004"):
+            for _ in range(2):
+                heartbeat.beat()
+                seen.append(pulse.unfinished)
+    one, both = "a checkpoint of the steps that are done", ", the checkpoint step-000004"
+    assert seen == [one, one, one, one + both]
 
 
 def test_a_process_that_stands_still_is_silent_and_says_where_it_is(tmp_path: Path) -> None:
