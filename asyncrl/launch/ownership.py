@@ -34,6 +34,8 @@ LEFT_S = 10.0
 """Longer than an owner takes to write its name, and to end when the run is done."""
 TRIES = 10
 """To lock the file of an owner that removes it just then."""
+MOST_TRIES = 500
+"""To lock a file that no owner has, and that somebody looks at."""
 LOOKING_S = 0.02
 """Longer than it takes to look whether a folder has an owner."""
 SILENT_S = 90.0
@@ -98,17 +100,27 @@ def _locked(run_dir: Path) -> TextIO:
 
 
 def _lock(file: TextIO) -> None:
-    """Lock the file. Who looks whether it has an owner holds it for a moment. Raises BlockingIOError: another process
-    has it for longer."""
-    for left in reversed(range(TRIES)):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not left:
-                raise
-            time.sleep(LOOKING_S)
-        else:
-            return
+    """Lock the file. Who looks whether it has an owner holds it for a moment, or for longer where its processor is
+    busy. Raises BlockingIOError: another process has it."""
+    owned = 0
+    for _ in range(MOST_TRIES):
+        with suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        owned += not _is_looked_at(file)
+        if owned == TRIES:
+            break
+        time.sleep(LOOKING_S)
+    raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), file.name)
+
+
+def _is_looked_at(file: TextIO) -> bool:
+    """Whether nobody owns the file that somebody has locked, as far as this moment tells."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return True
 
 
 def is_asked_to_stop(run_dir: Path) -> bool:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
@@ -222,9 +223,13 @@ def test_a_folder_that_cannot_be_written_or_locked_is_named_with_the_reason(
         exclusively(tmp_path / "run").__enter__()
 
 
-def test_who_looks_for_the_owner_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+def test_who_looks_for_the_owner_does_not_keep_a_run_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (tmp_path / OWNER_FILE).open("w") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
-        threading.Timer(0.03, looking.close).start()
+        waits = iter(range(100))
+        # While the start waits for it, which is for longer than for an owner.
+        monkeypatch.setattr(time, "sleep", lambda _: looking.close() if next(waits) == 50 else None)
         with exclusively(tmp_path):
             assert owner_of(tmp_path) is not None
