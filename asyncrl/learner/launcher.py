@@ -154,16 +154,21 @@ class Membership:
         return msgspec.json.decode(given, type=Membership) if given else None
 
     def start_heartbeat(self, activity: Activity) -> None:
-        """Write heartbeats from now on, where there is a pipe. Kills this process once nobody reads them."""
+        """Write heartbeats from now on, where there is a pipe: the first one before this returns, so that whoever hangs
+        behind it is found by its silence. Kills this process once nobody reads them."""
         if self.pipe is not None:
+            self._write_heartbeat(self.pipe, activity)
             arguments = [self.pipe, activity]
             threading.Thread(target=self._write_heartbeats, args=arguments, name="heartbeat", daemon=True).start()
 
     def _write_heartbeats(self, pipe: int, activity: Activity) -> None:
+        while True:
+            time.sleep(self.interval_s)
+            self._write_heartbeat(pipe, activity)
+
+    def _write_heartbeat(self, pipe: int, activity: Activity) -> None:
         try:
-            while True:
-                os.write(pipe, msgspec.json.encode(state_of(activity, self.rank)) + b"\n")
-                time.sleep(self.interval_s)
+            os.write(pipe, msgspec.json.encode(state_of(activity, self.rank)) + b"\n")
         except BrokenPipeError:
             os.kill(os.getpid(), signal.SIGKILL)
 
