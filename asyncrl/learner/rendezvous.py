@@ -11,6 +11,7 @@ import hashlib
 import json
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,7 +125,9 @@ class Caller:
             self._number += 1
             number, deadline = str(self._number).encode(), time.monotonic() + timeout_s
             if self._socket.poll(int(timeout_s * 1000), zmq.POLLOUT):
-                self._socket.send_multipart([number, msgspec.msgpack.encode(request)])
+                # ZeroMQ may give up a refused connection since: a send that waits would wait for ever.
+                with suppress(zmq.Again):
+                    self._socket.send_multipart([number, msgspec.msgpack.encode(request)], zmq.NOBLOCK)
                 while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
                     answered, answer = self._socket.recv_multipart()
                     if answered == number:

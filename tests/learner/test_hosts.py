@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from asyncrl.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfig
-from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.errors import ConfigError, StoppedError, UnavailableError
 from asyncrl.learner.hosts import open_host
 from asyncrl.learner.launcher import RanksError, Timeouts, run_ranks
 from asyncrl.learner.ranks import Ranks
@@ -256,3 +256,23 @@ def test_a_first_host_of_another_version_is_named() -> None:
             caller.call(Alive("", 1, [], False), Joined, 60.0)
         thread.join()
         caller.close()
+
+
+class GivenUp:
+    """A connection that ZeroMQ gave up, as its keys were refused, just after it was found ready: it takes nothing."""
+
+    def poll(self, timeout: int, flags: int = zmq.POLLIN) -> bool:
+        return flags == zmq.POLLOUT
+
+    def send_multipart(self, frames: list[bytes], flags: int = 0) -> None:
+        assert flags & zmq.NOBLOCK, "this would wait for ever"
+        raise zmq.Again
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_call_over_a_connection_that_was_just_refused_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.learner.rendezvous.connect", lambda *_: GivenUp())
+    with zmq.Context() as context, pytest.raises(UnavailableError, match=r"network\.keys"):
+        Caller(context, "tcp://127.0.0.1:1", None).call(Alive("", 1, [], False), Joined, 0.01)
