@@ -120,6 +120,7 @@ def test_what_a_server_answers_before_the_verdict_waits_for_it(mode: str) -> Non
             working = [asyncio.create_task(sample(fleet, 60, f"s{index}")) for index in range(4)]
             await async_until(lambda: bad.running and good.running)
             bad.stale = True
+            bad.holds = lambda _: not asked.is_set()
             updating = asyncio.create_task(fleet.update_weights(2, tensors(2), canary_check(2)))
             await asked.wait()
             sampled = bad.sampled

@@ -133,12 +133,13 @@ async def test_a_turn_of_an_episode_is_cut_by_the_learner_and_goes_on_after_it_h
     tmp_path: Path,
 ) -> None:
     server = FakeSglang()
-    async with scene(tmp_path, server, settings={"wait_s": 0.2}) as made:
+    async with scene(tmp_path, server, settings={"wait_s": 1.0}) as made:
+        server.hold_until(2)
         going = asyncio.create_task(sample(made.fleet, 400))
         await async_until(lambda: server.running and len(server.running[0].pairs) > 5)
         await made.learner_begins()
         assert not server.running
-        await asyncio.sleep(0.4)  # Longer than a turn waits for a server otherwise.
+        await asyncio.sleep(1.2)  # Longer than a turn waits for a server otherwise.
         await made.learner_ends(2)
         got = await going
         assert len(got.tokens) == 400

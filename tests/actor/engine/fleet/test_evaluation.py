@@ -85,6 +85,8 @@ async def test_an_evaluation_has_its_version_alone_while_training_goes_on_with_n
         assert not in_flight(*servers)
         await fleet.update_weights(ASKED, tensors(ASKED))
         await async_until(lambda: in_flight(*servers) == 4)
+        for server in servers:
+            server.holds = lambda request: request.limit == LONG
         assert counter(fleet, "servers_leased") == 1
         for version in (3, 4):
             await fleet.update_weights(version, tensors(version))
@@ -92,6 +94,8 @@ async def test_an_evaluation_has_its_version_alone_while_training_goes_on_with_n
         counts = {name: len(turns) for name, turns in trained.items()}
         await async_until(lambda: all(len(turns) > counts[name] + 1 for name, turns in trained.items()))
         assert all(not task.done() for task in evaluating), "the test is to see training meanwhile"
+        for server in servers:
+            server.holds = lambda _: False
         assert versions(list(await asyncio.gather(*evaluating, late))) == {ASKED}
         assert versions([turn for name, turns in trained.items() for turn in turns[counts[name] + 1 :]]) == {4}
 
@@ -143,6 +147,7 @@ async def test_one_server_alone_serves_training_and_evaluation() -> None:
         evaluating = asyncio.create_task(evaluate(fleet, "e"))
         await fleet.update_weights(ASKED, tensors(ASKED))
         await async_until(lambda: in_flight(server) == 1)
+        server.hold_until(3)
         await fleet.update_weights(3, tensors(3))
         assert versions([await evaluating]) == {ASKED, 3}
 
@@ -155,6 +160,7 @@ async def test_both_go_on_with_the_newest_version_on_the_server_that_is_left(die
         await fleet.update_weights(ASKED, tensors(ASKED))
         await async_until(lambda: in_flight(*servers) == 1)
         leased, other = servers if in_flight(servers[0]) else servers[::-1]
+        leased.hold_until(3)
         await fleet.update_weights(3, tensors(3))
         assert leased.weights == ASKED
         dead, left = (leased, other) if dies == "the leased one" else (other, leased)

@@ -45,6 +45,7 @@ async def test_tokens_that_are_computed_again_after_an_update_are_counted(mode: 
     async with fleet_with(0, server, mode=mode) as fleet:
         first = await sample(fleet, 5)
         assert counter(fleet, "recomputed_tokens") == 0
+        server.hold_until(1)
         call = asyncio.create_task(fleet.generate(ids(1, 2, 3, *first.tokens), Sampling(1.0, LONG), (), "s"))
         await async_until(lambda: server.running)
         await fleet.update_weights(1, tensors(1))
@@ -79,6 +80,7 @@ async def test_what_a_pause_in_place_takes_from_requests_under_the_overlap_sched
     server = FakeSglang()
     server.overlap = True
     async with fleet_with(0, server, mode="in_place") as fleet:
+        server.hold_until(1)
         call = asyncio.create_task(sample(fleet, LONG))
         await async_until(lambda: server.running and len(server.running[0].pairs) > 3)
         await fleet.update_weights(1, tensors(1))
@@ -90,6 +92,7 @@ async def test_what_a_pause_in_place_takes_from_requests_under_the_overlap_sched
 async def test_a_cut_turn_goes_on_behind_what_it_has_with_the_tokens_that_are_left() -> None:
     server = FakeSglang()
     async with fleet_with(0, server, mode="abort") as fleet:
+        server.hold_until(1)
         call = asyncio.create_task(sample(fleet, LONG))
         await async_until(lambda: server.running and len(server.running[0].pairs) > 3)
         await fleet.update_weights(1, tensors(1))

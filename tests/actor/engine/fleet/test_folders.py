@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from threading import Event
 
@@ -16,7 +15,7 @@ from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.errors import WeightsError
 from asyncrl.types import RunIdentity
 from asyncrl.weights.folders import run_directory, versions_in
-from tests.helpers import GENEROUS_S, OWN_RUN
+from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 from tests.weights.fakes import Killed, some_tensors
 
 pytestmark = pytest.mark.slow
@@ -69,8 +68,11 @@ def test_a_living_actors_folders_stay_however_long_no_version_comes(tmp_path: Pa
     untouched_for(idle.directory, 3 * LOAD_S)
 
     async def live() -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(idle.keep(), 0.1)
+        before = idle.directory.stat().st_mtime
+        keeper = asyncio.create_task(idle.keep())
+        await async_until(lambda: idle.directory.stat().st_mtime > before)
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
 
     asyncio.run(live())
     other.tend()

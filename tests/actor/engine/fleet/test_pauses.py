@@ -79,6 +79,8 @@ async def test_the_stop_of_a_push_is_measured_without_what_the_server_does_befor
         await servers_ready(fleet, 1)
         assert counter(fleet, "push_pauses") == counter(fleet, "push_pause_s") == 0
         for push in (1, 2):
+            if mode != "drain":
+                server.hold_until(push)
             working = asyncio.create_task(sample(fleet, 300, f"s{push}"))
             await async_until(lambda: server.running)
             await fleet.update_weights(push, tensors(push), canary_check(push))

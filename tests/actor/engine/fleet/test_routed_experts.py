@@ -69,6 +69,7 @@ async def test_a_sessions_turns_in_segments_tell_the_experts_of_each_token_once(
 async def test_experts_that_a_push_had_computed_anew_are_not_those_that_sampled() -> None:
     server = telling()
     async with fleet_with(5, server, routing=SHAPE) as fleet:
+        server.hold_until(6)
         call = asyncio.create_task(sample(fleet, 60))
         await async_until(lambda: server.running and len(server.running[0].pairs) > 5)
         await fleet.update_weights(6, tensors(6))
@@ -81,6 +82,7 @@ async def test_experts_that_a_push_had_computed_anew_are_not_those_that_sampled(
 async def test_with_a_kept_cache_all_tokens_keep_the_experts_that_they_were_computed_by() -> None:
     server = telling()
     async with fleet_with(5, server, routing=SHAPE, mode="in_place") as fleet:
+        server.hold_until(6)
         call = asyncio.create_task(sample(fleet, 60))
         await async_until(lambda: server.running and len(server.running[0].pairs) > 5)
         await fleet.update_weights(6, tensors(6))
@@ -91,6 +93,7 @@ async def test_with_a_kept_cache_all_tokens_keep_the_experts_that_they_were_comp
 async def test_an_interrupted_turn_goes_on_and_asks_for_the_experts_that_it_lacks() -> None:
     server = telling()
     async with fleet_with(5, server, routing=SHAPE, mode="abort") as fleet:
+        server.hold_until(6)
         call = asyncio.create_task(sample(fleet, 60))
         await async_until(lambda: server.running and len(server.running[0].pairs) > 5)
         await fleet.update_weights(6, tensors(6))

@@ -55,6 +55,7 @@ async def test_a_token_that_the_server_has_not_counted_yet_at_a_pause_has_the_ve
     server = FakeSglang()
     server.overlap = True
     async with fleet_with(0, server, mode=mode) as fleet:
+        server.hold_until(1)
         calls = [asyncio.create_task(sample(fleet, LONG, f"s{i}")) for i in range(4)]
         await async_until(lambda: len(server.running) == 4)
         await fleet.update_weights(1, tensors(1))
@@ -88,6 +89,7 @@ async def test_an_update_flushes_while_it_loads_and_before_anything_is_served(mo
 async def test_a_server_without_spans_is_updated_as_by_abort_and_never_flushed_under_requests() -> None:
     server = FakeSglang("0.5.17")
     async with fleet_with(0, server, mode="retract") as fleet:
+        server.hold_until(1)
         call = asyncio.create_task(sample(fleet, LONG))
         await async_until(lambda: server.running)
         await fleet.update_weights(1, tensors(1))
@@ -184,6 +186,7 @@ async def test_a_turn_that_an_update_in_place_cuts_goes_on_with_the_prefixes_tha
     server = FakeSglang("0.5.17")
     async with fleet_with(0, server, mode="in_place") as fleet:
         server.calls.clear()
+        server.hold_until(1)
         call = asyncio.create_task(sample(fleet, LONG))
         await async_until(lambda: server.running and len(server.running[0].pairs) > 3)
         await fleet.update_weights(1, tensors(1))
