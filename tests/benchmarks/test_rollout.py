@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.clients import Load, bare_client, fleet_client
+from benchmarks.clients import Load, Run, bare_client, fleet_client
 from benchmarks.fleet_cost import instant_fleet
 from benchmarks.fleets import Policy, Push
 from benchmarks.instant_server import VOCABULARY
@@ -30,7 +30,12 @@ def test_clients_take_turns_and_are_told_against_the_bare_one() -> None:
     fleet, bare = rows(runs, tokens=32, limit="bare")
     assert fleet["tokens_per_s"] > 0
     assert bare["ratio_to_bare"] == 1.0
-    assert processor_cost(runs["bare"], runs["fleet"], 4, (1, 8))["us_per_request"] >= 0
+    assert all(run.cpu_s > 0 for taken in runs.values() for run in taken)
+
+
+def test_the_processor_time_of_a_request_is_what_its_tokens_leave() -> None:
+    cost = processor_cost([Run(1.0, 0.012)], [Run(1.0, 0.04)], 4, (1, 8))
+    assert (cost["us_per_request"], cost["us_per_token"]) == (2000.0, 1000.0)
 
 
 def pushes(folder: Path, load: PushLoad, mode: str, version: str) -> Any:
@@ -45,7 +50,7 @@ def pushes(folder: Path, load: PushLoad, mode: str, version: str) -> Any:
 
 
 def test_pushes_under_load_lose_no_request(tmp_path: Path) -> None:
-    load = PushLoad(requests=4, prompt=4, shortest=2, longest=6, pushes=2, calm_s=0.2)
+    load = PushLoad(requests=4, prompt=4, shortest=2, longest=6, pushes=2, calm_s=1.0)
     row = pushes(tmp_path, load, "abort", "0.5.23")
     assert row["lost"] == 0
     assert row["answered"] >= 8

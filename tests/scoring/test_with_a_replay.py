@@ -118,7 +118,9 @@ def test_every_group_is_judged_whole_and_exactly_once_however_scorers_die(tmp_pa
 @pytest.mark.parametrize("serve", [[], ["prm"]])
 def test_no_trajectory_is_dead_lettered_however_often_its_service_is_unavailable(tmp_path, serve):
     """Seconds count as hours; where `serve` has no rules, another scorer judges by them."""
-    config = ScoringConfig(rule="exact_match", prm=ScoringModelConfig(path="p"), batch_trajectories=4, serve=serve)
+    config = ScoringConfig(
+        rule="exact_match", prm=ScoringModelConfig(path="p"), batch_trajectories=4, serve=serve, stall_s=1e6
+    )
     stop, prm = threading.Event(), ServedPRM(calls=3 * ATTEMPTS)
 
     def work(endpoint, name, kinds):

@@ -132,10 +132,22 @@ def test_labels_that_are_ready_together_are_delivered_together():
 
 
 def test_metrics_tell_counts_rates_agreement_and_the_shape_of_the_scores():
-    stop = threading.Event()
+    stop, clock = threading.Event(), Clock()
     log = Log(stop)
-    replay = replay_of([answered("72", 0), answered("5", 1)], [answered("72", 2), answered("bad", 3)])
-    worker(replay, Clock(tick=0.25), log).run(stop, threading.Event())
+
+    class Slow(ReplayOf):
+        """Its first lease and labels take less than the seconds between two reports, with the second ones more."""
+
+        def lease(self, *given):
+            clock.now += 2.5
+            return super().lease(*given)
+
+        def label(self, labels):
+            clock.now += 0.5
+            super().label(labels)
+
+    replay = replay_of([answered("72", 0), answered("5", 1)], [answered("72", 2), answered("bad", 3)], kind=Slow)
+    worker(replay, clock, log).run(stop, threading.Event())
     assert len(replay.labelled) == 3
     (step, values), (_, last) = log.rows
     assert step == values["labelled"] == 3

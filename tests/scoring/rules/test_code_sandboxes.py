@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,18 +18,34 @@ TASK = make_task(ground_truth=json.dumps({"inputs": ["1", "2"], "outputs": ["2",
 ANSWER = "```python\nprint(int(input()) + 1)\n```"
 
 
-class Elsewhere:
-    """Answers with the program's results in turn, each `seconds` long, after a delay."""
+class Clock:
+    """The seconds of the rule, which only sandboxes move on."""
 
-    def __init__(self, *results: Any, delay_s: float = 0.0, seconds: float = 0.1) -> None:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("asyncrl.scoring.rules.code.time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
+class Elsewhere:
+    """Answers with the program's results in turn, each `seconds` long, after a delay on the clock."""
+
+    def __init__(self, *results: Any, clock: Clock | None = None, delay_s: float = 0.0, seconds: float = 0.1) -> None:
         self._results = iter(results)
-        self._delay_s = delay_s
+        self._clock, self._delay_s = clock or Clock(), delay_s
         self._seconds = seconds
 
     async def run(
         self, program: str, limits: SandboxLimits, *, stdin: bytes = b"", errors: bool = True
     ) -> ProgramResult:
-        time.sleep(self._delay_s)
+        self._clock.now += self._delay_s
         result = next(self._results)
         if isinstance(result, Exception):
             raise result
@@ -41,8 +57,7 @@ class Elsewhere:
 
 
 def scored(sandbox: Elsewhere, left_s: float = 600.0, **options: Any) -> Any:
-    deadline = time.monotonic() + left_s
-    return code(TASK, ANSWER, make_trajectory(), deadline=deadline, sandbox=sandbox, **options)
+    return code(TASK, ANSWER, make_trajectory(), deadline=left_s, sandbox=sandbox, **options)
 
 
 def test_a_program_is_judged_by_what_it_prints_there():
@@ -58,13 +73,14 @@ def test_a_sandbox_that_fails_gives_no_score():
         scored(Elsewhere(("2\n", 0), SandboxError("it is gone")))
 
 
-def test_a_sandbox_that_lets_programs_wait_too_long_gives_no_score():
+def test_a_sandbox_that_lets_programs_wait_too_long_gives_no_score(clock: Clock):
     with pytest.raises(ScoringError, match=r"ran 1 of 2 tests in .* raise scoring\.timeout_s"):
-        scored(Elsewhere(("2\n", 0), ("3\n", 0), delay_s=0.3), left_s=0.3)
+        scored(Elsewhere(("2\n", 0), ("3\n", 0), clock=clock, delay_s=0.3), left_s=0.3)
 
 
-def test_programs_that_run_too_long_have_failed():
-    scores = scored(Elsewhere(("", None), ("3\n", 0), delay_s=0.4, seconds=500.0), left_s=0.4, partial=True)
+def test_programs_that_run_too_long_have_failed(clock: Clock):
+    slow = Elsewhere(("", None), ("3\n", 0), clock=clock, delay_s=0.4, seconds=500.0)
+    scores = scored(slow, left_s=0.4, partial=True)
     assert (scores["score"], scores["out_of_time"]) == (0, 1)
 
 
