@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +47,9 @@ def peer(endpoint: str, keys: ClientKeys | None) -> Iterator[zmq.Socket[Any]]:
     """A connection with a context of its own."""
     with zmq.Context() as context, connect(context, endpoint, keys) as socket:
         yield socket
+
+
+def knock(socket: zmq.Socket[Any], message: bytes) -> None:
+    """Send as one that is refused: where ZeroMQ has given up the connection already, a send would wait for ever."""
+    with suppress(zmq.Again):
+        socket.send(message, zmq.NOBLOCK)

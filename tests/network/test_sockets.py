@@ -13,11 +13,12 @@ import pytest
 import zmq
 
 from asyncrl.errors import UnavailableError
+from asyncrl.machine.ports import free_ports
 from asyncrl.network.keys import add_client
 from asyncrl.network.listener import PEER_MESSAGES, Listener, require_keys
 from asyncrl.network.sockets import connect
 from tests.helpers import GENEROUS_S, until
-from tests.network.support import client_of, made, peer, server_of, strangers
+from tests.network.support import client_of, knock, made, peer, server_of, strangers
 
 ANYWHERE = "tcp://127.0.0.1:*"
 REPLY_BYTES = 100_000
@@ -53,7 +54,7 @@ def test_a_stranger_is_counted_and_not_heard_while_others_are_served(
     listener: Listener, keys: Path, tmp_path: Path, who: str
 ) -> None:
     with peer(listener.endpoint, strangers(keys, made(tmp_path / "others"))[who]) as stranger:
-        stranger.send(b"let me in")
+        knock(stranger, b"let me in")
         with peer(listener.endpoint, client_of(keys)) as client:
             client.send(b"hello")
             assert received(listener) == b"hello"
@@ -96,7 +97,7 @@ def test_a_client_is_let_in_and_shut_out_by_its_line_without_a_restart(listener:
     allowed = keys / "allowed"
     allowed.write_text("".join(line for line in allowed.read_text().splitlines(True) if "gpu7" not in line))
     with peer(listener.endpoint, theirs) as client:
-        client.send(b"hello again")
+        knock(client, b"hello again")
         until(lambda: listener.failed_handshakes > 0)
     assert received(listener, 0.2) is None
 
@@ -106,7 +107,7 @@ def test_a_damaged_list_lets_nobody_new_in_and_says_so(
 ) -> None:
     (keys / "allowed").write_text("garbage")
     with peer(listener.endpoint, client_of(keys)) as client:
-        client.send(b"hello")
+        knock(client, b"hello")
         until(lambda: "no client is accepted" in caplog.text)
     assert received(listener, 0.2) is None
 
@@ -128,7 +129,7 @@ def test_a_socket_with_keys_and_no_gate_accepts_nobody(context: zmq.Context[Any]
         require_keys(socket, own)
         port = socket.bind_to_random_port("tcp://127.0.0.1")
         with peer(f"tcp://127.0.0.1:{port}", client_of(keys)) as client:
-            client.send(b"hello")
+            knock(client, b"hello")
             assert not socket.poll(500)
 
 
@@ -167,9 +168,7 @@ def test_a_gate_ends_with_its_context(keys: Path) -> None:
 
 
 def test_a_client_waits_for_a_server_that_comes_later(keys: Path, context: zmq.Context[Any]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports(1)
     with zmq.Context() as own, connect(own, f"tcp://127.0.0.1:{port}", client_of(keys)) as client:
         client.send(b"hello")
         listener = Listener(context, f"tcp://127.0.0.1:{port}", server_of(keys), 1 << 20)
