@@ -28,10 +28,7 @@ def write_programs(folder: Path) -> Path:
 def srun(words: list[str]) -> int:
     first = next(index for index, word in enumerate(words) if not word.startswith("--"))
     options = dict(word.removeprefix("--").partition("=")[::2] for word in words[:first])
-    tasks = [
-        subprocess.Popen(words[first:], env={**os.environ, "SLURMD_NODENAME": node, "SLURM_GPUS_ON_NODE": "0"})
-        for node in options["nodelist"].split(",")
-    ]
+    tasks: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         for task in tasks:
@@ -40,6 +37,10 @@ def srun(words: list[str]) -> int:
     signal.signal(signal.SIGUSR1, hand_on)
     signal.signal(signal.SIGUSR2, hand_on)
     signal.signal(signal.SIGTERM, hand_on)
+    # Only now: a task may say at once that it is ready, and then a signal comes.
+    for node in options["nodelist"].split(","):
+        environment = {**os.environ, "SLURMD_NODENAME": node, "SLURM_GPUS_ON_NODE": "0"}
+        tasks.append(subprocess.Popen(words[first:], env=environment))
     statuses = [task.wait() for task in tasks]
     return max(128 - status if status < 0 else status for status in statuses)
 

@@ -117,7 +117,7 @@ def test_a_kill_on_a_host_that_is_away_waits_for_nothing(tmp_path: Path, monkeyp
 
 
 def test_a_role_whose_connection_breaks_ends_before_it_counts_as_ended(tmp_path: Path) -> None:
-    process, _ = start(tmp_path, lease_s=2.0)
+    process, _ = start(tmp_path, lease_s=5.0)
     role = psutil.Process(process.pid)
     connection = next(each for each in psutil.Process().children() if role in each.children(recursive=True))
     connection.kill()

@@ -156,13 +156,13 @@ while not (folder / "end").exists(): activity.advance(); time.sleep(0.05)
 def test_a_stop_waits_for_a_role_that_finishes_something_within_a_limit(
     finish_s: float, finished: bool, tmp_path: Path
 ) -> None:
-    body = """
+    body = f"""
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with activity.finishing("the checkpoint step-000001"):
     (folder / "ready").touch()
     while not (folder / "asked").exists(): time.sleep(0.01)
-    time.sleep(2.5)
+    time.sleep({2.5 if finished else 600.0})
     (folder / "finished").touch()
 """
     supervisor = supervise(tmp_path, beating("learner", tmp_path, body), stop_s=0.3, finish_s=finish_s)
@@ -200,7 +200,8 @@ while not (folder / "end").exists(): time.sleep(0.01)
 def test_a_stop_lets_actors_finish_their_episodes_while_the_others_go_on(hangs: bool, tmp_path: Path) -> None:
     actor = replace(script("actor-0", DRAINS.format(folder=str(tmp_path), hangs=hangs)), drains=True)
     learner = script("learner", LEARNS.format(folder=str(tmp_path)))
-    supervisor = supervise(tmp_path, actor, learner, drain_s=1.0, stop_s=1.0)
+    limit_s = 2.0 if hangs else GENEROUS_S
+    supervisor = supervise(tmp_path, actor, learner, drain_s=limit_s, stop_s=limit_s)
     pids = supervisor.pids
     until(lambda: (tmp_path / "ready").exists() and (tmp_path / "learner_runs").exists())
     assert not supervisor.run(lambda: True, lambda: None, 0.01)
@@ -308,9 +309,10 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with activity.finishing("the checkpoint step-000001"):
     while not (folder / "gone").exists(): time.sleep(0.01)
 """
-    deaf = f"import signal\nsignal.signal(15, signal.SIG_IGN)\n{FOREVER}"
+    ready = tmp_path / "ready"
+    deaf = f"import signal, pathlib\nsignal.signal(15, signal.SIG_IGN)\npathlib.Path({str(ready)!r}).touch()\n{FOREVER}"
     supervisor = supervise(tmp_path, beating("learner", tmp_path, saves), script("actor-0", deaf), stop_s=0.3)
-    until(lambda: (tmp_path / "alive" / "learner").read_text())
+    until(lambda: ready.exists() and (tmp_path / "alive" / "learner").read_text())
     actor = supervisor.pids["actor-0"]
     gone = threading.Thread(target=lambda: (until(lambda: has_ended(actor)), (tmp_path / "gone").touch()))
     gone.start()

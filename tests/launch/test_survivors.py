@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Timer
+from threading import Event, Thread
 
 import msgspec
 import psutil
@@ -34,6 +34,7 @@ signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 (folder / "alive" / "learner").write_text("the checkpoint step-000001" if {saves} else "")
 (folder / "ready").touch()
 while not asked or {saves} is None: time.sleep(0.01)
+while not (folder / "looked").exists(): time.sleep(0.01)
 time.sleep(1.0)
 (folder / "saved").touch()
 (folder / "alive" / "learner").write_text("")
@@ -48,8 +49,8 @@ Supervisor([role], pathlib.Path({folder!r}), 1, "learner").run(lambda: False, la
 
 
 def left_by_a_killed_supervisor(folder: Path, saves: bool | None) -> ProcessIdentity:
-    """A learner without its supervisor. It saves for a second after it was asked to end, if it `saves`; None: it
-    ignores that."""
+    """A learner without its supervisor. If it `saves`, it does so for a second after it was asked to end and after the
+    file `looked` is there; None: it ignores that."""
     code = SAVES.format(folder=str(folder), saves=saves)
     supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISOR.format(code=code, folder=str(folder))])
     until((folder / "ready").exists)
@@ -61,12 +62,29 @@ def left_by_a_killed_supervisor(folder: Path, saves: bool | None) -> ProcessIden
     return learner
 
 
+@contextmanager
+def showing_that_it_waits(folder: Path, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Makes the file `looked` once the block waits for a role."""
+
+    def show() -> None:
+        until(lambda: "this waits up to" in caplog.text)
+        (folder / "looked").touch()
+
+    thread = Thread(target=show)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
 def test_a_start_waits_for_a_learner_that_saves_after_its_supervisor_was_killed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     learner = left_by_a_killed_supervisor(tmp_path, saves=True)
-    end_here(tmp_path, stop_s=0.1)
+    with showing_that_it_waits(tmp_path, caplog):
+        end_here(tmp_path, stop_s=0.1)
     assert not learner.is_alive
     assert (tmp_path / "saved").exists(), "it was not killed while it saved"
     assert f"learner, process {learner.pid} still runs, without its supervisor" in caplog.text
@@ -83,10 +101,11 @@ def test_a_role_that_does_not_end_in_time_is_killed_with_what_it_has_started(
     assert "did not end in time; killing it" in caplog.text
 
 
-def test_a_role_that_no_file_knows_ends_too(tmp_path: Path) -> None:
+def test_a_role_that_no_file_knows_ends_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     learner = left_by_a_killed_supervisor(tmp_path, saves=True)
     (tmp_path / "processes.json").write_text('{"learner": {"ho')
-    end_here(tmp_path, stop_s=0.1)
+    with showing_that_it_waits(tmp_path, caplog):
+        end_here(tmp_path, stop_s=0.1)
     assert not learner.is_alive
     assert (tmp_path / "saved").exists(), "it was not killed while it saved"
 
@@ -186,9 +205,18 @@ def heartbeat_of_another_process(beats: Path, patch: pytest.MonkeyPatch) -> Iter
 def test_a_supervisor_on_a_machine_whose_locks_do_not_hold_here_is_noticed(tmp_path: Path) -> None:
     with exclusively(tmp_path):
         record(tmp_path, learner=ProcessRecord("far", 7, 0, "far", "1", 600.0))
-        file, looks = tmp_path / "processes.json", Event()
-        renew = Timer(0.3, lambda: os.utime(file, (time.time() + 5, time.time() + 5)))
-        renew.start()
-        with pytest.raises(ConfigError, match="is being run by a process on another machine"):
-            end_elsewhere(tmp_path, lambda stop: (), looks)
-        renew.join()
+        file, over = tmp_path / "processes.json", Event()
+
+        def renew() -> None:
+            # Again and again, as a supervisor does: the first time may come before anybody looks.
+            while not over.wait(0.2):
+                os.utime(file)
+
+        renewing = Thread(target=renew)
+        renewing.start()
+        try:
+            with pytest.raises(ConfigError, match="is being run by a process on another machine"):
+                end_elsewhere(tmp_path, lambda stop: (), Event())
+        finally:
+            over.set()
+            renewing.join()

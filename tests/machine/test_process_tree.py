@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ BUSY = "import os, sys; kept = bytearray(30 << 20); sum(range(3_000_000)); print
 
 
 def test_a_process_counts_its_children_while_they_run_and_after_their_end() -> None:
+    gc.collect()  # What earlier tests have left is not freed meanwhile.
     now = 0.0
     tree = ProcessTree(clock=lambda: now)
     before = tree.read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -71,14 +72,15 @@ def listening(run: Run) -> dict[str, list[tuple[str, int]]]:
     found: dict[str, list[tuple[str, int]]] = {}
     top = psutil.Process(run.process.pid)
     for process in [top, *top.children(recursive=True)]:
-        name = names.get(process.pid) or f"a child of {names.get(process.ppid(), 'a child')}"
-        open_ones = [
-            (each.laddr.ip, each.laddr.port)
-            for each in process.net_connections("inet")
-            if each.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
-        ]
-        if open_ones:
-            found.setdefault(name, []).extend(open_ones)
+        with suppress(psutil.NoSuchProcess):  # One may have ended since.
+            name = names.get(process.pid) or f"a child of {names.get(process.ppid(), 'a child')}"
+            open_ones = [
+                (each.laddr.ip, each.laddr.port)
+                for each in process.net_connections("inet")
+                if each.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
+            ]
+            if open_ones:
+                found.setdefault(name, []).extend(open_ones)
     return found
 
 

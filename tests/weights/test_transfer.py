@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import socket
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ import zmq
 import zmq.asyncio
 
 from asyncrl.errors import ConfigError, UnavailableError, WeightsError, WireError
+from asyncrl.machine.ports import free_ports
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.server import WeightServer
@@ -23,12 +23,6 @@ from tests.weights.fakes import HoldingEngine, channel, following, publisher, sa
 pytestmark = pytest.mark.slow
 
 EXPECTED = shapes(some_tensors())
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 64, 1 << 20])
@@ -161,7 +155,7 @@ LARGE = {"a": (2_000_000,)}
 
 async def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_successor_is_followed(caplog):
     caplog.set_level(logging.INFO)
-    port, cut = free_port(), []
+    port, cut = free_ports(1), []
 
     class KillsDuringFetch(ZmqChannel):
         """Kills the publisher with -9 as soon as the first fetch is under way."""
@@ -190,7 +184,7 @@ async def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_succes
 
 
 async def test_a_request_that_a_killed_publisher_took_with_it_is_made_again_at_once():
-    port, engine = free_port(), HoldingEngine(version=1)
+    port, engine = free_ports(1), HoldingEngine(version=1)
     async with channel(f"tcp://127.0.0.1:{port}", timeout_s=3600) as link, following(link, engine, LARGE):
         with publishing(port, 2):
             await async_until(lambda: engine.version == 2)
@@ -200,7 +194,7 @@ async def test_a_request_that_a_killed_publisher_took_with_it_is_made_again_at_o
 
 
 async def test_a_receiver_says_whom_it_waits_for(caplog):
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_ports(1)}"
     async with channel(endpoint, timeout_s=0.05) as link, following(link, HoldingEngine(), EXPECTED):
         await async_until(
             lambda: "waiting for the learner: not by zmq: the weight publisher at tcp://127.0.0.1" in caplog.text
@@ -256,7 +250,7 @@ async def test_nonsense_from_a_publisher_is_a_wire_error(context, answer):
 
 
 async def test_a_silent_publisher_is_unavailable(context):
-    async with channel(f"tcp://127.0.0.1:{free_port()}", timeout_s=0.05) as link:
+    async with channel(f"tcp://127.0.0.1:{free_ports(1)}", timeout_s=0.05) as link:
         with pytest.raises(UnavailableError, match=r"silent for 0\.05 s"):
             await link.newer_than(-1)
 

@@ -218,7 +218,7 @@ async def rewards_hugely(socket: web.WebSocketResponse) -> None:
 async def test_a_server_that_is_lost_or_makes_no_sense_fails_its_episode_alone(happens: Any, reason: str):
     game = Guessing(at_step=2, happens=happens)
     async with served(game.routes()) as url:
-        agent = OpenEnvAgent(url, timeout_s=0.5, max_mb=0.5)
+        agent = OpenEnvAgent(url, timeout_s=2.0, max_mb=0.5)
         with pytest.raises(AgentError, match=reason):
             await played(agent, task_with({}), ["1", "2"])
         assert agent.counters()["agent_server_lost"] == 1

@@ -93,7 +93,7 @@ async def test_keys_are_of_their_own_sessions():
 
 
 async def test_a_session_fails_when_its_agent_says_so_or_is_heard_no_more():
-    async with elsewhere(timeout_s=0.3) as actor:
+    async with elsewhere(timeout_s=2.0) as actor:
         running = actor.begin("t/1")
         assert await actor.tell(await actor.take(), "end", {"error": "no browser"}) == 204
         with pytest.raises(AgentError, match="no browser"):

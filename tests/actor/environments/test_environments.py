@@ -127,7 +127,8 @@ async def test_a_task_may_offer_some_of_the_tools_only() -> None:
 
 
 async def test_a_call_that_takes_too_long_fails_its_episode_alone_and_its_thread_is_counted_until_it_ends() -> None:
-    environments = opened("Hanging", timeout_s=0.05)
+    # Its reset, in a thread, has the same limit.
+    environments = opened("Hanging", timeout_s=1.0)
     games.Hanging.release.clear()
     with pytest.raises(ToolError, match="wait of environment Hanging failed: it took more than"):
         await play(environments, call("wait"), "Done.")

@@ -183,12 +183,12 @@ def test_a_server_that_is_silent_endless_or_away_is_a_failure_and_the_next_query
         return await server.answer(request)
 
     async def act(client: RetrievalServer) -> None:
-        for query, reason in (("silent", "more than 0.5 s"), ("endless", "bytes"), ("cut", "cannot be reached")):
+        for query, reason in (("silent", "more than 2 s"), ("endless", "bytes"), ("cut", "cannot be reached")):
             with pytest.raises(UnavailableError, match=reason):
                 await client.find(query, 1)
         assert (await client.find("fine", 1))[0].title == "fine 0"
 
-    asked(hostile, act, timeout_s=0.5)
+    asked(hostile, act, timeout_s=2.0)
     with pytest.raises(UnavailableError, match="cannot be reached"):
         asyncio.run(RetrievalServer("http://127.0.0.1:1/retrieve", 5.0).find("a", 1))
 
