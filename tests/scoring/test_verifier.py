@@ -151,7 +151,7 @@ def test_a_rule_that_fails_says_why_and_the_next_episode_is_judged(verifier, ans
 @pytest.mark.parametrize("fate", ["overrun", "close"])
 @pytest.mark.usefixtures("verifier")
 def test_what_a_rule_leaves_behind_ends_with_its_process(tmp_path, fate):
-    verifier = Verifier(replace(CONFIG, timeout_s=2.0 if fate == "overrun" else GENEROUS_S))
+    verifier = Verifier(replace(CONFIG, timeout_s=4.0 if fate == "overrun" else GENEROUS_S))
     try:
         if fate == "overrun":
             with pytest.raises(ScoringError, match="took longer"):

@@ -165,7 +165,7 @@ def test_the_nodes_of_a_job_are_a_ray_cluster_that_has_the_run_and_ends_with_the
 def test_jobs_of_a_chain_resume_one_after_the_other_and_end_at_once_when_the_run_is_done(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    steps, output = 12, tmp_path / "job-%j.out"
+    steps, output = 24, tmp_path / "job-%j.out"
     words = [*World.make(tmp_path).overrides(1), f"run.dir={tmp_path}", "run.name=run", f"learner.steps={steps}"]
     counts = ["cluster.actors=1", "cluster.scorers=1", "cluster.learner_ranks=1", "learner.checkpoint_every=100000"]
     options = ["--nodes=1", "--time=30", f"--output={output}", f"--chdir={ROOT}"]
