@@ -34,7 +34,7 @@ LEFT_S = 10.0
 """Longer than an owner takes to write its name, and to end when the run is done."""
 TRIES = 10
 """To lock the file of an owner that removes it just then."""
-MOST_TRIES = 500
+MOST_TRIES = 150
 """To lock a file that no owner has, and that somebody looks at."""
 LOOKING_S = 0.02
 """Longer than it takes to look whether a folder has an owner."""
@@ -101,16 +101,18 @@ def _locked(run_dir: Path) -> TextIO:
 
 def _lock(file: TextIO) -> None:
     """Lock the file. Who looks whether it has an owner holds it for a moment, or for longer where its processor is
-    busy. Raises BlockingIOError: another process has it."""
+    busy. Raises BlockingIOError: another process has it; ConfigError: one has looked for seconds."""
     owned = 0
     for _ in range(MOST_TRIES):
         with suppress(BlockingIOError):
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         owned += not _is_looked_at(file)
         if owned == TRIES:
-            break
+            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), file.name)
         time.sleep(LOOKING_S)
-    raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), file.name)
+    raise ConfigError(
+        f"{file.name}: another process looks at it, and does not go on; end it, such as a stopped `asyncrl inspect`"
+    )
 
 
 def _is_looked_at(file: TextIO) -> bool:

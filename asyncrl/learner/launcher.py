@@ -43,6 +43,8 @@ PIPE_BYTES = 1 << 16
 """As many as a pipe holds."""
 SILENT_BEATS = 5
 """A rank is shown as silent after the time of so many heartbeats."""
+BEGUN_S = 10.0
+"""How long to wait for a thread's first heartbeat, which takes a moment: where it fails, the rank goes on without."""
 KILLED_S = 10.0
 """How long to wait for a process that was killed: one that hangs in the kernel may never end."""
 
@@ -157,18 +159,17 @@ class Membership:
         """Write heartbeats from now on, where there is a pipe: the first one before this returns, so that whoever hangs
         behind it is found by its silence. Kills this process once nobody reads them."""
         if self.pipe is not None:
-            self._write_heartbeat(self.pipe, activity)
-            arguments = [self.pipe, activity]
+            begun = threading.Event()
+            arguments = [self.pipe, activity, begun]
             threading.Thread(target=self._write_heartbeats, args=arguments, name="heartbeat", daemon=True).start()
+            begun.wait(BEGUN_S)
 
-    def _write_heartbeats(self, pipe: int, activity: Activity) -> None:
-        while True:
-            time.sleep(self.interval_s)
-            self._write_heartbeat(pipe, activity)
-
-    def _write_heartbeat(self, pipe: int, activity: Activity) -> None:
+    def _write_heartbeats(self, pipe: int, activity: Activity, begun: threading.Event) -> None:
         try:
-            os.write(pipe, msgspec.json.encode(state_of(activity, self.rank)) + b"\n")
+            while True:
+                os.write(pipe, msgspec.json.encode(state_of(activity, self.rank)) + b"\n")
+                begun.set()
+                time.sleep(self.interval_s)
         except BrokenPipeError:
             os.kill(os.getpid(), signal.SIGKILL)
 

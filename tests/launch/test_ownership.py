@@ -49,9 +49,12 @@ def owner(tmp_path: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_run_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
-    with exclusively(tmp_path), pytest.raises(ConfigError, match="another process"), exclusively(tmp_path):
+def test_a_run_folder_has_one_owner_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    with exclusively(tmp_path), pytest.raises(ConfigError, match="is being run by another"), exclusively(tmp_path):
         pass
+    assert sum(waits) < 0.5, "nobody waits long for an owner"
     assert owner_of(tmp_path) is None
 
 
@@ -233,3 +236,11 @@ def test_who_looks_for_the_owner_does_not_keep_a_run_from_starting(
         monkeypatch.setattr(time, "sleep", lambda _: looking.close() if next(waits) == 50 else None)
         with exclusively(tmp_path):
             assert owner_of(tmp_path) is not None
+
+
+def test_a_start_that_somebody_looks_at_for_long_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with (tmp_path / OWNER_FILE).open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        with pytest.raises(ConfigError, match="looks at it, and does not go on"), exclusively(tmp_path):
+            pass
