@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -47,14 +48,16 @@ def check(run: Run, steps: int) -> None:
     assert CRIME not in run.logs(), "a server was used without its memory, or freed it while it had requests"
 
 
-def server_of(run: Run) -> psutil.Process:
-    """The server's own process."""
-    (server,) = [
-        each
-        for each in psutil.Process(run.processes()["actor-0"]).children(recursive=True)
-        if "sglang.launch_server" in each.cmdline() and each.name().startswith("python")
-    ]
-    return server
+def server_of(run: Run) -> psutil.Process | None:
+    """The server's own process; None while it starts, or others of its actor end."""
+    with suppress(psutil.NoSuchProcess):
+        found = [
+            each
+            for each in psutil.Process(run.processes()["actor-0"]).children(recursive=True)
+            if "sglang.launch_server" in each.cmdline() and each.name().startswith("python")
+        ]
+        return found[0] if len(found) == 1 else None
+    return None
 
 
 def test_a_run_in_turns_trains_every_step_on_policy(start: Start, tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ def test_a_manager_of_whole_groups_trains_and_evaluates_though_its_scorer_is_kil
         assert list(found.values()) == pytest.approx([each / max(1, len(found) - 1) for each in beaten])
     assert {len(found) for found in rewards.values()} == {GROUP, 1}
     log = run.logs()
-    assert log.count("[response]") == log.count("[score]") >= STEPS // 2
+    # The kill may come between two lines.
+    assert 0 <= log.count("[response]") - log.count("[score]") <= 1
+    assert log.count("[score]") >= STEPS // 2
     metrics = read_lines(metrics_file(run.dir, "scoring-0"))
     assert any("manager/acc_mean" in line and "manager_mean" in line for line in metrics)
     assert run.accuracies()

@@ -78,7 +78,7 @@ def test_a_server_that_is_killed_and_started_again_gives_no_scores_meanwhile_and
     label_model: tuple[Path, RealServer],
 ) -> None:
     folder, server = label_model
-    params = {"contract": "generate", "tokenizer": str(folder), "timeout_s": 5.0, "retries": 0}
+    params = {"contract": "generate", "tokenizer": str(folder), "timeout_s": 30.0, "retries": 0}
     model = prm(family="remote", path=server.url, params=params)
     before = [each.logit.tolist() for each in model.score(BATCH)]
     server.kill()

@@ -50,7 +50,7 @@ async def test_a_server_that_dies_is_started_again_and_none_is_left_in_the_end(t
     ("command", "start_s", "message"),
     [
         ([sys.executable, "-c", "raise SystemExit('no memory left on the moon')"], GENEROUS_S, "no memory left"),
-        (["/bin/sh", "-c", "echo thinking; exec sleep 600"], 1.0, "thinking"),
+        (["/bin/sh", "-c", "echo thinking; exec sleep 600"], 4.0, "thinking"),
     ],
 )
 async def test_a_server_that_does_not_start_or_never_answers_is_explained_by_its_last_lines(
