@@ -88,7 +88,7 @@ def test_the_output_and_the_status_of_a_program(program: str, printed: str, stat
 def test_the_time_of_a_program_is_over(named: tuple[str, str]):
     async def act(sandbox: ContainerSandbox) -> None:
         program = "print('begun', flush=True); import time; time.sleep(600)"
-        assert await sandbox.run(program, SandboxLimits(wall_s=1.5)) == ProgramResult("begun\n", None)
+        assert await sandbox.run(program, SandboxLimits(wall_s=4.0)) == ProgramResult("begun\n", None)
 
     within(named, act)
 

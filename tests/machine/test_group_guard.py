@@ -33,7 +33,7 @@ def test_groups_end_with_their_process_also_if_their_guard_was_killed_before():
     try:
         assert len(groups) == 2
         for group in groups:
-            until(lambda group=group: has_ended(group), 20)
+            until(lambda group=group: has_ended(group))
     finally:
         for group in groups:
             if not has_ended(group):

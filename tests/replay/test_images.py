@@ -18,7 +18,7 @@ from asyncrl.replay.protocol import encode_request
 from asyncrl.replay.records import forget
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Ticket
-from tests.helpers import make_trajectory
+from tests.helpers import GENEROUS_S, make_trajectory
 from tests.replay.support import Core, ReplayThread, make_settings
 
 pytestmark = pytest.mark.slow
@@ -179,7 +179,7 @@ def _die_while_storing_and_forgetting(folder: Path) -> None:
 def test_a_kill_leaves_no_trajectory_without_images_and_no_image_without_a_trajectory(tmp_path: Path):
     process = multiprocessing.get_context("spawn").Process(target=_die_while_storing_and_forgetting, args=(tmp_path,))
     process.start()
-    process.join(60)
+    process.join(GENEROUS_S)
     assert process.exitcode == -signal.SIGKILL
     core = Core(tmp_path, make_settings())
     with core.store.transaction() as tx:

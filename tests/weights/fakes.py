@@ -14,6 +14,7 @@ from asyncrl.types import RunIdentity
 from asyncrl.weights.canary import CanaryCheck
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.manifest import Manifest
 from asyncrl.weights.receiver import Channel, Receiver
 from asyncrl.weights.server import WeightServer
 
@@ -96,6 +97,14 @@ async def channel(
     finally:
         link.reset()
         context.destroy(linger=0)
+
+
+async def newer(channel: Channel, version: int) -> Manifest:
+    """The first manifest that is newer than `version`. The channel alone gives up after a second, in which a busy
+    machine may prepare no version."""
+    while (manifest := await channel.newer_than(version)) is None:
+        pass
+    return manifest
 
 
 @contextlib.asynccontextmanager

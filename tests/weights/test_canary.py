@@ -1,7 +1,6 @@
 """The canary: what it says of an engine's answer, and that every channel brings it."""
 
 import asyncio
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -27,7 +26,7 @@ from asyncrl.weights.receiver import CANARY_FAILURES, Receiver
 from asyncrl.wire import Message
 from tests.helpers import OWN_RUN, async_until
 from tests.weights.fakes import HoldingEngine, channel, following, publisher, shapes, some_tensors
-from tests.weights.test_distributed import engine_of, filled, joined, learning, plan_of
+from tests.weights.test_distributed import engine_of, filled, learning, plan_of
 
 TOKENS = tuple(range(10, 10 + LENGTH))
 EXPECTED = shapes(some_tensors())
@@ -182,11 +181,9 @@ async def test_the_disk_brings_it(tmp_path):
 async def test_a_broadcast_brings_it_and_the_zmq_beside_it_too(context):
     async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, _):
         for version in range(2):
-            await joined(learner, 1)
             tensors = some_tensors(version)
             plan = plan_of(tensors)
-            push = partial(learner.push.publish, version, plan, filled(tensors, plan), canary_at(version))
-            await asyncio.to_thread(push)
+            await learner.push_to(1, version, plan, filled(tensors, plan), canary_at(version))
             await async_until(lambda version=version: engine.version == version)
             assert_checked(engine, "distributed")
         async with engine_of(learner.publisher.endpoint) as (late, _):

@@ -19,7 +19,7 @@ from asyncrl.weights.stored_tensors import StoredTensors
 from asyncrl.weights.transfers import Transfers
 from asyncrl.wire import Message
 from tests.helpers import async_until
-from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
+from tests.weights.fakes import HoldingEngine, channel, following, newer, publisher, same_bits, shapes, some_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ async def test_who_follows_gets_deltas_and_who_is_new_or_far_behind_the_whole(co
         source.publish(0, version_of(0))
         async with channel(source.endpoint) as near, channel(source.endpoint) as far:
             for link in (near, far):
-                await link.fetch(await link.newer_than(-1))
+                await link.fetch(await newer(link, -1))
                 assert link.received == FULL
             for version in (1, 2, 3):
                 source.publish(version, version_of(version))
@@ -75,13 +75,13 @@ async def test_the_base_is_known_by_its_contents_so_that_another_publishers_is_n
         requests = Requests(first.endpoint, zmq.asyncio.Context.shadow(context))
         link = ZmqChannel(requests)
         first.publish(0, version_of(3))
-        await link.fetch(await link.newer_than(-1))
+        await link.fetch(await newer(link, -1))
         link.reset()
         requests.endpoint = second.endpoint
         second.publish(0, version_of(0))
         await async_until(lambda: second.offered == 0)
         second.publish(1, version_of(1))
-        assert same_bits(await link.fetch(await link.newer_than(0)), version_of(1))
+        assert same_bits(await link.fetch(await newer(link, 0)), version_of(1))
         received = link.received
         link.reset()
     assert received == FULL + version_of(1)["big"].nbytes, "the other tensors have the same bytes at both"
@@ -92,7 +92,7 @@ async def test_without_deltas_nothing_is_kept_and_everything_travels_whole(conte
         async with channel(source.endpoint, deltas=False) as link:
             for version in (0, 1):
                 source.publish(version, version_of(version))
-                assert same_bits(await link.fetch(await link.newer_than(version - 1)), version_of(version))
+                assert same_bits(await link.fetch(await newer(link, version - 1)), version_of(version))
             assert link.received == 2 * FULL
         assert "delta_bytes" not in source.measured
 
@@ -154,11 +154,11 @@ async def test_nothing_but_the_manifest_travels_where_all_is_there_and_files_tha
     with publisher(context) as source:
         source.publish(0, some_tensors())
         async with channel(source.endpoint, stored=stored) as link:
-            assert same_bits(await link.fetch(await link.newer_than(-1)), some_tensors())
+            assert same_bits(await link.fetch(await newer(link, -1)), some_tensors())
             assert link.received == 0
         (tmp_path / "model.safetensors").write_bytes(b"damaged")
         async with channel(source.endpoint, stored=stored) as link:
-            assert same_bits(await link.fetch(await link.newer_than(-1)), some_tensors())
+            assert same_bits(await link.fetch(await newer(link, -1)), some_tensors())
             assert link.received == sum(each.nbytes for each in some_tensors().values())
 
 
@@ -166,9 +166,9 @@ async def test_damage_in_the_memory_of_the_last_version_is_not_carried_into_the_
     with publisher(context, history=1) as source:
         source.publish(0, version_of(0))
         async with channel(source.endpoint) as link:
-            first = await link.fetch(await link.newer_than(-1))
+            first = await link.fetch(await newer(link, -1))
             first["embed"][0, 0] += 1
             for version in (1, 2):
                 source.publish(version, version_of(version))
                 await async_until(lambda version=version: source.offered == version)
-            assert same_bits(await link.fetch(await link.newer_than(0)), version_of(2))
+            assert same_bits(await link.fetch(await newer(link, 0)), version_of(2))

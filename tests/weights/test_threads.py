@@ -24,7 +24,7 @@ from asyncrl.weights.threads import in_own_thread
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, serving, tensors
 from tests.actor.engine.support import parameters, tiny_model
 from tests.helpers import OWN_RUN, async_until
-from tests.weights.fakes import channel, publisher, same_bits, some_tensors
+from tests.weights.fakes import channel, newer, publisher, same_bits, some_tensors
 
 LIMIT_S = 20.0
 
@@ -94,7 +94,7 @@ async def test_deltas_are_applied(context: Any) -> None:
         async with blocked_tools(), channel(source.endpoint) as link:
             for version in (0, 1):
                 source.publish(version, {**some_tensors(), "ids": some_tensors()["ids"] + version})
-                manifest = await link.newer_than(version - 1)
+                manifest = await newer(link, version - 1)
                 taken = await link.fetch(manifest)
             assert taken["ids"][0] == 1
             assert link.received < 2 * manifest.nbytes

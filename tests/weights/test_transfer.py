@@ -18,7 +18,7 @@ from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.server import WeightServer
 from asyncrl.wire import Message, decode, encode
 from tests.helpers import GENEROUS_S, async_until
-from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
+from tests.weights.fakes import HoldingEngine, channel, following, newer, publisher, same_bits, shapes, some_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +42,7 @@ async def test_the_manifest_of_a_mixture_with_very_many_experts_arrives(context)
     with publisher(context) as source:
         source.publish(0, dict.fromkeys(names, torch.ones(1)))
         async with channel(source.endpoint, timeout_s=120) as link:
-            while (manifest := await link.newer_than(-1)) is None:
-                pass
+            manifest = await newer(link, -1)
     assert [spec.name for spec in manifest.tensors] == names
 
 
@@ -104,7 +103,7 @@ async def test_a_slow_receiver_finishes_its_version_while_a_fast_one_goes_on(con
     with publisher(context) as source:
         source.publish(0, some_tensors(0))
         async with channel(source.endpoint, credits=1) as slow, channel(source.endpoint) as fast:
-            begun = await slow.newer_than(-1)
+            begun = await newer(slow, -1)
             async with following(fast, fast_engine, EXPECTED):
                 await async_until(lambda: fast_engine.version == 0)
                 source.publish(1, some_tensors(1))
