@@ -11,11 +11,9 @@ import msgspec
 import pytest
 import zmq
 
-from asyncrl.config.schema import NetworkConfig
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
-from asyncrl.network.keys import make_keys, server_keys
 from asyncrl.network.listener import Listener
-from asyncrl.network.sockets import connect
+from asyncrl.replay import link as replay_link
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.feed import Feed
@@ -23,7 +21,7 @@ from asyncrl.replay.protocol import REFUSED, GetTickets, PutTrajectory, decode_r
 from asyncrl.replay.records import DeadLetter
 from asyncrl.types import Labels
 from asyncrl.wire import PROTOCOL
-from tests.helpers import GENEROUS_S, make_labels, make_task, make_trajectory, until
+from tests.helpers import GENEROUS_S, make_labels, make_task, make_trajectory
 from tests.replay.support import ReplayThread, make_settings
 
 pytestmark = pytest.mark.slow
@@ -197,16 +195,16 @@ def test_a_wait_for_an_absent_replay_ends_on_stop_or_when_told_to_give_up(contex
 
 
 def test_a_client_that_was_refused_before_its_first_request_still_gives_up_in_time(
-    tmp_path: Path, context: zmq.Context[Any]
+    context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_keys(tmp_path / "keys")
-    with zmq.Context() as other:
-        locked = Listener(other, "tcp://127.0.0.1:*", server_keys(NetworkConfig(keys=str(tmp_path / "keys"))), 1 << 20)
-        client = ReplayClient(locked.endpoint, "a", "1", give_up_s=0.1, context=context)
-        later = connect(context, locked.endpoint, None)
-        until(lambda: not later.poll(0, zmq.POLLOUT))
-        with pytest.raises(UnavailableError, match="no answer from the replay"):
-            client.status()
-        later.close()
-        client.close()
-        locked.close()
+    def given_up(context: zmq.Context[Any], *_: Any) -> zmq.Socket[Any]:
+        """As ZeroMQ leaves a socket whose only connection was refused: after any time, so nobody waits for it here."""
+        socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        return socket
+
+    monkeypatch.setattr(replay_link, "connect", given_up)
+    client = ReplayClient("tcp://127.0.0.1:9", "a", "1", give_up_s=0.1, context=context)
+    with pytest.raises(UnavailableError, match="no answer from the replay"):
+        client.status()
+    client.close()

@@ -59,11 +59,15 @@ class Learner:
         await self.push_to(to, version, plan, filled(tensors, plan))
 
     async def push_to(self, count, *arguments):
-        """Push as soon as so many engines wait for it."""
+        """Push as soon as so many engines wait for it, and it waits for no other."""
+
+        def awaited():
+            is_absent = self.publisher._transfers.absent("gloo", time.monotonic())
+            return self.publisher.joining("gloo") == count and not is_absent
 
         def push():
             # Not the event loop looks: if it stands still behind its look, engines have stopped waiting.
-            until(lambda: self.publisher.joining("gloo") == count)
+            until(lambda: self.publisher._in_thread(awaited).result())
             self.push.publish(*arguments)
 
         await asyncio.to_thread(push)
