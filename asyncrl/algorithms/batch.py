@@ -156,13 +156,14 @@ class Totals:
 
     @classmethod
     def of(cls, sampled: Sequence[int], group: Sequence[Hashable], members: Sequence[int]) -> Totals:
-        """Those of the sequences `members`, of a batch whose sequences have so many policy tokens and these groups."""
+        """The totals of the sequences `members`, given the policy tokens and the group of each sequence of the batch."""
         tokens: Counter[Hashable] = Counter()
         for member in members:
             tokens[group[member]] += sampled[member]
         groups = sum(count > 0 for count in tokens.values())
         of_groups = torch.tensor([tokens[each] for each in group], dtype=torch.int64)
-        return cls(tokens.total(), len(members), groups, of_groups)
+        sequences = sum(sampled[member] > 0 for member in members)
+        return cls(tokens.total(), sequences, groups, of_groups)
 
     def of_pass(self, owner: Tensor) -> Totals:
         """The same with group_tokens int64[R], those of a pass with the sequences owner int64[R]."""

@@ -32,6 +32,7 @@ class Algorithm:
     def __init__(self, parts: Composition) -> None:
         self.parts = parts
         self.kl_weight = parts.kl.weight
+        self._next_kl_weight = parts.kl.weight
 
     @classmethod
     def from_config(cls, config: AlgorithmConfig, updates: int = 1) -> Algorithm:
@@ -66,11 +67,11 @@ class Algorithm:
 
     def state(self) -> dict[str, float]:
         """What a checkpoint must keep."""
-        return {"kl_weight": self.kl_weight}
+        return {"kl_weight": self._next_kl_weight}
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Go on from the `state()` of the same configuration."""
-        self.kl_weight = state["kl_weight"]
+        self.kl_weight = self._next_kl_weight = state["kl_weight"]
 
     @torch.no_grad()
     def prepare(self, episodes: Episodes, tokens: Tokens, reduce: Reduce) -> Tokens:
@@ -79,7 +80,9 @@ class Algorithm:
         `reduce` sums a float64 tensor elementwise over the learner's ranks. Raises InvariantError: something that the
         parts need is missing, or not finite on a policy token.
         """
-        tokens, self.kl_weight = prepare(self.parts, self.kl_weight, episodes, tokens, reduce)
+        # A batch is charged with what the batches before it left; its own KL counts from the next one on.
+        self.kl_weight = self._next_kl_weight
+        tokens, self._next_kl_weight = prepare(self.parts, self.kl_weight, episodes, tokens, reduce)
         return tokens
 
     def loss(

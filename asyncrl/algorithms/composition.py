@@ -142,7 +142,7 @@ def _reads_proximal(parts: Composition) -> bool:
     return (
         parts.loss.reads_proximal
         or any(stream.reads_proximal for stream in parts.streams if isinstance(stream, LossStream))
-        or any(rule.uses_ratio or rule.follows_policy for rule in parts.corrections)
+        or any(rule.uses_ratio for rule in parts.corrections)
     )
 
 

@@ -175,7 +175,7 @@ def _ages(parts: Composition, updates: Updates, tokens: Tokens) -> Ages:
         rejected=None if tokens.rejected is None else view.take(tokens.rejected),
         behaviour=updates.behaviour,
         proximal=updates.proximal,
-        log_update=updates.log_ratio.detach(),
+        log_policy=clamp_log(updates.logprobs.detach() - updates.behaviour),
     )
     for bit, rule in enumerate(parts.corrections):
         if parts.is_live(rule):

@@ -32,7 +32,9 @@ class Kl(Part):
     weight: float = param(1e-3, "coefficient; with target, the first one", "[0, inf)")
     place: str = param("loss", "whether it is added to the loss or taken from the reward", choices=("loss", "reward"))
     target: float | None = param(
-        None, "KL per token that the coefficient adapts to keep; null: the coefficient is fixed", "(0, inf)"
+        None,
+        "KL per token that the coefficient adapts to keep, from the next step on; null: the coefficient is fixed",
+        "(0, inf)",
     )
     horizon: int = param(10000, "with target: sequences over which the coefficient adapts", "[1, inf)")
 
@@ -55,7 +57,10 @@ class Kl(Part):
         return ratio * self(logprobs, reference)
 
     def adapted(self, weight: float, current: float, sequences: int) -> float:
-        """The next coefficient, after a batch of that many sequences with KL `current` a token."""
+        """The coefficient of the next batch, after one of that many sequences with KL `current` a token.
+
+        Source: Fine-Tuning Language Models from Human Preferences, 2019.
+        """
         if self.target is None:
             return weight
         error = max(-0.2, min(0.2, current / self.target - 1))

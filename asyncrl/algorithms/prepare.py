@@ -23,7 +23,10 @@ from asyncrl.errors import InvariantError
 def prepare(
     parts: Composition, kl_weight: float, episodes: Episodes, tokens: Tokens, reduce: Reduce
 ) -> tuple[Tokens, float]:
-    """The tokens with all that the step fixes, and the KL coefficient of the step. Raises InvariantError."""
+    """The tokens with all that the step fixes, and the KL coefficient of the next step.
+
+    `kl_weight` is the coefficient of this step. Raises InvariantError.
+    """
     reference = tokens.reference
     if parts.proximal == "behaviour":
         tokens = replace(tokens, proximal=tokens.behaviour)
@@ -35,8 +38,7 @@ def prepare(
     for change in parts.rewards:
         episodes = replace(episodes, reward=change(episodes))
     divergence = _divergence(parts, tokens, sampled)
-    if divergence is not None:
-        kl_weight = _adapted(parts, kl_weight, divergence, episodes, reduce)
+    next_weight = kl_weight if divergence is None else _adapted(parts, kl_weight, divergence, episodes, reduce)
     charge = None
     if divergence is not None and parts.kl.place == "reward":
         # A demonstration pays nothing.
@@ -49,7 +51,7 @@ def prepare(
         tokens = replace(tokens, streams=torch.stack([sampled.scatter(each) for each in weights], 1))
     if parts.loss.selects:
         tokens = _with_selection(parts, episodes, tokens, sampled, reduce)
-    return replace(tokens, reference=reference), kl_weight
+    return replace(tokens, reference=reference), next_weight
 
 
 def _check(parts: Composition, episodes: Episodes, tokens: Tokens, view: View) -> None:

@@ -114,6 +114,8 @@ class RefKl(LossStream):
     Source: the stream ref_kl of the library prime-rl, 2026; On-Policy Distillation of Language Models: Learning from
     Self-Generated Mistakes, 2023
     Caveat: it estimates the KL from the policy to the reference, so it needs a reference. No correction applies to it.
+    prime-rl adds 1e-3 log^2(pi_theta / mu) on every token of the stream, also on those beyond delta; here no term holds
+    the policy near mu
     """
 
     name = "ref_kl"

@@ -130,7 +130,7 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
                 torch.ones(size),
                 behaviour=old,
                 proximal=old * 1.1,
-                log_update=old / 10,
+                log_policy=old / 10,
                 reduce=torch.clone,
                 episodes=episodes,
             )

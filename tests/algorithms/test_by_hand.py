@@ -187,6 +187,17 @@ def test_the_prompt_mean_is_a_mean_over_groups_of_the_means_of_their_tokens():
     assert loss.item() == pytest.approx(17 / 4)
 
 
+def test_a_sequence_without_policy_tokens_is_in_no_count():
+    """Two of three members have policy tokens: (3 + (4 + 5)) / 2 = 6 a sequence."""
+    tokens = make_tokens([[1], [0, 0], [1, 1]], advantages=floats(1, 0, 0, 1, 1))
+    totals = Totals.of([1, 0, 2], ["a", "b", "b"], range(3))
+    assert (totals.tokens, totals.sequences, totals.groups) == (3, 2, 2)
+    assert Totals.of([1, 0, 2], ["a", "b", "b"], [0, 1]).groups == 1
+    algorithm = make_algorithm(loss="gpg", correction=[], aggregation="seq-mean-token-sum")
+    loss, _ = algorithm.loss(-floats(3, 8, 8, 4, 5), tokens, totals)
+    assert loss.item() == pytest.approx(6)
+
+
 def test_the_prompt_mean_of_the_critics_losses_needs_the_groups_too():
     tokens = make_tokens([[1, 1], [1]], values=floats(0, 0, 0), returns=floats(1, 3, 2))
     algorithm = make_algorithm(value=("clipped", {"clip": None}), value_aggregation=PartConfig("prompt-mean"))

@@ -168,7 +168,7 @@ def test_parts_that_do_not_go_together_are_refused_with_the_fix(changes, message
         ({"loss": "reinforce", "correction": ["zero_variance"]}, 2, False),
         ({"loss": "gpg", "correction": [], "stream": ["rl", "ce"]}, 2, False),
         ({"loss": "gpg"}, 2, True),
-        ({"loss": "gpg", "correction": ["opsm"]}, 2, True),
+        ({"loss": "gpg", "correction": ["opsm"]}, 2, False),
         ({"loss": "gpg", "correction": [], "advantage": "vtrace"}, 2, True),
         ({"loss": "ipo", "correction": [], "stream": ["tests.algorithms.my_parts.Focal"]}, 2, True),
     ],

@@ -27,6 +27,7 @@ from tests.algorithms.support import (
     make_tokens,
     on_ranks,
     random_batch,
+    totals_of,
 )
 
 LOG2 = math.log(2)
@@ -157,11 +158,30 @@ def test_m2po_may_drop_everything_and_keeps_ties_together():
     assert M2po(tau=0.2).keep(make_ages([0.1, -0.9, 0.9, 0.9, 0.9])).int().tolist() == [1, 0, 0, 0, 0]
 
 
-def test_opsm_drops_bad_sequences_that_the_policy_left_behind():
-    log_update = torch.tensor([-0.3, -0.3, 0.0, -0.05, -0.05], dtype=torch.float64)
-    advantages = torch.tensor([-1.0, -1, 1, -1, -1], dtype=torch.float64)
-    ages = make_ages([0.0] * 5, log_update=log_update, advantages=advantages)
-    assert Opsm(delta=0.1).keep(ages).tolist() == [False, False, True, True, True]
+def test_opsm_drops_bad_tokens_of_sequences_that_the_policy_has_left():
+    log_policy = torch.tensor([-0.3, -0.3, 0.0, -0.05, -0.05], dtype=torch.float64)
+    advantages = torch.tensor([-1.0, 0, 1, -1, -1], dtype=torch.float64)
+    ages = make_ages([0.0] * 5, log_policy=log_policy, advantages=advantages)
+    assert Opsm(delta=0.1).keep(ages).tolist() == [False, True, True, True, True]
+
+
+@pytest.mark.parametrize("proximal", ["auto", "recompute", "behaviour"])
+@pytest.mark.parametrize("moved", [0.0, -0.05])
+def test_opsm_compares_with_the_policy_that_sampled_whatever_the_proximal_policy_is(proximal, moved):
+    """Two bad sequences: mean(log mu - log pi_theta) is .12 and .06 at the start of the step, with delta .1; an update
+    that lowers each log-prob by .05 takes the second one over it, too."""
+    behaviour = torch.full((4,), -1.0)
+    start = behaviour - torch.tensor([0.14, 0.10, 0.06, 0.06])
+    tokens = make_tokens([[1, 1], [1, 1]], behaviour=behaviour, proximal=start)
+    algorithm = make_algorithm(proximal=proximal, correction=["opsm"], advantage="reinforce_pp_baseline", loss="gpg")
+    tokens = algorithm.prepare(make_episodes([-1, -1], [0, 1]), tokens, alone)
+    tokens = replace(tokens, advantages=torch.full((4,), -1.0))
+    policy = (start + moved).requires_grad_()
+    loss, sums = algorithm.loss(policy, tokens, totals_of(tokens))
+    loss.backward()
+    dropped = 2 if moved == 0 else 4
+    assert sums["masked/opsm"].item() == dropped
+    assert policy.grad.count_nonzero() == 4 - dropped
 
 
 def test_zero_variance_drops_groups_that_say_nothing():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -114,17 +115,34 @@ def test_kl_in_the_reward_is_taken_from_it_before_the_group_is_compared():
 def test_an_adaptive_coefficient_grows_by_the_clamped_error_times_the_sequences_over_the_horizon():
     # KL a token (.2 + .4 + .6) / 3 = .4. Target .1: error 3, clamped to .2: 1/2 (1 + .2 * 2 / 4) = .55.
     algorithm, episodes, tokens = charged("reward", target=0.1, horizon=4)
-    prepared = algorithm.prepare(episodes, tokens, alone)
-    assert algorithm.kl_weight == pytest.approx(0.55)
-    # The same step is charged with it: 1 - .33 = .67 and -.33; mean .17.
-    assert prepared.advantages.tolist() == pytest.approx([0.5, 0, 0.5, -0.5])
-    algorithm.prepare(episodes, tokens, alone)
-    assert algorithm.kl_weight == pytest.approx(0.605)
+    weights = []
+    for _ in range(3):
+        algorithm.prepare(episodes, tokens, alone)
+        weights.append(algorithm.kl_weight)
+    assert weights == pytest.approx([0.5, 0.55, 0.605])
+
+
+@pytest.mark.parametrize("place", ["reward", "loss"])
+def test_a_batch_is_charged_with_the_coefficient_that_the_batch_before_left(place):
+    # KL of the episodes: .2 + .4 and .1. The first batch is charged 1/2 of it: 1 - .3 and 0 - .05, half the difference
+    # .375; the second 11/20 of it, since (.2 + .4 + .1) / 3 is more than 1.2 times the target.
+    algorithm, episodes, tokens = charged(place, target=0.1, horizon=4)
+    tokens = replace(tokens, reference=tokens.proximal - doubles(0.2, 9, 0.4, 0.1))
+    for weight in (0.5, 0.55):
+        prepared = algorithm.prepare(episodes, tokens, alone)
+        _, sums = algorithm.loss(tokens.proximal, prepared, totals_of(tokens))
+        if place == "reward":
+            half = (1 - weight * 0.5) / 2
+            assert prepared.advantages.tolist() == pytest.approx([half, 0, half, -half])
+        else:
+            assert sums["loss/kl"].item() == pytest.approx(weight * 0.7 / 3)
+        assert algorithm.summary(sums)["kl_reference/weight"] == pytest.approx(weight)
 
 
 def test_an_adaptive_coefficient_shrinks_below_its_target():
     # KL .4, target .44: error .4 / .44 - 1 = -1/11 within the clamp: 1/2 (1 - 1/11 * 2 / 4) = 1/2 * 21/22.
     algorithm, episodes, tokens = charged("loss", target=0.44, horizon=4)
+    algorithm.prepare(episodes, tokens, alone)
     algorithm.prepare(episodes, tokens, alone)
     assert algorithm.kl_weight == pytest.approx(0.5 * 21 / 22)
 
@@ -149,6 +167,7 @@ def test_an_adapted_coefficient_is_restored_and_reported():
     _, episodes, tokens = charged("loss")
     first.prepare(episodes, tokens, alone)
     other.restore(first.state())
-    assert other.kl_weight == first.kl_weight != 0.5
-    _, sums = other.loss(tokens.behaviour, first.prepare(episodes, tokens, alone), totals_of(tokens))
-    assert other.summary(sums)["kl_reference/weight"] == other.kl_weight
+    for algorithm in (first, other):
+        prepared = algorithm.prepare(episodes, tokens, alone)
+        _, sums = algorithm.loss(tokens.behaviour, prepared, totals_of(tokens))
+        assert algorithm.summary(sums)["kl_reference/weight"] == algorithm.kl_weight == pytest.approx(0.55)

@@ -28,6 +28,7 @@ from asyncrl.algorithms.losses.ppo import Ppo
 from asyncrl.algorithms.losses.reinforce import Reinforce
 from asyncrl.algorithms.losses.sapo import Sapo
 from asyncrl.algorithms.losses.value import ClippedValue, HuberValue, value_loss
+from asyncrl.algorithms.view import View
 from asyncrl.errors import ConfigError, InvariantError
 from tests.algorithms.my_parts import Absolute
 from tests.algorithms.support import alone, make_tokens, make_updates
@@ -328,6 +329,15 @@ def test_pairs_are_right_if_the_scores_are_in_the_order_of_the_outcomes():
     scores = torch.tensor([3.0, -1, 1, 0, 0, 2, 5, 7], dtype=torch.float64)
     outcome, group = torch.tensor([1, 1, 0, 0, 0.5, 1, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
     assert pairwise_accuracy(scores, outcome, group) == pytest.approx(15 / 24)
+
+
+def test_sapo_in_float64_has_its_sharpness_in_float64():
+    """tau = 1.05 and r = 1 + 1e-3: the loss of A = -1 is 4 / 1.05 sigmoid(1.05e-3); float32 has 1.05 to 5e-8 only."""
+    log_ratio = torch.tensor([math.log1p(1e-3)], dtype=torch.float64)
+    zero = torch.zeros_like(log_ratio)
+    view = View.of(make_tokens([[1]]))
+    losses = Sapo(tau_neg=1.05)(Updates(view, log_ratio, zero, zero, torch.full_like(zero, -1.0))).losses
+    assert losses.item() == pytest.approx(4 / 1.05 / (1 + math.exp(-1.05e-3)), rel=1e-13)
 
 
 def test_a_dual_clip_that_would_leave_sapo_no_negative_token_is_refused():

@@ -23,8 +23,8 @@ class Ages:
     it left: weights float[M], None where all are 1; weighs_sequences, whether they are one a sequence; rejected
     int32[M], bit k set where rule k dropped the token, None where none is dropped.
 
-    behaviour and proximal float[M], log mu and log pi_prox, are there for rules that compare probabilities; log_update
-    float[M], log pi_theta - log pi_prox (clamped), for those that follow the policy as it moves; reduce and episodes
+    behaviour and proximal float[M], log mu and log pi_prox, are there for rules that compare probabilities; log_policy
+    float[M], log pi_theta - log mu (clamped), for those that follow the policy as it moves; reduce and episodes
     for those that look at the whole batch, once before the updates.
     """
 
@@ -36,7 +36,7 @@ class Ages:
     rejected: Tensor | None = None
     behaviour: Tensor | None = None
     proximal: Tensor | None = None
-    log_update: Tensor | None = None
+    log_policy: Tensor | None = None
     reduce: Reduce | None = None
     episodes: Episodes | None = None
 
@@ -65,6 +65,7 @@ class Correction(Part):
 
     weighs: sets w. by_token: treats tokens of one sequence differently, which sequence-level losses refuse.
     whole_batch: needs the global batch before the updates. follows_policy: is applied again in every forward pass.
+    uses_ratio: reads log_w or proximal.
     """
 
     kind = "correction"

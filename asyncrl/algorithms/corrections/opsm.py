@@ -9,9 +9,10 @@ from asyncrl.algorithms.parts import param
 class Opsm(Correction):
     """Off-policy sequence masking: drops bad sequences that the policy has already moved away from.
 
-    Formula: drop the tokens with A < 0 of a sequence whose mean(log pi_old - log pi_theta) > delta
-    Use: several updates a step, or old data: negative samples far from the policy destabilise it
-    Source: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025
+    Formula: drop the tokens with A < 0 of a sequence whose mean(log mu - log pi_theta) > delta
+    Use: old data, or several updates a step: negative samples far from the policy destabilise it
+    Source: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025. Its pi_old is the probability that
+    the inference framework returned, which is mu
     Caveat: it runs in every forward pass, so the update decides which sequences are dropped.
     """
 
@@ -22,7 +23,7 @@ class Opsm(Correction):
     delta: float = param(0.1, "largest mean log-ratio that is kept", "(0, inf)")
 
     def keep(self, ages: Ages) -> Tensor:
-        assert ages.log_update is not None
+        assert ages.log_policy is not None
         spans = ages.view.sequences
-        left = spans.spread(-spans.mean(ages.log_update) > self.delta)
+        left = spans.spread(-spans.mean(ages.log_policy) > self.delta)
         return ~(left & (ages.advantages < 0))

@@ -42,7 +42,8 @@ class Sapo(Loss):
 
     def __call__(self, updates: Updates) -> TokenLosses:
         advantages = updates.advantages
-        tau = torch.where(advantages > 0, self.tau_pos, self.tau_neg).to(advantages.dtype)
+        # torch.where of two Python numbers would round them to float32.
+        tau = torch.full_like(advantages, self.tau_neg).masked_fill(advantages > 0, self.tau_pos)
         losses = -4 / tau * (tau * (updates.ratio() - 1)).sigmoid() * advantages
         if self.dual_clip is None:
             return TokenLosses(losses)
