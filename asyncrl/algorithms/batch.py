@@ -156,7 +156,7 @@ class Totals:
 
     @classmethod
     def of(cls, sampled: Sequence[int], group: Sequence[Hashable], members: Sequence[int]) -> Totals:
-        """The totals of the sequences `members`, given the policy tokens and the group of each sequence of the batch."""
+        """The totals of the sequences `members`, given the policy tokens and group of each sequence of the batch."""
         tokens: Counter[Hashable] = Counter()
         for member in members:
             tokens[group[member]] += sampled[member]
