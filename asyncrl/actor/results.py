@@ -58,6 +58,7 @@ def cut_content(content: Content, max_chars: int) -> Content:
 
 def joined(before: Any, content: Content) -> Any:
     """The content `before` of a message with `content` behind it."""
+    before = "" if before is None else before
     if isinstance(before, str) and isinstance(content, str):
         return f"{before}{content}"
     return [*_as_blocks(before), *_as_blocks(content)]
