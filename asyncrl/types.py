@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import InvariantError
+from asyncrl.plain import copied
 
 NO_VERSION = -1
 """The version of a token that no policy sampled: a prompt, a tool result, a template mark."""
@@ -106,6 +107,10 @@ class Task:
         _require(bool(self.id), "a task", "it needs an id")
         _require(len(self.messages) > 0, self.id, "the task has no messages")
 
+    def copy(self) -> Task:
+        """An equal task for code that users wrote, which may change all that is in it."""
+        return Task(**{each.name: copied(getattr(self, each.name)) for each in fields(self)})
+
 
 class Grammar(NamedTuple):
     """What an assistant turn must be, from its first token on: `text` is a JSON schema, a regular expression or a
@@ -156,6 +161,9 @@ class ToolCall(NamedTuple):
 
     name: str
     arguments: Mapping[str, Any]
+
+    def copy(self) -> ToolCall:
+        return ToolCall(self.name, copied(dict(self.arguments)))
 
 
 class Turn(NamedTuple):
@@ -281,6 +289,12 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def copy(self) -> Trajectory:
+        """An equal trajectory for code that users wrote, which may change its mappings. It has the same arrays."""
+        turns = tuple(each._replace(tool_calls=tuple(map(ToolCall.copy, each.tool_calls))) for each in self.turns)
+        own = {"turns": turns, "rewards": copied(dict(self.rewards)), "timings": copied(dict(self.timings))}
+        return msgspec.structs.replace(self, **own)
 
     @property
     def image_names(self) -> list[bytes]:

@@ -49,16 +49,20 @@ class Chat:
 
     `template_kwargs` are passed to the template, such as `enable_thinking=False`. `format` is how the model writes
     calls: the format that `tool_call_format` names or, with "auto", the one that reads the template's own rendering of
-    a call; None if there is none. `stop_ids` are the tokenizer's eos, the tokens with which the template ends an
-    assistant turn (an answer, and a turn that calls tools), and those of the format. `one_call` is true if the template
-    shows only one call a turn, `opens_thought` if its generation prompt opens a thought. `piece` returns the text of
-    one token; a part of a character reads U+FFFD.
+    a call; None if there is none. `stop_ids` are the tokens that end a turn: those with which the template ends an
+    assistant turn (an answer, and a turn that calls tools), the tokenizer's eos, those of the format, and
+    `further_ends`. `one_call` is true if the template shows only one call a turn, `opens_thought` if its generation
+    prompt opens a thought. `piece` returns the text of one token; a part of a character reads U+FFFD.
 
     Raises ConfigError: there is no template, or it ends an assistant turn without a special token.
     """
 
     def __init__(
-        self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None, tool_call_format: str = "auto"
+        self,
+        tokenizer: Any,
+        template_kwargs: Mapping[str, Any] | None = None,
+        tool_call_format: str = "auto",
+        further_ends: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._template = Template(tokenizer, template_kwargs or {})
@@ -72,7 +76,10 @@ class Chat:
         of_format = self.format.stop_tokens if self.format else ()
         known = [text for text in of_format if text in tokenizer.get_added_vocab()]
         ends = [text for text in (self._last_end, self._call_end, tokenizer.eos_token, *known) if text]
-        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(tokenizer.convert_tokens_to_ids(ends)))
+        ids = [*tokenizer.convert_tokens_to_ids(ends), *further_ends]
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(ids))
+        in_place = [text for text in (self._last_end, self._answer_end, self._call_end, *known) if text]
+        self._ends_in_place = frozenset(tokenizer.convert_tokens_to_ids(in_place))
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         self._suffix = lru_cache(maxsize=1024)(self._make_suffix)
         self.piece = lru_cache(maxsize=1 << 16)(lambda token: self.text([token]))
@@ -90,10 +97,11 @@ class Chat:
         return self._prompt(_key(messages, tools))
 
     def suffix(self, messages: Messages, tools: Messages, last: int | None = None) -> NDArray[np.int32]:
-        """Ids between the stop token of an assistant turn and the policy's next turn.
+        """Ids between the last token of an assistant turn and the policy's next turn.
 
         `messages` are the results of all the turn's calls in order (`role` tool, `name`, `content`), a user turn, or
-        both. `last` is the turn's last token: if it does not end the turn, the suffix begins with a token that does.
+        both. `last` is the turn's last token: if templates of the model's family end no turn with it, the suffix begins
+        with the token with which this one does. A turn that was cut lacks it, and one that a further end token ended.
 
         Raises RefusedError: the template does not take the messages, or does not show calls.
         """
@@ -240,7 +248,7 @@ class Chat:
             raise RefusedError(_NO_CALLS)
         after = tail.partition(end)[2]
         ids = self._contents.encode(end + after)
-        ended = last is None or last == ids[0] or (last in self.stop_ids and not self._ends_at_next)
+        ended = last is None or last == ids[0] or (last in self._ends_in_place and not self._ends_at_next)
         return _frozen(ids[1:] if ended else ids)
 
 

@@ -25,6 +25,7 @@ from asyncrl.actor.images import without_images
 from asyncrl.actor.template import QUESTION, TOOL, Messages, answer, calling, result, with_reasoning
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.types import Task
 
@@ -65,7 +66,9 @@ _CONSEQUENCES = {
 
 def open_chat(config: TrainConfig) -> Chat:
     """The chat template of the policy. Raises ConfigError: it cannot be used."""
-    return Chat(open_tokenizer(config.model), config.actor.template_kwargs, config.actor.tool_call_format)
+    tokenizer, actor = open_tokenizer(config.model), config.actor
+    ends = end_tokens(config.model, actor.end_tokens, tokenizer)
+    return Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
 
 
 def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:

@@ -7,23 +7,13 @@ thought never ends. The arguments of a call can be sent and stored.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from asyncrl.actor.formats.base import CallError, Format, Functions, WrittenCall
+from asyncrl.actor.formats.schemas import parameters_of, problem_of
 from asyncrl.types import ToolCall
-
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +45,8 @@ class ParsedTurn(NamedTuple):
 def parse_turn(text: str, functions: Functions, format: Format, one_call: bool = False) -> ParsedTurn:
     """The assistant turn `text`, with its calls in order.
 
-    Arguments are checked for presence, type and enum; nested values are left to the tool. With `one_call` several calls
-    are one malformed call.
+    Arguments are checked for presence, type and listed values; nested values are left to the tool. With `one_call`
+    several calls are one malformed call.
     """
     found: list[tuple[ToolCall | MalformedCall, str]] = []
     said: list[str] = []
@@ -94,12 +84,13 @@ def _checked(written: WrittenCall | CallError, functions: Functions) -> ToolCall
         return MalformedCall(f"Error: {written}.", name if name in functions else "unknown")
     if name not in functions:
         return MalformedCall(f"Error: there is no tool {name!r:.80}; there are: {', '.join(functions)}.", unknown=True)
-    problem = _problem(written.arguments, functions[name].get("parameters") or {})
+    problem = _problem(written.arguments, functions[name])
     return MalformedCall(f"Error: {problem}.", name) if problem else ToolCall(name, written.arguments)
 
 
-def _problem(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
+def _problem(arguments: Mapping[str, Any], function: Mapping[str, Any]) -> str:
     """What is wrong with the arguments; empty if nothing is."""
+    parameters = parameters_of(function)
     properties = parameters.get("properties") or {}
     for name in parameters.get("required") or ():
         if name not in arguments:
@@ -109,25 +100,6 @@ def _problem(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str
             if parameters.get("additionalProperties"):
                 continue
             return f"there is no argument {name!r:.80}; there are: {', '.join(properties) or 'none'}"
-        if problem := _value_problem(value, properties[name]):
+        if problem := problem_of(properties[name], value, function):
             return f"argument {name!r} {problem}"
     return ""
-
-
-def _value_problem(value: Any, schema: Mapping[str, Any] | bool) -> str:
-    if isinstance(schema, bool):
-        return "" if schema else "must be left out"
-    expected = schema.get("type")
-    kinds: Sequence[str] = [expected] if isinstance(expected, str) else expected or ()
-    if kinds and not any(_is(value, kind) for kind in kinds):
-        return f"must be of type {' or '.join(kinds)}"
-    allowed = schema.get("enum")
-    if allowed and value not in allowed:
-        return f"must be one of {json.dumps(allowed)}"
-    return ""
-
-
-def _is(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    return isinstance(value, _TYPES.get(kind, object))

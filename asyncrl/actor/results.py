@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncrl.actor.image_sources import IMAGE_TYPES
+from asyncrl.plain import copied
 from asyncrl.text import cut
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def cut_content(content: Content, max_chars: int) -> Content:
 
 def joined(before: Any, content: Content) -> Any:
     """The content `before` of a message with `content` behind it."""
+    before = "" if before is None else before
     if isinstance(before, str) and isinstance(content, str):
         return f"{before}{content}"
     return [*_as_blocks(before), *_as_blocks(content)]
@@ -79,7 +81,9 @@ def _block(item: Any) -> Mapping[str, Any]:
             return {"type": "text", "text": str(item)}
         case Mapping():
             source: Any = item.get("image")
-            return {**item, "image": _file(source)} if _is_picture(source) or isinstance(source, np.ndarray) else item
+            in_memory = _is_picture(source) or isinstance(source, np.ndarray)
+            # It may change later what it said now.
+            return copied({**item, "image": _file(source)} if in_memory else dict(item))
     return {"type": "image", "image": _file(item)}
 
 

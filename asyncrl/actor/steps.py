@@ -63,7 +63,7 @@ def _split_turn(turn: Turn, tokens: NDArray[np.int32], piece: Callable[[int], st
 
 def _by_function(pieces: Sequence[str], function: Callable[[Sequence[str]], Sequence[int]]) -> list[int]:
     try:
-        begins = [int(index) for index in function(pieces)]
+        begins = [int(index) for index in function([*pieces])]
     except Exception as error:
         raise InvariantError(f"the function of actor.step_split failed: {reason_of(error)}") from error
     if sorted(set(begins)) != begins or not all(0 <= index < max(1, len(pieces)) for index in begins):

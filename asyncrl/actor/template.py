@@ -1,8 +1,9 @@
 """A tokenizer's chat template: it renders messages as text.
 
 Templates accept different messages. Some want the arguments of a call as JSON text, some show one call a turn, some
-want an id of nine letters with each call, some have no system message. `Template` adapts messages where it can; where
-it cannot, it raises a RefusedError with the template's reason.
+want an id of nine letters with each call, some take no null as the content of a turn with calls. Messages come in as
+many forms from data, demonstrations and agents. `Template` adapts messages where it can; where it cannot, it raises a
+RefusedError with the template's reason.
 """
 
 from __future__ import annotations
@@ -94,9 +95,11 @@ class Template:
         self.one_call = False
         self._ids_name_tools = False
         self._arguments_as_text = False
+        self._no_content: str | None = ""
         if not self._shows(MARK):
             self._arguments_as_text = True
             self._arguments_as_text = self._shows(MARK)
+        self._no_content = self._beside_calls()
         self.one_call = self._shows(MARK) and not self._shows(MARK, MARK + "2")
         self._ids_name_tools = self._shows(MARK) and not self._shows(MARK, name=MARK + "name")
         self.shows_reasoning = self._shows_reasoning()
@@ -133,33 +136,44 @@ class Template:
         ]
 
     def _prepared(self, messages: Messages) -> list[dict[str, Any]]:
-        """The messages with ids at calls and results, and arguments and reasoning as the template takes them."""
+        """The messages with ids at calls and results, names at results, and contents, arguments and reasoning as the
+        template takes them. Nulls and empty lists of calls are as if they were not there."""
         prepared = []
-        shown_ids: dict[str, str] = {}
+        # The calls that results may answer, by the ids of messages, and by the numbers of calls in their turn.
+        known: dict[str, Mapping[str, Any]] = {}
         made = results = 0
         for message in messages:
-            changed = dict(message)
-            if reasoning := message.get("reasoning_content"):
+            changed = {name: value for name, value in message.items() if value is not None}
+            if reasoning := changed.get("reasoning_content"):
                 changed["thinking"] = reasoning
-            if calls := message.get("tool_calls"):
+            calls = changed.pop("tool_calls", ())
+            if not changed.get("content"):
+                changed["content"] = self._no_content if calls else ""
+            if calls:
                 if self.one_call and len(calls) > 1:
                     raise RefusedError("one tool call at a time: the model's chat template shows one a turn")
                 first = made if self._ids_name_tools else 0
-                changed["tool_calls"] = [self._call(call, number) for number, call in enumerate(calls, first)]
-                shown_ids = {call_id(number): call["id"] for number, call in enumerate(changed["tool_calls"])}
+                shown = [self._call(call, number) for number, call in enumerate(calls, first)]
+                known |= {call_id(number): each for number, each in enumerate(shown)}
+                known |= {call["id"]: each for call, each in zip(calls, shown, strict=True) if call.get("id")}
+                changed["tool_calls"] = shown
                 made += len(calls)
             if message["role"] == "tool":
-                id = message.get("tool_call_id", call_id(results))
-                changed["tool_call_id"] = shown_ids.get(id, id)
+                id = changed.get("tool_call_id") or call_id(results)
+                call = known.get(id, {"id": id})
+                changed["tool_call_id"] = call["id"]
+                if not changed.get("name") and "function" in call:
+                    changed["name"] = call["function"]["name"]
             results = results + 1 if message["role"] == "tool" else 0
             prepared.append(changed)
         return prepared
 
     def _call(self, call: Mapping[str, Any], number: int) -> dict[str, Any]:
         function = dict(call.get("function", call))
-        id = call.get("id")
-        if not id and self._ids_name_tools:
-            id = f"functions.{function['name']}:{number}"
+        id = str(call.get("id") or "")
+        if not POLICY_ID.fullmatch(id):
+            # Ids of programs have a form that some templates refuse.
+            id = f"functions.{function['name']}:{number}" if self._ids_name_tools else call_id(number)
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str) and not self._arguments_as_text:
             with suppress(ValueError):
@@ -167,7 +181,21 @@ class Template:
         elif self._arguments_as_text and not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
         function["arguments"] = arguments
-        return {"id": id or call_id(number), "type": "function", "function": function}
+        return {"id": id, "type": "function", "function": function}
+
+    def _beside_calls(self) -> str | None:
+        """The content of a turn that has only calls: null, as the chat-completions API has it, or an empty text where
+        the template takes no null."""
+
+        def rendered(content: str | None) -> str:
+            self._no_content = content
+            with suppress(RefusedError):
+                return self.render([QUESTION, calling([{"mark": MARK}]), result("15")], [TOOL])
+            return ""
+
+        of_empty, of_null = rendered(""), rendered(None)
+        takes_null = MARK in of_null and of_null.count("None") <= of_empty.count("None")
+        return None if takes_null else ""
 
     def _shows_reasoning(self) -> bool:
         try:

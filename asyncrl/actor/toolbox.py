@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from asyncrl.actor.contained import contained
@@ -25,6 +24,7 @@ from asyncrl.actor.tools.base import StateLostError, Tool, ToolRefusal
 from asyncrl.errors import ToolError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans
+from asyncrl.plain import copied
 from asyncrl.text import reason_of
 from asyncrl.types import Ticket, ToolCall
 
@@ -59,6 +59,8 @@ class Toolbox:
 
     def __init__(self, classes: Mapping[str, type[Tool]], limits: ToolLimits, spans: Spans | None = None) -> None:
         self._classes = classes
+        # A tool may change the schema of its class, which the policy reads.
+        self._functions = {name: copied(dict(cls.schema)) for name, cls in classes.items()}
         self._limits = limits
         self._spans = spans or NoSpans()
         self.counts = ToolCounts()
@@ -68,7 +70,7 @@ class Toolbox:
     @property
     def functions(self) -> dict[str, Mapping[str, Any]]:
         """The tools' own function objects by name."""
-        return {name: cls.schema for name, cls in self._classes.items()}
+        return dict(self._functions)
 
     def counters(self) -> Mapping[str, float]:
         """What is counted, by the names of metrics."""
@@ -164,7 +166,7 @@ class OpenTools:
         for name, tool in self._tools.items():
             kwargs = tools_kwargs.get(name) or {}
             kwargs = kwargs.get("create_kwargs", kwargs) or {}
-            await self._within_limits(name, "create", partial(tool.create, **kwargs))
+            await self._within_limits(name, "create", tool.create, **kwargs)
 
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
         """The results of the calls, in their order. The calls run at the same time. Raises ToolError."""
@@ -196,7 +198,7 @@ class OpenTools:
         tool = self._tools[call.name]
         try:
             with self._spans.span(f"tool {call.name}", episode=self._episode):
-                answer = await self._within_limits(call.name, "execute", partial(tool.execute, call.arguments))
+                answer = await self._within_limits(call.name, "execute", tool.execute, call.arguments)
         except ToolRefusal as refusal:
             self._counts.refused += 1
             return str(refusal)
@@ -210,13 +212,18 @@ class OpenTools:
             raise ToolError(f"tool {call.name} answered with {kind}, not with text, or a list of texts and images")
         return content
 
-    async def _within_limits(self, name: str, what: str, act: Callable[[], Awaitable[T]]) -> T:
-        """Try `act` until it succeeds. Raises ToolError: it failed too often."""
+    async def _within_limits(
+        self, name: str, what: str, method: Callable[..., Awaitable[T]], /, *arguments: Any, **kwargs: Any
+    ) -> T:
+        """Try a method of a tool until it succeeds, each time with copies of the arguments, which it may change.
+
+        Raises ToolError: it failed too often.
+        """
         limit_s = None if self._tools[name].limits_itself else self._limits.timeout_s
         for attempt in range(1, self._limits.retries + 2):
             try:
                 async with asyncio.timeout(limit_s):
-                    return await contained(act)
+                    return await contained(lambda: method(*copied(arguments), **copied(kwargs)))
             except ToolRefusal:
                 raise
             except StateLostError as error:

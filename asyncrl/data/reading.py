@@ -355,7 +355,10 @@ class TaskFile(Sequence[Task]):
 def _message(message: Mapping[str, Any] | None) -> Any:
     if message is None or message["role"] is None:
         raise ValueError("column prompt has a message without a role")
-    return plain(message)
+    made = plain(message)
+    # Code of users finds a content in each message, as in verl; null where there is only a call.
+    made.setdefault("content", None)
+    return made
 
 
 def _fields(kind: pa.DataType) -> list[str]:

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_EASY = [Passage("1 + 1 =", False), Passage(" 2", True)]
+_EASY = (Passage("1 + 1 =", False), Passage(" 2", True))
 _NO_SCORES, _NO_ENDS = np.zeros(0, np.float32), np.zeros(0, np.int32)
 
 
@@ -154,9 +154,10 @@ class Scorer:
         model = _served(self._prm, "prm")
         by_lease = [self._transcripts(lease) for lease in leases]
         branches = [branch for each in by_lease for branch in each]
+        # A model of the user may change the lists that it is given.
+        wanted = [(sum(passage.is_step for passage in branch),) for branch in branches]
         scores = [shaping.scale(each, self._config.shaping) for each in model.score(branches)]
         shapes = [each.shape for each in scores]
-        wanted = [(sum(passage.is_step for passage in branch),) for branch in branches]
         if shapes != wanted:
             raise ScoringError(f"{model.name} gave scores of shapes {shapes} for steps of shapes {wanted}")
         rest = iter(scores)
@@ -327,7 +328,7 @@ def _together_or_singly(score: Callable[[Sequence[Lease]], list[T]], leases: Seq
 def _answers(model: RewardModel[Any] | None) -> bool:
     """Whether the model's service answers for an easy episode, with scores or with a failure."""
     try:
-        return model is not None and len(model.score([_EASY])) == 1
+        return model is not None and len(model.score([[*_EASY]])) == 1
     except UnavailableError:
         return False
     except Exception:

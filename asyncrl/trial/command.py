@@ -37,6 +37,7 @@ from asyncrl.data.opening import all_tasks
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.machine.sandboxes import open_sandbox
+from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.scoring.answers import answer_texts, response_text
@@ -140,7 +141,8 @@ async def _play(
 ) -> Trajectory | None:
     """The trajectory; None: the episode failed, as the transcript says. Raises ConfigError and DataError."""
     actor = config.actor
-    chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format)
+    ends = () if config.model.path == NO_MODEL else end_tokens(config.model, actor.end_tokens, tokenizer)
+    chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
     async with AsyncExitStack() as stack:
         if request.answers is None:
             engine = open_trial_engine(config)

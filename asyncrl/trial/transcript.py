@@ -37,7 +37,7 @@ class Transcript:
             self._console.print(Rule(Text(printable(name), STYLES.get(role, "")), align="left", style="dim"))
             if reasoning := message.get("reasoning_content"):
                 self._text(f"<think>{reasoning}</think>", "dim")
-            content = message["content"]
+            content = message.get("content") or ""
             self._text(content if isinstance(content, str) else "".join(map(_part, content)), "")
             for call in message.get("tool_calls") or ():
                 function = call["function"]

@@ -16,6 +16,7 @@ from asyncrl.actor.environments.thread import EpisodeThread
 from asyncrl.actor.episode import Episode
 from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
+from asyncrl.plain import copied
 from asyncrl.text import reason_of
 from asyncrl.types import Task
 
@@ -47,7 +48,7 @@ def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
             "without async, with a parameter for each of actor.agent_options, or a class of such objects"
         ) from error
     is_async = inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(agent.__call__)
-    called = partial(agent, **given) if given else agent
+    called = (lambda *arguments: agent(*arguments, **copied(given))) if given else agent
     return cast("Agent", called if is_async else partial(_in_thread, called))
 
 
@@ -55,7 +56,7 @@ def _made(cls: type, setting: str, options: Mapping[str, Any]) -> Any:
     """Raises ConfigError."""
     try:
         inspect.signature(cls).bind(**options)
-        return cls(**options)
+        return cls(**copied(dict(options)))
     except ConfigError:
         raise
     except Exception as error:
@@ -111,7 +112,9 @@ class AgentPlayer:
         endpoint, url = self._server.open(episode)
         try:
             with episode.timed("agent"):
-                result = checked(await contained(lambda: self._agent(episode.ticket.task, url, endpoint.api_key)))
+                result = checked(
+                    await contained(lambda: self._agent(episode.ticket.task.copy(), url, endpoint.api_key))
+                )
             if result.turns:
                 episode.recorder.score_all(result.turns)
         except AgentError as error:

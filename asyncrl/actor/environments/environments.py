@@ -9,7 +9,6 @@ call takes too long, after which nobody knows the object's state. Calls run one 
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 import logging
 import math
@@ -34,6 +33,7 @@ from asyncrl.data.reading import ENVIRONMENT
 from asyncrl.errors import ToolError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans
+from asyncrl.plain import copied
 from asyncrl.text import reason_of
 from asyncrl.types import Task, Ticket, ToolCall
 
@@ -102,7 +102,7 @@ class Environments:
             opened = OpenEnvironment(cls, ticket, self)
             try:
                 with self.spans.span("reset", episode=ticket.id):
-                    await opened.reset(copy.deepcopy(row))
+                    await opened.reset(copied(row))
             except ToolError as error:
                 reason = str(error)
                 await finish(opened.close())
@@ -228,7 +228,7 @@ class OpenEnvironment:
             return call.error
         try:
             with self._environments.spans.span(f"tool {call.name}", episode=self._ticket.id):
-                method = partial(getattr(self._object, call.name), **call.arguments)
+                method = partial(getattr(self._object, call.name), **copied(dict(call.arguments)))
                 content: Content = await self._call(call.name, method, _shown)
                 return content
         except ToolError:

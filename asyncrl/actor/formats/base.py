@@ -13,12 +13,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from asyncrl.actor.formats.schemas import ANY, admits, kinds_of, lists, parameters_of
+
 Functions = Mapping[str, Mapping[str, Any]]
 """The OpenAI function objects of the tools on offer, by name."""
 
 _SPACE = re.compile(r"\s*")
 _MAX_DEPTH = 32
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None, "none": None}
+_NULLS = ("null", "None")
 
 
 class WrittenCall(NamedTuple):
@@ -131,25 +134,17 @@ def as_text(value: Any) -> str:
 def from_text(text: str, name: str, key: str, functions: Functions) -> Any:
     """The value of argument `key` of tool `name` that such a format writes as `text`.
 
-    The tool's schema decides: a string is `text` itself, any other type is read as JSON or as Python's True, False and
-    None. A text that cannot be read so stays a text, which the check of the schema then refuses.
+    The tool's schema decides (`schemas`). Where it takes strings, the value is `text` itself, unless the schema lists
+    values and only what the text reads as is among them. Else the text is read as JSON, or as Python's True, False and
+    None. A text that cannot be read so stays a text, which the check of the schema then refuses. Where strings may be
+    null, `null` and `None` are null, as templates write it; other spellings are texts.
 
     Raises CallError: the value cannot be sent.
     """
-    properties = (functions.get(name, {}).get("parameters") or {}).get("properties") or {}
-    schema = properties.get(key)
-    schema = schema if isinstance(schema, Mapping) else {}
-    kinds = _kinds(schema)
-    word = text.strip().lower()
-    if word in ("null", "none") and "null" in kinds:
-        return None
-    value: Any = text
-    if "string" not in kinds and text not in (schema.get("enum") or ()):
-        try:
-            value, end = (_WORDS[word], len(text)) if word in _WORDS else read_json(text, 0)
-        except CallError:
-            end = -1
-        value = value if end >= 0 and not text[end:].strip() else text
+    function = functions.get(name, {})
+    properties = parameters_of(function).get("properties")
+    schema = properties.get(key, {}) if isinstance(properties, Mapping) else {}
+    value = _reading(text, schema, function)
     try:
         _check_plain(value)
     except ValueError as error:
@@ -157,18 +152,29 @@ def from_text(text: str, name: str, key: str, functions: Functions) -> Any:
     return value
 
 
-def _kinds(schema: Any) -> list[str]:
-    """The types that a JSON schema allows, those of its `anyOf` and `oneOf` among them; with `allOf` those that all its
-    parts allow. Empty if it names none."""
-    if not isinstance(schema, Mapping):
-        return []
-    kind = schema.get("type")
-    kinds = [kind] if isinstance(kind, str) else list(kind or ())
-    choices = (each for key in ("anyOf", "oneOf") for each in schema.get(key) or ())
-    kinds += [each for choice in choices for each in _kinds(choice)]
-    for part in filter(None, map(_kinds, schema.get("allOf") or ())):
-        kinds = [each for each in kinds if each in part] if kinds else part
-    return kinds
+def _reading(text: str, schema: Any, function: Mapping[str, Any]) -> Any:
+    kinds, word = kinds_of(schema, function), text.strip()
+    takes_text = kinds != ANY and "string" in kinds
+    if takes_text and lists(schema, text, function):
+        return text
+    if takes_text and "null" in kinds and word in _NULLS:
+        return None
+    if takes_text and admits(schema, text, function):
+        return text
+    value = _literal(text)
+    return text if takes_text and not admits(schema, value, function) else value
+
+
+def _literal(text: str) -> Any:
+    """The value of JSON or of a word; the text itself where it is neither."""
+    word = text.strip().lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    try:
+        value, end = read_json(text, 0)
+    except CallError:
+        return text
+    return text if text[end:].strip() else value
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:

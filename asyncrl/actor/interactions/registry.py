@@ -8,6 +8,7 @@ from typing import Any
 from asyncrl.actor.interactions.base import Interaction
 from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
+from asyncrl.plain import copied
 from asyncrl.text import reason_of
 
 FORM = "{class_name: module.Class, config: {...}}, or the dotted path of a class alone"
@@ -35,7 +36,7 @@ def _load(name: str, entry: Any) -> Interaction:
             "verl is named through asyncrl.compat.verl.VerlInteraction (docs/interactions.md)"
         )
     try:
-        return cls({**config, "name": name})
+        return cls({**copied(dict(config)), "name": name})
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from error
     except Exception as error:

@@ -7,7 +7,6 @@ that was started is finalized exactly once.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from asyncrl.actor.interactions.base import Interaction
 from asyncrl.actor.results import Content, cut_content, read_content
 from asyncrl.errors import InteractionError
 from asyncrl.network.throttle import ErrorLogger
+from asyncrl.plain import copied
 from asyncrl.text import reason_of
 from asyncrl.types import LARGEST_FLOAT32, Ticket
 
@@ -146,12 +146,12 @@ class OpenInteraction:
 
     async def start(self) -> None:
         """Raises InteractionError, as the other methods do."""
-        kwargs = copy.deepcopy(dict(self._kwargs))
+        kwargs = copied(dict(self._kwargs))
         await self._call("start_interaction", lambda user: user.start_interaction(self._id, **kwargs))
 
     async def respond(self, messages: Sequence[Mapping[str, Any]]) -> UserReply:
         """The user's response to the policy's turn, the last of `messages`."""
-        given, kwargs = copy.deepcopy(([dict(message) for message in messages], dict(self._kwargs)))
+        given, kwargs = copied(([dict(message) for message in messages], dict(self._kwargs)))
         result = await self._call("generate_response", lambda user: user.generate_response(self._id, given, **kwargs))
         reply = self._read(result)
         if reply.score is None:

@@ -8,6 +8,7 @@ from asyncrl.actor.tools.base import Tool
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError
+from asyncrl.plain import copied
 
 BUILT_IN: Mapping[str, str] = {
     "calculator": "asyncrl.actor.tools.calculator.Calculator",
@@ -23,7 +24,7 @@ def tool_classes(actor: ActorConfig) -> dict[str, type[Tool]]:
     """The classes that `actor.tools` names, by the names that the policy uses. Raises ConfigError."""
     classes: dict[str, type[Tool]] = {}
     for name in actor.tools:
-        cls = _load(name).configured(actor)
+        cls = _load(name).configured(copied(actor))
         shown = str(cls.schema["name"])
         if shown in classes:
             raise ConfigError(f"actor.tools: {name!r} and another tool are both called {shown!r}; keep one of them")

@@ -97,7 +97,7 @@ def from_trajectories(
         tensors |= {"token_level_scores": scores, "token_level_rewards": scores.clone()}
         arrays |= columns([label_fields(label) for label in judged])
     if tasks is not None:
-        arrays |= columns([task_fields(tasks[each.trajectory.task_id]) for each in branches])
+        arrays |= columns([task_fields(tasks[each.trajectory.task_id].copy()) for each in branches])
     return DataProto.from_dict(tensors, arrays)
 
 

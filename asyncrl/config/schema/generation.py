@@ -96,6 +96,12 @@ class ActorConfig:
         ),
         fixed="all members of a group call tools alike",
     )
+    end_tokens: list[str] = option(
+        [],
+        "special tokens that end a turn, such as ['<|eot|>'], besides those of the chat template and of the model's "
+        "generation_config.json (docs/models.md)",
+        fixed="all members of a group end their turns alike",
+    )
     response_format: dict[str, Any] = option(
         {},
         "what each turn must be: a JSON schema, a regular expression or a grammar that servers restrict it to; {}: any "

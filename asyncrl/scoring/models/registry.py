@@ -15,6 +15,7 @@ from asyncrl.config.imports import imported
 from asyncrl.config.option import options
 from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
 from asyncrl.errors import ConfigError
+from asyncrl.plain import copied
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
 
 _LOCAL = ("value_head", "qwen_prm", "skywork_prm", "math_shepherd", "rlhflow", "prime")
@@ -43,7 +44,7 @@ def check_models(prm: ScoringModelConfig, outcome_model: OutcomeModelConfig) -> 
 
 def _load(config: ScoringModelConfig, key: str, families: Mapping[str, str]) -> Any:
     family, params = _find(config, key, families)
-    return family(config) if params is None else family.load(config, params, key)
+    return family(copied(config)) if params is None else family.load(config, params, key)
 
 
 def _find(config: ScoringModelConfig, key: str, families: Mapping[str, str]) -> tuple[Any, Any]:

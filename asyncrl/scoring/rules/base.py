@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Protocol
 
@@ -44,6 +44,11 @@ class RuleInput:
     deadline: float = math.inf
     full_answer: str = ""
     sandbox: Sandbox = THIS_MACHINE
+
+    def copy(self) -> RuleInput:
+        """An equal input for one rule, which may change what is in it. Arrays are shared: those from the wire are
+        read-only."""
+        return replace(self, task=self.task.copy(), trajectory=self.trajectory.copy())
 
 
 RuleFunction = Callable[[RuleInput], Any]

@@ -13,6 +13,7 @@ from asyncrl.config.imports import imported
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError
 from asyncrl.machine.sandboxes import THIS_MACHINE, Sandbox
+from asyncrl.plain import copied
 from asyncrl.scoring.rules.base import RuleFunction, RuleInput, RuleScores, completed, read_reason, read_result
 from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.rules.verl import as_config, verl_function, verl_manager
@@ -73,7 +74,7 @@ class RuleSet:
         """The scores of the task's rules. Raises what a rule raises, and ScoringError for a malformed result."""
         scores: dict[str, float] = {}
         rules = self.by_source.get(given.task.data_source, self.default)
-        results = [rule.function(given) for rule in rules]
+        results = [rule.function(given.copy()) for rule in rules]
         for rule, result in zip(rules, results, strict=True):
             scores[rule.name], extra = read_result(result)
             scores.update({f"{rule.name}/{name}": value for name, value in extra.items()})
@@ -189,9 +190,9 @@ def _adapt(
             )
     match kinds:
         case ["own"]:
-            return _adapt_own(partial(found, **params), offered)
+            return _adapt_own(lambda **given: found(**given, **copied(dict(params))), offered)
         case ["verl"]:
-            return verl_function(partial(found, **as_config(params)))
+            return verl_function(lambda **given: found(**given, **as_config(params)))
     own, verl, with_params = *map(", ".join, KINDS.values()), f" and params {', '.join(params)}" if params else ""
     raise ConfigError(
         f"{setting} cannot judge an episode: write a function with the parameters ({own}){with_params}, "

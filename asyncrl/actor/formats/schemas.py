@@ -1,0 +1,185 @@
+"""The part of JSON schema that tells the type of an argument: `type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf`,
+references within the schema, and OpenAPI's `nullable`. Nothing else is looked at: nested values are left to the tool.
+
+Schemas come from data files and agents. What is malformed, unknown or refers to itself says nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from operator import and_, or_
+from typing import Any, TypeVar, cast
+
+Kinds = frozenset[str]
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
+ANY: Kinds = frozenset(_TYPES)
+_OF_STRINGS = ("pattern", "minLength", "maxLength", "contentEncoding")
+_NUMERIC_FORMATS = ("int32", "int64", "float", "double")
+"""Formats of OpenAPI; every other one is of strings."""
+_NOTHING: Mapping[str, Any] = {"const": object()}
+"""The schema `false`, which takes no value."""
+_MOST_REFERENCES = 256
+"""Further ones say nothing."""
+
+Said = TypeVar("Said", bool, Kinds)
+
+
+def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a function's arguments, which may be a reference itself."""
+    root = function.get("parameters")
+    found, seen = root, set[str]()
+    while isinstance(found, Mapping) and isinstance(ref := found.get("$ref"), str) and ref not in seen:
+        seen.add(ref)
+        found = _target(ref, root)
+    return found if isinstance(found, Mapping) else {}
+
+
+def kinds_of(schema: Any, function: Mapping[str, Any]) -> Kinds:
+    """The types that the values of a schema may have, ANY if it names none. A keyword that strings alone have names
+    theirs."""
+    return _fold(schema, function.get("parameters"), _kinds_here, {}) or ANY
+
+
+def admits(schema: Any, value: Any, function: Mapping[str, Any]) -> bool:
+    """Whether a schema of the parameters of `function` takes the value."""
+
+    def here(part: Mapping[str, Any]) -> bool:
+        if value is None and part.get("nullable") is True:
+            return True
+        return _is(value, _named(part)) and (_values(part) is None or _lists(part, value))
+
+    return _fold(schema, function.get("parameters"), here, {}) is not False
+
+
+def lists(schema: Any, value: Any, function: Mapping[str, Any]) -> bool:
+    """Whether the value is one that a schema lists, by `enum` or `const`."""
+    return any(_same(each, value) for each in _listed(schema, function.get("parameters"), set()))
+
+
+def problem_of(schema: Any, value: Any, function: Mapping[str, Any]) -> str:
+    """What is wrong with the value of an argument; empty if nothing is."""
+    if schema is False:
+        return "must be left out"
+    if admits(schema, value, function):
+        return ""
+    kinds = kinds_of(schema, function)
+    listed = [*_listed(schema, function.get("parameters"), set())]
+    if listed and _is(value, kinds):
+        return f"must be one of {json.dumps(listed)}"
+    shown = [kind for kind in _TYPES if kind in kinds and not (kind == "integer" and "number" in kinds)]
+    return f"must be of type {' or '.join(shown)}"
+
+
+def _fold(schema: Any, root: Any, here: Callable[[Mapping[str, Any]], Said], known: dict[str, Any]) -> Said | None:
+    """What `here` says of each part of a schema, as one: of all that must hold what they have in common, of choices
+    what any of them says. None: nothing is said. `known` has what is said of references."""
+    if isinstance(schema, bool):
+        schema = {} if schema else _NOTHING
+    if not isinstance(schema, Mapping):
+        return None
+    parts: list[Said | None] = [here(schema)]
+    if isinstance(ref := schema.get("$ref"), str) and len(known) < _MOST_REFERENCES:
+        if ref not in known:
+            known[ref] = None
+            known[ref] = _fold(_target(ref, root), root, here, known)
+        elif known[ref] is None:
+            return None
+        parts.append(known[ref])
+    parts += [_fold(each, root, here, known) for each in _schemas(schema, "allOf")]
+    for key in ("anyOf", "oneOf"):
+        said = [_fold(each, root, here, known) for each in _schemas(schema, key)]
+        if choices := [each for each in said if each is not None]:
+            parts.append(reduce(cast("Callable[[Said, Said], Said]", or_), choices))
+    return reduce(cast("Callable[[Said, Said], Said]", and_), [each for each in parts if each is not None])
+
+
+def _kinds_here(part: Mapping[str, Any]) -> Kinds:
+    kinds = _named(part)
+    if (values := _values(part)) is not None:
+        kinds = kinds.intersection(kind for value in values for kind in _kind(value))
+    elif kinds == ANY and _is_of_strings(part):
+        kinds = frozenset({"string"})
+    return kinds | {"null"} if part.get("nullable") is True else kinds
+
+
+def _named(part: Mapping[str, Any]) -> Kinds:
+    named = part.get("type")
+    named = [named] if isinstance(named, str) else named
+    if not isinstance(named, (list, tuple)) or not named or not all(each in _TYPES for each in named):
+        return ANY
+    return frozenset(named) | ({"integer"} if "number" in named else set())
+
+
+def _is_of_strings(part: Mapping[str, Any]) -> bool:
+    format = part.get("format")
+    if any(key in part for key in ("$ref", "allOf", "anyOf", "oneOf")):
+        return False
+    return any(key in part for key in _OF_STRINGS) or (isinstance(format, str) and format not in _NUMERIC_FORMATS)
+
+
+def _values(part: Mapping[str, Any]) -> list[Any] | None:
+    """The values that one part lists; None: it lists none."""
+    if "const" in part:
+        return [part["const"]]
+    listed = part.get("enum")
+    return listed if isinstance(listed, list) and listed else None
+
+
+def _lists(part: Mapping[str, Any], value: Any) -> bool:
+    return any(_same(each, value) for each in _values(part) or ())
+
+
+def _listed(schema: Any, root: Any, seen: set[str]) -> Iterator[Any]:
+    """All values that a schema lists, and those of the schemas that it refers to."""
+    if not isinstance(schema, Mapping):
+        return
+    yield from _values(schema) or ()
+    for key in ("allOf", "anyOf", "oneOf"):
+        for each in _schemas(schema, key):
+            yield from _listed(each, root, seen)
+    ref = schema.get("$ref")
+    if isinstance(ref, str) and ref not in seen and len(seen) < _MOST_REFERENCES:
+        seen.add(ref)
+        yield from _listed(_target(ref, root), root, seen)
+
+
+def _schemas(schema: Mapping[str, Any], key: str) -> list[Any]:
+    found = schema.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _target(ref: str, root: Any) -> Any:
+    """The schema at a JSON pointer such as `#/$defs/Mode`; None: there is none."""
+    start, *names = ref.split("/")
+    found = root if start == "#" else None
+    for name in names:
+        name = name.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _kind(value: Any) -> list[str]:
+    """The type of a value: the narrowest, or none where it is no JSON."""
+    return [kind for kind in _TYPES if _is(value, frozenset({kind}))][:1]
+
+
+def _is(value: Any, kinds: Kinds) -> bool:
+    """Whether a value has one of the types. A truth value is no number."""
+    if isinstance(value, bool):
+        return "boolean" in kinds
+    return any(isinstance(value, _TYPES[kind]) for kind in kinds)
+
+
+def _same(listed: Any, value: Any) -> bool:
+    return bool(listed == value) and isinstance(listed, bool) == isinstance(value, bool)

@@ -1,0 +1,61 @@
+"""The tokens that end a turn besides those of the chat template. Several models list some in `generation_config.json`
+(Qwen3, Gemma 3, Phi), at which every server ends a turn. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.schema import ModelConfig
+from asyncrl.errors import ConfigError
+from asyncrl.modelling.source import source_of
+
+logger = logging.getLogger(__name__)
+
+FILE = "generation_config.json"
+
+
+def end_tokens(model: ModelConfig, named: Sequence[str], tokenizer: Any) -> tuple[int, ...]:
+    """The ids of the end tokens that the files of `model` list, and of the texts `named` by actor.end_tokens.
+
+    Raises ConfigError: a text is no added token of the tokenizer, or the file of the model cannot be read.
+    """
+    added: dict[str, int] = tokenizer.get_added_vocab()
+    if unknown := [text for text in named if text not in added]:
+        raise ConfigError(
+            f"actor.end_tokens: {', '.join(map(repr, unknown))}: the tokenizer has no such special token; it has "
+            f"{', '.join(sorted(added))}"
+        )
+    listed = _listed(model)
+    # A configuration that was not made for the tokenizer has a default here, such as 2, which may be a word.
+    if words := sorted(set(listed) - set(added.values())):
+        logger.warning(
+            "%s of model.path=%s lists the end tokens %s, which are words to the tokenizer; they end no turn",
+            FILE,
+            model.path,
+            words,
+        )
+    return tuple(dict.fromkeys([*(each for each in listed if each not in words), *(added[text] for text in named)]))
+
+
+def _listed(model: ModelConfig) -> list[int]:
+    """The `eos_token_id` of the file: one id, or several; empty where a model has no such file."""
+    from transformers.utils.hub import cached_file
+
+    source = source_of(model)
+    try:
+        found = cached_file(source.path, FILE, revision=source.revision, _raise_exceptions_for_missing_entries=False)
+        values = {} if found is None else json.loads(Path(found).read_text())
+        ends = values.get("eos_token_id")
+    # The hub, and files that somebody else has written, raise whatever they do.
+    except Exception as error:
+        raise ConfigError(f"model.path={model.path}: its {FILE} cannot be read: {error}") from error
+    ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    if not all(type(each) is int for each in ids):
+        raise ConfigError(
+            f"model.path={model.path}: {FILE} has eos_token_id={ends!r:.100}; it must be an id, or a list"
+        )
+    return ids
