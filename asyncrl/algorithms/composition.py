@@ -18,6 +18,7 @@ from asyncrl.algorithms.rewards.base import Reward
 from asyncrl.algorithms.streams import LossStream, Stream
 from asyncrl.config.schema import AlgorithmConfig, PartConfig
 from asyncrl.errors import ConfigError
+from asyncrl.types import SCORES_OF_ALL, LabelNeeds
 
 INTERPOLATED = ("interpolate", "interpolate_linear")
 
@@ -85,6 +86,13 @@ class Composition:
     @property
     def needs_reference(self) -> bool:
         return self.has_kl or any(stream.needs_reference for stream in self.streams)
+
+    @property
+    def label_needs(self) -> LabelNeeds:
+        """What must be in the labels of every episode that is trained."""
+        parts = (*self.rewards, self.advantage, *self.corrections, *self.streams)
+        names = {name for part in parts for name in part.reads}
+        return LabelNeeds(tuple(sorted(names - {*SCORES_OF_ALL})), self.advantage.needs_unit_steps)
 
     @property
     def rule_names(self) -> list[str]:
@@ -177,6 +185,11 @@ def _stream_conflicts(parts: Composition) -> Iterator[str]:
     others = [stream for stream in parts.streams if isinstance(stream, LossStream) and stream.weight]
     if rl is not None and not rl.weight and not others:
         yield "algorithm.stream rl has weight=0, and nothing else trains: add ce or ref_kl with a weight"
+
+
+def label_needs(config: AlgorithmConfig) -> LabelNeeds:
+    """What must be in the labels of every episode that the algorithm trains."""
+    return Composition.of(config).label_needs
 
 
 def check(config: AlgorithmConfig, *, step_scores: bool, group_size: int, demonstrations: bool = False) -> None:

@@ -23,7 +23,7 @@ from asyncrl.learner.fetching import BatchFetcher, FetchedBatch, PackedModel
 from asyncrl.learner.local_batch import build_episodes
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.flops import ForwardFlops
-from asyncrl.types import BatchPlan, Labels, Trajectory
+from asyncrl.types import BatchPlan, LabelNeeds, Labels, Trajectory
 
 VERSION = "version"
 """The key of `meta_info` with the policy version that generated a batch."""
@@ -62,10 +62,14 @@ def labels_of(data: DataProto) -> list[Labels]:
     return to_labels(DataProto(batch, data.non_tensor_batch, data.meta_info))
 
 
-def episodes_of(data: DataProto, greedy_sibling: bool) -> Episodes:
-    """What the algorithms know of the batch's trajectories, on the CPU. Raises DataProtoError: as `labels_of`."""
-    plan = plan_of(data, trajectories_of(data))
-    return build_episodes(plan, labels_of(data), torch.device("cpu"), greedy_sibling)
+def episodes_of(data: DataProto, greedy_sibling: bool, needs: LabelNeeds) -> Episodes:
+    """What the algorithms know of the batch's trajectories, on the CPU. Raises DataProtoError: as `labels_of`, or a row
+    lacks a score that the algorithm `needs`."""
+    plan, labels = plan_of(data, trajectories_of(data)), labels_of(data)
+    for each in labels:
+        unmet = needs.unmet(each)
+        require(not unmet, f"{each.trajectory_id}: {unmet}; give every row `extra_scores` with them")
+    return build_episodes(plan, labels, torch.device("cpu"), greedy_sibling, needs)
 
 
 class _OneBatch(BatchSource):
