@@ -9,7 +9,9 @@ from typing import Any
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.advantages.base import Advantage
 from asyncrl.algorithms.aggregation import Aggregation
+from asyncrl.algorithms.batch import Episodes
 from asyncrl.algorithms.corrections.base import Correction
+from asyncrl.algorithms.corrections.zero_variance import ZeroVariance
 from asyncrl.algorithms.demonstrations import DemonstrationLoss
 from asyncrl.algorithms.kl import Kl
 from asyncrl.algorithms.losses.base import Loss
@@ -86,6 +88,17 @@ class Composition:
     @property
     def needs_reference(self) -> bool:
         return self.has_kl or any(stream.needs_reference for stream in self.streams)
+
+    @property
+    def compared(self) -> str:
+        """The score whose equality in a group says that the group teaches nothing."""
+        return next((rule.score for rule in self.corrections if isinstance(rule, ZeroVariance)), "reward")
+
+    def shaped(self, episodes: Episodes) -> Episodes:
+        """The episodes with the rewards that the parts make of those of the labels."""
+        for change in self.rewards:
+            episodes = replace(episodes, reward=change(episodes))
+        return episodes
 
     @property
     def label_needs(self) -> LabelNeeds:

@@ -32,8 +32,7 @@ def prepare(
         tokens = replace(tokens, lag=episodes.version - tokens.versions)
     view, sampled = View.of(tokens), View.of(only_sampled(tokens))
     _check(parts, episodes, tokens, view)
-    for change in parts.rewards:
-        episodes = replace(episodes, reward=change(episodes))
+    episodes = parts.shaped(episodes)
     divergence = _divergence(parts, tokens, sampled)
     if divergence is not None:
         kl_weight = _adapted(parts, kl_weight, divergence, episodes, reduce)
