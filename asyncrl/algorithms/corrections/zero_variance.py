@@ -16,8 +16,8 @@ class ZeroVariance(Correction):
     Use: with a penalty on long episodes, which makes rewards of equal answers differ; with a KL or entropy term, which
     would otherwise train on such groups
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025 (dynamic sampling, by the accuracy)
-    Caveat: the batch shrinks: no other groups replace the dropped ones. With rewards that are more than the outcome,
-    such as process scores, set score=reward.
+    Caveat: the batch shrinks; replay.filter.zero_variance gets other groups. With rewards that are more than the
+    outcome, such as process scores, set score=reward.
     """
 
     name = "zero_variance"
