@@ -521,6 +521,31 @@ def process_score(labels: Labels) -> float | None:
     return float(labels.step_scores.mean()) if labels.step_scores.size else None
 
 
+SCORES_OF_ALL = ("reward", "outcome")
+"""The scores that all labels have."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelNeeds:
+    """What an algorithm needs of the labels of every episode that it trains: these scores among the `extra` ones, and
+    with `unit_steps` step scores in [-1, 1]."""
+
+    scores: tuple[str, ...] = ()
+    unit_steps: bool = False
+
+    def unmet(self, labels: Labels) -> str:
+        """Why the algorithm cannot train an episode with these labels, for people; empty if it can."""
+        if missing := [name for name in self.scores if name not in labels.extra]:
+            return f"the algorithm reads the scores {missing!r:.200}, and the labels have {sorted(labels.extra)!r:.500}"
+        largest = float(np.abs(labels.step_scores).max(initial=0.0))
+        if self.unit_steps and largest > 1:
+            return f"its step scores reach {largest:g}, and the algorithm takes those in [-1, 1]"
+        return ""
+
+
+NOTHING_NEEDED = LabelNeeds()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Lease:
     """A trajectory that a scorer shall score. `kinds` are the kinds of scores that it shall give now, `partial` is what

@@ -14,7 +14,7 @@ from asyncrl.errors import RefusedError, WireError
 from asyncrl.ids import feed_group, ticket_id
 from asyncrl.replay.client import Outcome, read_leases
 from asyncrl.replay.protocol import FailEpisode, FailScoring, RenewLease
-from asyncrl.types import BatchPlan, Labels, Lease, Task, Ticket, Trajectory
+from asyncrl.types import BatchPlan, LabelNeeds, Labels, Lease, Task, Ticket, Trajectory
 from tests.replay.support import Core, make_settings
 
 
@@ -95,6 +95,9 @@ class FakeReplay:
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
         return self.core.configure(values)
+
+    def require(self, needs: Mapping[int, LabelNeeds]) -> None:
+        self.core.require(needs[max(needs)])
 
     def plan(self, step: int) -> BatchPlan | None:
         self.calls.append(("plan", step))

@@ -21,6 +21,10 @@ Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor elementwise over the learner's ranks."""
 
 
+class MissingScoreError(InvariantError):
+    """A part reads a named score that the episodes do not have."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Episodes:
     """Facts about the S sequences of the global batch in plan order, the same on every rank.
@@ -28,10 +32,10 @@ class Episodes:
     group int64[S], dense index of the sequence's group; reward float32[S], the shaped scalar; outcome float32[S], the
     verifier's own; lengths int64[S], policy tokens; step_scores float32[K], step_sequence int64[K], step_end int64[K]:
     the K process scores of the batch, whose sequence each is, and the exclusive end of its span among that sequence's
-    tokens (K = 0 without a process model), sequence by sequence, the steps of each in order; extra holds named scores
-    float32[S]. demonstrated bool[S] marks the demonstrations, None where there are none. greedy bool[S] marks the
-    members that were sampled greedily as a baseline; version is the learner's policy version; priority float32[S] are
-    the importance weights of a sampler that prefers some groups.
+    tokens (K = 0 without a process model), sequence by sequence, the steps of each in order; extra holds the named
+    scores float32[S] that parts read (`Part.reads`). demonstrated bool[S] marks the demonstrations, None where there
+    are none. greedy bool[S] marks the members that were sampled greedily as a baseline; version is the learner's policy
+    version; priority float32[S] are the importance weights of a sampler that prefers some groups.
     """
 
     group: Tensor
@@ -59,6 +63,15 @@ class Episodes:
     def named(self) -> Mapping[str, Tensor]:
         """All scores of the sequences by name: the extra ones, `outcome` and `reward`."""
         return {**self.extra, "outcome": self.outcome, "reward": self.reward}
+
+    def score(self, name: str) -> Tensor:
+        """[S]: the score of this name. Raises MissingScoreError: there is none."""
+        if name not in self.named:
+            raise MissingScoreError(
+                f"the score {name} is not among {sorted(self.named)}: a part must name the scores that it reads in its "
+                "`reads`, and every episode's labels must have them"
+            )
+        return self.named[name]
 
     @property
     def count(self) -> int:

@@ -20,7 +20,7 @@ from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.forward import forward, importance
 from asyncrl.algorithms.losses.implicit import implicit_loss, implicit_summary
 from asyncrl.algorithms.losses.value import value_loss
-from asyncrl.algorithms.metrics import summarise
+from asyncrl.algorithms.metrics import level_groups, summarise
 from asyncrl.algorithms.prepare import prepare
 from asyncrl.config.schema import AlgorithmConfig
 from asyncrl.errors import ConfigError
@@ -118,5 +118,9 @@ class Algorithm:
     def summary(self, sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
         """The step's metrics from sums added over micro-batches and ranks. Metrics that compare the members of a group
         need the `episodes` of the batch."""
-        weight = {"kl_reference/weight": self.kl_weight} if self.parts.has_kl else {}
-        return summarise(sums, self.parts.rule_names) | implicit_summary(sums, episodes) | weight
+        values = summarise(sums, self.parts.rule_names) | implicit_summary(sums, episodes)
+        if self.parts.has_kl:
+            values["kl_reference/weight"] = self.kl_weight
+        if episodes is not None:
+            values["groups/zero_variance"] = level_groups(self.parts.shaped(episodes), self.parts.compared)
+        return values

@@ -9,7 +9,9 @@ from typing import Any
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.advantages.base import Advantage
 from asyncrl.algorithms.aggregation import Aggregation
+from asyncrl.algorithms.batch import Episodes
 from asyncrl.algorithms.corrections.base import Correction
+from asyncrl.algorithms.corrections.zero_variance import ZeroVariance
 from asyncrl.algorithms.demonstrations import DemonstrationLoss
 from asyncrl.algorithms.kl import Kl
 from asyncrl.algorithms.losses.base import Loss
@@ -18,6 +20,7 @@ from asyncrl.algorithms.rewards.base import Reward
 from asyncrl.algorithms.streams import LossStream, Stream
 from asyncrl.config.schema import AlgorithmConfig, PartConfig
 from asyncrl.errors import ConfigError
+from asyncrl.types import SCORES_OF_ALL, LabelNeeds
 
 INTERPOLATED = ("interpolate", "interpolate_linear")
 
@@ -85,6 +88,24 @@ class Composition:
     @property
     def needs_reference(self) -> bool:
         return self.has_kl or any(stream.needs_reference for stream in self.streams)
+
+    @property
+    def compared(self) -> str:
+        """The score whose equality in a group says that the group teaches nothing."""
+        return next((rule.score for rule in self.corrections if isinstance(rule, ZeroVariance)), "reward")
+
+    def shaped(self, episodes: Episodes) -> Episodes:
+        """The episodes with the rewards that the parts make of those of the labels."""
+        for change in self.rewards:
+            episodes = replace(episodes, reward=change(episodes))
+        return episodes
+
+    @property
+    def label_needs(self) -> LabelNeeds:
+        """What must be in the labels of every episode that is trained."""
+        parts = (*self.rewards, self.advantage, *self.corrections, *self.streams)
+        names = {name for part in parts for name in part.reads}
+        return LabelNeeds(tuple(sorted(names - {*SCORES_OF_ALL})), self.advantage.needs_unit_steps)
 
     @property
     def rule_names(self) -> list[str]:
@@ -177,6 +198,11 @@ def _stream_conflicts(parts: Composition) -> Iterator[str]:
     others = [stream for stream in parts.streams if isinstance(stream, LossStream) and stream.weight]
     if rl is not None and not rl.weight and not others:
         yield "algorithm.stream rl has weight=0, and nothing else trains: add ce or ref_kl with a weight"
+
+
+def label_needs(config: AlgorithmConfig) -> LabelNeeds:
+    """What must be in the labels of every episode that the algorithm trains."""
+    return Composition.of(config).label_needs
 
 
 def check(config: AlgorithmConfig, *, step_scores: bool, group_size: int, demonstrations: bool = False) -> None:

@@ -129,9 +129,8 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
 
 def episode_metrics(episodes: Episodes) -> dict[str, float]:
     """Of the whole batch, once a step: statistics of rewards and lengths of what the policy played, and of the rewards
-    of demonstrations; the share of groups without any signal."""
-    reward, lengths, groups = episodes.reward.double(), episodes.lengths.double(), episodes.groups
-    level = groups.total(groups.greatest(reward) == groups.least(reward)) > 0
+    of demonstrations."""
+    reward, lengths = episodes.reward.double(), episodes.lengths.double()
     shown = {}
     if episodes.demonstrated is not None:
         taught, played = reward[episodes.demonstrated], ~episodes.demonstrated
@@ -145,8 +144,14 @@ def episode_metrics(episodes: Episodes) -> dict[str, float]:
         "reward/max": float(reward.max()),
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
-        "groups/zero_variance": float(level.double().mean()),
     }
+
+
+def level_groups(episodes: Episodes, score: str) -> float:
+    """The share of groups whose members all have the same score of this name."""
+    groups, values = episodes.groups, episodes.score(score)
+    level = groups.total(groups.greatest(values) == groups.least(values)) > 0
+    return float(level.double().mean())
 
 
 def _ages(get: Mapping[str, float], tokens: float) -> dict[str, float]:

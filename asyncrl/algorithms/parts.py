@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, dataclass_transform
 
@@ -51,6 +51,12 @@ class Part(ABC):
             if parameter.required and name not in params:
                 raise ConfigError(f"algorithm.{cls.kind} {cls.name} needs {name}: {parameter.meaning}")
         return cls(**params)
+
+    @property
+    def reads(self) -> Sequence[str]:
+        """The named scores of the labels that it reads. `Episodes.extra` has only scores that a part reads, and no
+        episode is trained whose labels lack one of them."""
+        return ()
 
     def setting(self, parameter: str) -> str:
         """How a message names one parameter and its value."""

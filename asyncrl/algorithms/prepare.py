@@ -35,8 +35,7 @@ def prepare(
         tokens = replace(tokens, lag=episodes.version - tokens.versions)
     view, sampled = View.of(tokens), View.of(only_sampled(tokens))
     _check(parts, episodes, tokens, view)
-    for change in parts.rewards:
-        episodes = replace(episodes, reward=change(episodes))
+    episodes = parts.shaped(episodes)
     divergence = _divergence(parts, tokens, sampled)
     next_weight = kl_weight if divergence is None else _adapted(parts, kl_weight, divergence, episodes, reduce)
     charge = None

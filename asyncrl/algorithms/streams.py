@@ -37,17 +37,15 @@ class Stream(Part):
         "counts as 0",
     )
 
+    @property
+    def reads(self) -> Sequence[str]:
+        return [] if self.score is None else [self.score]
+
     def weights(self, episodes: Episodes) -> Tensor:
-        """float64[S]: the weight of each sequence's tokens. Raises InvariantError: the labels do not have the score, or
-        it is not finite."""
+        """float64[S]: the weight of each sequence's tokens. Raises InvariantError: the score is not finite."""
         if self.score is None:
             return torch.full_like(episodes.reward, self.weight, dtype=torch.float64)
-        named = episodes.named
-        if self.score not in named:
-            raise InvariantError(
-                f"stream {self.name} reads the score {self.score}, and the labels have {sorted(named)}"
-            )
-        scores = named[self.score].double()
+        scores = episodes.score(self.score).double()
         if bad := (~scores.isfinite()).nonzero().tolist():
             row = bad[0][0]
             raise InvariantError(

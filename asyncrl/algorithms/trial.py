@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import Advantage, Rollouts, SequenceAdvantage
 from asyncrl.algorithms.aggregation import Aggregation
-from asyncrl.algorithms.batch import Episodes, Tokens, Totals
+from asyncrl.algorithms.batch import Episodes, MissingScoreError, Tokens, Totals
 from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.corrections.base import Ages, Correction
 from asyncrl.algorithms.kl import Kl
@@ -65,13 +65,15 @@ def try_parts(config: AlgorithmConfig, group_size: int) -> None:
 
 def _problem(part: Part, count: int) -> str | None:
     try:
-        results = _results(part, _episodes(count), _tokens(count))
+        results = _results(part, _episodes(count, part.reads), _tokens(count))
         # Up to the first wrong result: the next call may fail only because of it.
         reason, place = next(filter(None, (_wrong(*result) for result in results)), None), _defined(part)
-    except InvariantError:
-        return None  # The part refuses the data, and only a run has real ones, such as the scores of the rules.
     except Exception as error:  # noqa: BLE001 - it is what the trial looks for
+        if isinstance(error, InvariantError) and not isinstance(error, MissingScoreError):
+            return None  # The part refuses the data, and only a run has real ones.
         reason, place = reason_of(error), _raised(part, error)
+        if isinstance(error, KeyError):
+            reason += ": a score that a part reads must be named in its `reads`"
     if reason is None:
         return None
     return (
@@ -151,15 +153,8 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
             yield "the second result of `__call__`", clipped, size, torch.bool
 
 
-class _Scores(dict[str, Tensor]):
-    """Named scores, with one for every name that a part asks for: the rules of a run decide which there are."""
-
-    def __missing__(self, name: str) -> Tensor:
-        return self["score"]
-
-
-def _episodes(count: int) -> Episodes:
-    """Two groups, whose members win and lose by turns and have one step each."""
+def _episodes(count: int, reads: Sequence[str]) -> Episodes:
+    """Two groups, whose members win and lose by turns, and have one step each and the scores that a part reads."""
     member = torch.arange(count)
     won = (member % 2).float()
     return Episodes(
@@ -170,7 +165,7 @@ def _episodes(count: int) -> Episodes:
         step_scores=won,
         step_sequence=member,
         step_end=torch.full((count,), 3),
-        extra=_Scores(score=won),
+        extra=dict.fromkeys(reads, won),
         greedy=member % (count // 2) == 0,
         version=1,
     )

@@ -128,7 +128,11 @@ class ConfigHistory:
 
     def configs(self) -> list[TrainConfig]:
         """Every configuration with which some step is trained."""
-        return [self.at(step) for step in sorted({0, *(each.step for each in self.changes)})]
+        return [*self.by_step().values()]
+
+    def by_step(self) -> dict[int, TrainConfig]:
+        """The same, each with the first step from which on it is the one."""
+        return {step: self.at(step) for step in sorted({0, *(each.step for each in self.changes)})}
 
     def at(self, step: int) -> TrainConfig:
         """The configuration with which a learner trains `step`.

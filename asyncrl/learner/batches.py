@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,7 +20,7 @@ from asyncrl.observe.spans import Spans
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.shards import ShardedReplay
 from asyncrl.replay.stored import StoredRun
-from asyncrl.types import BatchPlan, Labels, Task, Trajectory
+from asyncrl.types import NOTHING_NEEDED, BatchPlan, LabelNeeds, Labels, Task, Trajectory
 
 T = TypeVar("T")
 
@@ -40,6 +41,10 @@ class BatchSource(Protocol):
 
     # A source without actors inherits what follows: it has no images and no tasks, and nobody waits for its versions,
     # or evaluates them.
+
+    def require(self, needs: Mapping[int, LabelNeeds]) -> None:
+        """Have only episodes planned whose labels meet the `needs` of the algorithm: each has its first step."""
+        return None
 
     def image(self, trajectory: str, name: bytes) -> bytes:
         raise RefusedError(f"the image {name.hex()} of {trajectory} is not there")
@@ -70,7 +75,7 @@ class RecordedReplay(BatchSource):
     """
 
     def __init__(self, source: Path, steps: int) -> None:
-        self._stored = StoredRun(source)
+        self._stored, self._steps = StoredRun(source), steps
         if self._stored.steps() < steps:
             raise StoreError(f"{source} has {self._stored.steps()} plans; set learner.steps to at most so many")
         if showing := self._stored.without_images():
@@ -85,6 +90,18 @@ class RecordedReplay(BatchSource):
     def configure(self, values: Mapping[str, Any], time: int) -> Sequence[ConfigChange]:
         """The changes that the recorded run had; nothing is recorded."""
         return self._stored.changes()
+
+    def require(self, needs: Mapping[int, LabelNeeds]) -> None:
+        """Raises StoreError: labels of a plan do not meet the needs of its step."""
+        starts = sorted(needs)
+        for step in range(self._steps) if set(needs.values()) != {NOTHING_NEEDED} else ():
+            wanted, plan = needs[starts[bisect_right(starts, step) - 1]], self._stored.plan(step)
+            for each in self.labels(plan.ids) if plan is not None and not plan.skipped else ():
+                if unmet := wanted.unmet(each):
+                    raise StoreError(
+                        f"{self._stored.folder} cannot be trained again by this algorithm: plan {step} has "
+                        f"{each.trajectory_id}, and {unmet}"
+                    )
 
     def plan(self, step: int) -> BatchPlan | None:
         return self._stored.plan(step)

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from asyncrl.algorithms.batch import Episodes, Totals
+from asyncrl.algorithms.composition import label_needs
 from asyncrl.config.changes import ConfigHistory
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import InvariantError
@@ -130,8 +131,9 @@ class BatchFetcher:
         for each in trajectories:
             if int(each.tokens.max()) >= vocabulary:
                 raise InvariantError(f"{each.id} has the token id {each.tokens.max()}; the policy has {vocabulary} ids")
-        episodes = build_episodes(plan, labels, device, self.config.algorithm.greedy_sibling)
-        learner = self.history.at(plan.step).learner
+        config = self.history.at(plan.step)
+        learner, needs = config.learner, label_needs(config.algorithm)
+        episodes = build_episodes(plan, labels, device, config.algorithm.greedy_sibling, needs)
         routing = self.policy.replays if learner.router_replay else None
         images, vision = self._images(trajectories), self.policy.vision
         batch = build_local_batch(

@@ -17,13 +17,14 @@ from torch import Tensor
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.view import View
 from asyncrl.data.rendered import Rendered
+from asyncrl.errors import InvariantError
 from asyncrl.learner.images import BatchImages, batch_images
 from asyncrl.learner.packing import ForwardPass, PackedSequences
 from asyncrl.learner.prefixes import Sharing
 from asyncrl.modelling.packed_layout import send
 from asyncrl.modelling.routing import RoutingError, RoutingShape
 from asyncrl.modelling.vision import ImagePatches, VisionShape
-from asyncrl.types import DEMONSTRATED, NO_VERSION, BatchPlan, Labels, Trajectory
+from asyncrl.types import DEMONSTRATED, NO_VERSION, NOTHING_NEEDED, BatchPlan, LabelNeeds, Labels, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -170,13 +171,18 @@ def _restricted(trajectory: Trajectory, least: float) -> NDArray[np.bool_]:
 
 
 def build_episodes(
-    plan: BatchPlan, labels: Sequence[Labels], device: torch.device, greedy_sibling: bool = False
+    plan: BatchPlan,
+    labels: Sequence[Labels],
+    device: torch.device,
+    greedy_sibling: bool = False,
+    needs: LabelNeeds = NOTHING_NEEDED,
 ) -> Episodes:
-    """The S episodes of the plan. `extra` holds the named scores that every trajectory has. With `greedy_sibling` the
-    first member of every group in the plan is the greedy one."""
+    """The S episodes of the plan, for an algorithm that `needs` these labels. With `greedy_sibling` the first member of
+    every group in the plan is the greedy one. Raises InvariantError: labels do not meet the needs."""
+    if unmet := next((f"{each.trajectory_id}: {why}" for each in labels if (why := needs.unmet(each))), ""):
+        raise InvariantError(unmet)
     order = {group: index for index, group in enumerate(dict.fromkeys(plan.group_ids))}
     firsts = {plan.group_ids.index(group) for group in order}
-    names = set(labels[0].extra).intersection(*(each.extra for each in labels))
     steps = [len(each.step_scores) for each in labels]
     shown = set(plan.demonstrations)
     return Episodes(
@@ -187,7 +193,7 @@ def build_episodes(
         step_scores=_joined([each.step_scores for each in labels], torch.float32, device),
         step_sequence=torch.repeat_interleave(torch.tensor(steps)).to(device),
         step_end=_joined([each.step_ends for each in labels], torch.int64, device),
-        extra={name: _scores([each.extra[name] for each in labels], device) for name in sorted(names)},
+        extra={name: _scores([each.extra[name] for each in labels], device) for name in needs.scores},
         version=plan.version,
         greedy=torch.tensor([i in firsts for i in range(len(labels))], device=device) if greedy_sibling else None,
         demonstrated=torch.tensor([i in shown for i in range(len(labels))], device=device) if shown else None,

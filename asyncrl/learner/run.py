@@ -15,6 +15,7 @@ from typing import Any
 import zmq
 
 from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.composition import label_needs
 from asyncrl.config import locations
 from asyncrl.config.changes import ConfigHistory, values_of
 from asyncrl.config.schema import TrainConfig
@@ -186,11 +187,14 @@ def train(
     spans: Spans | None = None,
 ) -> None:
     """Load, train, and export. Raises StoppedError; ConfigError and CheckpointError: the run cannot resume with this
-    configuration, or the models or the checkpoints cannot be used."""
+    configuration, or the models or the checkpoints cannot be used; StoreError: a stored run cannot be trained again by
+    this algorithm."""
     changes = ranks.together(lambda: replay.configure(values_of(config), int(time.time())))
     if ranks.rank == 0:
         locations.record_config(config)
     history = ConfigHistory(config, changes)
+    needs = {step: label_needs(each.algorithm) for step, each in history.by_step().items()}
+    ranks.together(lambda: replay.require(needs))
     lock = LearnerLock(locations.gpu_locks(config.run), ranks.rank) if config.cluster.colocated else None
     with closing(Turns(ranks, lock, stop)) as turns:
         turns.begin(Phases(ranks.activity.enter))

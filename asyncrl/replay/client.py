@@ -36,7 +36,7 @@ from asyncrl.replay.protocol import (
     ReplayRequest,
 )
 from asyncrl.text import cut
-from asyncrl.types import BatchPlan, Labels, Lease, RunIdentity, Task, Ticket, Trajectory
+from asyncrl.types import BatchPlan, LabelNeeds, Labels, Lease, RunIdentity, Task, Ticket, Trajectory
 from asyncrl.wire import (
     MAX_REASON_CHARS,
     Buffer,
@@ -194,6 +194,10 @@ class ReplayClient:
         except RefusedError as error:
             # Starting the learner again would not help.
             raise ConfigError(str(error)) from error
+
+    def require(self, needs: LabelNeeds) -> None:
+        """Have only episodes planned whose labels meet these needs."""
+        self._send(protocol.RequireLabels([*needs.scores], needs.unit_steps))
 
     def plan(self, step: int) -> BatchPlan | None:
         """The plan of a learner step; waits about a second for it, then None. Raises TooManyFailuresError."""

@@ -21,6 +21,7 @@ from asyncrl.replay.backoff import SCORINGS, FailureBackoff
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.failure_limit import FailureLimit
 from asyncrl.replay.groups import OpenGroups
+from asyncrl.replay.label_needs import label_needs
 from asyncrl.replay.leases import WorkerLeases
 from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Leave, Reply, WorkerRequest
 from asyncrl.replay.records import (
@@ -184,7 +185,8 @@ class Labelling:
 
     def label(self, tx: Transaction, request: WorkerRequest, labels: Labels, frames: Sequence[Buffer]) -> None:
         """Take the labels of a trajectory, or count them where they are late; `frames` is their encoding. Raises
-        RefusedError: their step scores are not of the trajectory's steps, or it was leased with its group."""
+        RefusedError: their step scores are not of the trajectory's steps, they lack what the algorithm reads, or it was
+        leased with its group."""
         unit = self._end_lease(tx, request, labels.trajectory_id)
         if len(unit) > 1:
             raise RefusedError(
@@ -197,7 +199,8 @@ class Labelling:
 
     def label_group(self, tx: Transaction, request: WorkerRequest, stored: Sequence[Buffer]) -> None:
         """Take the labels of all members of a group, each as the store keeps them, or count them where they are late.
-        Raises RefusedError: they are not those of one group's members; WireError: they are malformed."""
+        Raises RefusedError: they are not those of one group's members, or as `label` does; WireError: they are
+        malformed."""
         labels = [read_labels(decode(split(frame))) for frame in stored]
         names = [each.trajectory_id for each in labels]
         if not names:
@@ -217,8 +220,12 @@ class Labelling:
         self, tx: Transaction, worker: str, unit: Unit, labelled: Sequence[tuple[Labels, Sequence[Buffer]]]
     ) -> None:
         """Store the labels of a unit, each with its parts as the store keeps them."""
-        for labels, _ in labelled:
+        for (name, record), (labels, _) in zip(unit, labelled, strict=True):
             _check_steps(tx, labels)
+            group = GroupRecord.of(tx, record.group)
+            is_last = record.scored + record.leased == len(self._units.needs(group, record))
+            if group.training and is_last and (unmet := label_needs(tx).unmet(labels)):
+                raise RefusedError(f"{name} cannot be trained: {unmet}")
         self._scorers.worked(worker)
         tx.afterwards(self._backoff.succeeded, SCORINGS)
         for (name, record), (labels, parts) in zip(unit, labelled, strict=True):

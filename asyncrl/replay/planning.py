@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,6 +13,7 @@ from asyncrl.ids import attempt_of
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.groups import OpenGroups
+from asyncrl.replay.label_needs import set_label_needs, unfit_members
 from asyncrl.replay.pacing import Pace
 from asyncrl.replay.records import (
     DeadLetter,
@@ -27,7 +28,7 @@ from asyncrl.replay.records import (
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.stages import Stage, Stages
 from asyncrl.replay.transaction import Transaction
-from asyncrl.types import BatchPlan, Trajectory
+from asyncrl.types import BatchPlan, LabelNeeds, Trajectory
 from asyncrl.wire import decode, read_trajectory, split
 
 LEARNER_TRACK = "learner waits"
@@ -96,6 +97,20 @@ class Planning:
     def resume(self, tx: Transaction) -> None:
         """Evict what is too old already, where the age bound has become tighter."""
         self._evict(tx, tx.counter("version"))
+
+    def require(self, tx: Transaction, needs: LabelNeeds) -> None:
+        """Plan only episodes whose labels meet these needs from now on. Labelled ones that do not, from before the
+        algorithm changed, become dead letters, and their groups are dropped."""
+        if not set_label_needs(tx, needs):
+            return
+        dropped = {}
+        for name, group in GroupRecord.all(tx):
+            for member, reason in unfit_members(tx, name, group).items() if group.training else ():
+                dropped[name] = f"{member} cannot be trained: {reason}"
+                record = TrajectoryRecord.of(tx, member)
+                if not record.plans:
+                    self._bury(tx, member, record, dropped[name], scoring=True)
+        self._drop(tx, dropped)
 
     def plan(self, tx: Transaction, step: int) -> BatchPlan | None:
         """The plan of `step`: the recorded one, else a new one if enough groups are ready, else None.
@@ -222,7 +237,7 @@ class Planning:
         tx.add("plans_skipped")
         members = [(name, TrajectoryRecord.of(tx, name)) for name in plan.ids]
         dead = sum(self._take_out(tx, name, record, f"plan {step} was skipped: {reason}") for name, record in members)
-        self._close_ready(tx, set(plan.group_ids))
+        self._drop(tx, dict.fromkeys(plan.group_ids, "its group was in a plan that was skipped"))
         for name, record in members:
             if record.state is not TrajectoryState.DEAD:
                 self._groups.release(tx, name, TrajectoryRecord.of(tx, name))
@@ -242,21 +257,28 @@ class Planning:
         """Take a trajectory out of a plan; whether it is dead now, since no other plan names it."""
         record.plans -= 1
         if not record.plans:
-            record.state, record.reason = TrajectoryState.DEAD, shorten(reason)
-            count_dead(tx, record)
-            group = GroupRecord.load(tx, record.group)
-            attempt = attempt_of(name)
-            dead = DeadLetter(reason, record.group, record.member, attempt, group.row if group else -1, False)
-            self._dead_letters.add(tx, name, dead)
+            self._bury(tx, name, record, reason)
         record.save(tx, name)
         return not record.plans
 
-    def _close_ready(self, tx: Transaction, names: set[str]) -> None:
-        """Close those of the groups that could go into another plan."""
+    def _bury(self, tx: Transaction, name: str, record: TrajectoryRecord, reason: str, scoring: bool = False) -> None:
+        """Make a dead letter of a trajectory that no plan names."""
+        record.state, record.reason = TrajectoryState.DEAD, shorten(reason)
+        record.save(tx, name)
+        count_dead(tx, record)
+        group = GroupRecord.load(tx, record.group)
+        row = group.row if group else -1
+        dead = DeadLetter(reason, record.group, record.member, attempt_of(name), row, scoring)
+        self._dead_letters.add(tx, name, dead)
+
+    def _drop(self, tx: Transaction, reasons: Mapping[str, str]) -> None:
+        """Drop these groups, each for a reason, so that no later plan takes them. Those that are closed stay as they
+        are."""
         for order, ready in list(tx.items("ready", ReadyGroup)):
-            if ready.name in names:
+            if ready.name in reasons:
                 tx.delete("ready", order)
-                self._groups.close(tx, ready.name, TrajectoryState.DROPPED, "its group was in a plan that was skipped")
+        for name, reason in reasons.items():
+            self._groups.close(tx, name, TrajectoryState.DROPPED, reason)
 
     def checkpointed(self, tx: Transaction, steps: int, kept: int) -> None:
         """A checkpoint covers the first `steps` steps: what they trained is released, once. What every kept checkpoint

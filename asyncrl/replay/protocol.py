@@ -20,7 +20,7 @@ from msgspec.msgpack import Decoder
 from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import WireError
 from asyncrl.text import cut
-from asyncrl.types import DIGEST_BYTES, BatchPlan, RunIdentity, Task, Ticket
+from asyncrl.types import DIGEST_BYTES, BatchPlan, LabelNeeds, RunIdentity, Task, Ticket
 from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CHARS, PROTOCOL, Buffer, pack
 
 T = TypeVar("T")
@@ -34,6 +34,8 @@ MAX_FETCH = 16
 Name = Annotated[str, Meta(min_length=1, max_length=120)]
 """An id or a worker's name. In UTF-8 it has at most 480 bytes, so that it fits into a key of the store."""
 Names = Annotated[list[Name], Meta(max_length=1 << 16)]
+Score = Annotated[str, Meta(min_length=1, max_length=1000)]
+"""The name of a score."""
 Whole = Annotated[int, Meta(ge=0, le=1 << 62)]
 Version = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Reason = Annotated[str, Meta(max_length=2 * MAX_REASON_CHARS)]
@@ -135,6 +137,18 @@ class Configure(ReplayRequest, frozen=True):
 
     values: Annotated[dict[str, Any], Meta(min_length=1)]
     time: Whole
+
+
+class RequireLabels(ReplayRequest, frozen=True):
+    """From now on only episodes are planned whose labels have these scores, and with `unit_steps` only step scores in
+    [-1, 1]."""
+
+    scores: Annotated[list[Score], Meta(max_length=1024)]
+    unit_steps: bool
+
+    @property
+    def needs(self) -> LabelNeeds:
+        return LabelNeeds(tuple(self.scores), self.unit_steps)
 
 
 class GetPlan(ReplayRequest, frozen=True):

@@ -17,20 +17,21 @@ ZERO_VARIANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Refuses groups whose rewards are all the same, whose mean reward is outside limits, or with a member that is too
-    long. None is no limit. A demonstration does not count in the mean. Refused groups are counted by reason, and
-    replaced."""
+    """Refuses groups whose members all have the same `score` (reward or outcome), whose mean reward is outside limits,
+    or with a member that is too long. None is no limit. A demonstration does not count in the mean. Refused groups are
+    counted by reason, and replaced."""
 
     zero_variance: bool = False
+    score: str = "reward"
     min_reward: float | None = None
     max_reward: float | None = None
     max_tokens: int | None = None
 
     def reason(self, members: Sequence[TrajectoryRecord]) -> str | None:
         """Why the group is refused; None where it is kept."""
-        rewards = [member.reward for member in members]
+        scores = [getattr(member, self.score) for member in members]
         mean = fmean(member.reward for member in members if not member.is_demonstration)
-        if self.zero_variance and max(rewards) - min(rewards) < ZERO_VARIANCE:
+        if self.zero_variance and max(scores) - min(scores) < ZERO_VARIANCE:
             return "zero_variance"
         if self.min_reward is not None and mean < self.min_reward:
             return "reward_low"

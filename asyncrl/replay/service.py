@@ -198,6 +198,8 @@ class ReplayService:
         match request:
             case protocol.Configure():
                 return Reply(configure(tx, request.values, request.time))
+            case protocol.RequireLabels():
+                self._planning.require(tx, request.needs)
             case protocol.GetPlan() if request.ahead:
                 return Reply(self._planning.plan_ahead(tx, request.step))
             case protocol.GetPlan():

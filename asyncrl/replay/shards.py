@@ -16,7 +16,7 @@ from asyncrl.config.changes import ConfigChange
 from asyncrl.ids import shard_of
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.tally import SAMPLE, SOURCES, joined
-from asyncrl.types import BatchPlan, Labels, Task, Trajectory
+from asyncrl.types import BatchPlan, LabelNeeds, Labels, Task, Trajectory
 
 T = TypeVar("T")
 
@@ -37,6 +37,12 @@ class ShardedReplay:
         """Record the learner's configuration; every change that the run had. The first shard alone keeps them, since a
         step that it has not planned was trained by nobody."""
         return self._clients[0].configure(values, time)
+
+    def require(self, needs: Mapping[int, LabelNeeds]) -> None:
+        """Have only episodes planned whose labels meet the newest `needs`: each has its first step. Earlier steps have
+        their plans."""
+        newest = needs[max(needs)]
+        self._all(lambda client: client.require(newest))
 
     def plan(self, step: int) -> BatchPlan | None:
         """The parts of all shards, joined; None while one has none."""

@@ -53,6 +53,21 @@ class Asks(SequenceAdvantage):
     """It is right, and reads a score that only the rules of a run give."""
 
     name = "asks"
+    reads = ("style",)
+
+    def scores(self, episodes):
+        return episodes.extra["style"] - episodes.reward
+
+
+class Undeclared(SequenceAdvantage):
+    name = "undeclared"
+
+    def scores(self, episodes):
+        return episodes.score("style") - episodes.reward
+
+
+class UndeclaredKey(SequenceAdvantage):
+    name = "undeclared_key"
 
     def scores(self, episodes):
         return episodes.extra["style"] - episodes.reward

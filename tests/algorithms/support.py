@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import Rollouts
@@ -16,7 +17,8 @@ from asyncrl.algorithms.batch import Episodes, Tokens, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.losses.base import Updates
 from asyncrl.algorithms.view import View
-from asyncrl.config.schema import AlgorithmConfig, PartConfig
+from asyncrl.config.compose import composed
+from asyncrl.config.schema import AlgorithmConfig, PartConfig, TrainConfig
 from tests.helpers import GENEROUS_S
 
 Result = TypeVar("Result")
@@ -39,6 +41,13 @@ def make_config(**changes: Any) -> AlgorithmConfig:
         elif name in ("correction", "reward", "stream"):
             changes[name] = [choice(each) for each in value]
     return AlgorithmConfig(**changes)
+
+
+def preset(name: str) -> AlgorithmConfig:
+    """The algorithm of a preset of `configs/algorithm`."""
+    config = OmegaConf.to_object(composed([f"algorithm={name}", "model.path=x", "data.train=x"]))
+    assert isinstance(config, TrainConfig)
+    return config.algorithm
 
 
 def make_algorithm(**changes: Any) -> Algorithm:

@@ -46,7 +46,8 @@ CAPS = st.sampled_from([0.3, 1.0, 2.0, math.inf])
 
 
 def algorithm_of(name: str):
-    return make_algorithm(advantage=name, loss="gpg", correction=[], greedy_sibling=name == "remax")
+    advantage = (name, {"weights": {"format": 1.0, "style": 0.5}} if name == "gdpo" else {})
+    return make_algorithm(advantage=advantage, loss="gpg", correction=[], greedy_sibling=name == "remax")
 
 
 def advantages_of(name: str, episodes, tokens) -> Tensor:
@@ -152,7 +153,7 @@ def test_gdpo_normalises_each_reward_before_adding_and_whitens_the_sum():
 
 
 def test_gdpo_names_the_score_that_is_missing():
-    with pytest.raises(InvariantError, match=r"\['style'\].*'outcome', 'reward'"):
+    with pytest.raises(InvariantError, match=r"the score style is not among \['outcome', 'reward'\]"):
         Gdpo(weights={"style": 1.0}).scores(make_episodes([1], [0]))
 
 

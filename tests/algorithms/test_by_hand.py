@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from asyncrl.algorithms.batch import Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import PartConfig
 from asyncrl.errors import InvariantError
-from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens, totals_of
+from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens, preset, totals_of
 
 ROOT_HALF = 0.70711
 """The unbiased standard deviation of rewards 1 and 0: sqrt((1/4 + 1/4) / 1)."""
@@ -51,6 +52,52 @@ def test_zero_variance_drops_the_tokens_of_a_group_without_differences_from_ever
     assert gradient == [0, -0.125, 0.125, 0, 0]
     assert metrics["masked/zero_variance"] == 0.5
     assert metrics["entropy"] == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "lengths", "advantages", "dropped"),
+    [
+        # The buffer is from 80 to 100 policy tokens: 82 tokens cost 2/20. Rewards a, a, a, b with b < a have the mean
+        # a - (a - b)/4 and the standard deviation (a - b)/2: advantages 1/2, 1/2, 1/2, -3/2, however small the penalty.
+        ([0, 0, 0, 0], [10, 20, 30, 40], [0, 0, 0, 0], True),
+        ([0, 0, 0, 0], [10, 20, 30, 82], [0.5, 0.5, 0.5, -1.5], True),
+        ([1, 1, 1, 1], [10, 20, 30, 82], [0.5, 0.5, 0.5, -1.5], True),
+        ([1, 1, 1, 1], [10, 20, 30, 100], [0.5, 0.5, 0.5, -1.5], True),
+        ([1, 0, 0, 0], [10, 20, 30, 40], [1.5, -0.5, -0.5, -0.5], False),
+        # Rewards 1, 0, 0, -.1: mean .225, standard deviation (1.01 - .2025)/3 -> .51881.
+        ([1, 0, 0, 0], [10, 20, 30, 82], [1.49379, -0.43368, -0.43368, -0.62643], False),
+    ],
+)
+def test_dapo_drops_groups_whose_answers_are_all_right_or_all_wrong_whatever_their_lengths_cost(
+    outcomes, lengths, advantages, dropped
+):
+    config = replace(preset("dapo"), reward=[PartConfig("overlong", {"max_length": 100})])
+    episodes = make_episodes(outcomes, [0] * 4, lengths=torch.tensor(lengths))
+    tokens = make_tokens([[0] + [1] * length for length in lengths])
+    prepared = Algorithm.from_config(config).prepare(episodes, tokens, alone)
+    firsts = [(prepared.sequence == row).nonzero()[1, 0].item() for row in range(4)]
+    assert prepared.advantages[firsts].tolist() == pytest.approx(advantages, abs=1e-4)
+    rejected = prepared.rejected[tokens.mask] != 0
+    assert rejected.tolist() == [dropped] * len(rejected)
+
+
+@pytest.mark.parametrize(
+    ("score", "kept"),
+    [("outcome", [False, False, True]), ("reward", [False, True, True]), ("style", [True, False, False])],
+)
+def test_zero_variance_compares_the_score_that_it_names(score, kept):
+    """Groups of two. Outcomes 1, 1 | 0, 0 | 1, 0; rewards are these less a penalty of 1/2 for the second group's last;
+    the scores named style differ in the first group alone."""
+    episodes = make_episodes(
+        [1, 1, 0, 0, 1, 0],
+        [0, 0, 1, 1, 2, 2],
+        lengths=torch.tensor([4, 4, 4, 9, 4, 4]),
+        extra={"style": floats(1, 2, 5, 5, 7, 7)},
+    )
+    penalty = ("overlong", {"max_length": 10, "buffer": 2})
+    algorithm = make_algorithm(reward=[penalty], correction=[("zero_variance", {"score": score})])
+    prepared = algorithm.prepare(episodes, make_tokens([[1]] * 6), alone)
+    assert (prepared.rejected == 0).tolist() == [each for each in kept for _ in range(2)]
 
 
 def test_best_of_n_takes_the_score_from_the_others_before_the_group_is_compared():
@@ -152,7 +199,7 @@ def test_the_stream_of_distillation_pulls_to_the_reference_within_its_region():
 @pytest.mark.parametrize(
     ("score", "message"),
     [
-        ("bonus", r"stream ce reads the score bonus, and the labels have \['outcome', 'reward', 'style'\]"),
+        ("bonus", r"the score bonus is not among \['outcome', 'reward', 'style'\]"),
         ("style", r"stream ce: style is inf for sequence 1; a weight must be finite"),
     ],
 )

@@ -333,7 +333,7 @@ def test_only_the_best_of_a_group_keeps_its_score_and_to_be_worse_is_never_a_gai
 
 def test_best_of_n_names_the_score_that_is_missing():
     (change,) = make_algorithm(reward=["best_of_n"]).parts.rewards
-    with pytest.raises(InvariantError, match=r"reads the score process, and the labels have \[\]"):
+    with pytest.raises(InvariantError, match=r"the score process is not among \['outcome', 'reward'\]"):
         change(make_episodes([1], [0]))
 
 

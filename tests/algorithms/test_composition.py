@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from omegaconf import OmegaConf
 
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.composition import check
-from asyncrl.config.compose import composed
 from asyncrl.config.files import choices
-from asyncrl.config.schema import AlgorithmConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from tests.algorithms.my_parts import Squared
-from tests.algorithms.support import make_algorithm, make_config
-
-
-def preset(name: str) -> AlgorithmConfig:
-    config = OmegaConf.to_object(composed([f"algorithm={name}", "model.path=x", "data.train=x"]))
-    assert isinstance(config, TrainConfig)
-    return config.algorithm
+from tests.algorithms.support import make_algorithm, make_config, preset
 
 
 @pytest.mark.parametrize("name", choices("algorithm"))
@@ -58,7 +49,9 @@ def test_a_part_of_the_users_own_is_named_by_its_path():
         ({"loss": ("ppo", {"dual_clip": 1.0})}, r"dual_clip=1.0: it must be a number in \(1, inf\] or null"),
         ({"advantage": ("gae", {"whiten": 1})}, r"whiten=1: it must be true or false"),
         ({"advantage": ("gae", {"step_weight": float("inf")})}, r"step_weight=inf: it must be a number"),
-        ({"advantage": ("gdpo", {"weights": {"a": "b"}})}, r"it must be a mapping to numbers or null"),
+        ({"advantage": ("gdpo", {"weights": {"a": "b"}})}, r"it must be a mapping to numbers"),
+        ({"advantage": ("gdpo", {"weights": {}})}, r"gdpo: weights={}: name a score"),
+        ({"advantage": "gdpo"}, r"algorithm.advantage gdpo needs weights: weight of each named score"),
         ({"kl": ("k3", {"horizon": 1.5})}, r"horizon=1.5: it must be a whole number in \[1, inf\)"),
         ({"correction": [("truncate", {"level": "word"})]}, r"level='word': it must be one of token, turn, turn_"),
         ({"correction": [("mask", {"low": 2.0, "high": 1.0})]}, r"mask: low=2.0: it must be below high=1.0"),

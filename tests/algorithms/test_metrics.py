@@ -126,10 +126,30 @@ def test_a_rule_named_twice_is_reported_twice():
     assert found["masked/veto_1"] == pytest.approx(0.6)
 
 
-def test_the_episodes_statistics_count_groups_without_signal():
+def test_the_statistics_of_episodes_are_of_rewards_and_lengths():
     episodes = make_episodes([1, 0, 0.5, 0.5], [0, 0, 1, 1], lengths=torch.tensor([1, 2, 3, 6]))
     found = episode_metrics(episodes)
     assert found["reward/mean"] == 0.5
     assert (found["reward/min"], found["reward/max"]) == (0, 1)
     assert (found["length/mean"], found["length/max"]) == (3, 6)
-    assert found["groups/zero_variance"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        # Rewards differ in the first group of three alone; the penalty makes those of the second differ.
+        ({}, 2 / 3),
+        ({"reward": [("overlong", {"max_length": 6, "buffer": 1})]}, 1 / 3),
+        ({"reward": [("overlong", {"max_length": 6, "buffer": 1})], "correction": ["zero_variance"]}, 2 / 3),
+        ({"correction": [("zero_variance", {"score": "style"})]}, 0),
+    ],
+)
+def test_groups_without_a_difference_are_counted_by_the_score_by_which_they_are_dropped(changes, share):
+    style = torch.arange(6.0)
+    episodes = make_episodes(
+        [1, 0, 0.5, 0.5, 1, 1],
+        [0, 0, 1, 1, 2, 2],
+        lengths=torch.tensor([1, 1, 3, 6, 1, 1]),
+        extra={"style": style},
+    )
+    assert make_algorithm(**changes).summary({}, episodes)["groups/zero_variance"] == pytest.approx(share)

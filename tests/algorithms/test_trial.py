@@ -45,3 +45,9 @@ def test_sound_parts_of_every_kind_pass(group_size):
 
 def test_a_score_that_only_the_rules_of_a_run_give_is_no_mistake():
     try_parts(make_config(advantage="tests.algorithms.bad_parts.Asks"), group_size=2)
+
+
+@pytest.mark.parametrize("name", ["Undeclared", "UndeclaredKey"])
+def test_a_part_that_reads_a_score_without_naming_it_in_its_reads_is_refused(name):
+    with pytest.raises(ConfigError, match=r"style.*`reads`"):
+        try_parts(make_config(advantage=f"tests.algorithms.bad_parts.{name}"), group_size=2)

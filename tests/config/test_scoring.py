@@ -1,5 +1,7 @@
-from asyncrl.config.schema import ManagerConfig, OutcomeModelConfig, ScoringConfig, ScoringModelConfig
-from asyncrl.config.schema.scoring import needs, serves
+import pytest
+
+from asyncrl.config.schema import ManagerConfig, OutcomeModelConfig, ScoringConfig, ScoringModelConfig, ShapingConfig
+from asyncrl.config.schema.scoring import may_give, needs, serves
 
 
 def test_a_source_needs_all_that_is_configured_unless_it_says_otherwise():
@@ -37,3 +39,30 @@ def test_data_sources_have_managers_of_their_own_or_none():
     assert config.manager.of("none") is None
     only = ScoringConfig(manager=ManagerConfig(sources={"own": {"name": "dapo"}}))
     assert [needs(only, each) for each in ("any", "own")] == [("rules",), ("manager",)]
+
+
+MODEL = ScoringModelConfig(path="a")
+PER_STEP = ShapingConfig(prm_aggregation="per_step")
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "never"),
+    [
+        (
+            ScoringConfig(),
+            ["rules", "accuracy", "environment", "rule/exact_number"],
+            ["process", "manager", "overlong"],
+        ),
+        (ScoringConfig(rule="a.b.score"), ["rule/score", "rule/score/style"], ["rule/b", "rule/exact_number", "score"]),
+        (ScoringConfig(rules={"s": ["math", {"name": "a.f", "as": "g"}]}), ["rule/math", "rule/g/x"], ["rule/f"]),
+        (ScoringConfig(manager=ManagerConfig(name="naive")), ["manager", "manager/acc"], ["shadow/process"]),
+        (ScoringConfig(prm=MODEL), ["process"], ["outcome_model", "shadow/process"]),
+        (ScoringConfig(prm=MODEL, shadow=True), ["shadow/process"], ["process"]),
+        (ScoringConfig(prm=MODEL, shaping=PER_STEP), ["rules"], ["process"]),
+        (ScoringConfig(shaping=ShapingConfig(overlong_penalty=1.0, overlong_max_length=9)), ["overlong"], []),
+        (ScoringConfig(rules={"malformed": [None, 3]}), ["rule/exact_number"], ["rule/f"]),
+    ],
+)
+def test_only_scores_that_something_gives_are_known(config: ScoringConfig, given: list[str], never: list[str]) -> None:
+    assert [name for name in given if not may_give(config, name)] == []
+    assert [name for name in never if may_give(config, name)] == []

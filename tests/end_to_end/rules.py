@@ -20,3 +20,11 @@ def worthless(task: Task, answer: str, trajectory: Trajectory) -> float:
     if trajectory.id.endswith("0.0"):
         raise ScoringError("the rule cannot judge the first")
     return 0.0
+
+
+def uneven(task: Task, answer: str, trajectory: Trajectory) -> dict[str, float]:
+    """A rule that has a further number for most attempts, but for the first of every second group."""
+    group, member, attempt = trajectory.id.split(".")
+    numbers = {"score": float(random.Random(trajectory.id).random() < 0.5)}
+    is_without = int(group[1:]) % 2 == 0 and (member, attempt) == ("0", "0")
+    return numbers if is_without else {**numbers, "style": float(len(answer) % 3)}

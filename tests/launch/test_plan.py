@@ -151,6 +151,7 @@ def test_a_ray_cluster_on_which_nothing_would_start_is_refused() -> None:
         show_plan(config, "--plan=1")
 
 
+NO_SCORE = "algorithm reads the scores {}, which nothing in scoring gives"
 NO_STEPS = "algorithm.advantage=process_grpo needs step scores: set scoring.prm.path"
 
 
@@ -161,6 +162,8 @@ NO_STEPS = "algorithm.advantage=process_grpo needs step scores: set scoring.prm.
         ("algorithm.correction=[truncate,opsmm]", r"algorithm\.correction=opsmm: did you mean opsm\?"),
         ("algorithm.loss.params.clip=1", r"algorithm\.loss ppo has no parameter 'clip'"),
         ("algorithm=process_grpo", NO_STEPS),
+        ("algorithm.stream=[{name: ce, params: {score: rule/exact_nmber}}]", NO_SCORE.format("rule/exact_nmber")),
+        ("algorithm.reward=[best_of_n]", NO_SCORE.format("process")),
     ],
 )
 def test_an_algorithm_that_cannot_be_is_refused_by_the_plan_and_by_a_start_before_anything_else(

@@ -7,6 +7,7 @@ import math
 import shutil
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from asyncrl.replay.admission import Admission
 from asyncrl.replay.sampling import Prioritised
 from asyncrl.types import BatchPlan
 from tests.fake_replay import FakeReplay
+from tests.helpers import make_labels
 from tests.learner.support import Run, assert_weights_equal, make_config, of_ticket, random_trajectory
 from tests.replay.support import Core, make_settings
 
@@ -43,11 +45,25 @@ class LiveReplay(FakeReplay):
         for ticket in self.core.tickets(100):
             self.core.put(of_ticket(random_trajectory(max(0, step), self._rng), ticket))
         for trajectory in self.core.lease():
-            self.core.label(trajectory.id, float(self._rng.random()))
+            self.score(trajectory.id, float(self._rng.random()))
         return super().plan(step)
+
+    def score(self, name: str, reward: float) -> None:
+        self.core.label(name, reward)
 
     def plan_ahead(self, step: int) -> BatchPlan | None:
         return None if step == self._stop_at else super().plan_ahead(step)
+
+
+class UnevenReplay(LiveReplay):
+    """The same, with labels that have a score `style`; those of the first attempt at the first of a group lack it."""
+
+    def score(self, name: str, reward: float) -> None:
+        extra = {} if name.endswith(".0.0") else {"style": reward}
+        try:
+            self.core.put_labels(replace(make_labels(name, reward), extra=extra))
+        except RefusedError as error:
+            self.core.scoring_failed(name, reason=str(error))
 
 
 def make_core(folder: Path, **settings: Any) -> Core:
@@ -72,6 +88,40 @@ def test_training_again_from_the_store_ends_in_the_same_weights_bit_for_bit(
     assert_weights_equal(first.final, again.final)
     with pytest.raises(StoreError, match="has 4 plans"):
         RecordedReplay(tmp_path / "store", 5)
+
+
+def test_a_run_is_not_trained_again_by_an_algorithm_that_reads_a_score_which_its_labels_lack(
+    model: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    run_once(make_config(model, tmp_path / "first"), tmp_path / "store", ranks, math.inf)
+    config = make_config(model, tmp_path / "again")
+    config.algorithm.stream = [PartConfig("ce", {"score": "style"})]
+    with (
+        closing(RecordedReplay(tmp_path / "store", config.learner.steps)) as replay,
+        pytest.raises(StoreError, match=r"cannot be trained again by this algorithm: plan 0 .*\['style'\]"),
+    ):
+        Run(config, replay).train(ranks)
+
+
+def test_a_resumed_run_whose_algorithm_reads_a_score_that_stored_labels_lack_goes_on_without_these(
+    model: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    config, core = make_config(model, tmp_path, steps=6), make_core(tmp_path / "store", keep_steps=math.inf)
+    Run(config, LiveReplay(core, stop_at=3)).until_stopped(ranks)
+    recorded, ready = core.status()["depth_plans"], core.status()["depth_ready"]
+    assert ready
+    config.algorithm.stream = [PartConfig("ce", {"score": "style"})]
+    resumed = Run(config, UnevenReplay(core)).train(ranks)
+    assert sorted(resumed.metrics.of("loss/ce")) == list(range(recorded, 6))
+    dead = core.dead_letters()
+    of_before = [name for name in dead if not name.endswith(".0.0")]
+    assert len(of_before) >= 3 * ready
+    assert len(dead) > len(of_before)
+    assert all("reads the scores ['style']" in each.reason for each in dead.values())
+    later = [name for step in range(recorded, 6) for name in core.planned(step).ids]
+    assert all("style" in labels.extra for labels in core.labels(later))
+    assert (core.audit()["lost"], core.audit()["trained_twice"]) == (0, 0)
+    core.store.close()
 
 
 @pytest.mark.parametrize("step", [3, 4], ids=["between two checkpoints", "at a checkpoint"])

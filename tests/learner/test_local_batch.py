@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from asyncrl.errors import InvariantError
 from asyncrl.learner.local_batch import build_episodes, build_local_batch
 from asyncrl.learner.step_metrics import Phases, lag_counts, lag_values, use_of_rank, use_values
-from asyncrl.types import BatchPlan, Labels, Role, Turn
+from asyncrl.types import BatchPlan, LabelNeeds, Labels, Role, Turn
 from tests.helpers import FakeSpans, make_trajectory
 
 CPU = torch.device("cpu")
@@ -21,13 +23,15 @@ def labels_with(name: str, scores: list[float], **extra: float) -> Labels:
     return Labels(name, 0.5, 1.0, "test", np.asarray(scores, np.float32), ends, extra)
 
 
-def test_episodes_follow_the_plan_and_have_the_scores_that_every_trajectory_has():
+def test_episodes_follow_the_plan_and_have_the_scores_that_the_algorithm_reads():
     labels = [
         labels_with("t0", [0.1, 0.2], style=1.0, odd=3.0),
         labels_with("t1", [], style=2.0),
         labels_with("t2", [0.3], style=3.0),
     ]
-    episodes = build_episodes(make_plan(["b", "a", "b"]), labels, CPU)
+    plan = make_plan(["b", "a", "b"])
+    assert build_episodes(plan, labels, CPU).extra == {}
+    episodes = build_episodes(plan, labels, CPU, needs=LabelNeeds(("style",)))
     assert episodes.group.tolist() == [0, 1, 0]
     assert episodes.step_sequence.tolist() == [0, 0, 2]
     assert episodes.step_end.tolist() == [1, 2, 1]
@@ -35,6 +39,8 @@ def test_episodes_follow_the_plan_and_have_the_scores_that_every_trajectory_has(
     assert episodes.version == 5
     assert {name: each.tolist() for name, each in episodes.extra.items()} == {"style": [1.0, 2.0, 3.0]}
     assert episodes.greedy is None
+    with pytest.raises(InvariantError, match=r"^t1: the algorithm reads the scores \['odd'\], and the labels have"):
+        build_episodes(plan, labels, CPU, needs=LabelNeeds(("odd", "style")))
 
 
 def test_a_greedy_sibling_is_the_first_member_of_its_group():

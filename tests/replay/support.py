@@ -25,7 +25,7 @@ from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
-from asyncrl.types import BatchPlan, Labels, RunIdentity, Task, Ticket, Trajectory
+from asyncrl.types import BatchPlan, LabelNeeds, Labels, RunIdentity, Task, Ticket, Trajectory
 from asyncrl.wire import (
     Buffer,
     Message,
@@ -157,12 +157,15 @@ class Core:
     def label_group(self, ids: Sequence[str], reward: float = 1.0, worker: str = "s", life: str = "1") -> None:
         self.put_group_labels([make_labels(each, reward) for each in ids], worker, life)
 
-    def scoring_failed(self, trajectory: str, worker: str = "s", life: str = "1") -> None:
-        self.ask(protocol.FailScoring(worker, life, trajectory, "nonsense"))
+    def scoring_failed(self, trajectory: str, worker: str = "s", life: str = "1", reason: str = "nonsense") -> None:
+        self.ask(protocol.FailScoring(worker, life, trajectory, reason))
 
     def configure(self, values: Mapping[str, Any]) -> list[ConfigChange]:
         changes: list[ConfigChange] = self.ask(protocol.Configure(dict(values), int(self.now)))
         return changes
+
+    def require(self, needs: LabelNeeds) -> None:
+        self.ask(protocol.RequireLabels([*needs.scores], needs.unit_steps))
 
     def plan(self, step: int) -> BatchPlan | None:
         plan: BatchPlan | None = self.ask(protocol.GetPlan(step, ahead=False))

@@ -14,6 +14,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.records import ReadyGroup, TrajectoryRecord
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Oldest, Prioritised
+from asyncrl.types import Labels
 from tests.helpers import make_trajectory
 from tests.replay.support import Core, make_settings
 
@@ -112,6 +113,30 @@ def test_rewards_out_of_range_and_long_members_are_filtered(tmp_path: Path, filt
     core = Core(tmp_path, make_settings(filters=filters))
     run_with_rewards(core, 0.0, 1.0)
     assert core.status()[f"filtered/{reason}"] == 1
+
+
+@pytest.mark.parametrize(
+    ("score", "rewards", "outcomes", "kept"),
+    [
+        # All wrong, and one too long; all right, and one too long; one right, whose penalty makes the rewards equal.
+        ("outcome", [0, -0.1], [0, 0], False),
+        ("outcome", [1, 0.5], [1, 1], False),
+        ("outcome", [0, 0], [1, 0], True),
+        ("reward", [0, -0.1], [0, 0], True),
+        ("reward", [1, 0.5], [1, 1], True),
+        ("reward", [0, 0], [1, 0], False),
+    ],
+)
+def test_groups_are_compared_by_their_outcomes_or_by_their_rewards(
+    tmp_path: Path, score: str, rewards: list[float], outcomes: list[float], kept: bool
+) -> None:
+    core = Core(tmp_path, make_settings(filters=Filters(zero_variance=True, score=score)))
+    ids = core.deliver(core.tickets(2))
+    core.lease()
+    for name, reward, outcome in zip(ids, rewards, outcomes, strict=True):
+        core.put_labels(Labels(name, reward, outcome, "test"))
+    status = core.status()
+    assert (status["depth_ready"], status.get("filtered/zero_variance", 0)) == ((1, 0) if kept else (0, 1))
 
 
 def test_oversampling_starts_more_episodes_and_what_is_left_over_is_evicted_by_age(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import msgpack
 
 from asyncrl.replay import protocol
 from asyncrl.replay.protocol import decode_request, encode_request
-from asyncrl.types import Role, RunIdentity, ToolCall, Turn
+from asyncrl.types import NOTHING_NEEDED, Role, RunIdentity, ToolCall, Turn
 from asyncrl.wire import PROTOCOL, Message, encode, join, labels_message, trajectory_message
 from tests.helpers import OWN_RUN, make_labels, make_trajectory
 from tests.replay.test_requests import VALID, WHO
@@ -239,4 +239,6 @@ def is_order(frames: Frames) -> bool:
             return n > 0
         case protocol.Published(version=n) | protocol.Evaluate(version=n):
             return n > 0
+        case protocol.RequireLabels() as request:
+            return request.needs != NOTHING_NEEDED
     return False

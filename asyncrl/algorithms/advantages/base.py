@@ -146,11 +146,13 @@ class Estimate:
 
 
 class Advantage(Part):
-    """Base of the estimators. The flags say what a composition must offer, and are checked when the config is read."""
+    """Base of the estimators. The flags say what a composition must offer, and are checked when the config is read.
+    With `needs_unit_steps` only episodes are trained whose step scores are in [-1, 1]."""
 
     kind = "advantage"
     needs_critic: ClassVar[bool] = False
     needs_steps: ClassVar[bool] = False
+    needs_unit_steps: ClassVar[bool] = False
     needs_greedy: ClassVar[bool] = False
     needs_group: ClassVar[bool] = False
     needs_collisions: ClassVar[bool] = False

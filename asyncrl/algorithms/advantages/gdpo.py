@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,7 @@ from asyncrl.algorithms.advantages.base import SequenceAdvantage
 from asyncrl.algorithms.batch import Episodes
 from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.parts import param
-from asyncrl.errors import InvariantError
+from asyncrl.errors import ConfigError
 
 
 class Gdpo(SequenceAdvantage):
@@ -23,18 +25,22 @@ class Gdpo(SequenceAdvantage):
     name = "gdpo"
     needs_group = True
 
-    weights: dict[str, float] | None = param(
-        None, "weight of each named score (reward, outcome, or an extra); null weighs every extra 1"
+    weights: dict[str, float] = param(
+        ..., "weight of each named score: reward, outcome, or one that every episode's labels have, as rule/NAME/FORMAT"
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.weights:
+            raise ConfigError(f"{self.setting('weights')}: name a score")
+
+    @property
+    def reads(self) -> Sequence[str]:
+        return list(self.weights)
+
     def scores(self, episodes: Episodes) -> Tensor:
-        """Raises InvariantError: a weighted score is not among the labels' scores."""
         groups = episodes.groups
-        named = episodes.named
-        weights = self.weights or dict.fromkeys(episodes.extra, 1.0)
-        missing = [name for name in weights if name not in named]
-        if missing or not weights:
-            raise InvariantError(f"gdpo weighs {missing or 'extra scores'}, and the labels have {sorted(named)}")
-        total = sum(weight * groups.normalise(named[name], by_std=True) for name, weight in weights.items())
+        terms = [weight * groups.normalise(episodes.score(name), by_std=True) for name, weight in self.weights.items()]
+        total = torch.stack(terms).sum(0)
         whole = Groups(torch.zeros_like(episodes.group), 1)
-        return whole.centre(torch.as_tensor(total)) / (whole.std(torch.as_tensor(total)) + 1e-8)
+        return whole.centre(total) / (whole.std(total) + 1e-8)

@@ -21,6 +21,7 @@ class Pure(Advantage):
 
     name = "pure"
     needs_steps = True
+    needs_unit_steps = True
     uses_reward = False
 
     temperature: float = param(0.1, "T; with 0 only the worst step counts (the strict form)", "[0, inf)")

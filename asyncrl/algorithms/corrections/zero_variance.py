@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from asyncrl.algorithms.corrections.base import Ages, Correction
@@ -7,21 +9,32 @@ from asyncrl.algorithms.parts import param
 
 
 class ZeroVariance(Correction):
-    """Dynamic sampling in the learner: drops groups whose rewards are all equal, since they do not show what is better.
+    """Dynamic sampling in the learner: drops groups whose members all have the same score, since they do not show what
+    is better.
 
-    Formula: drop the group if max R - min R <= tolerance
-    Use: with a KL or entropy term, which would otherwise train on such groups
-    Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025 (dynamic sampling)
-    Caveat: the batch shrinks: no other groups replace the dropped ones.
+    Formula: drop the group if max s - min s <= tolerance, s the score of the labels
+    Use: with a penalty on long episodes, which makes rewards of equal answers differ; with a KL or entropy term, which
+    would otherwise train on such groups
+    Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025 (dynamic sampling, by the accuracy)
+    Caveat: the batch shrinks; replay.filter.zero_variance gets other groups. With rewards that are more than the
+    outcome, such as process scores, set score=reward.
     """
 
     name = "zero_variance"
     whole_batch = True
     uses_ratio = False
 
-    tolerance: float = param(0.0, "largest spread of rewards that counts as equal", "[0, inf)")
+    score: str = param(
+        "outcome",
+        "the score that is compared: outcome, before any shaping; reward, after all changes of it; or an extra score",
+    )
+    tolerance: float = param(0.0, "largest spread of scores that counts as equal", "[0, inf)")
+
+    @property
+    def reads(self) -> Sequence[str]:
+        return [self.score]
 
     def keep(self, ages: Ages) -> Tensor:
         assert ages.episodes is not None
-        reward, groups = ages.episodes.reward, ages.episodes.groups
-        return ages.view.by_sequence(groups.greatest(reward) - groups.least(reward) > self.tolerance)
+        score, groups = ages.episodes.score(self.score), ages.episodes.groups
+        return ages.view.by_sequence(groups.greatest(score) - groups.least(score) > self.tolerance)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes
 from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.rewards.base import Reward
-from asyncrl.errors import InvariantError
 
 
 class BestOfN(Reward):
@@ -25,12 +26,11 @@ class BestOfN(Reward):
     score: str = param("process", "the named score: process, or another of the labels' extra scores")
     weight: float = param(1.0, "what the score weighs in the reward: scoring.shaping.process_weight", "[0, inf)")
 
+    @property
+    def reads(self) -> Sequence[str]:
+        return [self.score]
+
     def __call__(self, episodes: Episodes) -> Tensor:
-        """Raises InvariantError: the labels do not have the score."""
-        if self.score not in episodes.extra:
-            raise InvariantError(
-                f"best_of_n reads the score {self.score}, and the labels have {sorted(episodes.extra)}"
-            )
-        scores = episodes.extra[self.score].double()
+        scores = episodes.score(self.score).double()
         beaten = scores < episodes.groups.greatest(scores)
         return episodes.reward - self.weight * torch.where(beaten, scores.clamp(min=0), torch.zeros_like(scores))

@@ -11,7 +11,12 @@ from asyncrl.config.option import option
 class FilterConfig:
     """Complete groups that are not trained. Each is counted by its reason and replaced."""
 
-    zero_variance: bool = option(False, "refuse groups whose rewards are all the same")
+    zero_variance: bool = option(False, "refuse groups whose members all have the same score")
+    score: str = option(
+        "reward",
+        "the score that zero_variance compares: the labels' reward, or the outcome before any shaping, as in DAPO",
+        choices=("reward", "outcome"),
+    )
     min_reward: float | None = option(None, "refuse groups with a lower mean reward")
     max_reward: float | None = option(None, "refuse groups with a higher mean reward")
     max_tokens: int | None = option(None, "refuse groups with a longer member", "[1, inf)")

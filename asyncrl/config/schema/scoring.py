@@ -212,6 +212,33 @@ def needs(config: ScoringConfig, data_source: str) -> tuple[str, ...]:
     return _in_order(config.needs.get(data_source, [kind for kind in KINDS if kind != replaced]), config)
 
 
+def may_give(config: ScoringConfig, score: str) -> bool:
+    """Whether labels of some data source may have this score. Only rules and managers know their further numbers."""
+    kind, _, name = score.partition("/")
+    shaping, has_manager = config.shaping, any(map(config.manager.of, ("", *config.manager.sources)))
+    if name:
+        rule, shadowed = name.partition("/")[0], name in ("process", "outcome_model")
+        givers = {"rule": rule in _rules(config), "manager": has_manager, "shadow": config.shadow and shadowed}
+    else:
+        givers = {
+            **dict.fromkeys(("rules", "accuracy", "environment"), True),
+            "manager": has_manager,
+            "outcome_model": config.outcome_model.is_configured and not config.shadow,
+            "process": config.prm.is_configured and not config.shadow and shaping.prm_aggregation != "per_step",
+            "overlong": shaping.overlong_penalty > 0,
+            "length_bonus": shaping.length_bonus_weight > 0,
+            "incorrect_answer": shaping.enable_anti_hack and shaping.incorrect_answer_penalty < 0,
+        }
+    return givers.get(kind, False)
+
+
+def _rules(config: ScoringConfig) -> set[str]:
+    """The names under which rules report their scores. A start refuses malformed entries elsewhere."""
+    lists = [value if isinstance(value, list) else [value] for value in (config.rule, *config.rules.values())]
+    entries = [each if isinstance(each, Mapping) else {"name": each} for listed in lists for each in listed]
+    return {str(each.get("as") or str(each.get("name")).rpartition(".")[2]) for each in entries}
+
+
 def serves(config: ScoringConfig) -> tuple[str, ...]:
     """The kinds that a scoring process with this configuration does, in order."""
     return _in_order(config.serve or KINDS, config)

@@ -4,11 +4,13 @@ it before all that is slow."""
 from __future__ import annotations
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.scoring import may_give
+from asyncrl.errors import ConfigError
 
 
 def check_algorithm(config: TrainConfig) -> None:
     """Raises ConfigError, with a line for each problem. No part is called."""
-    from asyncrl.algorithms.composition import check
+    from asyncrl.algorithms.composition import check, label_needs
 
     check(
         config.algorithm,
@@ -18,3 +20,9 @@ def check_algorithm(config: TrainConfig) -> None:
         group_size=config.learner.group_size,
         demonstrations=config.data.demonstration is not None,
     )
+    read = label_needs(config.algorithm).scores
+    if unknown := [name for name in read if not may_give(config.scoring, name)]:
+        raise ConfigError(
+            f"algorithm reads the scores {', '.join(unknown)}, which nothing in scoring gives: every episode would be "
+            "a dead letter. Rules give rule/NAME and rule/NAME/NUMBER; docs/scoring.md lists all names"
+        )

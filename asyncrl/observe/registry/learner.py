@@ -12,7 +12,11 @@ _TRAINED = (
     gauge("reward/min", "reward", "smallest reward of a trained trajectory"),
     gauge("reward/max", "reward", "largest reward of a trained trajectory"),
     gauge("outcome/mean", "outcome", "mean outcome of the trained trajectories: what the first rule gave"),
-    gauge("groups/zero_variance", "share", "groups whose rewards are all equal: they teach nothing"),
+    gauge(
+        "groups/zero_variance",
+        "share",
+        "groups without a difference, by their rewards or the score of zero_variance: they teach nothing",
+    ),
     gauge("length/mean", "tokens", "mean number of sampled tokens of a trajectory"),
     gauge("length/max", "tokens", "the most sampled tokens of a trajectory"),
     gauge("version", "version", "the policy version before the step"),

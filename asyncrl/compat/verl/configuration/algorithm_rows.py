@@ -13,13 +13,13 @@ from asyncrl.compat.verl.configuration.source import VerlConfig
 
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 CORRECTION = "algorithm.rollout_correction"
+NAMED = "algorithm.gdpo_reward"
 KL_CONTROL = "algorithm.kl_ctrl"
 PLAIN = {
     "rloo": "rloo",
     "rloo_vectorized": "rloo",
     "opo": "opo",
     "gpg": "gpg",
-    "gdpo": "gdpo",
     "remax": "remax",
     "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
 }
@@ -33,6 +33,13 @@ OLDER_SPANS = {"token": "token", "sequence": "sequence_sum", "geometric": "seque
 """Rejections of verl 0.6, with what ours judge."""
 MEANS_OF_SEQUENCES = ("sapo", "geo_mean")
 """Losses that verl always aggregates as seq-mean-token-mean."""
+
+
+FILTER = "algorithm.filter_groups"
+OF_FUNCTION = ("acc", "score")
+"""Metrics of a group that the reward function gives, before the penalty on long responses."""
+OF_BATCH = ("seq_reward", "seq_final_reward")
+"""Those that have the penalty."""
 
 
 def part(name: str, **params: Any) -> dict[str, Any]:
@@ -56,6 +63,8 @@ def _advantage(source: VerlConfig) -> Iterator[Setting | str]:
             turns = name.startswith("tir")
             capped = {"cap": _bounds(source[f"{CORRECTION}.rollout_is_threshold"])[1]} if _weighs_tokens(source) else {}
             yield "algorithm.advantage", part("optimal_token_baseline", gamma=gamma, multi_turn=turns, **capped)
+        case "gdpo":
+            yield from _named_rewards(source)
         case _ if name in PLAIN:
             yield "algorithm.advantage", part(PLAIN[name])
         case _:
@@ -65,6 +74,20 @@ def _advantage(source: VerlConfig) -> Iterator[Setting | str]:
         yield "algorithm.greedy_sibling", True
     if name == "gae":
         yield "algorithm.value_aggregation", _aggregated(source)
+
+
+def _named_rewards(source: VerlConfig) -> Iterator[Setting | str]:
+    keys, weights = source[f"{NAMED}_keys"], source[f"{NAMED}_weights"]
+    if not keys or len(weights or keys) != len(keys):
+        yield "algorithm.advantage", part("gdpo", weights={"outcome": 1.0})
+        yield f"{NAMED}_keys={keys} and _weights={weights}: set {{SCORE: WEIGHT}} in algorithm.advantage.params.weights"
+        return
+    of_manager = (
+        source["reward.reward_manager.name"] == "batch" or source["reward.reward_manager.source"] == "importlib"
+    )
+    scorer = "manager" if of_manager else f"rule/{source['reward.custom_reward_function.name']}"
+    names = [scorer if key == "score" else f"{scorer}/{key}" for key in keys]
+    yield "algorithm.advantage", part("gdpo", weights=dict(zip(names, weights or [1.0] * len(keys), strict=True)))
 
 
 def _weighs_tokens(source: VerlConfig) -> bool:
@@ -234,8 +257,20 @@ def _vetoes(source: VerlConfig) -> Iterator[dict[str, Any]]:
 
 
 def _groups(source: VerlConfig) -> Iterator[Setting | str]:
-    if source["algorithm.filter_groups.enable"]:
-        yield "replay.filter.zero_variance", True
+    if not source[f"{FILTER}.enable"]:
+        return
+    yield "replay.filter.zero_variance", True
+    metric = source[f"{FILTER}.metric"]
+    if metric in OF_FUNCTION:
+        yield "replay.filter.score", "outcome"
+    elif metric == "seq_final_reward" and source["algorithm.use_kl_in_reward"]:
+        yield f"{FILTER}.metric={metric}: the KL in the reward does not count when groups are compared"
+    elif metric not in (None, *OF_BATCH):
+        yield "replay.filter.score", "outcome"
+        yield (
+            f"{FILTER}.metric={metric}: the replay compares the outcomes; to compare this number in the learner, add "
+            f"{{name: zero_variance, params: {{score: rule/NAME/{metric}}}}} to algorithm.correction"
+        )
 
 
 OLD: Mapping[str, str] = {
@@ -256,6 +291,14 @@ ROWS = (
         "One that asyncrl does not have becomes `grpo`, and the report says so.",
         _advantage,
     ),
+    used(
+        f"{NAMED}_keys",
+        "`algorithm.advantage`",
+        None,
+        "The `weights` of `gdpo`, by the names that the numbers of your function have here. An episode whose result "
+        "lacks one is a dead letter; verl ends there.",
+    ),
+    used(f"{NAMED}_weights", "`algorithm.advantage`", None, "The values of these `weights`; 1 without it."),
     used("algorithm.gamma", "`algorithm.advantage`", 1.0, "Of `gae`, `reinforce_pp` and `optimal_token_baseline`."),
     used("algorithm.lam", "`algorithm.advantage`", 1.0, "A parameter of `gae`."),
     used("algorithm.norm_adv_by_std_in_grpo", "`algorithm.advantage`", True, "`normalise_std` of `grpo`."),
@@ -362,20 +405,21 @@ ROWS = (
     used("algorithm.rollout_is_level", "`algorithm.correction`", "token", "The level where `rollout_is` is true."),
     *(alias(f"algorithm.{old}", f"{CORRECTION}.{new}") for old, new in OLD.items()),
     made(
-        "algorithm.filter_groups.enable",
+        f"{FILTER}.enable",
         "`replay.filter.zero_variance`",
         False,
-        "Groups with equal rewards are refused, counted and replaced.",
+        "Groups without a difference are refused, counted and replaced.",
         _groups,
     ),
     used(
-        "algorithm.filter_groups.metric",
-        "`scoring.shaping.overlong_max_length`",
+        f"{FILTER}.metric",
+        "`replay.filter.score`",
         None,
-        "With `acc`, groups are compared without the penalty on long responses.",
+        "`acc` and `score` are `outcome`, without the penalty on long responses; `seq_reward` and `seq_final_reward` "
+        "are `reward`, with it but without a KL. Another number is for `zero_variance` of `algorithm.correction`.",
     ),
     none(
-        "algorithm.filter_groups",
+        FILTER,
         "max_num_gen_batches max_inflight_gen_batches",
         "The replay asks for other groups until the batch is full.",
     ),

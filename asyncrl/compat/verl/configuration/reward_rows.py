@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from asyncrl.compat.verl.configuration.actor_rows import ESTIMATOR
-from asyncrl.compat.verl.configuration.algorithm_rows import part
+from asyncrl.compat.verl.configuration.algorithm_rows import FILTER, OF_FUNCTION, part
 from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
 from asyncrl.compat.verl.configuration.rows import Row, Setting, alias, at_home, dotted, found_from, made, none, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
@@ -123,7 +123,7 @@ def _overlong(source: VerlConfig) -> Iterator[Setting | str]:
         return
     longest = source[f"{KWARGS}.max_resp_len"] if source.says(f"{KWARGS}.max_resp_len") else source[RESPONSE]
     buffer, weight = source[f"{BUFFER}.len"], source[f"{BUFFER}.penalty_factor"]
-    if source["algorithm.filter_groups.metric"] == "acc":
+    if source[f"{FILTER}.metric"] in OF_FUNCTION:
         # Groups are compared before the learner changes the rewards.
         yield "algorithm.reward", [part("overlong", max_length=longest, buffer=buffer, weight=weight)]
     else:
@@ -200,7 +200,7 @@ ROWS = (
         f"{BUFFER}.enable",
         "`scoring.shaping.overlong_max_length`",
         False,
-        "With `filter_groups.metric=acc` it is `overlong` of `algorithm.reward`, which comes after the filter.",
+        "With `filter_groups.metric` `acc` or `score` it is `overlong` of `algorithm.reward`, after the filter.",
     ),
     used(f"{BUFFER}.len", "`scoring.shaping.overlong_buffer`", 512, "Tokens before the limit."),
     used(f"{BUFFER}.penalty_factor", "`scoring.shaping.overlong_penalty`", 1.0, "The largest penalty."),

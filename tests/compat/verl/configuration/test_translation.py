@@ -91,7 +91,8 @@ def test_dapo_with_its_buffer(tmp_path: Path) -> None:
     assert config.algorithm.loss.params == {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 10.0}
     [overlong] = config.algorithm.reward
     assert overlong.params == {"max_length": 20480, "buffer": 4096, "weight": 1.0}
-    assert (config.replay.filter.zero_variance, config.replay.oversample) == (True, 3.0)
+    assert (config.replay.filter.zero_variance, config.replay.filter.score) == (True, "outcome")
+    assert config.replay.oversample == 3.0
     assert (config.learner.warmup_steps, config.learner.micro_tokens) == (10, 22528)
     assert has(report, "trainer.nnodes=16")
     assert config.learner.context_ranks == 8
@@ -99,8 +100,54 @@ def test_dapo_with_its_buffer(tmp_path: Path) -> None:
     assert config.model.override_config["attention_dropout"] == 0.0
 
 
-def test_the_buffer_counts_for_the_filter_too_where_the_metric_is_the_reward(tmp_path: Path) -> None:
-    config, _ = loaded("dapo.sh", tmp_path, ["algorithm.filter_groups.metric=seq_final_reward"])
+@pytest.mark.parametrize(
+    ("words", "weights"),
+    [
+        (["algorithm.gdpo_reward_keys=[score,format]"], {"rule/compute_score": 1.0, "rule/compute_score/format": 1.0}),
+        (
+            [
+                "algorithm.gdpo_reward_keys=[acc,format]",
+                "algorithm.gdpo_reward_weights=[1.0,0.5]",
+                "reward.custom_reward_function.path=mine.py",
+                "reward.custom_reward_function.name=mine",
+            ],
+            {"rule/mine/acc": 1.0, "rule/mine/format": 0.5},
+        ),
+        (
+            ["algorithm.gdpo_reward_keys=[acc]", "reward.reward_manager.name=batch"],
+            {"manager/acc": 1.0},
+        ),
+        ([], {"outcome": 1.0}),
+    ],
+)
+def test_the_named_rewards_of_gdpo_have_their_names_here(words: list[str], weights: dict[str, float]) -> None:
+    found = from_words("algorithm.adv_estimator=gdpo", *words)
+    assert found.settings["algorithm.advantage"] == {"name": "gdpo", "params": {"weights": weights}}
+    assert has(found.differs, "algorithm.gdpo_reward_keys=None") == (not words)
+
+
+def test_groups_are_compared_by_the_functions_own_score_where_that_is_the_metric(tmp_path: Path) -> None:
+    config, _ = loaded("dapo.sh", tmp_path, ["algorithm.filter_groups.metric=score"])
+    assert config.replay.filter.score == "outcome"
+    assert [each.name for each in config.algorithm.reward] == ["overlong"]
+
+
+def test_a_metric_that_the_replay_does_not_know_is_named_with_the_part_that_compares_it(tmp_path: Path) -> None:
+    config, report = loaded("dapo.sh", tmp_path, ["algorithm.filter_groups.metric=style"])
+    assert config.replay.filter.score == "outcome"
+    assert has(report, "algorithm.filter_groups.metric=style", "zero_variance, params: {score: rule/NAME/style}")
+
+
+def test_a_kl_in_the_reward_does_not_count_in_the_filter_and_the_report_says_so(tmp_path: Path) -> None:
+    changes = ["algorithm.filter_groups.metric=seq_final_reward", "algorithm.use_kl_in_reward=True"]
+    _, report = loaded("dapo.sh", tmp_path, changes)
+    assert has(report, "seq_final_reward: the KL in the reward does not count")
+
+
+@pytest.mark.parametrize("metric", ["seq_reward", "seq_final_reward"])
+def test_the_buffer_counts_for_the_filter_too_where_the_metric_is_the_reward(tmp_path: Path, metric: str) -> None:
+    config, _ = loaded("dapo.sh", tmp_path, [f"algorithm.filter_groups.metric={metric}"])
+    assert (config.replay.filter.zero_variance, config.replay.filter.score) == (True, "reward")
     shaping = config.scoring.shaping
     assert (shaping.overlong_penalty, shaping.overlong_max_length, shaping.overlong_buffer) == (1.0, 20480, 4096)
     assert config.algorithm.reward == []

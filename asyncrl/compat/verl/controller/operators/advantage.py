@@ -39,7 +39,8 @@ def compute_advantage(
     for name, (is_needed, operator) in needed.items():
         found = data.batch is not None and name in data.batch
         require(found or not is_needed, f"the algorithm needs {name}, which the batch does not have: call {operator}")
-    tokens = algorithm.prepare(episodes_of(data, greedy_sibling), to_tokens(data, min_grammar_mass), lambda each: each)
+    episodes = episodes_of(data, greedy_sibling, algorithm.parts.label_needs)
+    tokens = algorithm.prepare(episodes, to_tokens(data, min_grammar_mass), lambda each: each)
     add_tokens(data, tokens)
     data.meta_info[STATE] = algorithm.state()
     return data

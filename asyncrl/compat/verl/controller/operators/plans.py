@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.algorithms.composition import label_needs
 from asyncrl.compat.verl.controller.operators.parts import ROW
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.packed import NAMES, PREPARED, add_tokens, to_tokens
@@ -23,7 +24,7 @@ from asyncrl.learner.fetching import BatchFetcher, FetchedBatch, PackedModel
 from asyncrl.learner.local_batch import build_episodes
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.flops import ForwardFlops
-from asyncrl.types import BatchPlan, Labels, Trajectory
+from asyncrl.types import BatchPlan, LabelNeeds, Labels, Trajectory
 
 VERSION = "version"
 """The key of `meta_info` with the policy version that generated a batch."""
@@ -62,19 +63,24 @@ def labels_of(data: DataProto) -> list[Labels]:
     return to_labels(DataProto(batch, data.non_tensor_batch, data.meta_info))
 
 
-def episodes_of(data: DataProto, greedy_sibling: bool) -> Episodes:
-    """What the algorithms know of the batch's trajectories, on the CPU. Raises DataProtoError: as `labels_of`."""
-    plan = plan_of(data, trajectories_of(data))
-    return build_episodes(plan, labels_of(data), torch.device("cpu"), greedy_sibling)
+def episodes_of(data: DataProto, greedy_sibling: bool, needs: LabelNeeds) -> Episodes:
+    """What the algorithms know of the batch's trajectories, on the CPU. Raises DataProtoError: as `labels_of`, or a row
+    lacks a score that the algorithm `needs`."""
+    plan, labels = plan_of(data, trajectories_of(data)), labels_of(data)
+    for each in labels:
+        unmet = needs.unmet(each)
+        require(not unmet, f"{each.trajectory_id}: {unmet}; give every row `extra_scores` with them")
+    return build_episodes(plan, labels, torch.device("cpu"), greedy_sibling, needs)
 
 
 class _OneBatch(BatchSource):
-    """The trajectories and labels of one batch. A batch without rewards has labels of 0, which only operators get that
-    do not read them."""
+    """The trajectories and labels of one batch. A batch without rewards has labels of 0, also for the scores that the
+    algorithm `needs`, which only operators get that do not read them."""
 
-    def __init__(self, trajectories: Sequence[Trajectory], labels: Sequence[Labels] | None) -> None:
+    def __init__(self, trajectories: Sequence[Trajectory], labels: Sequence[Labels] | None, needs: LabelNeeds) -> None:
         self._trajectories = {each.id: each for each in trajectories}
         self._labels = {each.trajectory_id: each for each in labels or ()}
+        self._zeros = dict.fromkeys(needs.scores, 0.0)
 
     def configure(self, values: Mapping[str, Any], time: int) -> Sequence[ConfigChange]:
         return []
@@ -86,7 +92,7 @@ class _OneBatch(BatchSource):
         return None
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
-        return [self._labels.get(name) or Labels(name, 0.0, 0.0, "none") for name in ids]
+        return [self._labels.get(name) or Labels(name, 0.0, 0.0, "none", extra=self._zeros) for name in ids]
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
         return [self._trajectories[name] for name in ids]
@@ -108,7 +114,8 @@ class Batches:
         Raises DataProtoError: fields are missing.
         """
         trajectories = trajectories_of(data)
-        source = _OneBatch(trajectories, labels_of(data) if trained else None)
+        labels = labels_of(data) if trained else None
+        source = _OneBatch(trajectories, labels, label_needs(self.config.algorithm))
         history = ConfigHistory(self.config, [])
         fetcher = BatchFetcher(self.config, history, self.ranks, self.model, self.flops, source)
         fetched = fetcher.take(plan_of(data, trajectories, step))

@@ -186,6 +186,22 @@ def test_a_critic_tells_values_and_is_trained_on_returns(open_workers: Open, tmp
     assert critic.load_checkpoint(str(tmp_path / "critic")) == 5
 
 
+def test_an_algorithm_that_reads_a_named_score_gets_it_from_every_row_or_names_what_is_missing(
+    open_workers: Open, tmp_path: Path
+) -> None:
+    words = ("algorithm.proximal=recompute", "algorithm.advantage={name: gdpo, params: {weights: {style: 1.0}}}")
+    settings = config(tmp_path, *words)
+    policy = open_workers(ActorRolloutRefWorker, settings)
+    data = policy.generate_sequences(prompts(settings))
+    data = data.union(policy.compute_log_prob(data))
+    data.batch["token_level_scores"] = data.batch["response_mask"].float()
+    with pytest.raises(DataProtoError, match=r"reads the scores \['style'\].*give every row `extra_scores`"):
+        compute_advantage(data, open_algorithm(settings))
+    styles = [{"style": float(row)} for row in range(len(data))]
+    data.non_tensor_batch["extra_scores"] = np.array(styles, dtype=object)
+    assert compute_advantage(data, open_algorithm(settings)).batch["advantages"].count_nonzero()
+
+
 def test_what_an_operator_lacks_is_named_with_the_operator_that_gives_it(open_workers: Open, tmp_path: Path) -> None:
     settings = config(tmp_path, "learner.minibatches=2", KL)
     policy = open_workers(ActorRolloutRefWorker, settings)

@@ -1,0 +1,48 @@
+"""What the store keeps of the algorithm's needs of labels, and which stored labels do not meet them.
+
+The learner tells them before it publishes its first weights. Labels that come later and do not meet them are refused,
+so that the episode is scored again, and is a dead letter in the end.
+"""
+
+from __future__ import annotations
+
+from asyncrl.errors import StoreError
+from asyncrl.replay.records import GroupRecord, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.transaction import Transaction
+from asyncrl.types import NOTHING_NEEDED, LabelNeeds
+from asyncrl.wire import decode, read_labels, split
+
+NEEDS = "label_needs"
+"""The key of the table `meta`."""
+
+
+def label_needs(tx: Transaction) -> LabelNeeds:
+    """What the labels of every episode that will be planned must have."""
+    return tx.get("meta", NEEDS, LabelNeeds) or NOTHING_NEEDED
+
+
+def set_label_needs(tx: Transaction, needs: LabelNeeds) -> bool:
+    """Record the needs; whether they are others than before."""
+    if needs == label_needs(tx):
+        return False
+    tx.put("meta", NEEDS, needs)
+    return True
+
+
+def unfit_members(tx: Transaction, name: str, group: GroupRecord) -> dict[str, str]:
+    """The members of a group whose labels are complete and do not meet the needs, each with the reason."""
+    needs, unfit = label_needs(tx), {}
+    for member in group.ids(name):
+        record = TrajectoryRecord.load(tx, member)
+        is_labelled = record is not None and record.state in (TrajectoryState.LABELLED, TrajectoryState.PLANNED)
+        if is_labelled and (unmet := _unmet(tx, member, needs)):
+            unfit[member] = unmet
+    return unfit
+
+
+def _unmet(tx: Transaction, name: str, needs: LabelNeeds) -> str:
+    try:
+        return needs.unmet(read_labels(decode(split(tx.present(tx.get_bytes("labels", name), "labels", name)))))
+    except StoreError as error:
+        tx.add("damaged")
+        return str(error)
