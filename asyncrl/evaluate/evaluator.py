@@ -44,7 +44,7 @@ def _run(config: TrainConfig, stop: threading.Event) -> None:
     with ExitStack() as stack:
         context = stack.enter_context(zmq.Context())
         replay = stack.enter_context(closing(open_batches(config, alone.rank, context, stop)))
-        publisher = stack.enter_context(closing(open_publisher(config, alone, context)))
+        publisher = stack.enter_context(closing(open_publisher(config, alone, context, stop)))
         model = read_model(config.model)
         weights = WeightFormat(model)
         steps = plan_gather(weights, DTYPES[config.model.dtype], config.weights.bucket_mb << 20)

@@ -47,6 +47,7 @@ class ShardNow:
       evaluations, where each attempt is a group.
     - `pending` tickets have no actor. `waiting` episodes have no scorer; `actors` and `scorers` hold so many each.
     - `silence_s`: seconds since each worker's last request. `learner_waits_s`: for how long the learner waits.
+    - `busy`: why it puts requests off now; empty where it does not.
     """
 
     name: str
@@ -67,7 +68,13 @@ class ShardNow:
     age_bound: int = 0
     is_full: bool = False
     failing: str = ""
+    busy: str = ""
     learner_waits_s: float | None = None
+
+    @property
+    def takes(self) -> bool:
+        """Whether it takes what roles send."""
+        return self.answers and not self.busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,5 +183,6 @@ def _shard(name: str, wanted: int, summary: StoreSummary, live: Mapping[str, Any
         age_bound=status.get("age_bound", 0),
         is_full=counters["live_bytes"] > status.get("high_water_bytes", float("inf")),
         failing=status.get("failing", ""),
+        busy=status.get("busy", ""),
         learner_waits_s=status.get("learner_waits_s"),
     )

@@ -73,10 +73,10 @@ def _phase(learners: Sequence[RoleNow], now: Situation) -> tuple[str, float | No
 
 def _batch(now: Situation) -> list[Wait]:
     """What the batch of the learner's step lacks."""
-    missing = [shard for shard in now.shards if shard.ready < shard.wanted or not shard.answers]
+    missing = [shard for shard in now.shards if shard.ready < shard.wanted or not shard.takes]
     if not missing:
         return []
-    shard = max(missing, key=lambda each: (not each.answers, each.wanted - each.ready))
+    shard = max(missing, key=lambda each: (not each.takes, each.wanted - each.ready))
     found = _missing(shard, now)
     others = len(missing) - 1
     if others and found:
@@ -118,11 +118,13 @@ def _evaluation(now: Situation) -> list[Wait]:
 
 
 def _stopped(shard: ShardNow, now: Situation) -> Wait | None:
-    """Why a shard of the replay does not answer; None: it does."""
+    """Why a shard of the replay does not answer, or takes nothing; None: it does."""
     role = now.roles.get(shard.name)
     if role is not None and (stopped := _not_working(role, now)):
         return stopped
-    return None if shard.answers else Wait(shard.name, "does not answer", fault=True)
+    if not shard.answers:
+        return Wait(shard.name, "does not answer", fault=True)
+    return Wait(shard.name, f"puts requests off: {shard.busy}", fault=True) if shard.busy else None
 
 
 def _failing(shard: ShardNow) -> Wait:

@@ -31,7 +31,8 @@ def run(config: TrainConfig) -> None:
         if ranks * hosts > 1 and Membership.of_this_process() is None:
             command = [sys.executable, "-m", "asyncrl.learner", *sys.argv[1:]]
             timeouts = Timeouts.within(limit_s)
-            run_ranks(command, ranks, stop, timeouts, open_host(config, timeouts) if hosts > 1 else None, activity)
+            host = open_host(config, timeouts, stop) if hosts > 1 else None
+            run_ranks(command, ranks, stop, timeouts, host, activity)
             return
         process.set_at_once(stop)
         process.limit_threads(config.cluster.learner_threads)

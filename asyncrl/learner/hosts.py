@@ -35,6 +35,7 @@ from asyncrl.learner.rendezvous import (
     mark_of,
     settings_of,
 )
+from asyncrl.machine.ports import listening
 from asyncrl.network.interfaces import interface_towards
 from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.network.listener import Listener
@@ -46,10 +47,10 @@ RETRY_S = 0.5
 ANSWER_S = 5.0
 
 
-def open_host(config: TrainConfig, timeouts: Timeouts) -> FirstHost | OtherHost:
-    """This host among the learner's. Raises ConfigError: its keys or its network interface are missing.
-    UnavailableError: the address of the first host is taken, or not this machine's."""
-    return (OtherHost if config.learner.node else FirstHost)(config, timeouts)
+def open_host(config: TrainConfig, timeouts: Timeouts, stop: threading.Event) -> FirstHost | OtherHost:
+    """This host among the learner's. Raises ConfigError: its keys or its network interface are missing, or the address
+    of the first host is taken or not this machine's. StoppedError."""
+    return OtherHost(config, timeouts) if config.learner.node else FirstHost(config, timeouts, stop)
 
 
 def _meeting(config: TrainConfig, round_name: str) -> Meeting:
@@ -76,7 +77,7 @@ class FirstHost:
 
     several = True
 
-    def __init__(self, config: TrainConfig, timeouts: Timeouts) -> None:
+    def __init__(self, config: TrainConfig, timeouts: Timeouts, stop: threading.Event) -> None:
         self._timeouts = timeouts
         self._others = range(1, config.learner.nodes)
         self._folder = locations.run_dir(config.run)
@@ -93,7 +94,11 @@ class FirstHost:
             logger, "refused a message of another host, which may have another version of asyncrl"
         )
         self._context = zmq.Context()
-        self._listener = Listener(self._context, self._meeting.place, server_keys(config.network), MAX_MESSAGE_BYTES)
+        self._listener = listening(
+            lambda: Listener(self._context, self._meeting.place, server_keys(config.network), MAX_MESSAGE_BYTES),
+            f"learner.rendezvous={config.learner.rendezvous}",
+            stop,
+        )
         self._folder.mkdir(parents=True, exist_ok=True)
         mark_of(self._folder, self._round, 0).touch()
         self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)

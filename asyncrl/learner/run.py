@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity
 from asyncrl.machine.gpu_lock import LearnerLock
+from asyncrl.machine.ports import listening
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.modelling.opening import beside
 from asyncrl.modelling.shapes import model_shapes
@@ -111,7 +113,7 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
         if ranks.rank == 0:
             metrics, evaluations = reports.learner_metrics()
             if not recorded:
-                publisher = stack.enter_context(closing(open_publisher(config, ranks, context, spans)))
+                publisher = stack.enter_context(closing(open_publisher(config, ranks, context, stop, spans)))
         stack.callback(activity.enter, END)
         train(config, ranks, replay, publisher, metrics, evaluations, stop, spans)
         if ranks.rank == 0:
@@ -147,15 +149,17 @@ def _check_sight(policy: Policy, implicit: Trainable[Policy] | None, has_critic:
 
 
 def open_publisher(
-    config: TrainConfig, ranks: Ranks, context: zmq.Context[Any], spans: Spans | None = None
+    config: TrainConfig, ranks: Ranks, context: zmq.Context[Any], stop: threading.Event, spans: Spans | None = None
 ) -> Publisher:
+    """What publishes the weights of the run. Raises ConfigError: the learner's port is taken; StoppedError."""
     network, weights, run = config.network, config.weights, locations.run_identity(config.run, make=True)
     expected, device = model_shapes(config.model).tensors, ranks.device
     channel, reason = choose_channel(config, device)
     logger.info("weights go to engines by %s, because %s", channel, reason)
     broadcasts = Broadcasts(BACKENDS[device.type], gpu_of(device)) if channel == "distributed" else None
     with ExitStack() as stack:
-        server = WeightServer(
+        open_server = partial(
+            WeightServer,
             network.learner_address,
             network.weights_port,
             context,
@@ -166,6 +170,7 @@ def open_publisher(
             broadcasts=broadcasts,
             spans=spans,
         )
+        server = listening(open_server, f"network.weights_port={network.weights_port}", stop)
         stack.callback(server.close)
         broadcaster = folders = None
         if broadcasts is not None:

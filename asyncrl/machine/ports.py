@@ -1,21 +1,33 @@
-"""Free ports of this machine."""
+"""Free ports of this machine, and what a role does about a port that another program has taken."""
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from textwrap import shorten
+from typing import TypeVar
 
 import psutil
 
-from asyncrl.errors import UnavailableError
+from asyncrl.errors import ConfigError, StoppedError, UnavailableError
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 PORTS = range(10000, 32768)
 """Above the well-known ports, and below those that Linux gives to connections by default."""
 TRIES = 1000
 MOST_OF_COMMAND = 200
+TAKEN_S = 10.0
+"""How long a role tries to listen at its port, which a connection or a killed process may have for a moment."""
+LOOK_S = 0.5
 
 
 def free_ports(count: int, ports: range = PORTS) -> int:
@@ -52,3 +64,36 @@ def who_listens(port: int) -> str:
                 command = shorten(" ".join(psutil.Process(each.pid).cmdline()), MOST_OF_COMMAND)
                 return f"; process {each.pid} listens there: {command}"
     return ""
+
+
+class TakenPort:
+    """The tries of a role to listen at the port that the configuration names as `setting`, such as "KEY=VALUE"."""
+
+    def __init__(self, setting: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._setting, self._clock = setting, clock
+        self._first: float | None = None
+
+    def failed(self, error: Exception) -> None:
+        """A try has failed; another may follow in LOOK_S. Raises ConfigError after TAKEN_S: to start the role again,
+        which others wait for, would not help."""
+        if self._first is None:
+            self._first = self._clock()
+            logger.warning("%s: %s; trying again for %g s", self._setting, error, TAKEN_S)
+        if self._clock() - self._first >= TAKEN_S:
+            raise ConfigError(
+                f"{self._setting}: {error}; free that port or name another one (0: a free one is chosen), and resume "
+                "the run"
+            ) from error
+
+
+def listening(listen: Callable[[], T], setting: str, stop: threading.Event) -> T:
+    """What `listen` opens at the port of `setting`, tried again as TakenPort says. Raises ConfigError; StoppedError:
+    `stop` was set meanwhile."""
+    taken = TakenPort(setting)
+    while True:
+        try:
+            return listen()
+        except UnavailableError as error:
+            taken.failed(error)
+        if stop.wait(LOOK_S):
+            raise StoppedError(f"stopped while it waited for the port of {setting}")

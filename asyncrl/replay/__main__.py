@@ -19,6 +19,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity, heartbeat
 from asyncrl.machine.files import write_whole
+from asyncrl.machine.ports import listening
 from asyncrl.network.keys import server_keys
 from asyncrl.network.listener import Listener
 from asyncrl.observe.reports import open_reports
@@ -33,7 +34,7 @@ log = logging.getLogger("asyncrl.replay")
 def run(config: TrainConfig) -> None:
     """Serve until a signal, or until the run is done.
 
-    Raises UnavailableError: the port is taken; StoreError: the store cannot be opened.
+    Raises ConfigError: the port is taken; StoreError: the store cannot be opened.
     """
     stop, activity = process.stop_on_signals(), Activity()
     with heartbeat(activity, config.cluster.hang_timeout_s):
@@ -50,7 +51,11 @@ def _serve(config: TrainConfig, stop: threading.Event, activity: Activity) -> No
     )
     store = open_store(config)
     try:
-        listener = Listener(zmq.Context.instance(), endpoint, keys, network.max_message_mb << 20)
+        listener = listening(
+            lambda: Listener(zmq.Context.instance(), endpoint, keys, network.max_message_mb << 20),
+            f"network.replay_port={network.replay_port}",
+            stop,
+        )
         write_whole(store.path / ENDPOINT_FILE, endpoint)
         log.info("replay serves %s from %s", endpoint, store.path)
         name = process.worker_name("replay")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from asyncrl.config import locations
@@ -18,10 +19,12 @@ ANSWER_S = 3.0
 
 
 def leave(config: TrainConfig, worker: str, incarnation: str) -> None:
-    """Tell every shard that this start of a worker ends. Call it when the worker has ended its calls. A shard that
-    cannot be told is named in the log."""
+    """Tell every shard at once that this start of a worker ends. Call it when the worker has ended its calls. A shard
+    that cannot be told is named in the log."""
     keys, run = client_keys(config.network), locations.run_identity(config.run)
-    for endpoint in locations.replay_endpoints(config.network, config.replay.shards):
+    endpoints = locations.replay_endpoints(config.network, config.replay.shards)
+
+    def tell(endpoint: str) -> None:
         with closing(ReplayClient(endpoint, worker, incarnation, give_up_s=ANSWER_S, keys=keys, run=run)) as client:
             try:
                 client.leave()
@@ -29,3 +32,7 @@ def leave(config: TrainConfig, worker: str, incarnation: str) -> None:
                 log.warning(
                     "the replay gives what %s still holds to others only after replay.lease_s: %s", worker, error
                 )
+
+    # One after another, shards that do not answer would hold the end up for their number of times ANSWER_S.
+    with ThreadPoolExecutor(len(endpoints)) as threads:
+        list(threads.map(tell, endpoints))

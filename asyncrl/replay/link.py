@@ -1,6 +1,9 @@
 """A connection to the replay that lasts: requests are sent until they are answered, through breaks and restarts.
 
-A link belongs to one thread.
+Requests leave in rounds, each with a number that no other message of the link has. A round ends when everything that
+was sent is answered. Requests that the replay could not take now are sent again in the next round, after one wait for
+all of them. So an outage of the replay's disk holds a client up for its own length and at most BUSY_S more, whatever
+the number of requests. A link belongs to one thread.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,15 +21,18 @@ import zmq
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
 from asyncrl.network.sockets import Watch, connect
+from asyncrl.network.throttle import Throttled
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.clock_probe import ClockProbe
-from asyncrl.replay.protocol import BUSY, Answer, ReplayRequest, decode_reply, encode_request
+from asyncrl.replay.protocol import BUSY, REFUSED, Answer, ReplayRequest, decode_reply, encode_request
 from asyncrl.types import RunIdentity
 from asyncrl.wire import Buffer
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
+BUSY_S = 1.0
+"""The wait after a round in which the replay could not take a request, as while its disk is full."""
 BREAK_S = 0.1
 """The wait after a connection broke. It doubles up to RETRY_S while further connections break without an answer."""
 POLL_MS = 100
@@ -39,7 +45,8 @@ Request = tuple[ReplayRequest, Sequence[Buffer]]
 
 
 class ReplayLink:
-    """The link of `worker` to the replay at `endpoint`. The other arguments are those of a ReplayClient."""
+    """The link of `worker` to the replay at `endpoint`. `clock` gives monotonic seconds. The other arguments are those
+    of a ReplayClient."""
 
     def __init__(
         self,
@@ -52,6 +59,7 @@ class ReplayLink:
         run: RunIdentity | None = None,
         retry_s: float = RETRY_S,
         spans: Spans | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._endpoint = endpoint
         self._worker = worker
@@ -61,8 +69,11 @@ class ReplayLink:
         self._keys = keys
         self._run = run
         self._retry_s = retry_s
+        self._clock = clock
         self._sequence = 0
         self._break_s = BREAK_S
+        self._put_off = ""
+        self._delays = Throttled(log, f"{worker} waits for the replay at {endpoint}", clock=clock)
         self._probe = ClockProbe(endpoint, spans or NoSpans())
         self._connect()
 
@@ -80,69 +91,91 @@ class ReplayLink:
         Raises StoppedError and UnavailableError, as `stop` and `give_up_s` say; RefusedError: the replay cannot tell
         which request it refuses; WireError: one cannot be encoded, and none was sent.
         """
-        if not requests:
-            return []
-        first, self._sequence = self._sequence + 1, self._sequence + len(requests)
-        messages = {
-            number: encode_request(request, number, self._run, frames)
-            for number, (request, frames) in enumerate(requests, first)
-        }
-        if self._probe.is_due():
-            self._sequence += 1
-            messages = {self._sequence: self._probe.message(self._sequence), **messages}
+        started, self._put_off = self._clock(), ""
         answers: dict[int, Answer] = {}
-        started = time.monotonic()
-        while len(answers) < len(messages):
-            rest = {number: each for number, each in messages.items() if number not in answers}
-            self._exchange(rest, credits, answers, started)
-        return [answers[number] for number in range(first, first + len(requests))]
+        rest = list(range(len(requests)))
+        while rest:
+            numbered = {self._next_number(): at for at in rest}
+            messages = {number: self._encode(requests[at], number) for number, at in numbered.items()}
+            found = self._round(messages, credits, started)
+            answered = {at: found[number] for number, at in numbered.items() if number in found}
+            busy = [at for at, answer in answered.items() if answer.kind == BUSY]
+            answers |= {at: answer for at, answer in answered.items() if answer.kind != BUSY}
+            # The replay may be able to take one that was not sent yet, so these go first.
+            rest = [at for at in rest if at not in answered] + busy
+            if busy:
+                self._put_off = answered[busy[0]].reason
+                self._delays.say(f"{self._put_off}; it is asked again")
+                self._stop.wait(min(BUSY_S, self._retry_s))
+        return [answers[at] for at in range(len(requests))]
 
-    def _exchange(
-        self, messages: Mapping[int, list[Buffer]], credits: int, answers: dict[int, Answer], started: float
-    ) -> None:
-        """Send messages as credits allow and take answers, until all have come or the rest must be sent again."""
-        unsent, away = deque(messages.items()), dict[int, int]()
+    def _next_number(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _encode(self, request: Request, number: int) -> list[Buffer]:
+        return encode_request(request[0], number, self._run, request[1])
+
+    def _round(self, messages: Mapping[int, list[Buffer]], credits: int, started: float) -> dict[int, Answer]:
+        """Send each message once as credits allow, and return the answers to them. It ends when everything sent is
+        answered and the rest is sent or must wait, or with a fresh connection, over which no old answer can come."""
+        unsent, away, found = deque(messages.items()), dict[int, int](), dict[int, Answer]()
+        if self._probe.is_due():
+            number = self._next_number()
+            unsent.appendleft((number, self._probe.message(number)))
         self._watch.broke()
-        deadline = time.monotonic() + self._retry_s
+        deadline = self._clock() + self._retry_s
         while unsent or away:
-            # ZeroMQ gives up a connection whose handshake was refused: a send that waits there would wait for ever.
-            with suppress(zmq.Again):
-                while unsent and _credit(away, credits):
-                    number, frames = unsent[0]
-                    self._probe.sends(number)
-                    self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-                    away[number] = sum(map(len, frames))
-                    unsent.popleft()
-            if time.monotonic() > deadline:
-                return self._reconnect(started)
+            self._send(unsent, away, credits)
+            if self._clock() > deadline:
+                self._reconnect(started)
+                break
             answer = self._receive(started)
             if answer is None:
                 if self._watch.broke():
                     self._stop.wait(self._break_s)
                     self._break_s = min(self._retry_s, 2 * self._break_s)
-                    return self._reconnect(started)
+                    self._reconnect(started)
+                    break
                 continue
-            if answer.sequence and answer.sequence not in away:
+            if answer.sequence not in away:
+                self._raise_refusal(answer)
                 continue
-            if answer.kind == BUSY:
-                log.warning("the replay is busy: %s; asking again", answer.reason)
-                self._stop.wait(self._retry_s)
-                return None
-            if answer.sequence == 0:
-                raise RefusedError(f"the replay refused: {answer.reason}")
-            deadline = time.monotonic() + self._retry_s
+            deadline = self._clock() + self._retry_s
             self._break_s = BREAK_S
             self._probe.received(answer)
-            answers[answer.sequence] = answer
+            found[answer.sequence] = answer
             del away[answer.sequence]
-        return None
+            if answer.kind == BUSY:
+                unsent.clear()
+        return found
+
+    def _send(self, unsent: deque[tuple[int, list[Buffer]]], away: dict[int, int], credits: int) -> None:
+        # ZeroMQ gives up a connection whose handshake was refused: a send that waits there would wait for ever.
+        with suppress(zmq.Again):
+            while unsent and _credit(away, credits):
+                number, frames = unsent[0]
+                self._probe.sends(number)
+                self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+                away[number] = sum(map(len, frames))
+                unsent.popleft()
+
+    def _raise_refusal(self, answer: Answer) -> None:
+        """Raise RefusedError if the replay could not read the header of a message."""
+        if answer.sequence == 0 and answer.kind == REFUSED:
+            # It may say so once for each message under way.
+            self._renew()
+            raise RefusedError(f"the replay refused: {answer.reason}")
 
     def _receive(self, started: float) -> Answer | None:
         """The next message, or None if there is none for a moment."""
         if self._stop.is_set():
             raise StoppedError("stopped while waiting for the replay")
-        if self._give_up_s is not None and time.monotonic() - started > self._give_up_s:
-            raise UnavailableError(f"no answer from the replay at {self._endpoint} within {self._give_up_s:.0f} s")
+        if self._give_up_s is not None and self._clock() - started > self._give_up_s:
+            said = f"; it last said: {self._put_off}" if self._put_off else ""
+            raise UnavailableError(
+                f"no answer from the replay at {self._endpoint} within {self._give_up_s:.0f} s{said}"
+            )
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:  # A poll costs more than an attempt, and most replies come in bursts.
@@ -154,8 +187,11 @@ class ReplayLink:
     def _reconnect(self, started: float) -> None:
         """Take a fresh connection, since the old one may lead nowhere."""
         advice = f"; {CHECK_KEYS}" if self._keys else ""
-        waited = time.monotonic() - started
+        waited = self._clock() - started
         log.warning("%s waits for the replay at %s since %.0f s%s", self._worker, self._endpoint, waited, advice)
+        self._renew()
+
+    def _renew(self) -> None:
         self.close()
         self._connect()
 

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
+from shutil import disk_usage
 
 import lmdb
 import zmq
@@ -37,6 +38,7 @@ from asyncrl.replay.protocol import (
     Fetch,
     FetchImage,
     GetClock,
+    GetStatus,
     Reply,
     decode_request,
     encode_reason,
@@ -60,6 +62,8 @@ COMMIT_S, MAX_COMMIT_S = 0.002, 0.032
 While none arrives, the time doubles up to MAX_COMMIT_S."""
 REPORT_S = 5.0
 PATIENCE_S = 1.0
+NO_ROOM_BYTES = 1 << 20
+"""A commit that fails on a disk with less room fails for this reason."""
 
 Frames = list[Buffer]
 Received = tuple[bytes, Call]
@@ -111,6 +115,7 @@ class ReplayServer:
         self._traced: set[tuple[str, type[Exception]]] = set()
         self._refusals = Throttled(log, "refused a request")
         self._delays = Throttled(log, "a request must wait")
+        self._commits = Throttled(log, "nothing can be stored", logging.ERROR, burst=1)
         self._ends = Throttled(log, "the run must end", burst=1)
         self._undelivered = Throttled(log, "a requester has gone, or does not take its answers", logging.INFO)
 
@@ -208,7 +213,7 @@ class ReplayServer:
                 self._tick()
             taken, answered, replies = self._transact(requests)
         except lmdb.Error as error:
-            return self._recover(StoreError(f"the store cannot commit: {error}; is the disk full?"), requests), []
+            return self._recover(error, requests), []
         self._forget(answered)
         return replies, requests[taken:]
 
@@ -263,10 +268,9 @@ class ReplayServer:
         try:
             return self._attempt(tx, call, nested)
         except (lmdb.MapFullError, BusyError) as error:
-            reason = str(error)
             if isinstance(error, lmdb.MapFullError):
                 self._service.readers.free_dead(tx)
-                reason = "the store is full; see replay.max_store_gb"
+            reason = self._postpone(error)
             self._delays.say(f"{call.kind}: {reason}")
             return encode_reason(BUSY, call.sequence, reason)
         except (StoreError, lmdb.Error, _UndoError):
@@ -338,13 +342,40 @@ class ReplayServer:
             if not self._waiting[name]:
                 del self._waiting[name]
 
-    def _recover(self, error: StoreError, requests: list[Received]) -> list[Answered]:
-        """Nothing of this turn was stored: say so to every requester, and go on with the leases in the store."""
-        log.error("%s", error)
+    def _postpone(self, error: lmdb.Error | BusyError) -> str:
+        """Note, for the status, and return why requests must be sent again later."""
+        if isinstance(error, BusyError):
+            reason = str(error)
+        elif isinstance(error, lmdb.MapFullError):
+            reason = "the store is full; see replay.max_store_gb"
+        else:
+            # LMDB calls a commit of which only a part found room an input/output error.
+            full = isinstance(error, lmdb.DiskError) or disk_usage(self._store.path).free < NO_ROOM_BYTES
+            why = "there is no room on its disk" if full else str(error)
+            reason = f"the store {self._store.path} cannot commit: {why}"
+        self._service.put_off(reason)
+        return reason
+
+    def _recover(self, error: lmdb.Error, requests: list[Received]) -> list[Answered]:
+        """Nothing of this turn was stored: say so to every requester, also to those who wait, and go on with the leases
+        in the store."""
+        reason = self._postpone(error)
+        self._commits.say(reason)
+        waiting = [(client, each.call) for queue in self._waiting.values() for client, each in queue.items()]
+        self._waiting.clear()
+        # A request of this turn may be among those that wait.
+        calls = {(client, call.sequence): call for client, call in (*waiting, *requests)}
         with self._store.transaction(write=False) as tx:
             self._service.readers.free_dead(tx)
             self._service.start(tx)
-        return [(client, encode_reason(BUSY, call.sequence, str(error))) for client, call in requests]
+            return [(client, self._unstored(tx, call, reason)) for (client, _), call in calls.items()]
+
+    def _unstored(self, tx: Transaction, call: Call, reason: str) -> Frames:
+        """The reply to a request while nothing can be stored: people still learn what holds the run up."""
+        if isinstance(call.request, GetStatus):
+            with suppress(AsyncrlError):  # It is another run's: a turn refuses it, and counts it.
+                return encode_reply(OK, call.sequence, self._service.handle(tx, call) or Reply())
+        return encode_reason(BUSY, call.sequence, reason)
 
     def _send(self, client: bytes, reply: Frames) -> None:
         try:

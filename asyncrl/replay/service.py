@@ -6,6 +6,7 @@ tries again when the state has changed, until the requester's patience is over.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -38,6 +39,8 @@ WORK = (protocol.GetTickets, protocol.LeaseTrajectories, protocol.RenewLease)
 """The requests by which workers learn that the run is done."""
 TRAINING = (protocol.GetPlan, protocol.Published, protocol.Evaluate)
 """The requests by which a learner goes on with a run that was done."""
+PUT_OFF_S = 3.0
+"""Clients send a request that was put off again sooner, so after this time no request is."""
 
 
 class ReplayService:
@@ -59,6 +62,8 @@ class ReplayService:
         spans: Spans | None = None,
     ) -> None:
         self._settings = settings
+        self._clock = clock
+        self._put_off, self._put_off_at = "", -math.inf
         self._failed_handshakes = failed_handshakes
         self._run = run
         self._backoff = FailureBackoff(clock)
@@ -139,6 +144,14 @@ class ReplayService:
     def failing(self) -> dict[str, str]:
         """For people: what fails where tickets are few because everything does, and the newest failure; else empty."""
         return {"failing": self._backoff.text(), "newest_failure": self._backoff.newest}
+
+    def put_off(self, reason: str) -> None:
+        """A requester is told now to send a request again later."""
+        self._put_off, self._put_off_at = reason, self._clock()
+
+    def _busy(self) -> str:
+        """Why requests are put off now; empty: they are not."""
+        return self._put_off if self._clock() - self._put_off_at <= PUT_OFF_S else ""
 
     def is_over(self) -> bool:
         """Whether the run is done and nobody needs the replay any more."""
@@ -261,6 +274,7 @@ class ReplayService:
                 "identity": tx.identity,
                 "silence_s": {"actors": self._actors.silence(), "scorers": self._scorers.silence()},
                 "learner_waits_s": self._waits.now_s(),
+                "busy": self._busy(),
                 "readers": [asdict(each) for each in self.readers.lingering()],
                 **self.failing(),
             }

@@ -77,9 +77,9 @@ class WeightServer:
         spans: Spans | None = None,
     ) -> None:
         spans = spans or NoSpans()
-        self._preparation = Preparation(self._offer, chunk_bytes, history > 0, threads, spans)
         check_bind(host, insecure, secured=keys is not None)
         self._listener = Listener(context, f"tcp://{host}:{port}", keys, MAX_REQUEST_BYTES)
+        self._preparation = Preparation(self._offer, chunk_bytes, history > 0, threads, spans)
         self._router = self._listener.socket
         self.endpoint = self._listener.endpoint
         self.refused = 0

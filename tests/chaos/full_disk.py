@@ -1,7 +1,9 @@
 """`unshare -Urm python -m tests.chaos.full_disk SMALL OTHER`: a run whose folder is on a small disk that fills up.
 
-SMALL becomes a small file system of its own. While it is full the replay and a scorer are killed too; once there is
-room again every other process must still be the same, and the run must go on. Status 0 says that all of it was so.
+SMALL becomes a small file system of its own. It is full twice, and each time the run goes on once there is room again.
+The first time no process ends, whoever looks at the run is told what holds it up, and episodes are delivered soon after
+there is room: how soon is printed. The second time the replay and a scorer are killed too, and every other process must
+be the same afterwards. Status 0 says that all of it was so.
 """
 
 from __future__ import annotations
@@ -9,15 +11,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
+from asyncrl.inspect.watch import RunWatch
+from asyncrl.replay.stored import StoredRun
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
+from tests.helpers import until
 
 SIZE_MB = 96
-FULL_S = 25.0
+FULL_S = 20.0
 """Several reports of every role, and more than one lease."""
+LATE_S = 20.0
+"""Far more than the first delivery takes on a busy machine, and far less than a wait for each request in flight."""
 
 
 def fill(folder: Path) -> list[Path]:
@@ -32,29 +39,60 @@ def fill(folder: Path) -> list[Path]:
     return ballast
 
 
+def stay_full(run: Run) -> None:
+    """Return after FULL_S, in which the run must not end."""
+    until_s = time.monotonic() + FULL_S
+    while time.monotonic() < until_s:
+        assert run.process.poll() is None, run.output
+        time.sleep(0.2)
+
+
+def make_room(ballast: list[Path]) -> None:
+    for path in ballast:
+        path.unlink()
+
+
+def delivered(run: Run) -> int:
+    with closing(StoredRun(run.dir / "replay")) as stored:
+        return stored.counters()["accepted"]
+
+
+def nothing_ends(run: Run, small: Path) -> None:
+    before, watch, ballast = run.processes(), RunWatch(run.dir), fill(small)
+    until(lambda: "replay puts requests off: the store" in watch.look().text)
+    assert "there is no room on its disk" in watch.look().text
+    stay_full(run)
+    reached = delivered(run)
+    make_room(ballast)
+    room = time.monotonic()
+    until(lambda: delivered(run) > reached, LATE_S)
+    sys.stdout.write(f"the first delivery came {time.monotonic() - room:.2f} s after there was room\n")
+    run.wait_for_step(run.newest_step() + 2)
+    assert run.processes() == before, run.logs()
+
+
+def killed_roles_come_back(run: Run, small: Path) -> None:
+    before, killed, ballast = run.processes(), ("replay", "scoring-0"), fill(small)
+    for name in killed:
+        run.kill(name)
+    stay_full(run)
+    make_room(ballast)
+    run.wait_for_step(run.newest_step() + 3)
+    after = run.processes()
+    same = {name: pid for name, pid in before.items() if name not in killed}
+    assert {name: after.get(name) for name in same} == same, run.logs()
+    assert all(after[name] != before[name] for name in killed)
+
+
 def main(small: Path, other: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(small)], check=True)
     world = World.make(other)
     with Run("train", small, *world.overrides(1), "learner.steps=1000000", "learner.checkpoint_every=1") as run:
         run.wait_for_step(2)
-        before = run.processes()
-        assert {"replay", "actor-0", "actor-1", "scoring-0", "scoring-1", "learner-0", "learner-1"} < before.keys()
-        ballast = fill(small)
-        killed = ("replay", "scoring-0")
-        for name in killed:
-            run.kill(name)
-        full_until = time.monotonic() + FULL_S
-        while time.monotonic() < full_until:
-            assert run.process.poll() is None, run.output
-            time.sleep(0.2)
-        reached = run.newest_step()
-        for path in ballast:
-            path.unlink()
-        run.wait_for_step(reached + 3)
-        after = run.processes()
-        same = {name: pid for name, pid in before.items() if name not in killed}
-        assert {name: after.get(name) for name in same} == same, run.logs()
-        assert all(after[name] != before[name] for name in killed)
+        roles = {"replay", "actor-0", "actor-1", "scoring-0", "scoring-1", "learner-0", "learner-1"}
+        assert roles < run.processes().keys()
+        nothing_ends(run, small)
+        killed_roles_come_back(run, small)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ import pytest
 
 from asyncrl.errors import RefusedError, StoppedError, StoreError
 from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.link import BUSY_S
 from asyncrl.replay.store import TABLES, Store
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Ticket, Trajectory
 from tests.chaos.support import ReplayProcess, flip, read_or_refuse
-from tests.helpers import GENEROUS_S, make_labels, make_trajectory
+from tests.helpers import GENEROUS_S, make_labels, make_trajectory, until
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +110,40 @@ def test_a_full_disk_makes_clients_wait_and_loses_nothing(start: Start) -> None:
     assert (audit["lost"], sum(audit["states"].values())) == (0, len(tickets))
 
 
+class CountedWaits(threading.Event):
+    """The `stop` of a client, which waits for nothing else; `begun` has the length of each wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.begun.append(timeout or 0.0)
+        return super().wait(timeout)
+
+
+def test_a_full_disk_holds_up_many_requests_no_longer_than_one(start: Start) -> None:
+    replay = start("replay.max_lag=8")
+    waits = [CountedWaits() for _ in range(2)]
+    actors = [replay.client(f"a{number}", stop=each) for number, each in enumerate(waits)]
+    tickets = [actor.tickets([], 16) for actor in actors]
+    replay.limit_file_size(replay.data.stat().st_size)
+    with ThreadPoolExecutor() as pool:
+        delivered = [
+            pool.submit(actor.put_all, [long_trajectory(each) for each in own])
+            for actor, own in zip(actors, tickets, strict=True)
+        ]
+        until(lambda: all(len(each.begun) >= 4 for each in waits))
+        assert "cannot commit" in replay.status()["busy"]
+        replay.limit_file_size(None)
+        before = [len(each.begun) for each in waits]
+        assert [each.result(GENEROUS_S) for each in delivered] == [["stored"] * 16] * 2
+    for each, count in zip(waits, before, strict=True):
+        assert set(each.begun) == {BUSY_S}
+        assert len(each.begun) - count <= 1, "the last refused round may have ended after there was room"
+    until(lambda: not replay.status()["busy"])
+
+
 def test_a_full_store_makes_actors_wait_until_training_has_made_room(start: Start) -> None:
     replay = start("replay.max_lag=8", "replay.max_store_gb=0.004")
     actor, other = replay.client("a", retry_s=1.0), replay.client("b")
@@ -116,6 +151,7 @@ def test_a_full_store_makes_actors_wait_until_training_has_made_room(start: Star
     delivery = Delivery(actor, tickets)
     replay.wait_for_log("a request must wait: PutTrajectory: the store is full")
     assert len(delivery.acknowledged) < len(tickets)
+    until(lambda: "the store is full" in replay.status()["busy"])
     assert other.tickets([], 1) == []
     train(replay, range(9))
     delivery.finish()

@@ -46,5 +46,11 @@ def test_a_run_whose_disk_is_full_keeps_every_role_and_goes_on_once_there_is_roo
     in_namespace("tests.chaos.full_disk", str(small), str(other))
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_clients_with_many_requests_deliver_again_soon_after_there_is_room(small: Path) -> None:
+    in_namespace("tests.chaos.full_disk_deliveries", str(small), "20")
+
+
 def test_whatever_a_role_writes_waits_for_room_or_is_counted(small: Path) -> None:
     in_namespace("tests.chaos.full_files", str(small))

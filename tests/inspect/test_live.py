@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -26,7 +28,7 @@ from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.from_config import replay_settings
 from asyncrl.replay.stored import StoredRun
-from tests.helpers import make_labels, make_task, make_trajectory
+from tests.helpers import GENEROUS_S, make_labels, make_task, make_trajectory
 from tests.inspect.serve import OWN_RUN
 from tests.inspect.support import make_run, printed
 from tests.replay.support import Core
@@ -218,3 +220,17 @@ def test_a_plan_is_skipped_in_the_store_of_a_run_that_has_ended(tmp_path: Path) 
         recorded = stored.plan(0)
         assert recorded == replace(plan, skipped="poison")
         assert len(stored.dead_letters()) == 4
+
+
+def test_shards_that_do_not_answer_cost_a_look_one_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = 3
+    together = threading.Barrier(shards, timeout=GENEROUS_S)
+
+    def call(self: LiveReplay, shard: int, request: object) -> None:
+        together.wait()
+        raise UnavailableError(f"no answer from shard {shard}")
+
+    monkeypatch.setattr(LiveReplay, "call", call)
+    stored = cast("StoredRun", SimpleNamespace(shards=shards, each=lambda ask: [None] * shards))
+    found = LiveReplay(InspectedRun(Path("run"), None, []), stored, WAIT_S).statuses()
+    assert found == ([None] * 3, "; ".join(f"no answer from shard {shard}" for shard in range(shards)))

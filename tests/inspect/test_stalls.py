@@ -23,6 +23,7 @@ WORKS: Mapping[str, RoleNow] = {
         "learner": "wait",
     }.items()
 }
+NO_ROOM = "the store runs/a/replay cannot commit: there is no room on its disk"
 FULL = ShardNow("replay", 8, committed=24, capacity=24)
 
 
@@ -129,6 +130,15 @@ CASES = [
         f"{WAITS}replay issues few tickets: the last 32 episodes failed",
     ),
     (situation(shards=[ShardNow("replay", 8, answers=False)]), f"{WAITS}replay does not answer"),
+    (situation(shards=[replace(PLAYS, busy=NO_ROOM)]), f"{WAITS}replay puts requests off: {NO_ROOM}"),
+    (situation(shards=[ShardNow("replay", 8, ready=8, busy=NO_ROOM)]), f"{WAITS}replay puts requests off: {NO_ROOM}"),
+    (situation(LEARNS, shards=[replace(PLAYS, busy=NO_ROOM)]), f"replay puts requests off: {NO_ROOM}"),
+    (
+        situation(
+            shards=[ShardNow("replay-0", 8, ready=2), ShardNow("replay-1", 8, ready=7, busy=NO_ROOM)],
+        ),
+        f"{WAITS}replay-1 puts requests off: {NO_ROOM} (1 more shard lacks groups)",
+    ),
     (
         situation(role("replay", silent_s=12.0), shards=[ShardNow("replay", 8, answers=False)]),
         f"{WAITS}replay has been silent for 12 s",
@@ -197,6 +207,7 @@ def test_no_chain_has_more_than_three_links() -> None:
         (situation(role("scoring-0", runs=False), shards=[SCORES]), True),
         (situation(role("learner", silent_s=40.0)), True),
         (situation(shards=[ShardNow("replay", 8, answers=False)]), True),
+        (situation(shards=[ShardNow("replay", 8, busy=NO_ROOM)]), True),
         (situation(shards=[ShardNow("replay", 8, failing="the disk is full")]), True),
     ],
 )

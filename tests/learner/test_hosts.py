@@ -94,7 +94,8 @@ class Two:
         config = replace(config, learner=replace(config.learner, node=node))
 
         def run() -> None:
-            run_ranks(self.command, self.ranks, self.stops[node], timeouts, open_host(config, timeouts))
+            stop = self.stops[node]
+            run_ranks(self.command, self.ranks, stop, timeouts, open_host(config, timeouts, stop))
 
         return self._threads.submit(run)
 

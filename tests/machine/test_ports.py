@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import logging
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from asyncrl.errors import UnavailableError
-from asyncrl.machine.ports import free_ports, who_listens
+from asyncrl.errors import ConfigError, StoppedError, UnavailableError
+from asyncrl.machine.ports import LOOK_S, TAKEN_S, TakenPort, free_ports, listening, who_listens
 
 
 def test_no_port_is_chosen_that_a_connection_may_get_before_its_server_listens() -> None:
@@ -38,3 +40,44 @@ def test_a_port_is_known_by_the_process_that_listens_there() -> None:
         other.communicate("\n")
     assert told.startswith(f"; process {other.pid} listens there: {sys.executable} -u -c import socket s = ")
     assert who_listens(port) == ""
+
+
+def test_a_role_whose_port_stays_taken_ends_after_a_while_with_the_key_and_what_to_do() -> None:
+    now = 100.0
+    port, error = TakenPort("network.replay_port=5755", lambda: now), UnavailableError("process 7 listens there")
+    while now < 100.0 + TAKEN_S:
+        port.failed(error)
+        now += LOOK_S
+    with pytest.raises(ConfigError, match=r"^network\.replay_port=5755: process 7 listens there; free that port"):
+        port.failed(error)
+
+
+def test_a_role_listens_once_its_port_is_free_again_and_says_meanwhile_why_it_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    tries = iter([UnavailableError("process 7 listens there"), UnavailableError("process 7 listens there"), None])
+
+    def listen() -> str:
+        if (error := next(tries)) is not None:
+            raise error
+        return "listens"
+
+    assert listening(listen, "network.replay_port=5755", NoWait()) == "listens"
+    assert [each.count("process 7 listens there") for each in caplog.messages] == [1]
+
+
+def test_a_stop_ends_the_wait_for_a_port() -> None:
+    stop = threading.Event()
+    stop.set()
+
+    def listen() -> None:
+        raise UnavailableError("process 7 listens there")
+
+    with pytest.raises(StoppedError, match=r"network\.replay_port=5755"):
+        listening(listen, "network.replay_port=5755", stop)
+
+
+class NoWait(threading.Event):
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()

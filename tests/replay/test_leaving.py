@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.errors import StoppedError
+from asyncrl.config import locations
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import StoppedError, UnavailableError
+from asyncrl.replay import leaving
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.protocol import Leave
-from tests.helpers import make_trajectory, until
+from tests.helpers import GENEROUS_S, make_trajectory, until
 from tests.replay.support import Core, ReplayThread, make_settings
 
 
@@ -54,6 +57,30 @@ def test_what_a_scorer_hands_back_was_no_attempt_to_score_it(core: Core) -> None
         assert core.lease(worker="s", life=life) == []
     assert [each.id for each in core.lease(worker="other")] == names
     assert core.status()["leases_redelivered"] == 6
+
+
+def test_a_worker_tells_all_shards_of_its_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards that do not answer cost one wait together."""
+    shards = 3
+    together, told = threading.Barrier(shards, timeout=GENEROUS_S), list[str]()
+
+    class Silent:
+        def __init__(self, endpoint: str, *_: object, **__: object) -> None:
+            self._endpoint = endpoint
+
+        def leave(self) -> None:
+            together.wait()
+            told.append(self._endpoint)
+            raise UnavailableError("no answer")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(leaving, "ReplayClient", Silent)
+    config = TrainConfig()
+    config.replay.shards = shards
+    leaving.leave(config, "a", "1")
+    assert sorted(told) == locations.replay_endpoints(config.network, shards)
 
 
 def test_a_request_that_waits_in_the_replay_gets_nothing_of_what_its_worker_hands_back(tmp_path: Path) -> None:

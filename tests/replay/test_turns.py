@@ -26,6 +26,7 @@ from asyncrl.replay.protocol import (
     REFUSED,
     TEXT,
     TICKETS,
+    VALUES,
     Answer,
     Call,
     Discard,
@@ -44,7 +45,7 @@ from asyncrl.replay.protocol import (
     encode_request,
 )
 from asyncrl.replay.server import BATCH, COMPANY_S, PATIENCE_S, TICK_S, ReplayServer
-from asyncrl.replay.service import ReplayService
+from asyncrl.replay.service import PUT_OFF_S, ReplayService
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
 from asyncrl.replay.transaction import Transaction
@@ -165,6 +166,40 @@ def test_what_fails_after_a_write_is_undone_alone(
     assert ("internal error" in replies["b"].reason) == ("Traceback" in caplog.text) == bug
     with turns.store.transaction(write=False) as tx:
         assert list(tx.keys("actors")) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (lmdb.DiskError("mdb_txn_commit"), "{} cannot commit: there is no room on its disk"),
+        (lmdb.Error("mdb_txn_commit: File too large"), "{} cannot commit: mdb_txn_commit: File too large"),
+    ],
+)
+def test_while_nothing_can_be_stored_every_requester_is_put_off_once_and_the_status_says_why(
+    turns: Turns, error: lmdb.Error, reason: str
+) -> None:
+    with turns.store.transaction() as tx:
+        turns.service.start(tx)
+    ticket = turns.ask(("a", tickets("a")))["a"].read(TICKETS)[0]
+    leases = encode_request(LeaseTrajectories("s", "1", ["rules"], 1, 1000, 1), 7)
+    assert turns.ask(("waits", leases)) == {}
+    turns.service.fails = error
+    failing = ("b", encode_request(Discard("x"), 1))
+    replies = turns.ask(("a", trajectory(ticket)), failing, ("joins", leases), ("c", STATUS))
+    said = f"the store {reason.format(turns.store.path)}"
+    assert [replies[name].kind for name in ("a", "b", "waits", "joins", "c")] == [BUSY, BUSY, BUSY, BUSY, OK]
+    assert [replies[name].sequence for name in ("waits", "joins")] == [7, 7]
+    assert all(replies[name].reason.startswith(said) for name in ("a", "b", "waits", "joins"))
+    assert replies["c"].read(VALUES)["busy"].startswith(said)
+    turns.now += PATIENCE_S
+    assert turns.ask(("c", STATUS)).keys() == {"c"}, "who was put off gets no second answer"
+    turns.now += PUT_OFF_S
+    assert turns.ask(("c", STATUS))["c"].read(VALUES)["busy"] == ""
+
+
+def test_the_status_says_that_requests_are_put_off_since_the_store_is_full(turns: Turns) -> None:
+    turns.ask(("b", encode_request(Discard("x"), 1)))
+    assert "replay.max_store_gb" in turns.ask(("c", STATUS))["c"].read(VALUES)["busy"]
 
 
 def test_failures_in_a_turn_that_is_undone_and_made_again_count_once(turns: Turns) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from contextlib import AsyncExitStack
@@ -15,6 +16,7 @@ from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
+from asyncrl.machine.ports import LOOK_S, TakenPort
 
 
 async def open_agent(config: TrainConfig, stack: AsyncExitStack, images: bool) -> AgentPlayer:
@@ -35,11 +37,22 @@ async def open_agent(config: TrainConfig, stack: AsyncExitStack, images: bool) -
         key = actor.session_key or secrets.token_urlsafe(24)
         sessions = Sessions(key, actor.session_timeout_s)
         player = AgentPlayer(sessions, *where, sessions.counters, sessions)
-    await player.start()
+    await _start(player, f"actor.chat_api_port={actor.chat_api_port}")
     stack.push_async_callback(player.close)
     if actor.agent_sessions:
         _tell(locations.agents_folder(config.run) / f"{process.worker_name('actor')}.json", player.url, key)
     return player
+
+
+async def _start(player: AgentPlayer, setting: str) -> None:
+    """Raises ConfigError: the port of `setting` is taken."""
+    taken = TakenPort(setting)
+    while True:
+        try:
+            return await player.start()
+        except OSError as error:
+            taken.failed(error)
+        await asyncio.sleep(LOOK_S)
 
 
 def _tell(path: Path, url: str, key: str) -> None:

@@ -124,7 +124,9 @@ class EpisodeServer:
         self._listener: asyncio.Server | None = None
 
     async def start(self) -> None:
-        await self._runner.setup()
+        """Raises OSError: it cannot listen there; it may be started again."""
+        if self._runner.server is None:
+            await self._runner.setup()
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._connection, self._host, self._port, backlog=128)
         self._port = self._listener.sockets[0].getsockname()[1]
