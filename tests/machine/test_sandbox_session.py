@@ -16,12 +16,16 @@ import pytest
 
 from asyncrl.machine import sandbox
 from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
+from asyncrl.machine.sandbox_child.pausing import RAN_IN_PAUSE
 from asyncrl.machine.sandbox_session import Interpreter, SessionServer
-from tests.helpers import GENEROUS_S, until
+from tests.helpers import GENEROUS_S, async_until, living, until
+from tests.machine.waking import WAKING
 
 pytestmark = pytest.mark.slow
 
 LIMITS = SandboxLimits(memory_mb=300)
+PROCESSES = {True: 3, False: 2}
+"""Of a session, by whether it has namespaces: the launcher, which without them is the watcher, and the program."""
 
 
 @pytest.fixture(
@@ -181,6 +185,20 @@ def test_between_two_cells_all_processes_stand_still(either: bool):
 
     within(either, act)
     assert alive(mark) == []
+
+
+@pytest.mark.parametrize("how", WAKING)
+def test_a_session_that_runs_between_two_cells_is_ended_and_the_next_call_says_so(how: str, either: bool):
+    async def act(session: Interpreter) -> None:
+        assert await session.run(WAKING[how], GENEROUS_S) == ProgramResult("", 0)
+        (server,) = psutil.Process().children()
+        started = server.children(recursive=True)
+        assert len(started) >= PROCESSES[either]
+        await async_until(lambda: not session.is_open)
+        await async_until(lambda: not living(started))
+        assert await session.run("5", GENEROUS_S) == ProgramResult("", 137, reason=RAN_IN_PAUSE)
+
+    within(either, act)
 
 
 def test_nothing_outlives_a_session_that_is_closed_in_a_cell(either: bool):
