@@ -201,6 +201,35 @@ def test_a_session_that_runs_between_two_cells_is_ended_and_the_next_call_says_s
     within(either, act)
 
 
+def test_an_honest_session_of_many_busy_processes_goes_on_after_its_pauses(either: bool):
+    cell = """
+import os, subprocess, threading
+def work():
+    while True:
+        subprocess.run(["/bin/true"])
+for _ in range(20):
+    if os.fork() == 0:
+        while True:
+            pass
+threading.Thread(target=work, daemon=True).start()
+"""
+
+    async def act(session: Interpreter) -> None:
+        await session.run(cell, GENEROUS_S)
+        (server,) = psutil.Process().children()
+        (watcher,) = server.children()
+        for _ in range(PROCESSES[either] - 2):
+            (watcher,) = watcher.children()
+        assert len(watcher.children(recursive=True)) > 20
+        for _ in range(3):
+            before = watcher.num_ctx_switches().voluntary
+            # It has looked so often.
+            await async_until(lambda before=before: watcher.num_ctx_switches().voluntary >= before + 8)
+            assert await session.run("5", GENEROUS_S) == ProgramResult("5\n", 0)
+
+    within(either, act)
+
+
 def test_nothing_outlives_a_session_that_is_closed_in_a_cell(either: bool):
     mark = f"closed-{os.getpid()}-{either}"
 

@@ -60,7 +60,7 @@ class Pause:
         has_run = any(ran != before.get(thread) and not is_exiting(thread) for thread, ran in self._ran.items())
         if self._settled:
             # Nothing innocent wakes a process that has stopped.
-            self._broken = has_run
+            self._broken |= has_run
             self._every_s = min(2 * self._every_s, LONGEST_LOOK_S)
         elif has_run or not all(map(is_stopped, self._ran)):
             self._runs += has_run
