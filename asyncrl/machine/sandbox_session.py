@@ -1,7 +1,8 @@
 """Python sessions in the sandbox: an interpreter that runs cells one after another, and keeps what they define.
 
 A session has the isolation and the limits of a program (`sandbox`), with a limit of time for each cell. Between two
-cells all its processes are stopped, and it ends if one of them runs on. It ends with its caller, however that ends, and so does everything that it started.
+cells all its processes are stopped, and it ends if one of them runs on. It ends with its caller, however that ends,
+and so does everything that it started.
 
 A start of Python takes too long to have one in each episode. `SessionServer` has a process with Python loaded, which
 forks, so that the sessions also share its memory.

@@ -7,7 +7,9 @@ TRAPS = """
 import ctypes, fcntl, os, signal, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 class Event(ctypes.Structure):
-    _fields_ = [("value", ctypes.c_void_p), ("number", ctypes.c_int), ("notify", ctypes.c_int), ("rest", ctypes.c_int * 12)]
+    _fields_ = [
+        ("value", ctypes.c_void_p), ("number", ctypes.c_int), ("notify", ctypes.c_int), ("rest", ctypes.c_int * 12)
+    ]
 def after(seconds, number, again=0.0):
     # A POSIX timer of this process, which goes on while the process is stopped.
     timer = ctypes.c_void_p()

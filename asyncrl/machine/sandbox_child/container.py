@@ -1,8 +1,9 @@
 """Process 1 of a container: runs a program, or the cells of a session, and reports what came of it.
 
-A container gets the text of this file, and those of cells.py and pausing.py as its arguments. Requests are lines of JSON on standard
-input, and reports are lines on standard output. When the input ends, the caller has gone: this process ends, and the
-kernel ends all others of the container. Standard library only; the image's Python may be older than asyncrl's.
+A container gets the text of this file, and those of cells.py and pausing.py as its arguments. Requests are lines of
+JSON on standard input, and reports are lines on standard output. When the input ends, the caller has gone: this process
+ends, and the kernel ends all others of the container. Standard library only; the image's Python may be older than
+asyncrl's.
 """
 
 from __future__ import annotations
