@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -249,25 +248,30 @@ def test_nothing_outlives_a_session_that_is_closed_in_a_cell(either: bool):
 def test_nothing_outlives_a_caller_that_is_killed(either: bool):
     mark = f"orphan-{os.getpid()}-{either}"
     program = f"""
-import asyncio, os
+import asyncio, sys
 from asyncrl.machine.sandbox_session import SessionServer, SandboxLimits
 async def main():
-    session = await SessionServer().start(SandboxLimits(), {either})
-    print(await session.run({sleeper(mark)!r}, 600), flush=True)
+    server = SessionServer()
+    session = await server.start(SandboxLimits(), {either})
+    print(await session.run(sys.stdin.read(), 600), flush=True)
     print(await session.run("while True: pass", 600), flush=True)
 asyncio.run(main())
 """
     command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdin is not None
         assert caller.stdout is not None
-        ran, more = caller.stdout.readline(), ""
-        started = [*psutil.Process(caller.pid).children(recursive=True), *alive(mark)]
-        if len(started) < 3 and select.select([caller.stdout], [], [], 10)[0]:
-            more = caller.stdout.read()  # What has become of the session: its second cell has ended, too.
+        caller.stdin.write(sleeper(mark))
+        caller.stdin.close()
+        assert caller.stdout.readline() == f"{ProgramResult('', 0)}\n"
+        # Its arguments show a while after its start.
+        (sleeping,) = until(lambda: alive(mark))
+        (server,) = psutil.Process(caller.pid).children()
+        of_session = server.children(recursive=True)
+        assert len(of_session) == PROCESSES[either] + 1
+        assert sleeping in of_session
         caller.send_signal(signal.SIGKILL)
-    assert ran == f"{ProgramResult('', 0)}\n"
-    assert len(started) >= 3, (started, more)
-    until(lambda: not alive(mark) and not any(process.is_running() for process in started))
+    until(lambda: not living([server, *of_session]))
 
 
 def test_sessions_see_nothing_of_each_other(either: bool):
