@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,6 +101,11 @@ def has_ended(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended. Zombies have, and a process that has the id of an ended one is another."""
+    return [each for each in processes if each.is_running() and not has_ended(each.pid)]
 
 
 class FakeSpans(NoSpans):

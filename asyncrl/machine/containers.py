@@ -62,7 +62,8 @@ class Container:
                 if not line:
                     raise SandboxError(f"{self._program}: {await self._errors or 'the container ended'}")
             report = json.loads(line)
-            return {"status": report["status"], "output": str(report["output"]), "seconds": float(report["seconds"])}
+            texts = {key: str(report[key]) for key in ("output", "reason")}
+            return {"status": report["status"], "seconds": float(report["seconds"]), **texts}
         except TimeoutError as error:
             raise SandboxError(f"{self._program}: the container did not answer within {seconds:g} s") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -177,7 +178,7 @@ class ContainerSandbox:
     def command(self, name: str, limits: SandboxLimits) -> list[str]:
         """What starts a container called `name`."""
         cpu = [f"--ulimit=cpu={math.ceil(limits.cpu_s)}"] if math.isfinite(limits.cpu_s) else []
-        texts = [(_CHILD / f"{file}.py").read_text() for file in ("container", "cells")]
+        texts = [(_CHILD / f"{file}.py").read_text() for file in ("container", "cells", "pausing")]
         return [
             *(self._program, "run", "--rm", "--interactive", f"--name={name}", "--pull=never", "--log-driver=none"),
             *("--network=none", "--read-only", f"--tmpfs=/tmp:rw,size={limits.disk_mb}m,mode=1777", "--workdir=/tmp"),
@@ -209,7 +210,7 @@ class ContainerSandbox:
 
 
 def _result(report: Mapping[str, Any]) -> ProgramResult:
-    return ProgramResult(report["output"], report["status"], report["seconds"])
+    return ProgramResult(report["output"], report["status"], report["seconds"], report["reason"])
 
 
 async def _tail(started: Process) -> str:

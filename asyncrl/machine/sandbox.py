@@ -63,11 +63,13 @@ class SandboxLimits:
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
     """The output of a program, its exit status, which is None where the time ran out, and the seconds that it ran,
-    where they are known better than by who waits for it."""
+    where they are known better than by who waits for it. `reason`: why it was stopped, where the status does not
+    say."""
 
     printed: str
     status: int | None
     seconds: float | None = field(default=None, compare=False)
+    reason: str = ""
 
     @property
     def killed(self) -> bool:
@@ -136,7 +138,7 @@ async def run(
         theirs.close()
         report = await _report(process, ours, limits.wall_s)
         output.seek(0)
-        return ProgramResult(output.read(MAX_OUTPUT_BYTES).decode(errors="replace"), status_of(report, namespaces))
+        return result_of(output.read(MAX_OUTPUT_BYTES).decode(errors="replace"), report, namespaces)
 
 
 def child_command(module: str) -> list[str]:
@@ -172,17 +174,18 @@ async def _report(process: asyncio.subprocess.Process, control: socket.socket, w
             raise
 
 
-def status_of(report: str | None, namespaces: bool) -> int | None:
-    """The program's status in the watcher's report. Raises SandboxError: the program could not be run."""
+def result_of(printed: str, report: str | None, namespaces: bool) -> ProgramResult:
+    """The result of a program in the watcher's report. Raises SandboxError: the program could not be run."""
     if report is None:
-        return None
+        return ProgramResult(printed, None)
     if not report and not namespaces:
         # It runs as the same user as the program, which alone had cause to kill it.
-        return _KILLED
+        return ProgramResult(printed, _KILLED)
     kind, _, detail = report.partition(" ")
     if kind != "status":
         raise SandboxError(f"a program could not be run: {detail or 'its watcher was killed'}")
-    return int(detail)
+    status, _, reason = detail.partition(" ")
+    return ProgramResult(printed, int(status), reason=reason)
 
 
 def _visible() -> list[str]:

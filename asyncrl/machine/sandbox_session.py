@@ -1,7 +1,8 @@
 """Python sessions in the sandbox: an interpreter that runs cells one after another, and keeps what they define.
 
 A session has the isolation and the limits of a program (`sandbox`), with a limit of time for each cell. Between two
-cells all its processes stand still. It ends with its caller, however that ends, and so does everything that it started.
+cells all its processes are stopped, and it ends if one of them runs on. It ends with its caller, however that ends,
+and so does everything that it started.
 
 A start of Python takes too long to have one in each episode. `SessionServer` has a process with Python loaded, which
 forks, so that the sessions also share its memory.
@@ -32,7 +33,7 @@ from asyncrl.machine.sandbox import (
     child_arguments,
     child_command,
     child_environment,
-    status_of,
+    result_of,
     why_no_namespaces,
 )
 from asyncrl.machine.sandbox_child.cells import reply_to
@@ -66,7 +67,7 @@ class Interpreter:
 
     @property
     def is_open(self) -> bool:
-        return self._closing is None
+        return self._closing is None and not self._report.done()
 
     async def begin(self) -> None:
         """Wait until it can run cells. Raises SandboxError."""
@@ -99,7 +100,8 @@ class Interpreter:
         printed = await asyncio.to_thread(self._printed)
         await self.close()
         if outcome is _Outcome.ENDED:
-            return ProgramResult(printed, status_of(self._report.result(), self._namespaces) or _BROKEN)
+            ran = result_of(printed, self._report.result(), self._namespaces)
+            return replace(ran, status=ran.status or _BROKEN)
         return ProgramResult(printed, None if outcome is _Outcome.LATE else _BROKEN)
 
     async def close(self) -> None:

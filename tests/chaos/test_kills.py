@@ -45,6 +45,7 @@ def test_a_rank_that_dies_or_hangs_ends_all_with_the_reason_and_the_run_goes_on(
 
 def test_killing_the_process_that_started_the_ranks_leaves_none_behind_and_the_run_goes_on(run: Run) -> None:
     before = run.ranks()
+    assert len(before) == 2
     run.kill("learner")
     until(lambda: all(has_ended(pid) for pid in before.values()))
     goes_on_with_other_ranks(run, before)

@@ -41,6 +41,7 @@ def supervise(tmp_path: Path, *roles: RoleCommand, max_restarts: int = 3, **opti
 def test_the_run_is_done_when_the_learner_is_and_nobody_is_left(tmp_path: Path) -> None:
     supervisor = supervise(tmp_path, script("actor-0", FOREVER), script("learner", "pass"))
     pids = supervisor.pids
+    assert "actor-0" in pids
     assert supervisor.run(lambda: False, lambda: None, 0.01)
     assert all(has_ended(pid) for pid in pids.values())
 
@@ -206,6 +207,7 @@ def test_a_stop_lets_actors_finish_their_episodes_while_the_others_go_on(hangs: 
     until(lambda: (tmp_path / "ready").exists() and (tmp_path / "learner_runs").exists())
     assert not supervisor.run(lambda: True, lambda: None, 0.01)
     assert (tmp_path / "stopped_after_drain").read_text() == "True"
+    assert len(pids) == 2
     assert all(has_ended(pid) for pid in pids.values())
 
 
@@ -270,6 +272,7 @@ def test_a_role_that_ignores_the_request_to_stop_is_killed(tmp_path: Path) -> No
     supervisor = supervise(tmp_path, script("learner", deaf), stop_s=0.3)
     until(ready.exists)
     pids = supervisor.pids
+    assert len(pids) == 1
     assert not supervisor.run(lambda: True, lambda: None)
     assert all(has_ended(pid) for pid in pids.values())
 

@@ -67,6 +67,7 @@ def once_running(folder: Path, action: Callable[[list[int]], None]) -> Iterator[
     thread.start()
     yield
     thread.join()
+    assert len(found) == 2
     assert all(has_ended(pid) for pid in found)
 
 

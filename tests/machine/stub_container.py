@@ -1,6 +1,7 @@
 """Stands in for docker and podman: `run` starts the command of the container on this machine, without any isolation.
 The file beside it, whose name ends with .calls, gets its arguments."""
 
+import ctypes
 import json
 import os
 import sys
@@ -13,6 +14,8 @@ if arguments[0] == "run":
     if "missing" in arguments:
         sys.stderr.write("Error: missing: image not known\n")
         sys.exit(125)
+    # As in a container, orphans become children of the first process.
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     # Behind the image.
     command = arguments[arguments.index("python3") :]
     os.execvp(sys.executable, [sys.executable, *command[1:]])

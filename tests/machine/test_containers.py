@@ -20,7 +20,9 @@ import pytest
 
 from asyncrl.machine.containers import ContainerSandbox
 from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
-from tests.helpers import GENEROUS_S, until
+from asyncrl.machine.sandbox_child.pausing import RAN_IN_PAUSE
+from tests.helpers import GENEROUS_S, async_until, living, until
+from tests.machine.waking import TRAPS, WAKING
 
 pytestmark = pytest.mark.slow
 
@@ -110,6 +112,38 @@ def test_a_session_keeps_what_cells_define_until_one_ends_it(named: tuple[str, s
     within(named, act)
 
 
+def below_the_stub() -> list[psutil.Process]:
+    """The processes of the one container that is open, but its first."""
+    (first,) = [each for each in psutil.Process().children() if "PROC" in " ".join(each.cmdline())]
+    return first.children(recursive=True)
+
+
+@pytest.mark.parametrize("how", sorted(WAKING.keys() - {"and takes memory"}))
+def test_a_session_that_runs_between_two_cells_is_ended_and_the_next_call_says_so(how: str, stub: Path):
+    async def act(sandbox: ContainerSandbox) -> None:
+        session = await sandbox.start(SandboxLimits(cpu_s=math.inf))
+        assert await session.run(WAKING[how], GENEROUS_S) == ProgramResult("", 0)
+        started = below_the_stub()
+        assert started
+        await async_until(lambda: not living(started))
+        assert await session.run("5", GENEROUS_S) == ProgramResult("", 137, reason=RAN_IN_PAUSE)
+
+    within(("podman", "image"), act)
+
+
+def test_a_session_whose_program_ends_between_two_cells_says_so_to_the_next(named: tuple[str, str]):
+    async def act(sandbox: ContainerSandbox) -> None:
+        session = await sandbox.start(SandboxLimits(cpu_s=math.inf))
+        ending = f"{TRAPS}\nafter(0.5, signal.SIGKILL)"
+        assert await session.run(ending, GENEROUS_S) == ProgramResult("", 0)
+        if named[1] == "image":
+            await async_until(lambda: not living(below_the_stub()))
+        ran = await session.run("5; import time; time.sleep(600)", GENEROUS_S)
+        assert ran == ProgramResult(ran.printed, 137)
+
+    within(named, act)
+
+
 def test_a_container_that_cannot_start_is_a_failure_of_the_sandbox(stub: Path):
     async def act(sandbox: ContainerSandbox) -> None:
         with pytest.raises(SandboxError, match="image not known"):
@@ -132,7 +166,7 @@ def test_the_command_has_no_network_no_rights_and_limits(stub: Path):
 
     within(("podman", "image"), act)
     (called,) = map(json.loads, stub.read_text().splitlines())
-    assert called[-6:-2] == ["image", "python3", "-I", "-c"]
+    assert called[-7:-3] == ["image", "python3", "-I", "-c"]
     assert {
         "run",
         "--rm",
@@ -168,8 +202,12 @@ asyncio.run(main())
         started = psutil.Process(caller.pid).children(recursive=True)
         containers = _containers(named[0])
         caller.send_signal(signal.SIGKILL)
-    assert containers or named[1] == "image"
-    until(lambda: not any(process.is_running() for process in started) and not _containers(named[0]))
+    if named[1] == "image":
+        # The guard, the first process, and the program.
+        assert len(started) == 3
+    else:
+        assert containers
+    until(lambda: not living(started) and not _containers(named[0]))
 
 
 def _containers(program: str) -> list[str]:

@@ -17,11 +17,14 @@ import psutil
 import pytest
 
 from asyncrl.machine import sandbox
-from tests.helpers import GENEROUS_S, until
+from tests.helpers import GENEROUS_S, async_until, living, until
 
 pytestmark = pytest.mark.slow
 
 LIMITS = sandbox.SandboxLimits(wall_s=GENEROUS_S, cpu_s=GENEROUS_S)
+PROCESSES = {True: 3, False: 2}
+"""Of a call, by whether it has namespaces: the launcher, which without them is the watcher, and the program."""
+
 RUNNER = """
 import asyncio, json, sys
 from asyncrl.machine import sandbox
@@ -79,8 +82,10 @@ def alive(mark: str) -> list[psutil.Process]:
 ESCAPES = """
 import ctypes, os, subprocess, sys
 libc = ctypes.CDLL(None)
+started, start = os.pipe()
 def sleeper():
-    os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", {mark!r}])
+    os.set_inheritable(start, True)
+    os.execv(sys.executable, [sys.executable, "-c", f"import os, time; os.close({{start}}); time.sleep(600)", {mark!r}])
 libc.prctl(1, 0, 0, 0, 0)
 if os.fork() == 0:
     os.setsid()
@@ -95,9 +100,17 @@ if os.fork() == 0:
     for each in (1, 2, 3, 15):
         __import__("signal").signal(each, __import__("signal").SIG_IGN)
     sleeper()
+os.close(start)
+os.read(started, 1)
 import time
 {end}
 """
+"""Comes to its end when both sleepers run, and carry their mark."""
+
+
+def two(sleepers: list[psutil.Process]) -> list[psutil.Process]:
+    """The sleepers of ESCAPES, once there are both."""
+    return sleepers if len(sleepers) == 2 else []
 
 
 def test_the_signals_by_which_slurm_asks_an_actor_to_stop_or_drain_do_not_end_a_program(either: bool):
@@ -117,16 +130,17 @@ def test_nothing_outlives_a_call_that_is_cancelled(either: bool):
 
     async def main() -> None:
         program = ESCAPES.format(mark=mark, end="time.sleep(600)")
+        before = set(psutil.Process().children(recursive=True))
         call = asyncio.create_task(sandbox.run(program, LIMITS, namespaces=either))
-        async with asyncio.timeout(GENEROUS_S):
-            while len(alive(mark)) < 2:
-                await asyncio.sleep(0.01)
+        sleepers = await async_until(lambda: two(alive(mark)))
+        started = set(psutil.Process().children(recursive=True)) - before
+        assert len({*started, *sleepers}) == PROCESSES[either] + 2
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
+        assert living({*started, *sleepers}) == []
 
     asyncio.run(main())
-    assert alive(mark) == []
 
 
 def test_nothing_outlives_a_caller_that_is_killed(either: bool):
@@ -140,9 +154,11 @@ def test_nothing_outlives_a_caller_that_is_killed(either: bool):
         assert caller.stdin is not None
         caller.stdin.write(program)
         caller.stdin.close()
-        until(lambda: len(alive(mark)) >= 2)
+        sleepers = until(lambda: two(alive(mark)))
+        started = psutil.Process(caller.pid).children(recursive=True)
+        assert len({*started, *sleepers}) == PROCESSES[either] + 2
         caller.send_signal(signal.SIGKILL)
-    until(lambda: not alive(mark))
+    until(lambda: not living({*started, *sleepers}))
 
 
 def test_a_program_that_starts_too_many_processes_is_held_or_stopped(either: bool):

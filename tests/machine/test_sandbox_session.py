@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,12 +15,16 @@ import pytest
 
 from asyncrl.machine import sandbox
 from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
+from asyncrl.machine.sandbox_child.pausing import RAN_IN_PAUSE
 from asyncrl.machine.sandbox_session import Interpreter, SessionServer
-from tests.helpers import GENEROUS_S, until
+from tests.helpers import GENEROUS_S, async_until, living, until
+from tests.machine.waking import WAKING
 
 pytestmark = pytest.mark.slow
 
 LIMITS = SandboxLimits(memory_mb=300)
+PROCESSES = {True: 3, False: 2}
+"""Of a session, by whether it has namespaces: the launcher, which without them is the watcher, and the program."""
 
 
 @pytest.fixture(
@@ -183,6 +186,49 @@ def test_between_two_cells_all_processes_stand_still(either: bool):
     assert alive(mark) == []
 
 
+@pytest.mark.parametrize("how", WAKING)
+def test_a_session_that_runs_between_two_cells_is_ended_and_the_next_call_says_so(how: str, either: bool):
+    async def act(session: Interpreter) -> None:
+        assert await session.run(WAKING[how], GENEROUS_S) == ProgramResult("", 0)
+        (server,) = psutil.Process().children()
+        started = server.children(recursive=True)
+        assert len(started) >= PROCESSES[either]
+        await async_until(lambda: not session.is_open)
+        await async_until(lambda: not living(started))
+        assert await session.run("5", GENEROUS_S) == ProgramResult("", 137, reason=RAN_IN_PAUSE)
+
+    within(either, act)
+
+
+def test_an_honest_session_of_many_busy_processes_goes_on_after_its_pauses(either: bool):
+    cell = """
+import os, subprocess, threading
+def work():
+    while True:
+        subprocess.run(["/bin/true"])
+for _ in range(20):
+    if os.fork() == 0:
+        while True:
+            pass
+threading.Thread(target=work, daemon=True).start()
+"""
+
+    async def act(session: Interpreter) -> None:
+        await session.run(cell, GENEROUS_S)
+        (server,) = psutil.Process().children()
+        (watcher,) = server.children()
+        for _ in range(PROCESSES[either] - 2):
+            (watcher,) = watcher.children()
+        assert len(watcher.children(recursive=True)) > 20
+        for _ in range(3):
+            before = watcher.num_ctx_switches().voluntary
+            # It has looked so often.
+            await async_until(lambda before=before: watcher.num_ctx_switches().voluntary >= before + 8)
+            assert await session.run("5", GENEROUS_S) == ProgramResult("5\n", 0)
+
+    within(either, act)
+
+
 def test_nothing_outlives_a_session_that_is_closed_in_a_cell(either: bool):
     mark = f"closed-{os.getpid()}-{either}"
 
@@ -202,25 +248,30 @@ def test_nothing_outlives_a_session_that_is_closed_in_a_cell(either: bool):
 def test_nothing_outlives_a_caller_that_is_killed(either: bool):
     mark = f"orphan-{os.getpid()}-{either}"
     program = f"""
-import asyncio, os
+import asyncio, sys
 from asyncrl.machine.sandbox_session import SessionServer, SandboxLimits
 async def main():
-    session = await SessionServer().start(SandboxLimits(), {either})
-    print(await session.run({sleeper(mark)!r}, 600), flush=True)
+    server = SessionServer()
+    session = await server.start(SandboxLimits(), {either})
+    print(await session.run(sys.stdin.read(), 600), flush=True)
     print(await session.run("while True: pass", 600), flush=True)
 asyncio.run(main())
 """
     command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdin is not None
         assert caller.stdout is not None
-        ran, more = caller.stdout.readline(), ""
-        started = [*psutil.Process(caller.pid).children(recursive=True), *alive(mark)]
-        if len(started) < 3 and select.select([caller.stdout], [], [], 10)[0]:
-            more = caller.stdout.read()  # What has become of the session: its second cell has ended, too.
+        caller.stdin.write(sleeper(mark))
+        caller.stdin.close()
+        assert caller.stdout.readline() == f"{ProgramResult('', 0)}\n"
+        # Its arguments show a while after its start.
+        (sleeping,) = until(lambda: alive(mark))
+        (server,) = psutil.Process(caller.pid).children()
+        of_session = server.children(recursive=True)
+        assert len(of_session) == PROCESSES[either] + 1
+        assert sleeping in of_session
         caller.send_signal(signal.SIGKILL)
-    assert ran == f"{ProgramResult('', 0)}\n"
-    assert len(started) >= 3, (started, more)
-    until(lambda: not alive(mark) and not any(process.is_running() for process in started))
+    until(lambda: not living([server, *of_session]))
 
 
 def test_sessions_see_nothing_of_each_other(either: bool):

@@ -16,7 +16,7 @@ from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.types import Role, Turn
 from tests.actor.fakes import ids, make_tokenizer
-from tests.helpers import GENEROUS_S, has_ended, make_trajectory, until
+from tests.helpers import GENEROUS_S, has_ended, living, make_trajectory, until
 from tests.scoring.fakes import answered, rule_input
 
 pytestmark = pytest.mark.slow
@@ -264,11 +264,19 @@ def test_closing_ends_processes_that_are_busy_or_already_gone():
     verifier = Verifier(ScoringConfig(rule="obedient_rewards.obeys", timeout_s=3600.0, rule_processes=2))
     with pytest.raises(ScoringError):
         verifier.score(rule_input("crash"))
+    before = set(psutil.Process().children(recursive=True))
     futures = [verifier.submit(rule_input("loop")) for _ in range(4)]
-    until(lambda: len(psutil.Process().children()) >= 2)
+    looping = until(lambda: two_new_children(before))
     # It does not wait for the loops, which would go on for an hour.
     verifier.close()
     verifier.close()
     with pytest.raises(ScoringError, match="was closed"):
         verifier.submit(rule_input("1"))
     assert all(future.cancelled() or isinstance(future.exception(), AsyncrlError) for future in futures)
+    until(lambda: not living(looping))
+
+
+def two_new_children(before: set[psutil.Process]) -> set[psutil.Process]:
+    """The children of this process that are not among `before`, once there are two."""
+    found = set(psutil.Process().children(recursive=True)) - before
+    return found if len(found) >= 2 else set()

@@ -74,6 +74,8 @@ def remark(ran: sandbox.ProgramResult, limits: sandbox.SandboxLimits) -> str:
     """How the program ended; empty where it ended well."""
     if ran.status is None:
         return f"Error: stopped after {limits.wall_s:g} s."
+    if ran.reason:
+        return f"Error: {ran.reason}."
     if ran.killed:
         time = f"after {math.ceil(limits.cpu_s)} s of CPU time, " if math.isfinite(limits.cpu_s) else ""
         return f"Error: stopped, {time}for want of memory or for too many processes."

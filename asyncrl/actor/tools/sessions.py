@@ -33,8 +33,9 @@ Start = Callable[[SandboxLimits], Awaitable[Cells]]
 @dataclass(slots=True)
 class InterpreterCounts:
     """Since the start: sessions that began; starts that failed; calls that took too long; calls with which a session
-    ended otherwise, because of the program; sessions that this machine ended, with the state of their episode. Now:
-    `open` sessions, and episodes `waiting` for memory."""
+    ended otherwise, because of the program; calls that found their session ended because it `ran_in_pause`; sessions
+    that this machine ended, with the state of their episode. Now: `open` sessions, and episodes `waiting` for
+    memory."""
 
     open: int = 0
     waiting: int = 0
@@ -42,6 +43,7 @@ class InterpreterCounts:
     start_failures: int = 0
     late: int = 0
     ended: int = 0
+    ran_in_pause: int = 0
     states_lost: int = 0
 
 
@@ -134,8 +136,10 @@ class EpisodeSession:
             self._has_state = ran.status == 0
             if not self._has_state:
                 self._forget()
-                self._service.counts.late += ran.status is None
-                self._service.counts.ended += ran.status is not None
+                counts = self._service.counts
+                counts.late += ran.status is None
+                counts.ran_in_pause += bool(ran.reason)
+                counts.ended += ran.status is not None and not ran.reason
             return ran
 
     async def close(self) -> None:

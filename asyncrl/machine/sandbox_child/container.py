@@ -1,8 +1,9 @@
 """Process 1 of a container: runs a program, or the cells of a session, and reports what came of it.
 
-A container gets the text of this file, and that of cells.py as its argument. Requests are lines of JSON on standard
-input, and reports are lines on standard output. When the input ends, the caller has gone: this process ends, and the
-kernel ends all others of the container. Standard library only; the image's Python may be older than asyncrl's.
+A container gets the text of this file, and those of cells.py and pausing.py as its arguments. Requests are lines of
+JSON on standard input, and reports are lines on standard output. When the input ends, the caller has gone: this process
+ends, and the kernel ends all others of the container. Standard library only; the image's Python may be older than
+asyncrl's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from contextlib import suppress
 from typing import IO, Any
 
 MAX_OUTPUT = 1 << 20
+KILLED = 128 + signal.SIGKILL
+PROC = "/proc"
 PR_SET_DUMPABLE = 4
 
 
@@ -52,28 +55,41 @@ def main() -> None:
     poll.register(0, select.POLLIN)
     poll.register(woken, select.POLLIN)
     is_session = "program" not in request
+    pausing = load(sys.argv[2], "pausing.py") if is_session else {}
     if is_session:
         poll.register(replies[0], select.POLLIN)
+    pause: Any = None
     # A session starts before its first cell comes.
-    deadline = time.monotonic() + request.get("wall_s", 60.0)
     began = time.monotonic()
+    deadline = began + request.get("wall_s", 60.0)
     while True:
         status = reap(program)
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if status is not None or timeout == 0.0:
+        if pause is not None and (status is not None or pause.is_broken):
+            pausing["signal_all"](PROC, signal.SIGKILL)
+            # Only a request has an answer.
+            if next(lines, None) is not None:
+                report(output, status or KILLED, began, "" if status else pausing["RAN_IN_PAUSE"])
+            os._exit(0)
+        if status is not None or (pause is None and time.monotonic() >= deadline):
             # Status 0 of a session says that it goes on.
             report(output, status or 1 if is_session and status is not None else status, began)
             os._exit(0)
-        ready = [fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000 + 1)]
+        timeout = max(0.0, deadline - time.monotonic()) if pause is None else pause.wait_s
+        ready = [fd for fd, _ in poll.poll(timeout * 1000 + 1)]
         if woken in ready:
             os.read(woken, 4096)
         if replies[0] in ready and os.read(replies[0], 4096):
+            pause = pausing["Pause"](PROC)
             report(output, 0, began)
-            deadline = None
+        if pause is not None:
+            pause.look()
         if 0 in ready:
             cell = next(lines, None)
             if cell is None:
                 os._exit(1)
+            if pause is not None:
+                pause.end()
+            pause = None
             began = time.monotonic()
             deadline = began + cell["wall_s"]
             os.write(requests[1], json.dumps(cell).encode() + b"\n")
@@ -90,9 +106,7 @@ def become_program(request: dict[str, Any], output: IO[bytes], requests: int, re
     os.dup2(output.fileno() if request.get("errors", True) else nothing, 2)
     fcntl.fcntl(1, fcntl.F_SETFL, os.O_APPEND)
     if "program" not in request:
-        names: dict[str, Any] = {"__name__": "cells"}
-        exec(compile(sys.argv[1], "cells.py", "exec"), names)
-        names["serve"](requests, replies)
+        load(sys.argv[1], "cells.py")["serve"](requests, replies)
         os._exit(0)
     os.close(requests)
     os.close(replies)
@@ -106,6 +120,13 @@ def become_program(request: dict[str, Any], output: IO[bytes], requests: int, re
         behind = error.__traceback__ and error.__traceback__.tb_next
         traceback.print_exception(type(error), error, behind)
         sys.exit(1)
+
+
+def load(text: str, name: str) -> dict[str, Any]:
+    """The names that a file of asyncrl defines."""
+    names: dict[str, Any] = {"__name__": name}
+    exec(compile(text, name, "exec"), names)
+    return names
 
 
 def set_dumpable(value: bool) -> None:
@@ -143,11 +164,12 @@ def reap(program: int) -> int | None:
         return None
 
 
-def report(output: IO[bytes], status: int | None, began: float) -> None:
-    """Send the output so far, and empty it. A status of None: the time is over."""
+def report(output: IO[bytes], status: int | None, began: float, reason: str = "") -> None:
+    """Send the output so far, and empty it. A status of None: the time is over. `reason`: why this process ended it,
+    where the status does not say."""
     printed = os.pread(output.fileno(), MAX_OUTPUT, 0).decode(errors="replace")
     os.ftruncate(output.fileno(), 0)
-    line = {"status": status, "seconds": time.monotonic() - began, "output": printed}
+    line = {"status": status, "seconds": time.monotonic() - began, "output": printed, "reason": reason}
     with os.fdopen(1, "wb", closefd=False) as out:
         out.write(json.dumps(line).encode() + b"\n")
 

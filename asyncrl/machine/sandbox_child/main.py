@@ -35,7 +35,7 @@ def launch(options: Options) -> None:
     """Start the watcher and the program's process. Returns only in the latter, once it is confined."""
     try:
         if options.namespaces:
-            enter_namespaces(options.user)
+            enter_namespaces(options.users is not None)
             watcher = os.fork()
             if watcher:
                 os.waitpid(watcher, 0)

@@ -14,9 +14,9 @@ MNT_DETACH = 2
 SCRATCH = ("/jail/tmp", "/jail/dev/shm")
 
 
-def enter_namespaces(user: "int | None") -> None:
+def enter_namespaces(is_root: bool) -> None:
     flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
-    if user is not None:
+    if is_root:
         call("unshare", flags)
         return
     uid, gid = os.geteuid(), os.getegid()

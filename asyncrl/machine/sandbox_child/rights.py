@@ -11,6 +11,9 @@ from contextlib import suppress
 from asyncrl.machine.sandbox_child.options import Options
 from asyncrl.machine.sandbox_child.system import call
 
+TRIES = 100
+"""Of user ids, before a start fails."""
+
 PR_SET_NO_NEW_PRIVS = 38
 CAPABILITY_VERSION = 0x20080522
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
@@ -30,12 +33,13 @@ def confine(options: Options, tell: int) -> None:
             os.chroot("/jail")
             os.chdir("/tmp")
         os.setsid()
-        if options.user is not None:
+        if options.users is not None:
+            user = take_user(options.users, options.launcher)
             if not options.namespaces:
-                os.chown(".", options.user, options.user)
+                os.chown(".", user, user)
             os.setgroups([])
-            os.setresgid(options.user, options.user, options.user)
-            os.setresuid(options.user, options.user, options.user)
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
         with suppress(AttributeError):
             drop_rights()
         set_limits(options)
@@ -43,6 +47,39 @@ def confine(options: Options, tell: int) -> None:
         os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
         os._exit(1)
     os.close(tell)
+
+
+def take_user(users: range, launcher: int) -> int:
+    """Become a real user that no other process has, still with the rights of root.
+
+    The kernel counts the processes of a user on the whole machine, so programs of one user would have each other's
+    limits, also those in other containers. It forgets a user when its last process has ended, however that ends.
+    """
+    # In one namespace of processes no two launchers begin with the same.
+    user = users[launcher % len(users)]
+    for _ in range(TRIES):
+        # The namespace of this process may lack some.
+        with suppress(OSError):
+            os.setresuid(user, user, 0)
+            if is_alone():
+                os.setresuid(user, 0, 0)
+                return user
+        os.setresuid(0, 0, 0)
+        user = users[int.from_bytes(os.urandom(8), "little") % len(users)]
+    raise OSError(errno.EAGAIN, f"none of {TRIES} user ids is free, or this machine has too many processes")
+
+
+def is_alone() -> bool:
+    """Whether the user of this process has no other process: then the kernel allows it a second one."""
+    resource.setrlimit(resource.RLIMIT_NPROC, (2, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+    try:
+        child = os.fork()
+    except BlockingIOError:
+        return False
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return True
 
 
 def drop_rights() -> None:

@@ -8,11 +8,8 @@ import time
 from contextlib import suppress
 
 from asyncrl.machine.sandbox_child.options import Options
+from asyncrl.machine.sandbox_child.pausing import LOOK_S, RAN_IN_PAUSE, Pause, descendants
 from asyncrl.machine.sandbox_child.rights import confine
-
-LOOK_S = 0.1
-"""Between two checks of what the kernel does not limit: the memory of all processes together, and on some machines
-their number."""
 
 STOP, GO = b"s", b"g"
 """What the caller of a session sends: let all its processes stand still, or go on."""
@@ -37,7 +34,7 @@ def watch(options: Options) -> None:
         confine(options, tell)
         return
     os.close(tell)
-    status = wait(program, woken, options)
+    status, reason = wait(program, woken, options)
     if not options.namespaces:
         kill_descendants()
     failed = b""
@@ -46,48 +43,37 @@ def watch(options: Options) -> None:
         failed = os.read(problem, 4096)
     # The caller may have gone.
     with suppress(OSError):
-        os.write(options.control, b"failed " + failed if failed else b"status %d" % status)
+        os.write(options.control, b"failed " + failed if failed else f"status {status} {reason}".encode())
     os._exit(0)
 
 
-def wait(program: int, woken: int, options: Options) -> int:
-    """The status of `program`, as a shell gives it; that of a kill where the caller has gone, or where the processes
-    are too many or take too much memory together. Processes that stand still are not looked at."""
+def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
+    """The status of `program`, as a shell gives it. That of a kill where the caller has gone, where the processes are
+    too many or take too much memory together, or where they run in a pause, which the text says."""
     poll = select.poll()
     poll.register(options.control, select.POLLIN)
     poll.register(woken, select.POLLIN)
-    stopped = False
+    killed = 128 + signal.SIGKILL
+    pause: Pause | None = None
     while True:
         status = reap(program)
         if status is not None:
-            return status
-        ready = [fd for fd, _ in poll.poll(None if stopped else LOOK_S * 1000)]
+            return status, ""
+        ready = [fd for fd, _ in poll.poll(1000 * (LOOK_S if pause is None else pause.wait_s) + 1)]
         if options.control in ready:
             orders = os.read(options.control, 64)
             if not orders:
-                return 128 + signal.SIGKILL
-            stopped = orders.endswith(STOP)
-            signal_all(options, signal.SIGSTOP if stopped else signal.SIGCONT)
-        if not stopped and takes_too_much(options):
-            return 128 + signal.SIGKILL
+                return killed, ""
+            if pause is not None:
+                pause.end()
+            pause = Pause(options.proc) if orders.endswith(STOP) else None
+        # What stands still takes no more memory.
+        if (pause is None or pause.look()) and takes_too_much(options):
+            return killed, ""
+        if pause is not None and pause.is_broken:
+            return killed, RAN_IN_PAUSE
         if woken in ready:
             os.read(woken, 4096)
-
-
-def signal_all(options: Options, number: int) -> None:
-    """Send a signal to the program and all processes that it started."""
-    if options.namespaces:
-        # All processes of the namespace but this one.
-        with suppress(ProcessLookupError):
-            os.kill(-1, number)
-        return
-    reached: set[int] = set()
-    # Some may start others meanwhile.
-    while new := descendants(options.proc) - reached:
-        for pid in new:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-        reached |= new
 
 
 def takes_too_much(options: Options) -> bool:
@@ -132,15 +118,3 @@ def kill_descendants() -> None:
         except ChildProcessError:
             return
         time.sleep(0.001)
-
-
-def descendants(proc: str) -> "set[int]":
-    parents = {}
-    for name in filter(str.isdigit, os.listdir(proc)):
-        with suppress(OSError), open(f"{proc}/{name}/stat", "rb") as stat:
-            parents[int(name)] = int(stat.read().rpartition(b")")[2].split()[1])
-    found, known = {os.getpid()}, 0
-    while len(found) > known:
-        known = len(found)
-        found |= {pid for pid, parent in parents.items() if parent in found}
-    return found - {os.getpid()}

@@ -49,6 +49,11 @@ _SURROUNDINGS = (
     counter("python_start_failures", "tries", "starts of sessions that failed, since the start"),
     counter("python_late", "calls", "calls that took too long and ended their session, since the start"),
     counter("python_ended", "calls", "calls that ended their session otherwise, such as by a crash, since the start"),
+    counter(
+        "python_ran_in_pause",
+        "calls",
+        "calls that found their session ended because its processes ran between two calls, since the start",
+    ),
     counter("python_states_lost", "episodes", "episodes whose session ended because of this machine, since the start"),
     counter("environment_resets", "episodes", "episodes that an environment began, since the start"),
     counter("environment_errors", "calls", "calls that raised in an environment and were answered so, since the start"),

@@ -24,7 +24,8 @@ from asyncrl.errors import ToolError
 from asyncrl.machine import sandbox
 from asyncrl.types import ToolCall
 from tests.actor.fakes import make_ticket
-from tests.helpers import GENEROUS_S, until
+from tests.helpers import GENEROUS_S, async_until, living, until
+from tests.machine.waking import WAKING
 
 
 def python(code: str) -> ToolCall:
@@ -90,6 +91,21 @@ def test_a_call_that_ends_the_session_says_so_and_the_next_has_a_new_one(code: s
 
     counters = episode(act, wall_s=4.0 if counter == "late" else GENEROUS_S).counters()
     assert (counters["python_started"], counters[f"python_{counter}"], counters["tool_failures"]) == (2, 1, 0)
+
+
+@pytest.mark.slow
+def test_a_session_that_runs_between_two_calls_is_ended_which_the_policy_reads_and_a_counter_counts():
+    async def act(tools: OpenTools) -> None:
+        await tools.answer([python(WAKING["by a timer"])])
+        (server,) = [each for each in psutil.Process().children() if "sandbox_child" in " ".join(each.cmdline())]
+        await async_until(lambda: not living(server.children(recursive=True)))
+        reason = "Error: the session was ended because its processes ran between two calls."
+        assert await tools.answer([python("1")]) == [f"{reason}\n{LOST}"]
+        assert await tools.answer([python("1")]) == ["1"]
+
+    counters = episode(act).counters()
+    assert (counters["python_ran_in_pause"], counters["python_ended"], counters["python_started"]) == (1, 0, 2)
+    assert counters["tool_failures"] == 0
 
 
 @pytest.mark.slow
@@ -182,9 +198,13 @@ def test_nothing_outlives_an_episode_that_is_cancelled_or_an_actor_that_is_kille
     sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)", mark]
     start = f"import subprocess, time; subprocess.Popen({sleeper!r}, start_new_session=True)"
 
-    def left() -> list[psutil.Process]:
-        found = psutil.process_iter(["cmdline"])
-        return [each for each in found if mark in (each.info["cmdline"] or [])[-1:]]
+    # The launcher, the watcher, which without namespaces is the same, the program, and the sleeper.
+    expected = 3 if sandbox.why_no_namespaces() else 4
+
+    def of_session(caller: psutil.Process) -> list[psutil.Process]:
+        """Its processes, once the sleeper carries its mark."""
+        found = [each for server in caller.children() for each in server.children(recursive=True)]
+        return found if any(mark in each.cmdline()[-1:] for each in living(found)) else []
 
     async def act(toolbox: Toolbox) -> None:
         async def play() -> None:
@@ -192,12 +212,11 @@ def test_nothing_outlives_an_episode_that_is_cancelled_or_an_actor_that_is_kille
                 await tools.answer([python(f"{start}; time.sleep(600)")])
 
         playing = asyncio.create_task(play())
-        async with asyncio.timeout(GENEROUS_S):
-            while not left():
-                await asyncio.sleep(0.01)
+        started = await async_until(lambda: of_session(psutil.Process()))
+        assert len(started) == expected
         playing.cancel()
         await asyncio.wait([playing])
-        assert left() == []
+        assert living(started) == []
 
     playing(act)
     program = f"""
@@ -211,7 +230,8 @@ own.playing(act)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as actor:
         assert actor.stdout is not None
         assert "Popen" in actor.stdout.readline()
-        started = [*psutil.Process(actor.pid).children(recursive=True), *left()]
+        started = until(lambda: of_session(psutil.Process(actor.pid)))
+        assert len(started) == expected
+        started += psutil.Process(actor.pid).children(recursive=True)
         actor.send_signal(signal.SIGKILL)
-    assert len(started) >= 3
-    until(lambda: not left() and not any(process.is_running() for process in started))
+    until(lambda: not living(started))
