@@ -144,8 +144,8 @@ class Checkpoint:
         text = self.tokenizer().convert_ids_to_tokens(largest)
         raise self.refuse(
             f"family {self._config.family} reads the token {text!r}, whose id is {largest}, and the embedding has "
-            f"{rows} rows: set {self._key}.params to the marker or label that the model was trained with, or name the folder "
-            "of its own tokenizer"
+            f"{rows} rows: set {self._key}.params to the marker or label that the model was trained with, or name the "
+            "folder of its own tokenizer"
         )
 
     @contextmanager
