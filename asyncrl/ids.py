@@ -57,7 +57,12 @@ def held_out_row(group: str) -> int:
 
 
 def ticket_id(group: str, member: int, attempt: int) -> str:
-    return f"{group}.{member}.{attempt}"
+    return f"{attempts_of(group, member)}{attempt}"
+
+
+def attempts_of(group: str, member: int) -> str:
+    """How the ids of all attempts at a member begin."""
+    return f"{group}.{member}."
 
 
 def attempt_of(ticket: str) -> int:

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
+from asyncrl.network.http_server import shows_key
+
 LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 READING = ("GET", "HEAD")
 HEADERS: Mapping[str, str] = {
@@ -63,6 +65,8 @@ def guard(access: Access) -> Middleware:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         refusal = _refusal(access, request)
+        if refusal is None:
+            shows_key(request)
         response = refusal or await handler(request)
         if refusal is None and access.names_token(request):
             access.remember(response)

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import html
+import logging
 import signal
 import socket
 import sys
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from aiohttp import web
 
@@ -24,6 +29,11 @@ from asyncrl.dashboard.access import Access
 from asyncrl.dashboard.runs import ShownRun, shown_runs
 from asyncrl.dashboard.server import application
 from asyncrl.machine.ports import LOOPBACK
+from asyncrl.network.http_server import ConnectionBounds, HttpServer
+
+log = logging.getLogger(__name__)
+
+BOUNDS = ConnectionBounds(connections=256, strangers=64)
 
 
 def main() -> None:
@@ -31,7 +41,8 @@ def main() -> None:
     given = _parser().parse_args()
     with failures_end_the_command():
         runs = shown_runs(given.runs)
-        asyncio.run(serve(runs, given.port, lambda url: _tell(url, runs, given.open)))
+        with _browser() if given.open else nullcontext() as browse:
+            asyncio.run(serve(runs, given.port, lambda url: _tell(url, runs, browse)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,12 +55,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _tell(url: str, runs: Mapping[str, ShownRun], browse: bool) -> None:
+def _tell(url: str, runs: Mapping[str, ShownRun], browse: Callable[[str], object] | None) -> None:
     names = ", ".join(str(run.folder) for run in runs.values())
     sys.stdout.write(f"the page of {names}: {url}\nCtrl-C ends it\n")
     sys.stdout.flush()
-    if browse:
-        webbrowser.open(url)
+    if browse is not None:
+        browse(url)
+
+
+@contextmanager
+def _browser() -> Iterator[Callable[[str], object]]:
+    """Opens an address in a browser. Every user of the machine can read the arguments of its process, so that it is
+    given a file, which only this user can read and which leads to the address."""
+    with TemporaryDirectory(prefix="asyncrl-page-") as folder:
+        file = Path(folder) / "open.html"
+
+        def browse(url: str) -> None:
+            to = html.escape(url)
+            file.touch(0o600)
+            file.write_text(f'<meta http-equiv="refresh" content="0; url={to}"><a href="{to}">the page</a>\n')
+            webbrowser.open(file.as_uri())
+
+        yield browse
 
 
 async def serve(runs: Mapping[str, ShownRun], port: int, listening: Callable[[str], None]) -> None:
@@ -63,11 +90,15 @@ async def serve(runs: Mapping[str, ShownRun], port: int, listening: Callable[[st
     with socket.create_server((LOOPBACK, port)) as server:
         chosen = server.getsockname()[1]
         access = Access(chosen)
-        runner = web.AppRunner(application(runs, access), access_log=None, shutdown_timeout=0.5)
-        await runner.setup()
+        http = page_server(application(runs, access))
         try:
-            await web.SockSite(runner, server).start()
+            await http.start(sock=server)
             listening(f"http://{LOOPBACK}:{chosen}/?token={access.token}")
             await ended.wait()
         finally:
-            await runner.cleanup()
+            await http.close()
+
+
+def page_server(app: web.Application) -> HttpServer:
+    """The server of the page, which listens nowhere yet."""
+    return HttpServer(app, BOUNDS, log, "what came at the page's port is no request", shutdown_s=0.5)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from asyncrl.dashboard.access import Access, guard
 from asyncrl.dashboard.episode_routes import EpisodeAnswers
@@ -30,6 +30,7 @@ from asyncrl.dashboard.runs import ShownRun
 from asyncrl.dashboard.series import Wanted, catalogue, metrics_files, read_series
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, RefusedError
+from asyncrl.network.throttle import ErrorLogger
 from asyncrl.text import reason_of
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ Answer = Callable[[ShownRun, web.Request], Any]
 
 def application(runs: Mapping[str, ShownRun], access: Access) -> web.Application:
     """The server of these runs."""
-    app = web.Application(middlewares=[guard(access), _with_reasons])
+    app = web.Application(middlewares=[guard(access), _with_reasons(ErrorLogger(log))])
     stores = ReplayStores()
     overviews = Overviews(stores)
     # What comes behind /api/runs/RUN/, which may have {names} of its own for `request.match_info`.
@@ -119,18 +120,22 @@ def as_json(value: Any) -> web.Response:
     return web.Response(body=json.dumps(value, allow_nan=False).encode(), content_type="application/json")
 
 
-@web.middleware
-async def _with_reasons(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A query that makes no sense, and a run's folder that cannot be read or has what nobody expects, harm no other
+def _with_reasons(errors: ErrorLogger) -> Middleware:
+    """A query that makes no sense, and a run's folder that cannot be read or has unexpected content, harm no other
     answer."""
-    try:
-        return await handler(request)
-    except RefusedError as error:
-        return web.json_response({"error": str(error)}, status=400)
-    except (AsyncrlError, OSError) as error:
-        return web.json_response({"error": str(error)}, status=503)
-    except web.HTTPException as error:
-        return web.json_response({"error": error.text}, status=error.status)
-    except Exception as error:
-        log.exception("%s has no answer", request.path)
-        return web.json_response({"error": f"this cannot be shown: {reason_of(error)}"}, status=500)
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except RefusedError as error:
+            return web.json_response({"error": str(error)}, status=400)
+        except (AsyncrlError, OSError) as error:
+            return web.json_response({"error": str(error)}, status=503)
+        except web.HTTPException as error:
+            return web.json_response({"error": error.text}, status=error.status)
+        except Exception as error:  # noqa: BLE001 - it is logged
+            errors.exception(f"{request.path!r:.200} has no answer: {reason_of(error)!r:.500}", error)
+            return web.json_response({"error": f"this cannot be shown: {reason_of(error)}"}, status=500)
+
+    return answer

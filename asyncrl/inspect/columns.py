@@ -8,7 +8,7 @@ every reader of Parquet has a type for them; what has a structure of its own is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from types import UnionType
@@ -47,7 +47,7 @@ def column_of(kind: Any) -> Column:
     if origin is UnionType:
         return column_of(inner[0])
     if origin is Mapping:
-        return Column(pa.string(), json.dumps, json.loads)
+        return Column(pa.string(), json.dumps, _object)
     if origin is tuple and issubclass(inner[0], tuple):
         return Column(
             pa.string(),
@@ -68,7 +68,18 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _array(values: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _object(text: str) -> dict[str, Any]:
+    """Raises ValueError: the text is no JSON object."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"{text!r:.100} is no JSON object")
+    return found
+
+
+def _array(values: pa.Array | None, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Raises ValueError: the list or one of its elements is null."""
+    if values is None or values.null_count:
+        raise ValueError("an array, or an element of one, is missing")
     found: NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
     return found
 
@@ -159,18 +170,20 @@ def _row(stored: StoredTrajectory, decode: Decode | None) -> dict[str, Any]:
     }
 
 
-def read_trajectories(batch: pa.RecordBatch) -> list[StoredTrajectory]:
-    """The trajectories in a batch of `TRAJECTORIES`. Raises InvariantError or ValueError: they are not valid."""
+def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The values of each row of `TRAJECTORIES`; a list of numbers stays an array of pyarrow."""
     # Arrays are read from their columns: as Python lists they would take a hundred times longer.
-    rows = batch.drop_columns(_ARRAYS).to_pylist()
+    rows: list[dict[str, Any]] = batch.drop_columns(_ARRAYS).to_pylist()
     for name in _ARRAYS:
         column = batch.column(name)
         for index, row in enumerate(rows):
             row[name] = column[index].values
-    return [_stored(row) for row in rows]
+    return rows
 
 
-def _stored(row: Mapping[str, Any]) -> StoredTrajectory:
+def read_row(row: Mapping[str, Any]) -> StoredTrajectory:
+    """The trajectory in a row of `rows_of`. Raises InvariantError or ValueError: it is not valid; TypeError: it lacks
+    something."""
     shared: dict[str, Any] = {name: _MISSING.get(name) if row[name] is None else row[name] for name in _IN_BOTH}
     facts = TrajectoryRecord(
         row["group_id"],
@@ -188,9 +201,13 @@ def _stored(row: Mapping[str, Any]) -> StoredTrajectory:
 _MISSING = {"lag": -1, "reward": 0.0, "outcome": 0.0}
 
 
+def _read_all(columns: Columns, row: Mapping[str, Any]) -> Iterator[Any]:
+    return (column.read(row[name]) for name, column in columns.items())
+
+
 def _trajectory(row: Mapping[str, Any]) -> Trajectory:
     spans: dict[str, Any] = {
-        field: tuple(map(noun, *(column.read(row[name]) for name, column in _IN_SPANS[field].items())))
+        field: tuple(noun(*each) for each in zip(*_read_all(_IN_SPANS[field], row), strict=True))
         for field, noun in _SPANS.items()
     }
     tokens = _TOKENS["token_ids"].read(row["token_ids"])

@@ -299,7 +299,7 @@ def export(arguments: Namespace) -> int:
 
 def import_back(arguments: Namespace) -> int:
     """Make a store of an exported run."""
-    from asyncrl.inspect.parquet import count_rows, import_run
+    from asyncrl.inspect.importing import count_rows, import_run
 
     with long_work("importing", count_rows(arguments.source), "episodes", say=print_line) as progress:
         rows = import_run(arguments.source, arguments.to, progress)

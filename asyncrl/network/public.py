@@ -17,7 +17,7 @@ import socket
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from socket import AddressFamily
 
 import aiohttp
@@ -27,10 +27,27 @@ from yarl import URL
 
 from asyncrl.errors import RefusedError, UnavailableError
 
+SPECIAL_IPV4 = tuple(
+    map(
+        IPv4Network,
+        (
+            *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+            *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16"),
+            *("192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+            # Public, but Azure's host of a virtual machine answers there.
+            "168.63.129.16/32",
+        ),
+    )
+)
+"""IANA's registry of special-purpose addresses, and multicast. No page is at those of them that are reachable. Versions
+of Python know different parts of it."""
 PUBLIC_IPV6 = IPv6Network("2000::/3")
-CLOUD_HOSTS = (IPv4Network("168.63.129.16/32"), IPv4Network("192.0.0.0/24"))
-"""Public by their number, for some versions of Python, but the host of a virtual machine answers at them: Azure's, and
-Oracle's among the addresses that are kept for protocols."""
+"""All that is allotted for the internet. Outside of it are the addresses of this machine, of links and sites, and most
+of those that hold one of IPv4: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48) or compatible."""
+SPECIAL_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")))
+"""IANA's registry within PUBLIC_IPV6. 2001::/23 has Teredo, and 2002::/16 is 6to4: both hold an address of IPv4."""
+ISATAP = (0x5EFE, 0x0200_5EFE)
+"""The 32 bits before an address of IPv4 to which a router of a site tunnels."""
 
 REDIRECTIONS = (301, 302, 303, 307, 308)
 PASSING = (408, 425, 429)
@@ -62,14 +79,19 @@ class Fetched:
 def check_public(address: str) -> None:
     """Raises RefusedError: an address is not one of the public internet."""
     number = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(number, IPv4Address):
-        is_cloud = any(number in network for network in CLOUD_HOSTS)
-        is_public = number.is_global and not number.is_multicast and not is_cloud
-    else:
-        # Other networks hold private addresses of IPv4, which a gateway may translate, or are those of a site.
-        is_public = number in PUBLIC_IPV6 and number.is_global and number.sixtofour is None
-    if not is_public:
+    if not (_is_public_ipv4(number) if isinstance(number, IPv4Address) else _is_public_ipv6(number)):
         raise RefusedError(f"nothing is fetched from {address}, which is no public address")
+
+
+def _is_public_ipv4(number: IPv4Address) -> bool:
+    return not any(number in network for network in SPECIAL_IPV4)
+
+
+def _is_public_ipv6(number: IPv6Address) -> bool:
+    if number not in PUBLIC_IPV6 or any(number in network for network in SPECIAL_IPV6):
+        return False
+    is_tunnel = int(number) >> 32 & 0xFFFF_FFFF in ISATAP
+    return not is_tunnel or _is_public_ipv4(IPv4Address(int(number) & 0xFFFF_FFFF))
 
 
 class PublicResolver(AbstractResolver):

@@ -8,18 +8,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import ClientSession, CookieJar
-from aiohttp.test_utils import TestServer
 
 from asyncrl.dashboard.access import Access
+from asyncrl.dashboard.command import page_server
 from asyncrl.dashboard.runs import shown_runs
 from asyncrl.dashboard.server import application
+from asyncrl.machine.ports import LOOPBACK
 from asyncrl.observe.sinks import JsonLines, metrics_file
+
+T = TypeVar("T")
 
 TOKEN = "the-token"
 PORT = 8123
@@ -34,22 +37,45 @@ def make_run(folder: Path, steps: int = 5, **changes: Any) -> Path:
     return folder
 
 
-def answer(
-    folders: list[Path], path: str, headers: Mapping[str, str] = {}, method: str = "GET", token: str = TOKEN
-) -> tuple[int, Mapping[str, str], bytes]:
-    """Status, headers and body of the answer to one request. `path` has no token."""
+def served(folders: list[Path], visit: Callable[[int], Awaitable[T]]) -> T:
+    """What `visit` returns, which is given the port of a server that shows the runs."""
 
-    async def ask() -> tuple[int, Mapping[str, str], bytes]:
-        server = TestServer(application(shown_runs(map(str, folders)), Access(PORT, TOKEN)))
+    async def serve() -> T:
+        app = application(shown_runs(map(str, folders)), Access(PORT, TOKEN))
+        server = page_server(app)
+        port = await server.start(host=LOOPBACK, port=0)
+        try:
+            return await visit(port)
+        finally:
+            await server.close()
+
+    return asyncio.run(serve())
+
+
+def answers(
+    folders: list[Path],
+    paths: Sequence[str],
+    headers: Mapping[str, str] = {},
+    method: str = "GET",
+    token: str = TOKEN,
+) -> list[tuple[int, Mapping[str, str], bytes]]:
+    """Status, headers and body of the answer to each request. The paths have no token."""
+
+    async def ask(port: int) -> list[tuple[int, Mapping[str, str], bytes]]:
         cookies = {f"asyncrl-dashboard-{PORT}": token}
-        async with (
-            server,
-            ClientSession(cookies=cookies, cookie_jar=CookieJar(unsafe=True)) as session,
-            session.request(method, server.make_url(path), headers=headers) as found,
-        ):
-            return found.status, found.headers, await found.read()
+        found: list[tuple[int, Mapping[str, str], bytes]] = []
+        async with ClientSession(cookies=cookies, cookie_jar=CookieJar(unsafe=True)) as session:
+            for path in paths:
+                async with session.request(method, f"http://{LOOPBACK}:{port}{path}", headers=headers) as each:
+                    found.append((each.status, each.headers, await each.read()))
+        return found
 
-    return asyncio.run(ask())
+    return served(folders, ask)
+
+
+def answer(folders: list[Path], path: str, **how: Any) -> tuple[int, Mapping[str, str], bytes]:
+    """As `answers`, to one request."""
+    return answers(folders, [path], **how)[0]
 
 
 def values(folders: list[Path], path: str) -> Any:
@@ -60,11 +86,11 @@ def values(folders: list[Path], path: str) -> Any:
 
 
 @contextmanager
-def dashboard(*folders: Path) -> Iterator[str]:
+def dashboard(*folders: Path, options: Sequence[str] = (), browser: str = "true") -> Iterator[str]:
     """The address of the page, which `asyncrl dashboard` serves as long as the block lasts. Fails unless a Ctrl-C then
-    ends it at once and silently."""
-    command = [sys.executable, "-m", "asyncrl", "dashboard", *map(str, folders)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    ends it at once and silently. `browser` is the command that opens addresses."""
+    command = [sys.executable, "-m", "asyncrl", "dashboard", *map(str, folders), *options]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "BROWSER": browser}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as server:

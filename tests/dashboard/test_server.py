@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from aiohttp import ClientSession
 
 from asyncrl.dashboard import server
 from asyncrl.dashboard.access import is_local
+from asyncrl.dashboard.command import BOUNDS
 from asyncrl.dashboard.runs import shown_runs
 from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import ConfigFile
 from asyncrl.machine.doing import Doing
-from tests.dashboard.support import TOKEN, answer, make_run, values
+from tests.dashboard.support import TOKEN, answer, answers, dashboard, make_run, served, values
+from tests.helpers import until
 from tests.inspect.support import write_config
 
 
@@ -36,11 +41,73 @@ def test_another_site_can_neither_take_the_server_for_its_own_nor_frame_the_page
     tmp_path: Path,
 ) -> None:
     run = make_run(tmp_path / "one")
-    assert answer([run], "/", {"Host": "evil.example"})[0] == 421
-    assert answer([run], "/", {"Host": "localhost:9"})[0] == 200  # an SSH tunnel
+    assert answer([run], "/", headers={"Host": "evil.example"})[0] == 421
+    assert answer([run], "/", headers={"Host": "localhost:9"})[0] == 200  # an SSH tunnel
     policy = answer([run], "/")[1]["Content-Security-Policy"]
     assert "default-src 'self'" in policy
     assert "frame-ancestors 'none'" in policy
+
+
+def test_a_browser_gets_a_file_of_this_user_and_not_the_token_in_its_arguments(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    script = tmp_path / "browser"
+    script.write_text(f'#!/bin/sh\necho "$@" > {told}.part\nmv {told}.part {told}\n')
+    script.chmod(0o700)
+    with dashboard(make_run(tmp_path / "one"), options=["--open"], browser=str(script)) as url:
+        until(told.exists)
+        arguments = told.read_text().strip()
+        token = url.partition("token=")[2]
+        assert len(token) > 20
+        assert token not in arguments
+        page = Path(urlsplit(arguments).path)
+        assert url in page.read_text()
+        assert page.stat().st_mode & 0o777 == 0o600
+        assert page.parent.stat().st_mode & 0o777 == 0o700
+    assert not page.parent.exists()
+
+
+def test_an_unexpected_error_is_logged_with_one_traceback_and_then_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(folder: Path) -> None:
+        raise ValueError("x" * 10_000 + "\nforged line")
+
+    monkeypatch.setattr(server, "catalogue", fail)
+    run = make_run(tmp_path / "one")
+    assert [status for status, _, _ in answers([run], ["/api/runs/one/catalogue"] * 50)] == [500] * 50
+    assert len(caplog.records) == 1
+    assert len(caplog.messages[0].splitlines()) == 1
+    assert len(caplog.messages[0]) < 1000
+
+
+def test_bytes_that_are_no_request_are_lines_of_bounded_number_and_length(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def send(port: int) -> None:
+        for _ in range(50):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /" + b"x" * 9000 + b" HTTP/9\r\n\r\n")
+            assert b" 400 " in await reader.read()
+            writer.close()
+
+    served([make_run(tmp_path / "one")], send)
+    assert 1 <= len(caplog.records) < 50
+    assert all(len(line) < 1000 and line.startswith("what came at the page's port") for line in caplog.messages)
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_strangers_keep_nobody_with_the_token_from_the_page(tmp_path: Path) -> None:
+    async def visit(port: int) -> int:
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(BOUNDS.connections)]
+        for _, writer in strangers:
+            writer.write(b"GET / HTTP/1.1\r\nHost: ")
+        async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}/?token={TOKEN}") as found:
+            assert await strangers[0][0].read() == b""
+            for _, writer in strangers:
+                writer.close()
+            return found.status
+
+    assert served([make_run(tmp_path / "one")], visit) == 200
 
 
 @pytest.mark.parametrize(

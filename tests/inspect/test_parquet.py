@@ -18,15 +18,14 @@ from msgspec import structs
 from asyncrl.config.changes import values_of
 from asyncrl.config.schema import DataConfig, PartConfig, TrainConfig
 from asyncrl.errors import DataError, StoreError
-from asyncrl.inspect.columns import TRAJECTORIES, read_trajectories, trajectory_batch
+from asyncrl.inspect.columns import TRAJECTORIES, read_row, rows_of, trajectory_batch
+from asyncrl.inspect.importing import count_rows, import_run
 from asyncrl.inspect.parquet import (
     DEAD_LETTERS_FILE,
     PLANS_FILE,
     STEPS_FILE,
     TRAJECTORIES_FILE,
-    count_rows,
     export_run,
-    import_run,
 )
 from asyncrl.learner.batches import RecordedReplay
 from asyncrl.modelling.images import digest_of
@@ -91,7 +90,7 @@ def stored_bytes(trajectory: Trajectory | None, labels: Labels | None) -> tuple[
 @settings(max_examples=40)
 @given(st.lists(records(), max_size=3))
 def test_records_come_back_from_their_rows_bit_for_bit(sent: list[StoredTrajectory]) -> None:
-    got = read_trajectories(trajectory_batch(sent))
+    got = [read_row(row) for row in rows_of(trajectory_batch(sent))]
     assert [stored_bytes(each.trajectory, each.labels) for each in got] == [
         stored_bytes(each.trajectory, each.labels) for each in sent
     ]

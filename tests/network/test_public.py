@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import socket
 from collections.abc import Mapping
+from ipaddress import ip_network
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import AddrInfoType, web
 
+import asyncrl
 from asyncrl.errors import RefusedError, UnavailableError
 from asyncrl.network.public import CheckUrl, Connect, Fetched, check_public, get_public, public_connector, public_socket
 from tests.network.web import Handler, Names, to_loopback, web_server
@@ -59,9 +63,124 @@ def test_addresses_that_are_not_public_are_refused(address: str):
     assert names.asked == ["pages.example"]
 
 
-def test_public_addresses_are_allowed():
-    for address in ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"):
+IANA: Mapping[str, str] = {
+    "0.0.0.0/8": "this network",
+    "10.0.0.0/8": "private use",
+    "100.64.0.0/10": "shared address space",
+    "127.0.0.0/8": "loopback",
+    "169.254.0.0/16": "link local",
+    "172.16.0.0/12": "private use",
+    "192.0.0.0/24": "IETF protocol assignments",
+    "192.0.0.9/32": "port control protocol anycast",
+    "192.0.0.170/31": "NAT64 and DNS64 discovery",
+    "192.0.2.0/24": "documentation",
+    "192.31.196.0/24": "AS112",
+    "192.52.193.0/24": "AMT",
+    "192.88.99.0/24": "6to4 relay anycast",
+    "192.168.0.0/16": "private use",
+    "192.175.48.0/24": "AS112",
+    "198.18.0.0/15": "benchmarking",
+    "198.51.100.0/24": "documentation",
+    "203.0.113.0/24": "documentation",
+    "224.0.0.0/4": "multicast",
+    "233.252.0.0/24": "documentation",
+    "240.0.0.0/4": "reserved",
+    "255.255.255.255/32": "limited broadcast",
+    "168.63.129.16/32": "the host of Azure",
+    "::/128": "unspecified",
+    "::1/128": "loopback",
+    "::/96": "compatible with IPv4",
+    "::ffff:0:0/96": "mapped IPv4",
+    "::ffff:0:0:0/96": "translated IPv4",
+    "64:ff9b::/96": "translated IPv4",
+    "64:ff9b:1::/48": "local translated IPv4",
+    "100::/64": "discard only",
+    "100:0:0:1::/64": "dummy prefix",
+    "2001::/23": "IETF protocol assignments",
+    "2001::/32": "Teredo",
+    "2001:1::1/128": "port control protocol anycast",
+    "2001:2::/48": "benchmarking",
+    "2001:3::/32": "AMT",
+    "2001:4:112::/48": "AS112",
+    "2001:10::/28": "ORCHID",
+    "2001:20::/28": "ORCHIDv2",
+    "2001:30::/28": "drone remote identification",
+    "2001:db8::/32": "documentation",
+    "2002::/16": "6to4",
+    "2620:4f:8000::/48": "AS112",
+    "3fff::/20": "documentation",
+    "5f00::/16": "segment routing",
+    "fc00::/7": "unique local",
+    "fe80::/10": "link local",
+    "fec0::/10": "site local",
+    "ff00::/8": "multicast",
+}
+"""The registries of special-purpose addresses, multicast, and what holds an address of IPv4."""
+
+
+@pytest.mark.parametrize("network", IANA)
+def test_no_address_of_a_special_purpose_is_public(network: str):
+    found = ip_network(network)
+    middle = found[found.num_addresses // 2]
+    for address in (found[0], middle, found[-1]):
+        with pytest.raises(RefusedError, match="no public address"):
+            check_public(str(address))
+
+
+@pytest.mark.parametrize("network", IANA)
+def test_addresses_next_to_those_of_a_special_purpose_are_public_unless_they_are_special_too(network: str):
+    found = ip_network(network)
+    everything = ip_network("0.0.0.0/0" if found.version == 4 else "2000::/3")
+    special = [each for each in map(ip_network, IANA) if each.version == found.version]
+    for number in (int(found[0]) - 1, int(found[-1]) + 1):
+        if int(everything[0]) <= number <= int(everything[-1]):
+            address = type(found[0])(number)
+            if not any(address in each for each in special):
+                check_public(str(address))
+
+
+@pytest.mark.parametrize("address", ["2606:2800::5efe:10.0.0.1", "2606:2800::200:5efe:127.0.0.1"])
+def test_a_tunnel_to_an_address_that_is_not_public_is_refused(address: str):
+    with pytest.raises(RefusedError, match="no public address"):
         check_public(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("93.184.215.14", "1.1.1.1", "8.8.8.8", "192.0.1.1", "198.17.0.1", "100.128.0.1", "172.32.0.1"),
+        *("2606:2800:21f:cb07:6820:80da:af6b:8b2c", "2001:200::1", "2001:4860:4860::8888", "2a00:1450::1"),
+        "2606:2800::5efe:93.184.215.14",
+    ],
+)
+def test_public_addresses_are_allowed(address: str):
+    check_public(address)
+
+
+def test_only_known_files_open_connections_by_http_to_addresses_that_the_configuration_names():
+    """What a task, a page or a policy names is fetched by `network.public` alone."""
+    clients = re.compile(
+        r"^\s*(?:import|from) (?:aiohttp|httpx2?|requests|urllib\.request|urllib3|http\.client)\b", re.M
+    )
+    package = Path(asyncrl.__file__).parent
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if clients.search(
+            re.sub(
+                r"from aiohttp import (?:hdrs, )?web\n|from aiohttp\.(?:typedefs|http|web_protocol)",
+                "",
+                path.read_text(),
+            )
+        )
+    }
+    assert found == {
+        "network/public.py",
+        *("machine/sandbox_fusion.py", "actor/agents/policy.py", "actor/agents/server.py"),
+        *("actor/engine/fleet/http.py", "actor/tools/search/retrieval.py", "actor/mcp/http.py"),
+        *("data/converters/openenv.py", "scoring/models/remote.py", "launch/preflight/hub.py"),
+        *("adapters/verifiers_agent/asyncrl_chat.py", "adapters/gym_agent/__main__.py"),
+    }
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.text import reason_of
-from asyncrl.types import Task
+from asyncrl.types import LARGEST_FLOAT32, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,10 @@ def checked(returned: object) -> AgentResult:
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         wanted = "numbers by name as its rewards, an AgentResult, or nothing"
         raise AgentError(f"the agent returned {returned!r:.200}; it must return {wanted}") from error
-    if not all(reward is None or math.isfinite(reward) for reward in turns):
+    # A comparison with nan is false.
+    if not all(abs(reward) <= LARGEST_FLOAT32 for reward in rewards.values()):
+        raise AgentError(f"the agent's rewards are {rewards!s:.200}; use finite numbers, which a float32 can hold")
+    if not all(reward is None or abs(reward) <= LARGEST_FLOAT32 for reward in turns):
         raise AgentError(f"the agent's rewards of turns are {turns!s:.200}; use finite numbers, or None")
     for name, value in metrics.items():
         if not (isinstance(name, str) and METRIC_NAME.fullmatch(name) and math.isfinite(value)):

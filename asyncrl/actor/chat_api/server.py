@@ -21,7 +21,6 @@ from functools import partial
 from urllib.parse import quote
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from asyncrl.actor.chat import NO_FORMAT
 from asyncrl.actor.chat_api.anthropic_messages import AnthropicMessages
@@ -36,28 +35,25 @@ from asyncrl.actor.images import TooManyImagesError
 from asyncrl.actor.parsing import ParsedTurn
 from asyncrl.actor.recorder import CompletionRequest, LimitError
 from asyncrl.errors import RefusedError
-from asyncrl.network.throttle import ErrorLogger, Throttled
+from asyncrl.network.http_server import ConnectionBounds, HttpServer, shows_key
+from asyncrl.network.throttle import ErrorLogger
 from asyncrl.text import count_characters, encodable, nested_within, reason_of
 
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 16 << 20
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-LINGERING_S = 1.0
-"""The rest of a body that nobody needs is read for so long: clients that are cut off earlier do not get the answer."""
 
 APIS: tuple[Api, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Connections in all, and requests of one episode that are not answered yet. A connection may take `silent_s`
-    seconds until its first request, `body_s` to send a body of at most `body_bytes`, and `reading_s` to read an
-    answer."""
+    """Bounds on connections, and requests of one episode that are not answered yet. A client with a key may take
+    `body_s` seconds to send a body of at most `body_bytes`, and `reading_s` to read a completion."""
 
-    connections: int = 4096
+    connections: ConnectionBounds = field(default_factory=ConnectionBounds)
     at_once: int = 256
-    silent_s: float = 30.0
     body_s: float = 60.0
     body_bytes: int = MAX_REQUEST_BYTES
     reading_s: float = 60.0
@@ -111,25 +107,12 @@ class EpisodeServer:
         app.router.add_get("/{ticket}/v1/models", self._models)
         if sessions is not None:
             small = replace(bounds, body_bytes=min(bounds.body_bytes, MAX_BODY_BYTES))
-            SessionRoutes(sessions, partial(_json, bounds=small), self._heard).add_to(app.router)
-        self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            shutdown_timeout=1.0,
-            handler_cancellation=True,
-            lingering_time=LINGERING_S,
-            logger=_bounded_log(),
-        )
-        self._listener: asyncio.Server | None = None
+            SessionRoutes(sessions, partial(_json, bounds=small)).add_to(app.router)
+        self._http = HttpServer(app, bounds.connections, log, "what came at the endpoint of agents is no request")
 
     async def start(self) -> None:
         """Raises OSError: it cannot listen there; it may be started again."""
-        if self._runner.server is None:
-            await self._runner.setup()
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._connection, self._host, self._port, backlog=128)
-        self._port = self._listener.sockets[0].getsockname()[1]
+        self._port = await self._http.start(host=self._host, port=self._port)
         log.info("agents are served at %s", self.url)
 
     @property
@@ -138,36 +121,7 @@ class EpisodeServer:
         return f"http://{self._host}:{self._port}"
 
     async def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        for connection in list(self._silent):
-            self._heard(connection)
-        await self._runner.cleanup()
-
-    def _connection(self) -> asyncio.BaseProtocol:
-        """A new connection. It is closed if it has not sent a request in time, or there are too many."""
-        server = self._runner.server
-        assert server is not None
-        if len(self._silent) >= self._bounds.connections:
-            known = server.connections
-            for gone in [each for each in self._silent if each not in known]:
-                self._heard(gone)
-        if len(server.connections) >= self._bounds.connections:
-            return _TurnedAway()
-        connection = server()
-        self._silent[connection] = asyncio.get_running_loop().call_later(
-            self._bounds.silent_s, self._close_silent, connection
-        )
-        return connection
-
-    def _heard(self, connection: asyncio.BaseProtocol) -> None:
-        """The connection has sent a request, or is gone."""
-        if timer := self._silent.pop(connection, None):
-            timer.cancel()
-
-    def _close_silent(self, connection: RequestHandler) -> None:
-        del self._silent[connection]
-        connection.force_close()
+        await self._http.close()
 
     def open(self, episode: Episode) -> tuple[EpisodeEndpoint, str]:
         """The endpoint of an episode, and its address, until `end`."""
@@ -186,24 +140,23 @@ class EpisodeServer:
         return {f"chat_api_{name}": count for name, count in asdict(self.counts).items()}
 
     async def _models(self, http: web.Request) -> web.Response:
-        self._heard(http.protocol)
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "asyncrl"}
         if endpoint := self._permitted(http):
             model["max_model_len"] = endpoint.episode.limits.max_tokens
         return web.json_response({"object": "list", "data": [model]})
 
     def _permitted(self, http: web.Request) -> EpisodeEndpoint | None:
-        """The endpoint to which the request's key belongs."""
+        """The endpoint to which the request's key belongs; None: it has no such key."""
         endpoint = self._endpoints.get(http.match_info["ticket"])
         key = key_of(http)
         if endpoint is None or not secrets.compare_digest(
             key.encode(errors="surrogateescape"), endpoint.api_key.encode()
         ):
             return None
+        shows_key(http)
         return endpoint
 
     async def _post(self, api: Api, http: web.Request) -> web.StreamResponse:
-        self._heard(http.protocol)
         endpoint = self._permitted(http)
         if endpoint is None:
             return _error(api, 401, "there is no such episode, or this is not its key", "invalid_api_key")
@@ -271,26 +224,6 @@ class EpisodeServer:
             self.counts.wanted_calls += len(completions)
             self.counts.unmet_calls += sum(not each.turn.made for each in completions)
         return request, api.answer(request, completions, chat, int(time.time()), endpoint.conversations)
-
-
-def _bounded_log() -> logging.Logger:
-    """A logger for what aiohttp says of bytes that are no request. Anybody can send some, so the rate is bounded."""
-    unreadable = Throttled(log, "what came at the endpoint of agents is no request")
-    logger = logging.Logger(__name__)
-
-    def say(record: logging.LogRecord) -> bool:
-        unreadable.say(reason_of(record.exc_info[1]) if record.exc_info and record.exc_info[1] else record.getMessage())
-        return False
-
-    logger.addFilter(say)
-    return logger
-
-
-class _TurnedAway(asyncio.Protocol):
-    """A connection that is one too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
 
 
 def _check_length(episode: Episode, request: CompletionRequest) -> None:

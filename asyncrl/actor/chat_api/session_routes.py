@@ -9,6 +9,7 @@ from aiohttp import web
 
 from asyncrl.actor.chat_api.sessions import MAX_WAIT_S, AgentSession, SessionOverError, Sessions
 from asyncrl.errors import RefusedError
+from asyncrl.network.http_server import shows_key
 
 MAX_AT_ONCE = 256
 """Requests of one session that are not answered yet, its completions among them."""
@@ -22,12 +23,11 @@ Read = Callable[[web.Request], Awaitable[object]]
 
 
 class SessionRoutes:
-    """Answers requests for `sessions`, whose bodies `read` reads. `heard` is told of each connection that asks."""
+    """Answers requests for `sessions`, whose bodies `read` reads."""
 
-    def __init__(self, sessions: Sessions, read: Read, heard: Callable[..., None]) -> None:
+    def __init__(self, sessions: Sessions, read: Read) -> None:
         self._sessions = sessions
         self._read = read
-        self._heard = heard
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         router.add_post("/sessions", self._take)
@@ -35,9 +35,9 @@ class SessionRoutes:
         router.add_post("/sessions/{id}/end", self._end)
 
     async def _take(self, http: web.Request) -> web.Response:
-        self._heard(http.protocol)
         if not self._sessions.permits(key_of(http)):
             return _refused(401, "this is not the key with which agents ask for episodes (actor.session_key)")
+        shows_key(http)
         try:
             wait_s = _wait_s(await self._read(http) if http.can_read_body else {})
         except RefusedError as error:
@@ -59,10 +59,10 @@ class SessionRoutes:
         return await self._told(http, self._sessions.end)
 
     async def _told(self, http: web.Request, tell: Callable[[AgentSession, object], None]) -> web.Response:
-        self._heard(http.protocol)
         session = self._sessions.find(http.match_info["id"], key_of(http))
         if session is None:
             return _refused(401, _UNKNOWN)
+        shows_key(http)
         if session.in_flight >= MAX_AT_ONCE:
             return _refused(429, f"{session.in_flight} requests of this session are not answered yet")
         try:

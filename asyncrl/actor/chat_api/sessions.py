@@ -35,11 +35,13 @@ class SessionOverError(AsyncrlError):
 
 @dataclass(slots=True)
 class SessionCounts:
-    """Since the start: sessions that agents took, that their agents failed, and of which nothing was heard any more."""
+    """Since the start: sessions that agents took, that their agents failed, and of which nothing was heard any more;
+    results of agents that were refused."""
 
     started: int = 0
     failed: int = 0
     silent: int = 0
+    refused: int = 0
 
 
 @dataclass(eq=False)
@@ -164,12 +166,14 @@ class Sessions:
         try:
             session.result = read_result(body)
         except AgentError as error:
+            self.counts.refused += 1
             raise RefusedError(str(error)) from error
 
     def end(self, session: AgentSession, body: object) -> None:
         """Raises RefusedError: the body has something else than `error`; SessionOverError."""
         _check_runs(session)
         if not isinstance(body, dict) or body.keys() - {"error"}:
+            self.counts.refused += 1
             raise RefusedError("the body may have error, and nothing else; rewards are for /reward")
         if (reason := error_in(body)) is not None:
             self.counts.failed += 1

@@ -84,6 +84,7 @@ _SURROUNDINGS = (
     counter("agent_sessions_started", "episodes", "episodes that agents elsewhere took, since the start"),
     counter("agent_sessions_failed", "episodes", "episodes that agents elsewhere gave up, since the start"),
     counter("agent_sessions_silent", "episodes", "episodes whose agent elsewhere was heard no more, since the start"),
+    counter("agent_sessions_refused", "requests", "rewards and ends of agents elsewhere that were refused"),
     counter("agent_server_started", "episodes", "episodes that began at the server of openenv or nemo_gym"),
     counter("agent_server_unavailable", "tries", "tries to begin one at which the server was not there, or full"),
     counter("agent_server_lost", "episodes", "episodes that failed because the server was lost or made no sense"),

@@ -19,6 +19,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.machine.files import write_whole
 from asyncrl.observe.metrics import Sink, Value
 from asyncrl.observe.registry import Kind, Metric, describe
+from asyncrl.observe.sinks.scraping import serve_metrics
 from asyncrl.observe.sinks.source import Source, need
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Prometheus(Sink):
 
     def __init__(self, source: Source, host: str) -> None:
         need("prometheus_client", "prometheus")
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, make_wsgi_app
 
         self._source = source
         self._lock = threading.Lock()
@@ -45,7 +46,7 @@ class Prometheus(Sink):
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         try:
-            self._server, self._thread = start_http_server(0, host, registry)
+            self._server, self._thread = serve_metrics(host, make_wsgi_app(registry))
         except OSError as error:
             raise ConfigError(f"observe.prometheus_host={host}: cannot listen there: {error}") from error
         name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host

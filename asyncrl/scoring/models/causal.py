@@ -17,7 +17,7 @@ from asyncrl.modelling.attention import longest_plain
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.models.batching import micro_batches, pass_cost, share_prefixes
 from asyncrl.scoring.models.checkpoint import Checkpoint
-from asyncrl.scoring.models.encoding import Encode, Encoded, Encoder, longest_input
+from asyncrl.scoring.models.encoding import Encode, Encoded, embedding_rows, longest_input
 from asyncrl.scoring.transcript import Transcript
 
 Readout = Callable[[Tensor, Tensor], Tensor]
@@ -55,6 +55,11 @@ class CausalReader:
     def max_tokens(self) -> int:
         """The longest input that the backbone was made for."""
         return longest_input(self._backbone)
+
+    @property
+    def rows(self) -> int:
+        """How many tokens the backbone's embedding has."""
+        return embedding_rows(self._backbone)
 
     @torch.inference_mode()
     def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
@@ -115,13 +120,13 @@ def _caches_attention_only(config: Any) -> bool:
 
 class CausalPRM:
     """A process reward model whose step logits are the weighted sum of the values of its readers; every local family
-    makes one."""
+    makes one. Raises ConfigError: see `Checkpoint.encoder`."""
 
     def __init__(self, checkpoint: Checkpoint, encode: Encode, readers: Mapping[CausalReader, float]) -> None:
         self.name = checkpoint.name
         self.readers = readers
         longest = min(reader.max_tokens for reader in readers)
-        self._encoder = Encoder(encode, longest, checkpoint.drop_oldest, checkpoint.name)
+        self._encoder = checkpoint.encoder(encode, longest, min(reader.rows for reader in readers))
 
     def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
         """See RewardModel."""
@@ -144,6 +149,7 @@ def label_prm(checkpoint: Checkpoint, read_with: Callable[[Any], tuple[Encode, L
     model = checkpoint.language_model()
     encode, (good, bad) = read_with(checkpoint.tokenizer())
     head = model.get_output_embeddings()
+    checkpoint.require_rows((good, bad), len(head.weight))
     weight = head.weight[good].float() - head.weight[bad].float()
     bias = getattr(head, "bias", None)
     offset = None if bias is None else (bias[good].float() - bias[bad].float()).detach()

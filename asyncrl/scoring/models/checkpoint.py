@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,15 @@ from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.machine.long_work import unmeasured_work
 from asyncrl.modelling.devices import described
+from asyncrl.scoring.models.encoding import Encode, Encoder
+from asyncrl.scoring.transcript import Passage
 
 logger = logging.getLogger(__name__)
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "pytorch_model*.bin"]
 _SAMPLE = 1 << 20
+PROBE = (Passage("1", False), Passage("1", True), Passage("1", False), Passage("1", True))
+"""A transcript into which each family writes all tokens of its own."""
 _NOISE, _HALF_NOISE = 1e-4, 0.02
 """The share of hidden states or logits that rounding may change, in float32 and in half precision."""
 
@@ -126,6 +130,23 @@ class Checkpoint:
                 has = tuple(found[name].shape) if name in found else "nothing"
                 raise self.refuse(f"{name} must be {shape}, and its weights hold {has}: is it of another family?")
         return [found[name].to(self._device, torch.float32) for name in shapes]
+
+    def encoder(self, encode: Encode, max_tokens: int, rows: int) -> Encoder:
+        """An encoder for the model, whose embedding has `rows`. Raises ConfigError: the family writes a token into each
+        transcript that is not among them."""
+        self.require_rows(encode(PROBE).ids, rows)
+        return Encoder(encode, max_tokens, rows, self.drop_oldest, self.name)
+
+    def require_rows(self, ids: Sequence[int], rows: int) -> None:
+        """Raises ConfigError: one of the token ids is beyond the rows of the model's embedding or head."""
+        if (largest := max(ids)) < rows:
+            return
+        text = self.tokenizer().convert_ids_to_tokens(largest)
+        raise self.refuse(
+            f"family {self._config.family} reads the token {text!r}, whose id is {largest}, and the embedding has "
+            f"{rows} rows: set {self._key}.params to the marker or label that the model was trained with, or name the "
+            "folder of its own tokenizer"
+        )
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ Encode = Callable[[Transcript], Encoded]
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Encodes transcripts into at most `max_tokens` tokens, for the model of that name.
+    """Encodes transcripts into at most `max_tokens` tokens, for the model of that name, whose embedding has `rows`.
 
     With `drop_oldest`, a longer transcript loses its tool results, the oldest first, until the rest fits. The prompt
     and the steps always stay, and nothing is cut.
@@ -37,11 +37,12 @@ class Encoder:
 
     encode: Encode
     max_tokens: int
+    rows: int
     drop_oldest: bool
     model: str
 
     def __call__(self, transcript: Transcript) -> Encoded:
-        """Raises ScoringError: the transcript is too long."""
+        """Raises ScoringError: the transcript is too long, or has a token that the model does not know."""
         kept = list(transcript)
         encoded = self.encode(kept)
         while len(encoded.ids) > self.max_tokens:
@@ -55,6 +56,11 @@ class Encoder:
                 )
             del kept[tool_result]
             encoded = self.encode(kept)
+        # On a GPU such a token would end the process.
+        if (largest := max(encoded.ids, default=0)) >= self.rows:
+            raise ScoringError(
+                f"the transcript has the token {largest} in it; the embedding of {self.model} has {self.rows}"
+            )
         return encoded
 
 
@@ -66,6 +72,11 @@ def longest_input(model: Any) -> int:
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             limit = module.num_embeddings - module.padding_idx - 1
     return limit if isinstance(limit, int) and limit > 0 else sys.maxsize
+
+
+def embedding_rows(model: Any) -> int:
+    """How many tokens the model's embedding has."""
+    return int(model.get_input_embeddings().weight.shape[0])
 
 
 def tokenize(transcript: Transcript, tokenizer: Any) -> tuple[list[int], list[tuple[int, int]]]:

@@ -23,8 +23,8 @@ from asyncrl.scoring.models.checkpoint import Checkpoint
 from asyncrl.scoring.models.encoding import (
     Encode,
     Encoded,
-    Encoder,
     chat_frame,
+    embedding_rows,
     longest_input,
     problem_and_steps,
     words,
@@ -43,7 +43,7 @@ class Params:
 
 
 class SequenceClassifier:
-    """The model; see `load`."""
+    """The model; see `load`. Raises ConfigError: see `Checkpoint.encoder`."""
 
     def __init__(self, checkpoint: Checkpoint, model: Any, encode: Encode, label: int) -> None:
         self.name = checkpoint.name
@@ -55,7 +55,7 @@ class SequenceClassifier:
         # No input is as short as 0 tokens, so every input becomes a batch of its own.
         self._micro_tokens = checkpoint.micro_tokens if classifies_padded(model) else 0
         self._micro_inputs = checkpoint.micro_inputs
-        self._encoder = Encoder(encode, longest_input(model), checkpoint.drop_oldest, checkpoint.name)
+        self._encoder = checkpoint.encoder(encode, longest_input(model), embedding_rows(model))
 
     def score(self, transcripts: Sequence[Transcript]) -> list[float]:
         """See RewardModel."""

@@ -388,6 +388,8 @@ async def test_metrics_of_an_agent_are_averaged_and_are_no_rewards() -> None:
     [
         (AgentResult(metrics={"a b": 1.0}), "metric 'a b'"),
         (AgentResult(metrics={"x": float("nan")}), "metric 'x' is nan"),
+        (AgentResult({"x": float("nan")}), "rewards are .*use finite numbers"),
+        ({"x": float("-inf")}, "rewards are .*use finite numbers"),
         (AgentResult(metrics={f"m{number}": 0.0 for number in range(MAX_METRICS + 1)}), "33 metrics"),
         (AgentResult(metrics={"x": "many"}), "must return numbers by name"),
         (0.5, "must return numbers by name"),

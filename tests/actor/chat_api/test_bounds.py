@@ -6,10 +6,10 @@ import asyncio
 import json
 from urllib.parse import urlsplit
 
-import aiohttp
 import pytest
 
 from asyncrl.actor.chat_api.server import Bounds
+from asyncrl.network.http_server import ConnectionBounds
 from tests.actor.chat_api.support import LIMITS, TOOL, Agent, episode, user
 from tests.helpers import async_until
 
@@ -21,43 +21,43 @@ async def opened(agent: Agent) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     return await asyncio.open_connection(address.hostname, address.port)
 
 
-async def test_a_connection_that_sends_no_request_is_closed_and_one_that_has_sent_some_is_not():
-    async with episode(["a"], bounds=Bounds(silent_s=1.0)) as agent:
-        url, _ = await agent.address
+@pytest.mark.parametrize("path", ["/t%2F1/v1/models", "/t%2F1/v1/chat/completions", "/sessions", "/nothing"])
+async def test_a_request_without_the_key_is_answered_once_and_its_connection_closed(path: str):
+    async with episode(["a"]) as agent:
+        await agent.address
         reader, writer = await opened(agent)
-        asked, asking = await opened(agent)
-        asking.write(f"GET {urlsplit(url).path}/models HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        await asked.readuntil(b"asyncrl")
-        writer.write(b"POST / HTTP/1.1\r\nHost: ")
+        request = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\nContent-Length: 0\r\n\r\n".encode()
+        writer.write(request * 2 + b"POST / HTTP/1.1\r\nHost: ")
         async with asyncio.timeout(ANSWER_S):
-            assert await reader.read() == b""
-        asking.write(f"GET {urlsplit(url).path}/models HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        async with asyncio.timeout(ANSWER_S):
-            await asked.readuntil(b"asyncrl")
-        for each in (writer, asking):
-            each.close()
+            assert (await reader.read()).count(b"HTTP/1.1 4") == 1
+        writer.close()
         await agent.ask(user("one"))
 
 
-async def test_a_connection_too_many_is_closed_at_once_and_there_is_room_again_when_others_go():
-    async with episode(["a"], bounds=Bounds(connections=3)) as agent:
-        kept = [await opened(agent) for _ in range(3)]
+async def test_strangers_keep_no_agent_from_the_endpoint():
+    connections = ConnectionBounds(connections=6, strangers=3)
+    async with episode(["a", "b"], bounds=Bounds(connections=connections)) as agent:
+        for turn in ("one", "two"):
+            strangers = [await opened(agent) for _ in range(20)]
+            for _, writer in strangers:
+                writer.write(b"POST / HTTP/1.1\r\nHost: ")
+            await agent.ask(user(turn))
+            async with asyncio.timeout(ANSWER_S):
+                assert await strangers[0][0].read() == b""
+            for _, writer in strangers:
+                writer.close()
+
+
+async def test_a_connection_with_the_key_is_closed_when_it_was_idle_for_its_time():
+    async with episode(["a"], bounds=Bounds(connections=ConnectionBounds(idle_s=0.2))) as agent:
+        url, key = await agent.address
         reader, writer = await opened(agent)
+        head = f"GET {urlsplit(url).path}/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\n"
+        writer.write(head.encode() + b"GET / HT")
         async with asyncio.timeout(ANSWER_S):
-            assert await reader.read() == b""
-        for _, each in [*kept, (reader, writer)]:
-            each.close()
-        answered = []
-
-        async def ask() -> None:
-            while not answered:
-                try:
-                    answered.append(await agent.ask(user("one")))
-                except aiohttp.ClientError:
-                    await asyncio.sleep(0.01)
-
-        async with asyncio.timeout(ANSWER_S):
-            await ask()
+            assert (await reader.read()).count(b"HTTP/1.1 200") == 1
+        writer.close()
+        await agent.ask(user("one"))
 
 
 async def test_a_body_that_does_not_come_is_refused_in_time():
@@ -119,8 +119,7 @@ async def test_a_client_that_does_not_read_its_answer_is_cut_off_and_the_complet
         head = f"POST {urlsplit(url).path}/responses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         await async_until(lambda: agent.counts.answered == 1, ANSWER_S)
-        runner = agent.player._server._runner
-        await async_until(lambda: runner.server is not None and not runner.server.connections, ANSWER_S)
+        await async_until(lambda: agent.player._server._http.connections == 0, ANSWER_S)
         writer.close()
         await agent.ask(user("one"), {"role": "assistant", "content": "a"}, user("two"))
     assert len(agent.trajectory.branches) == 1

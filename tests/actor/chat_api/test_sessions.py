@@ -77,6 +77,25 @@ async def test_an_agent_asks_for_an_episode_plays_it_and_gives_rewards():
         assert await actor.take(0.0) is None
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    "body", ['{"rewards": {"r": 1e39}}', '{"rewards": {"r": %s}}', '{"turns": [%s]}', '{"metrics": {"m": %s}}']
+)
+async def test_what_is_no_finite_number_is_refused_with_the_reason_and_counted(number: str, body: str):
+    async with elsewhere() as actor:
+        running = actor.begin("t/1")
+        session = await actor.take()
+        assert await actor.chat(session) == 200
+        assert await actor.tell(session, "reward", {"rewards": {"r": 0.5}}) == 204
+        url, headers = f"{actor.player.url}/sessions/{session['id']}/reward", {"x-api-key": session["api_key"]}
+        async with actor.http.post(url, data=body.replace("%s", number), headers=headers) as answer:
+            assert answer.status == 400
+            assert "finite number" in (await answer.json())["error"]["message"]
+        assert actor.player.counters()["agent_sessions_refused"] == 1
+        assert await actor.tell(session, "end", {}) == 204
+        assert (await running).rewards == {"r": 0.5}, "those of before still count"
+
+
 async def test_keys_are_of_their_own_sessions():
     async with elsewhere() as actor:
         running = [actor.begin(f"t/{number}") for number in range(2)]

@@ -75,16 +75,18 @@ PASSAGES = [Passage(*each) for each in CONVERSATION]
     ("room", "kept"), [(12, "QQa111b2222c"), (11, "QQab2222c"), (9, "QQab2222c"), (8, "QQabc"), (5, "QQabc")]
 )
 def test_the_oldest_tool_results_make_room_and_nothing_is_cut(room, kept):
-    encoded = Encoder(letters, room, True, "model")(PASSAGES)
+    encoded = Encoder(letters, room, 128, True, "model")(PASSAGES)
     assert "".join(map(chr, encoded.ids)) == kept
     assert len(encoded.reads) == 3
 
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ScoringError, match="has 12 tokens; model reads 11"):
-        Encoder(letters, 11, False, "model")(PASSAGES)
+        Encoder(letters, 11, 128, False, "model")(PASSAGES)
+    with pytest.raises(ScoringError, match=r"has the token 99 .* embedding of model has 99"):
+        Encoder(letters, 12, 99, False, "model")(PASSAGES)
     with pytest.raises(ScoringError, match="has 5 tokens without its tool results; model reads 4"):
-        Encoder(letters, 4, True, "model")(PASSAGES)
+        Encoder(letters, 4, 128, True, "model")(PASSAGES)
 
 
 @given(st.text("ab <|im_start|>é", max_size=20), st.text("ab\n", max_size=5))

@@ -1,5 +1,6 @@
 """The promises of every family of models, and the inputs that each refuses."""
 
+import json
 import shutil
 from functools import partial
 
@@ -8,14 +9,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
-from transformers import AutoModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Model, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Model,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.models import math_shepherd, skywork_prm
 from asyncrl.scoring.transcript import Passage
-from tests.scoring.models.families import CHAT, FAMILIES, MARKED, TURNS, WITH_BOS, qwen_head, skywork_head
+from tests.scoring.models.families import CHAT, FAMILIES, MARKED, SHEPHERD, TURNS, WITH_BOS, qwen_head, skywork_head
 from tests.scoring.models.support import BATCHES, CHATML, HIDDEN, LONGEST, SHAPE, byte_tokenizer, load, save
 
 BOUNDS = {1: 1, 300: 8, 10_000: 60}
@@ -47,6 +56,64 @@ def models(family):
         for reader in getattr(model, "readers", ()):
             reader.pass_cost = BOUNDS[bound]
     return loaded
+
+
+def shrunk(folder, source, rows):
+    """A copy of a model's folder whose embedding, and head, have only the first rows."""
+    shutil.copytree(source, folder)
+    for file in folder.glob("model*.safetensors"):
+        tensors = load_file(file)
+        by_token = {
+            name
+            for name in tensors
+            if name.endswith(("embed_tokens.weight", "word_embeddings.weight", "lm_head.weight"))
+        }
+        save_file({name: each[:rows].clone() if name in by_token else each for name, each in tensors.items()}, file)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": rows, "pad_token_id": None}))
+    return folder
+
+
+OWN_TOKENS = {
+    **{"qwen_prm": "<extra_0>", "skywork_prm": "<s>", "math_shepherd": "ки", "rlhflow": "<|eot|>"},
+    **{"sequence_classifier, reward": "<|im_end|>", "sequence_classifier, without padding": "<|eot|>"},
+}
+"""The token with the largest id that a family writes itself."""
+
+
+@pytest.mark.parametrize("name", OWN_TOKENS)
+def test_a_token_of_the_family_beyond_the_embedding_is_refused_by_name_when_the_model_is_loaded(made, tmp_path, name):
+    family = made(name)
+    token = OWN_TOKENS[name]
+    number = AutoTokenizer.from_pretrained(family.folder).convert_tokens_to_ids(token)
+    load(shrunk(tmp_path / "fits", family.folder, number + 1), family.name, params=family.params)
+    folder = shrunk(tmp_path / "short", family.folder, number)
+    with pytest.raises(ConfigError) as caught:
+        load(folder, family.name, params=family.params)
+    for said in (str(folder), f"family {family.name} ", repr(token), f"id is {number}", f"has {number} rows"):
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["value_head", "prime"])
+def test_a_token_of_a_transcript_beyond_the_embedding_is_refused_with_its_number(made, tmp_path, name):
+    family = made(name)
+    params = dict(family.params)
+    number = CHAT.convert_tokens_to_ids("<|im_end|>")
+    folder = shrunk(tmp_path / "short", family.folder, number)
+    for model in (
+        load(folder, name, params=params),
+        *([load(family.folder, name, params={**params, "reference": str(folder)})] if params else []),
+    ):
+        with pytest.raises(ScoringError, match=f"has the token {number} .* has {number}"):
+            model.score([[Passage("q", False), Passage("a<|im_end|>", True)]])
+        assert len(model.score([STEPS])) == 1
+
+
+def test_a_label_beyond_the_head_is_refused_by_name(made, tmp_path):
+    family = made("math_shepherd")
+    number = SHEPHERD.encode("-")[-1]
+    with pytest.raises(ConfigError, match=f"id is {SHEPHERD.encode('+')[-1]}|id is {number}"):
+        load(shrunk(tmp_path / "short", family.folder, min(number, SHEPHERD.encode("+")[-1])), family.name)
 
 
 def scores_of(model, batch):

@@ -23,6 +23,7 @@ from asyncrl.algorithms.composition import Composition
 from asyncrl.compat.verl.configuration.script import named_config
 from asyncrl.compat.verl.configuration.source import read_verl
 from asyncrl.compat.verl.configuration.translation import experiment, translate
+from asyncrl.compat.verl.configuration.yaml_files import read_small
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import read
 from asyncrl.config.exits import failures_end_the_command
@@ -64,7 +65,7 @@ def translated(file: Path | None, words: list[str], out: Path | None) -> tuple[s
 
 def _unread(file: Path | None) -> list[str]:
     """A line that names the configuration file whose keys a script adds to, which only verl can find."""
-    name = named_config(file.read_text()) if file is not None and file.suffix == ".sh" else None
+    name = named_config(read_small(file)) if file is not None and file.suffix == ".sh" else None
     if name is None:
         return []
     return [

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from asyncrl.compat.verl.configuration.data_rows import MEMBERS
 from asyncrl.compat.verl.configuration.rows import Setting, made, none, same, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
+from asyncrl.compat.verl.configuration.yaml_files import read_yaml
+from asyncrl.config.group_files import FAILURES
 
 ROLLOUT = "actor_rollout_ref.rollout"
 TURNS = f"{ROLLOUT}.multi_turn"
@@ -109,9 +109,9 @@ def _tools(path: str | None) -> Iterator[Setting | str]:
         yield "actor.tools", []
         return
     try:
-        content = yaml.safe_load(Path(path).expanduser().read_text())
+        content = read_yaml(Path(path).expanduser())
         classes = [str(tool["class_name"]) for tool in content["tools"]]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (*FAILURES, KeyError, TypeError) as error:
         yield "actor.tools", []
         yield (
             f"{TURNS}.tool_config_path={path}: it cannot be read ({type(error).__name__}); name tools in actor.tools "
@@ -134,9 +134,9 @@ def _interactions(source: VerlConfig) -> Iterator[Setting | str]:
     if not (path := source[key]):
         return
     try:
-        content = yaml.safe_load(Path(path).expanduser().read_text())
+        content = read_yaml(Path(path).expanduser())
         users = dict(_user(each) for each in content["interaction"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (*FAILURES, KeyError, TypeError, AttributeError) as error:
         yield (
             f"{key}={path}: it cannot be read ({type(error).__name__}); name the users in actor.interactions "
             "(docs/interactions.md)"

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from asyncrl.compat.verl.configuration.references import MISSING, References
 from asyncrl.compat.verl.configuration.script import script_words
+from asyncrl.compat.verl.configuration.yaml_files import MAX_VALUES, read_small, read_yaml
 from asyncrl.config.group_files import FAILURES, reason
 from asyncrl.errors import ConfigError
 
+Section = dict[str, Any]
+"""Keys with plain values; references are as they are written."""
+
 
 class VerlConfig:
-    """What a configuration says, with verl's defaults. Raises ConfigError: a section is a list.
+    """What a configuration says, with verl's defaults. Raises ConfigError: a section is a list, or it has more than
+    MAX_VALUES values.
 
     `values` has every key with its value, verl's defaults too; `given` those that the file and the words name.
     `remarks` has a line for each value that cannot be read."""
 
-    def __init__(self, given: DictConfig, defaults: Mapping[str, Any]) -> None:
-        config: DictConfig | ListConfig = OmegaConf.create({})
-        for key, value in defaults.items():
-            OmegaConf.update(config, key, value, force_add=True)
-        try:
-            config = OmegaConf.merge(config, given)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"a section of verl's configuration is none: {reason(error)}") from error
-        assert isinstance(config, DictConfig)
+    def __init__(self, given: Section, defaults: Mapping[str, Any]) -> None:
+        whole = _with_defaults(given, defaults)
         self.remarks: list[str] = []
         self._defaults = defaults
-        self.values = dict(self._leaves(config, ""))
-        written = OmegaConf.to_container(given, resolve=False)
-        assert isinstance(written, dict)
-        self.given = [key for key in _names(written, "") if key in self.values]
+        self._references = References(whole)
+        self.values: dict[str, Any] = {}
+        for key, value in self._leaves(whole, ""):
+            if len(self.values) >= MAX_VALUES:
+                raise ConfigError(f"verl's configuration has more than {MAX_VALUES} values")
+            self.values[key] = value
+        self.given = [key for key in _names(given, "") if key in self.values]
 
     def __getitem__(self, key: str) -> Any:
         """The value, or verl's default where it is null."""
@@ -51,48 +53,43 @@ class VerlConfig:
         prefix = f"{section}."
         return {key.removeprefix(prefix): self.values[key] for key in self.given if key.startswith(prefix)}
 
-    def _leaves(self, node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
-        for name in node:
-            key = prefix + str(name)
+    def _leaves(self, section: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, written in section.items():
+            key = f"{prefix}{name}"
             try:
-                value = node[name]
-                value = value if isinstance(value, DictConfig) else _plain(value)
-            except MissingMandatoryValue:
-                value = None
-            except OmegaConfBaseException as error:
-                self.remarks.append(
-                    f"{key}: its value cannot be read ({reason(error)}), and is left out: give {key}=VALUE"
-                )
+                value = written if isinstance(written, Mapping) else self._references.resolved(written, key)
+            except (ValueError, RecursionError, yaml.YAMLError) as error:
+                self.remarks.append(f"{key}: its value cannot be read ({error}), and is left out: give {key}=VALUE")
                 continue
-            if isinstance(value, DictConfig) and value:
+            if isinstance(value, Mapping) and value:
                 yield from self._leaves(value, f"{key}.")
             else:
-                yield key, {} if isinstance(value, DictConfig) else value
+                yield key, None if value == MISSING else value
 
 
-def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str, str]) -> DictConfig:
+def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str, str]) -> Section:
     """What a file (YAML, or a script that ends in .sh) and words (KEY=VALUE, also with + or ++; ~KEY) say; later words
     win. Raises ConfigError: something cannot be read."""
-    given: Any = OmegaConf.create({})
+    given: Any = {}
     try:
         if file is not None and file.suffix == ".sh":
-            words = [*script_words(file.read_text(), environment), *words]
+            words = [*script_words(read_small(file), environment), *words]
         elif file is not None:
-            given = OmegaConf.load(file)
+            given = read_yaml(file)
     except FAILURES as error:
         raise ConfigError(f"{file}: it cannot be read: {reason(error)}") from error
-    if not isinstance(given, DictConfig):
+    if not isinstance(given, dict):
         raise ConfigError(f"{file}: it must hold KEY: VALUE lines, as verl's ppo_trainer.yaml does")
     for word in words:
         _apply(given, word)
     return given
 
 
-def _apply(given: DictConfig, word: str) -> None:
+def _apply(given: Section, word: str) -> None:
     if word.startswith("~"):
         section, _, name = word[1:].partition("=")[0].rpartition(".")
-        node = OmegaConf.select(given, section) if section else given
-        if isinstance(node, DictConfig):
+        node = written_at(given, section) if section else given
+        if isinstance(node, dict):
             node.pop(name, None)
         return
     key, sign, text = word.lstrip("+").partition("=")
@@ -102,14 +99,49 @@ def _apply(given: DictConfig, word: str) -> None:
         value = OverridesParser.create().parse_override(word).value()
     except FAILURES:
         value = text  # A path with special characters, for example.
-    try:
-        OmegaConf.update(given, key, value, force_add=True)
-    except FAILURES as error:
-        raise ConfigError(f"{word}: it cannot be set: {reason(error)}") from error
+    set_key(given, key, value)
 
 
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+def written_at(given: Section, key: str) -> Any:
+    """The value of a key as it is written, without what it refers to; None where it has none."""
+    node: Any = given
+    for name in key.split("."):
+        if not isinstance(node, dict) or name not in node:
+            return None
+        node = node[name]
+    return None if node == MISSING else node
+
+
+def set_key(given: Section, key: str, value: Any) -> None:
+    """Give a dotted key a value, which is added to a section that is there. Raises ConfigError: a list is in its
+    place."""
+    *sections, name = key.split(".")
+    for each in sections:
+        if isinstance(given.get(each), list):
+            raise ConfigError(f"{key}: it cannot be set: {each} is a list")
+        if not isinstance(given.get(each), dict):
+            given[each] = {}
+        given = given[each]
+    if isinstance(value, Mapping) and isinstance(given.get(name), dict):
+        for inner, one in value.items():
+            set_key(given[name], str(inner), one)
+    else:
+        given[name] = value
+
+
+def _with_defaults(given: Section, defaults: Mapping[str, Any]) -> Section:
+    """The configuration with the default of each key that it lacks. A section that is null, or elsewhere, stays so."""
+    whole = copy.deepcopy(given)
+    for key, value in defaults.items():
+        *sections, name = key.split(".")
+        node: Any = whole
+        for each in sections:
+            node = node.setdefault(each, {}) if isinstance(node, dict) else node
+        if isinstance(node, dict):
+            node.setdefault(name, value)
+        elif isinstance(node, list):
+            raise ConfigError(f"a section of verl's configuration is none: a list is in the place of that of {key}")
+    return whole
 
 
 def _names(node: Mapping[Any, Any], prefix: str) -> Iterator[str]:

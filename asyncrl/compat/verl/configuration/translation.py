@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from asyncrl.compat.verl.configuration.references import has_reference
 from asyncrl.compat.verl.configuration.reward_rows import KWARGS
 from asyncrl.compat.verl.configuration.rows import Row, Setting
-from asyncrl.compat.verl.configuration.source import VerlConfig
+from asyncrl.compat.verl.configuration.source import Section, VerlConfig, set_key, written_at
 from asyncrl.compat.verl.configuration.table import BY_KEY, TABLE, row_of
 from asyncrl.config.keys import OPTIONS, did_you_mean
 from asyncrl.config.option import as_yaml
@@ -52,7 +54,7 @@ class Translated:
                 yield from (f"  {line}" for line in lines)
 
 
-def translate(given: DictConfig) -> Translated:
+def translate(given: Section) -> Translated:
     """Translate what a configuration of verl says; verl's defaults hold for the rest."""
     defaults = {key: value for row in TABLE for key, value in row.defaults.items()}
     source = VerlConfig(_renamed(given), defaults)
@@ -62,6 +64,9 @@ def translate(given: DictConfig) -> Translated:
         for made in _made(row, source):
             if isinstance(made, str):
                 differs.append(made)
+            elif has_reference(made[1]):
+                # Hydra would resolve it.
+                differs.append(f"{made[0]}: its value has a reference in it, and is left out: set it yourself")
             else:
                 settings[made[0]] = made[1]
     if "data.dataset" in settings:
@@ -109,23 +114,13 @@ def experiment(translated: Translated) -> DictConfig:
     return content
 
 
-def _renamed(given: DictConfig) -> DictConfig:
+def _renamed(given: Section) -> Section:
     """The same with the values of older keys under their newer names."""
-    content = given.copy()
+    content = copy.deepcopy(given)
     for row in TABLE:
-        if row.alias_of and (value := _selected(given, row.there[0])) is not None:
-            OmegaConf.update(content, row.alias_of, value, force_add=True)
+        if row.alias_of and (value := written_at(given, row.there[0])) is not None:
+            set_key(content, row.alias_of, value)
     return content
-
-
-def _selected(given: DictConfig, key: str) -> Any:
-    """The value of a key as it is written, without what it refers to; None where it has none."""
-    node: Any = given
-    for name in key.split("."):
-        if not isinstance(node, DictConfig) or name not in node or node._is_none() or node._is_missing():
-            return None
-        node = node._get_node(name)
-    return None if node is None or node._is_none() or node._is_missing() else node
 
 
 def _without(source: VerlConfig, given: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,0 +1,50 @@
+"""Files of strangers: they are read if they are small, also once every alias in their YAML is written out."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+MAX_BYTES = 256 << 10
+MAX_VALUES = 20_000
+SHORT = 16
+"""Characters of a text that counts as one value."""
+
+
+def read_small(path: Path) -> str:
+    """The text of a file. Raises ValueError: it is too large, or no text; OSError."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no file")
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES} bytes")
+    return content.decode()
+
+
+def read_yaml(path: Path) -> Any:
+    """The values of a file, with references as they are written. Raises what `config.group_files.FAILURES` names."""
+    text = read_small(path)
+    tree = yaml.compose(text, Loader=yaml.SafeLoader)
+    if tree is not None and _count(tree, {}) > MAX_VALUES:
+        raise ValueError(f"it has more than {MAX_VALUES} values, once its aliases are written out")
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+
+
+def _count(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node has once its aliases are written out; a long text counts as several. Raises ValueError: it
+    is part of itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1 + len(node.value) // SHORT
+    if (before := known.get(id(node))) is not None:
+        if not before:
+            raise ValueError("a value is part of itself")
+        return before
+    known[id(node)] = 0
+    inner = node.value if isinstance(node, yaml.SequenceNode) else [each for pair in node.value for each in pair]
+    known[id(node)] = 1 + sum(_count(each, known) for each in inner)
+    return known[id(node)]

@@ -1,0 +1,208 @@
+"""An HTTP server whose clients show keys. Clients without one cannot keep it from those that have one.
+
+- A connection is a stranger's until one of its requests has a key, which the application tells by `shows_key`. A
+  stranger gets one answer, and its connection is closed after `stranger_s` seconds, whatever it sends.
+- Strangers have at most `strangers` connections. One more closes the oldest of them, since a client with a key sends it
+  at once.
+- From the end of each request with a key, a connection has `idle_s` seconds until its next one must have come whole.
+  The answer to the former must be read within the same time. Requests without a key leave this time as it is.
+
+Bytes that are no request, and errors of the application, are logged at a bounded rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+from aiohttp.typedefs import Handler
+from aiohttp.web_protocol import RequestHandler
+
+from asyncrl.network.throttle import ErrorLogger, Throttled
+from asyncrl.text import reason_of
+
+Later = Callable[..., asyncio.TimerHandle]
+"""Calls a function with arguments after seconds, as `call_later` of an event loop does."""
+
+LINGERING_S = 1.0
+"""The rest of a body that nobody needs is read for so long: clients that are cut off earlier do not get the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """Connections in all, those of strangers among them, and the seconds that each may take."""
+
+    connections: int = 4096
+    strangers: int = 1024
+    stranger_s: float = 30.0
+    idle_s: float = 300.0
+
+
+class HttpServer:
+    """Serves `app` from `start` to `close`. `what` begins the lines about bytes that are no request. `later` is the
+    event loop's, unless another is given."""
+
+    def __init__(
+        self,
+        app: web.Application,
+        bounds: ConnectionBounds,
+        logger: logging.Logger,
+        what: str,
+        shutdown_s: float = 1.0,
+        later: Later | None = None,
+    ) -> None:
+        app.middlewares.insert(0, _timed)
+        app.on_response_prepare.append(_one_answer_for_strangers)
+        self._runner = web.AppRunner(app, shutdown_timeout=shutdown_s, handler_cancellation=True)
+        self._bounds = bounds
+        self._logger = _bounded_log(Throttled(logger, what), ErrorLogger(logger))
+        self._later = later
+        self._strangers: dict[_Connection, None] = {}
+        """The oldest comes first."""
+        self._known: set[_Connection] = set()
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, **at: Any) -> int:
+        """Answer at a `host` and `port`, or at a bound `sock`. Gives the port.
+
+        Raises OSError: it cannot listen there; it may be started again.
+        """
+        loop = asyncio.get_running_loop()
+        if self._runner.server is None:
+            await self._runner.setup()
+        self._later = self._later or loop.call_later
+        self._listener = await loop.create_server(self._connection, **at, backlog=128)
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        await self._runner.cleanup()
+        for connection in [*self._strangers, *self._known]:
+            self.cut(connection)
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._strangers) + len(self._known)
+
+    def _connection(self) -> RequestHandler:
+        assert self._runner.server is not None
+        return _Connection(self, self._runner.server, self._logger)
+
+    def admit(self, connection: _Connection) -> bool:
+        """Whether there is room for a new connection."""
+        if self._strangers and (
+            len(self._strangers) >= self._bounds.strangers or self.connections >= self._bounds.connections
+        ):
+            self.cut(next(iter(self._strangers)))
+        if self.connections >= self._bounds.connections:
+            return False
+        self._strangers[connection] = None
+        self._limit(connection, self._bounds.stranger_s)
+        return True
+
+    def is_stranger(self, connection: _Connection) -> bool:
+        """Whether it has shown no key."""
+        return connection in self._strangers
+
+    def begin(self, connection: _Connection) -> None:
+        """A request with a key is being answered, for as long as it takes."""
+        self._stop_limit(connection)
+        if connection in self._strangers:
+            del self._strangers[connection]
+            self._known.add(connection)
+
+    def end(self, connection: _Connection) -> None:
+        """The application is done with a request."""
+        if connection in self._known and connection.limit is None:
+            self._limit(connection, self._bounds.idle_s)
+
+    def cut(self, connection: _Connection) -> None:
+        """Close it at once; to close it in order would wait until all answers are read."""
+        self.forget(connection)
+        connection.force_close()
+        connection.wire.abort()
+
+    def forget(self, connection: _Connection) -> None:
+        """It is closed."""
+        self._stop_limit(connection)
+        self._strangers.pop(connection, None)
+        self._known.discard(connection)
+
+    def _limit(self, connection: _Connection, seconds: float) -> None:
+        assert self._later is not None
+        connection.limit = self._later(seconds, self.cut, connection)
+
+    def _stop_limit(self, connection: _Connection) -> None:
+        if connection.limit is not None:
+            connection.limit.cancel()
+            connection.limit = None
+
+
+class _Connection(RequestHandler):
+    """A connection to `owner`. `limit` is the timer that will close it; None: a request with a key is answered."""
+
+    __slots__ = ("limit", "owner", "wire")
+
+    def __init__(self, owner: HttpServer, manager: web.Server, logger: logging.Logger) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(manager, loop=loop, logger=logger, access_log=cast(Any, None), lingering_time=LINGERING_S)
+        self.owner = owner
+        self.limit: asyncio.TimerHandle | None = None
+        self.wire: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.wire = cast(asyncio.Transport, transport)
+        if self.owner.admit(self):
+            super().connection_made(transport)
+        else:
+            self.wire.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.owner.forget(self)
+        super().connection_lost(exc)
+
+
+def shows_key(request: web.Request) -> None:
+    """The request has a key: its connection is no stranger's, and the answer may take as long as it takes."""
+    connection = cast(_Connection, request.protocol)
+    connection.owner.begin(connection)
+
+
+@web.middleware
+async def _timed(request: web.Request, handler: Handler) -> web.StreamResponse:
+    connection = cast(_Connection, request.protocol)
+    try:
+        return await handler(request)
+    finally:
+        connection.owner.end(connection)
+
+
+async def _one_answer_for_strangers(request: web.Request, response: web.StreamResponse) -> None:
+    connection = cast(_Connection, request.protocol)
+    if connection.owner.is_stranger(connection):
+        response.force_close()
+        # aiohttp has made the headers, and would close without a word.
+        response.headers["Connection"] = "close"
+
+
+def _bounded_log(unreadable: Throttled, errors: ErrorLogger) -> logging.Logger:
+    """A logger for what aiohttp says. Anybody can send bytes that are no request, so their rate is bounded."""
+    logger = logging.Logger(__name__)
+
+    def say(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or isinstance(error, HttpProcessingError | web.RequestPayloadError):
+            unreadable.say(record.getMessage() if error is None else reason_of(error))
+        else:
+            errors.exception(f"a request failed: {reason_of(error)!r:.500}", error)
+        return False
+
+    logger.addFilter(say)
+    return logger

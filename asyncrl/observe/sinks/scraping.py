@@ -1,0 +1,90 @@
+"""The server that Prometheus asks for the metrics of a role. It needs no key: who reaches it may connect.
+
+It has at most MAX_CONNECTIONS at once. One more closes the oldest, so that connections which send nothing prevent no
+scrape, and take no more threads. Errors are logged at a bounded rate.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from asyncrl.network.throttle import Throttled
+from asyncrl.text import reason_of
+
+logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 16
+READING_S = 10.0
+"""A connection from which nothing comes for so long is closed."""
+
+
+class ScrapedServer(WSGIServer):
+    """A thread for each connection."""
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, None] = {}
+        """The oldest comes first."""
+        self._faults = Throttled(logger, "a request for metrics failed")
+        super().__init__(address, handler)
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._open)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) >= MAX_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+                with suppress(OSError):  # its client has closed it
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = None
+        threading.Thread(target=self._serve, args=(request, client_address), daemon=True).start()
+
+    def _serve(self, request: socket.socket, client_address: Any) -> None:
+        try:
+            self.finish_request(request, client_address)
+        except Exception as error:  # noqa: BLE001 - it is logged
+            self.note(error)
+        finally:
+            with self._lock:
+                self._open.pop(request, None)
+            self.shutdown_request(request)
+
+    def note(self, error: Exception) -> None:
+        """Log an error, or count it."""
+        with self._lock:
+            self._faults.say(reason_of(error))
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = READING_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A scrape needs no line."""
+
+
+def serve_metrics(host: str, app: Callable[..., Any]) -> tuple[ScrapedServer, threading.Thread]:
+    """Answers by `app` at a free port from now on, in a thread. Raises OSError: `host` is not this machine's."""
+
+    def contained(environ: Any, start_response: Callable[..., Any]) -> Any:
+        try:
+            return app(environ, start_response)
+        except Exception as error:  # noqa: BLE001 - it is logged; wsgiref would print a traceback each time
+            server.note(error)
+            start_response("500 Internal Server Error", [])
+            return [b""]
+
+    server = make_server(host, 0, contained, ScrapedServer, _Handler)
+    thread = threading.Thread(target=server.serve_forever, name="prometheus", daemon=True)
+    thread.start()
+    return server, thread
