@@ -5,6 +5,7 @@ Shapes: T tokens of one episode, K steps of one episode. Arrays are numpy, read-
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -90,16 +91,15 @@ class RunIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row of the data. `tools` are OpenAI function schemas; `tools_kwargs` are keyed by tool name. `demonstration`
-    has the messages that a demonstration adds to `messages`; it is empty where there is none, and in the tickets of
-    members that the policy plays itself."""
+    """One row of the data. `ground_truth` and `extra_info` are the values that the row has: texts, numbers, lists,
+    mappings and nulls. `tools` are OpenAI function schemas. `demonstration` has the messages that a demonstration adds
+    to `messages`; it is empty where there is none, and in the tickets of members that the policy plays itself."""
 
     id: str
     messages: Sequence[Mapping[str, Any]]
-    ground_truth: str
+    ground_truth: Any
     data_source: str
     tools: Sequence[Mapping[str, Any]] = ()
-    tools_kwargs: Mapping[str, Any] = field(default_factory=dict)
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     demonstration: Sequence[Mapping[str, Any]] = ()
 
@@ -107,9 +107,29 @@ class Task:
         _require(bool(self.id), "a task", "it needs an id")
         _require(len(self.messages) > 0, self.id, "the task has no messages")
 
+    @property
+    def truth_text(self) -> str:
+        """The ground truth for those who read text: a text as it is, any other value as JSON. Fields that are null are
+        left out, since Parquet gives every struct all fields of its column."""
+        if isinstance(self.ground_truth, str):
+            return self.ground_truth
+        return json.dumps(without_nulls(self.ground_truth), ensure_ascii=False, default=str)
+
+    @property
+    def tools_kwargs(self) -> Mapping[str, Any]:
+        """The arguments of tools, by the name of the tool."""
+        return self.extra_info.get("tools_kwargs") or {}
+
     def copy(self) -> Task:
         """An equal task for code that users wrote, which may change all that is in it."""
         return Task(**{each.name: copied(getattr(self, each.name)) for each in fields(self)})
+
+
+def without_nulls(value: Any) -> Any:
+    """The plain value, whose mappings lose the fields that are null."""
+    if isinstance(value, dict):
+        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 class Grammar(NamedTuple):

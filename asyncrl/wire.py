@@ -7,7 +7,8 @@ The codec trusts no sender. Before it builds anything, it walks over the header:
 must have arrived. Dtypes come from a closed list, and a buffer must have exactly the announced bytes. So the bytes that
 arrived bound memory and time.
 
-`encode` replaces characters without an encoding, and cuts a `reason`.
+`encode` replaces characters without an encoding, and cuts a `reason`. Integers of more than 64 bits, which msgpack
+lacks, are an extension type.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ MAX_REASON_CHARS = 2000
 """The `reason` in a body tells people why something failed. It may come from an exception of any length."""
 FEW_LISTS = 1000
 """`check_keys` looks at a body that has more bytes which may begin lists."""
+LARGE_INTEGER = 1
+"""The code of msgpack's extension type for an integer of more than 64 bits: two's complement, big endian."""
+MAX_INTEGER_BYTES = 1700
+"""Of such an integer. Python writes none as text that has more than 4300 digits."""
 MAX_ARRAYS = 4096
 MAX_EMPTY_SIDE = 64
 """Of an array without elements: no bytes bound its shape, but readers take memory by its length."""
@@ -78,10 +83,21 @@ def _float(value: Any) -> float:
     raise TypeError(f"{type(value).__name__} {value!r:.50} is no plain value")
 
 
+def _large_integer(code: int, data: memoryview) -> int:
+    if code != LARGE_INTEGER or len(data) > MAX_INTEGER_BYTES:
+        raise ValueError(f"an extension value {code} of {len(data)} bytes is none of ours")
+    return int.from_bytes(data, "big", signed=True)
+
+
+def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """A decoder of a type that has values of users: their integers may have more than 64 bits."""
+    return msgspec.msgpack.Decoder(kind, ext_hook=_large_integer)
+
+
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_float)
 _WALK = msgspec.msgpack.Decoder(msgspec.Raw)
 _HEADER = msgspec.msgpack.Decoder(_Header)
-_BODY = msgspec.msgpack.Decoder(dict[str, Any])
+_BODY = decoder(dict[str, Any])
 _RUN = msgspec.msgpack.Decoder(_Run)
 _NODE = msgspec.msgpack.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
 _LISTS = {*range(0x90, 0xA0), 0xDC, 0xDD}
@@ -108,7 +124,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
         """The body as plain values. Raises WireError: it is none, or too deep."""
         if not isinstance(self.content, msgspec.Raw):
             return self.content  # type: ignore[no-any-return]
-        values = self.read(_BODY)
+        values: Mapping[str, Any] = self.read(_BODY)
         check_plain(values)
         return values
 
@@ -128,7 +144,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
 def encode(message: Message, max_header_bytes: int = MAX_HEADER_BYTES) -> list[Buffer]:
     """Frames of a message; array frames share memory with the arrays. Half of a surrogate pair becomes a question mark.
 
-    Raises WireError: a value of the body has no encoding (an integer of more than 64 bits, an object, a list within
+    Raises WireError: a value of the body has no encoding (an object, an integer of thousands of digits, a list within
     hundreds of others), or the header would be larger than the other side takes.
     """
     arrays = [np.asarray(array, order="C") for array in message.arrays.values()]
@@ -150,10 +166,26 @@ def pack(value: Any, what: str) -> bytes:
     try:
         try:
             return _ENCODER.encode(value)
+        except OverflowError:
+            return _ENCODER.encode(_with_large_integers(encodable(_plain(value))))
         except UnicodeEncodeError:
             return _ENCODER.encode(encodable(_plain(value)))
     except (TypeError, OverflowError, RecursionError) as error:
         raise WireError(f"{what} cannot be encoded: {error}") from error
+
+
+def _with_large_integers(value: Any) -> Any:
+    """Raises OverflowError: an integer has too many digits."""
+    match value:
+        case int() if not -(1 << 63) <= value < 1 << 64:
+            if (size := value.bit_length() // 8 + 1) > MAX_INTEGER_BYTES:
+                raise OverflowError(f"an integer has {size} bytes; at most {MAX_INTEGER_BYTES} can be sent")
+            return msgspec.msgpack.Ext(LARGE_INTEGER, value.to_bytes(size, "big", signed=True))
+        case dict():
+            return {name: _with_large_integers(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_with_large_integers(inner) for inner in value]
+    return value
 
 
 def decode(frames: Sequence[Buffer], max_header_bytes: int = MAX_HEADER_BYTES) -> Message:
@@ -290,7 +322,7 @@ class _Codec(Generic[T]):
         defaults = {name: (default,) for name, default in declared.items() if default is not MISSING}
         members = [(name, types[name], *defaults.get(name, ())) for name in self._plain]
         body = msgspec.defstruct(noun.__name__, members, rename=renamed)
-        self._decoder = msgspec.msgpack.Decoder(body)
+        self._decoder = decoder(body)
 
     def message(self, noun: T, sequence: int = 0) -> Message:
         body = dict(zip(self._wire_names, self._values(noun), strict=True))

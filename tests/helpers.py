@@ -21,7 +21,9 @@ GENEROUS_S = 240
 OWN_RUN = RunIdentity("run", "its id")
 
 
-def make_task(index: int = 0, **changes: Any) -> Task:
+def make_task(index: int = 0, tools_kwargs: Mapping[str, Any] | None = None, **changes: Any) -> Task:
+    if tools_kwargs is not None:
+        changes["extra_info"] = {**changes.get("extra_info", {}), "tools_kwargs": tools_kwargs}
     values: dict[str, Any] = {
         "id": f"task-{index}",
         "messages": [{"role": "user", "content": f"{index}+1"}],

@@ -140,8 +140,7 @@ def test_a_reason_of_any_length_is_cut_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (2**64, "cannot be encoded: .* ints"),
-        (-(2**63) - 1, "cannot be encoded: .* ints"),
+        (10**4200, "cannot be encoded: an integer has 1745 bytes; at most 1700"),
         (object(), "object"),
         (nested(5000), "recursion"),
         ("x" * (5 << 20), "too long"),

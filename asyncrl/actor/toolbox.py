@@ -164,8 +164,10 @@ class OpenTools:
     async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
         """Prepare each tool with its own entry, which may be under `create_kwargs`, as in verl's data."""
         for name, tool in self._tools.items():
-            kwargs = tools_kwargs.get(name) or {}
-            kwargs = kwargs.get("create_kwargs", kwargs) or {}
+            kwargs = dict(tools_kwargs.get(name) or {})
+            # A row of Parquet has the field of other rows, as null.
+            inner = kwargs.pop("create_kwargs", None)
+            kwargs = kwargs if inner is None else inner
             await self._within_limits(name, "create", tool.create, **kwargs)
 
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:

@@ -125,7 +125,7 @@ def _task(task: Task) -> dict[str, Any]:
     return {
         "id": task.id,
         "data_source": task.data_source,
-        "ground_truth": shortened(task.ground_truth),
+        "ground_truth": shortened(task.truth_text),
         "messages": [_message(message) for message in task.messages],
         "tools": shortened(_indented(task.tools)) if task.tools else None,
         "extra_info": shortened(_indented(task.extra_info)) if task.extra_info else None,

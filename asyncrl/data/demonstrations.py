@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-from asyncrl.data.sendable import check_sendable, parse_json, plain, schemas
-from asyncrl.data.tables import TableFile, read_rows
+from asyncrl.data.rows import TableFile
+from asyncrl.data.sendable import check_sendable, message_of, parse_json, schemas
+from asyncrl.data.tables import read_rows
 from asyncrl.errors import DataError, WireError
 
 COLUMNS = ("messages", "prompt", "response", "tools")
@@ -36,15 +37,14 @@ class DemonstrationFile(Sequence[Demonstration]):
     def __init__(self, sources: Sequence[str | Path]) -> None:
         self._name = ", ".join(map(str, sources))
         self._rows = read_rows(sources, (), COLUMNS)
-        self._table = self._rows.table
-        found = set(self._table.column_names)
+        found = self._rows.columns
         if "messages" not in found and not {"prompt", "response"} <= found:
             raise DataError(
                 f"{self._name}: demonstrations need a column messages, or the columns prompt and response; it has "
                 f"{', '.join(sorted(found))}. A demonstration in a column of a task file is for `asyncrl train`, by "
                 "data.demonstration=COLUMN"
             )
-        if not self._table.num_rows:
+        if not len(self._rows):
             raise DataError(f"{self._name} has no rows; each row is a demonstration")
 
     @property
@@ -55,14 +55,14 @@ class DemonstrationFile(Sequence[Demonstration]):
     @property
     def column(self) -> str:
         """The column that has the turns of the policy."""
-        return "messages" if "messages" in self._table.column_names else "response"
+        return "messages" if "messages" in self._rows.columns else "response"
 
     def place(self, row: int) -> str:
         """The file and the row or line of a demonstration, in words."""
         return self._rows.file_of(row).place(row)
 
     def __len__(self) -> int:
-        return int(self._table.num_rows)
+        return len(self._rows)
 
     @overload
     def __getitem__(self, row: int) -> Demonstration: ...
@@ -75,16 +75,16 @@ class DemonstrationFile(Sequence[Demonstration]):
             raise IndexError(row)
         column = "?"
         try:
-            values = self._table.slice(row, 1).to_pylist()[0]
+            values = self._rows.values(row)
             column = "tools"
             tools = _tools(values.get("tools"))
             if self.column == "messages":
                 column = "messages"
-                return Demonstration(_messages(values["messages"]), tools)
+                return Demonstration(_messages(values.get("messages")), tools)
             column = "prompt"
-            prompt = _prompt(values["prompt"])
+            prompt = _prompt(values.get("prompt"))
             column = "response"
-            return Demonstration([*prompt, {"role": "assistant", "content": _text(values["response"])}], tools)
+            return Demonstration([*prompt, {"role": "assistant", "content": _text(values.get("response"))}], tools)
         except (ValueError, TypeError, OverflowError) as error:
             raise DataError(f"{self.place(row)}, column {column}: {error}; mend or drop the row") from error
 
@@ -114,7 +114,7 @@ def _messages(value: Any) -> list[Mapping[str, Any]]:
         raise ValueError("there are no messages")
     if not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in found):
         raise ValueError("each message must have a role and a content")
-    messages = [plain(each) for each in found]
+    messages: list[Mapping[str, Any]] = [message_of(each) for each in found]
     try:
         # Text of JSON may have half a character, which no tokenizer takes.
         check_sendable(messages)

@@ -7,7 +7,7 @@ struct is named with dots. What is not mapped is read under its own name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,16 +46,34 @@ class RowLayout:
         """
         if not self.columns:
             return table
-        self._check(table.schema, place)
+        self.check(place, table.schema.names, lambda path: _has(table.schema, path))
         batches = [self._batch(batch, place, name) for batch in table.to_batches()]
         return pa.Table.from_batches(batches) if batches else pa.table({})
 
-    def _check(self, schema: pa.Schema, place: str) -> None:
+    def row(self, values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        """One row in verl's layout. `name` is its data source where it has none."""
+        if not self.columns:
+            return values
+        given = {wanted: value_at(values, path) for wanted, path in self.columns.items()}
+        made = {each: value for each, value in values.items() if each not in given}
+        made |= {each: given[each] for each in _WHOLE if each in given}
+        if isinstance(made.get("prompt"), str):
+            made["prompt"] = [{"role": "user", "content": made["prompt"]}]
+        if TRUTH in given:
+            made["reward_model"] = {TRUTH: given[TRUTH]}
+        made.setdefault("data_source", name)
+        if extra := {each: value for each, value in given.items() if each not in (*_WHOLE, TRUTH)}:
+            before = made.get("extra_info")
+            made["extra_info"] = {**before, **extra} if isinstance(before, Mapping) else extra
+        return made
+
+    def check(self, place: str, names: Iterable[str], has: Callable[[str], bool]) -> None:
+        """Raises DataError: the file `place` lacks a column that the layout names."""
         for wanted, path in self.columns.items():
-            if not _has(schema, path):
+            if not has(path):
                 raise DataError(
                     f"{place} has no column {path}, which data.columns gives for {wanted}; it has "
-                    f"{', '.join(sorted(schema.names))}"
+                    f"{', '.join(sorted(names))}"
                 )
 
     def _batch(self, batch: pa.RecordBatch, place: str, name: str) -> pa.RecordBatch:
@@ -75,6 +93,14 @@ class RowLayout:
 
 AS_THEY_ARE = RowLayout()
 """For files in verl's layout."""
+
+
+def value_at(values: Mapping[str, Any], path: str) -> Any:
+    """The value at a path with dots; null where the row has none."""
+    found: Any = values
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def _has(schema: pa.Schema, path: str) -> bool:

@@ -1,62 +1,52 @@
 """The rows of a run's tasks in one Arrow file, which roles map into their memory and read row by row.
 
-A start writes it where sources name no files, and where the rows of files do not fit into memory
-(`data.keep_in_memory=false`). The file has the order of the sources, and says which rows came from where. It is written
-part by part, so that its size does not matter, and a run keeps it: its episodes know tasks by their place in it.
+A start writes it where a class makes the tasks, where sources name no files, and where the rows of files do not fit
+into memory (`data.keep_in_memory=false`). The file has the rows in the order of the sources, packed as
+`asyncrl.data.rows` says, and says which of them came from where. It is written part by part, so that its size does not
+matter, and a run keeps it: its episodes know tasks by their place in it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
-from asyncrl.data.layout import RowLayout
-from asyncrl.data.sources import RowPart, parts
-from asyncrl.data.tables import MISMATCH, Rows, TableFile
+from asyncrl.data.facts import FACTS, facts_of_tasks
+from asyncrl.data.row_tasks import Origin, RowReader
+from asyncrl.data.rows import PACKED, Rows, RowTable, TableFile, packed
+from asyncrl.data.sources import RowPart
 from asyncrl.errors import DataError
 from asyncrl.machine.files import partial_name, sync
 
 SUFFIX = ".arrow"
-_FILES = b"asyncrl.files"
+_SCHEMA = pa.schema([*FACTS, (PACKED, pa.large_binary())])
 
 
 def write_rows(
-    path: Path,
-    sources: Sequence[str],
-    required: Sequence[str],
-    optional: Sequence[str],
-    layout: RowLayout,
-    advance: Callable[[int], None] = lambda rows: None,
+    path: Path, parts: Iterable[RowPart], reader: RowReader, advance: Callable[[int], None] = lambda rows: None
 ) -> int:
-    """Write the rows of all sources; returns how many. `advance` is told of rows as they are written. The sources are
-    read twice: first for the types of their columns.
+    """Write the rows of all parts, of each of which `reader` makes a task; returns how many. `advance` is told of rows
+    as they are written.
 
-    Raises DataError: a source cannot be read, lacks a required column or does not go with the others; OSError: the
-    disk.
+    Raises DataError: a source cannot be read, or a row is no task; OSError: the disk.
     """
-    wanted = (*required, *optional)
-    schema, files = _survey(sources, wanted, layout)
-    if missing := [name for name in required if name not in schema.names]:
-        raise DataError(f"{', '.join(sources)}: there is no column {', '.join(missing)}; see data.columns")
-    schema = schema.with_metadata({_FILES: json.dumps(files).encode()})
     partial = partial_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     try:
-        with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, schema) as out:
-            for part in _all(sources, wanted, layout):
-                out.write_table(_as(part, schema))
-                advance(part.table.num_rows)
-                count += part.table.num_rows
-    except pa.ArrowInvalid as error:
+        with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as out:
+            for table, part in _tables(parts, reader):
+                where = {"path": part.path, "lines": str(int(part.lines))}
+                out.write_batch(table.combine_chunks().to_batches()[0], custom_metadata=where)
+                advance(len(table))
+                count += len(table)
+        if not count:
+            raise DataError("there are no rows; each row is a task")
+    except DataError:
         partial.unlink(missing_ok=True)
-        raise DataError(f"{', '.join(sources)} cannot be written as Arrow: {error}; nest values less deep") from error
-    if count != sum(rows for _, rows, _ in files):
-        partial.unlink()
-        raise DataError(f"{', '.join(sources)} gave other rows when they were read again; they must not change")
+        raise
     sync(partial)
     partial.rename(path)
     return count
@@ -65,49 +55,30 @@ def write_rows(
 def read_made(path: Path) -> Rows:
     """The rows that `write_rows` wrote, which stay on the disk until they are needed. Raises DataError."""
     try:
-        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        listed = json.loads(table.schema.metadata[_FILES])
-        files, first = [], 0
-        for name, rows, lines in listed:
-            files.append(TableFile(Path(name), first, rows, lines))
-            first += rows
+        with pa.ipc.open_file(pa.memory_map(str(path))) as made:
+            found = [made.get_batch_with_custom_metadata(number) for number in range(made.num_record_batches)]
+        table = pa.Table.from_batches([batch for batch, _ in found], _SCHEMA)
+        files: list[TableFile] = []
+        for first, (batch, where) in zip(_starts(batch.num_rows for batch, _ in found), found, strict=False):
+            name, lines = Path(where[b"path"].decode()), where[b"lines"] == b"1"
+            last = files.pop() if files and files[-1].path == name else TableFile(name, first, 0, lines)
+            files.append(TableFile(name, last.first, last.rows + batch.num_rows, lines))
     except (OSError, ValueError, LookupError, TypeError, pa.ArrowInvalid) as error:
         raise DataError(f"{path} cannot be read: {error}; another run.name makes it anew") from error
-    return Rows(table.replace_schema_metadata(None), files, path)
+    parts = [RowTable(0, table.select([PACKED]))]
+    return Rows(parts, files, made=path, facts=table.select(FACTS.names))
 
 
-def _all(sources: Sequence[str], wanted: Sequence[str], layout: RowLayout) -> Iterator[RowPart]:
-    for source in sources:
-        for part in parts(source, wanted, layout):
-            names = [name for name in wanted if name in part.table.column_names]
-            yield part._replace(table=part.table.select(names))
+def _tables(parts: Iterable[RowPart], reader: RowReader) -> Iterator[tuple[pa.Table, RowPart]]:
+    for part in parts:
+        file = TableFile(Path(part.path), 0, len(part.rows), part.lines)
+        origins = (Origin(file, part.first + row) for row in range(len(part.rows)))
+        facts = facts_of_tasks(map(reader.task, part.rows, origins))
+        yield facts.append_column(PACKED, packed(part.rows)), part
 
 
-def _survey(
-    sources: Sequence[str], wanted: Sequence[str], layout: RowLayout
-) -> tuple[pa.Schema, list[tuple[str, int, bool]]]:
-    """The columns of all rows together; and the name, the rows and the kind of each file."""
-    schema: pa.Schema | None = None
-    files: list[tuple[str, int, bool]] = []
-    for part in _all(sources, wanted, layout):
-        try:
-            found = part.table.schema.remove_metadata()
-            schema = found if schema is None else pa.unify_schemas([schema, found], promote_options="permissive")
-        except MISMATCH as error:
-            raise DataError(f"{part.place} does not go with the rows before it: {error}") from error
-        rows = part.table.num_rows
-        if files and files[-1][0] == part.path:
-            files[-1] = (part.path, files[-1][1] + rows, part.lines)
-        else:
-            files.append((part.path, rows, part.lines))
-    if schema is None:
-        raise DataError(f"{', '.join(sources)} has no rows; each row is a task")
-    return schema, files
-
-
-def _as(part: RowPart, schema: pa.Schema) -> pa.Table:
-    """Raises DataError."""
-    try:
-        return pa.concat_tables([schema.empty_table(), part.table], promote_options="permissive").cast(schema)
-    except MISMATCH as error:
-        raise DataError(f"{part.place} does not go with the other rows: {error}") from error
+def _starts(rows: Iterable[int]) -> Iterator[int]:
+    first = 0
+    for count in rows:
+        yield first
+        first += count

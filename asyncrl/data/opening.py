@@ -23,9 +23,6 @@ from asyncrl.data.reading import TaskFile
 from asyncrl.data.sources import is_named
 from asyncrl.errors import DataError
 
-CLASS_SUFFIX = ".parquet"
-"""Of the file with the tasks that `data.dataset` makes."""
-
 
 def open_tasks(config: TrainConfig, sources: Sequence[str]) -> TaskFile:
     """The tasks of `data.train` or `data.eval` (`sources`) that a run has.
@@ -62,8 +59,6 @@ def all_tasks(config: TrainConfig, sources: Sequence[str]) -> TaskFile:
         raise DataError(f"{_made_by(config, sources)}: there is no {path}; `asyncrl train` makes it")
     # What was made is in verl's layout already. A class makes no demonstrations.
     layout = RowLayout({}, layout.system_prompt)
-    if path.suffix == CLASS_SUFFIX:
-        return TaskFile(path, layout=layout)
     return TaskFile(path, demonstration, layout, read_made(path))
 
 
@@ -81,12 +76,12 @@ def made_file(config: TrainConfig, sources: Sequence[str]) -> Path | None:
     """The file in the run's folder with the tasks that a start makes of `sources`; None: roles read the sources."""
     data = config.data
     if data.dataset is not None:
-        digest, suffix = _digest([list(sources), data.dataset, data.dataset_params]), CLASS_SUFFIX
+        digest = _digest([list(sources), data.dataset, data.dataset_params])
     elif not data.keep_in_memory or any(map(is_named, sources)):
-        digest, suffix = _digest([list(sources), data.columns, demonstration_of(config, sources)]), SUFFIX
+        digest = _digest([list(sources), data.columns, demonstration_of(config, sources)])
     else:
         return None
-    return locations.run_dir(config.run) / "tasks" / f"{digest}{suffix}"
+    return locations.run_dir(config.run) / "tasks" / f"{digest}{SUFFIX}"
 
 
 def _made_by(config: TrainConfig, sources: Sequence[str]) -> str:

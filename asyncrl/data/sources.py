@@ -7,8 +7,7 @@ that a data set may have; `reasoning-gym:NAME?size=1000` makes tasks; anything e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,18 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncrl.data.converters import reasoning_gym
-from asyncrl.data.layout import RowLayout
+from asyncrl.data.json_rows import JSON_SUFFIXES, WantedRows, has_lines
+from asyncrl.data.layout import AS_THEY_ARE, RowLayout
 from asyncrl.data.query import SourceQuery
-from asyncrl.data.tables import (
-    JSON_SUFFIXES,
-    NAMED,
-    ROWS_AT_ONCE,
-    check_columns,
-    find_files,
-    has_lines,
-    json_tables,
-    table_of_datasets,
-)
+from asyncrl.data.row_tasks import UNUSABLE, unusable
+from asyncrl.data.rows import ROWS_AT_ONCE, arrow_values
+from asyncrl.data.tables import NAMED, check_columns, find_files, in_parts, table_of_datasets
 from asyncrl.data.writing import row_of
 from asyncrl.errors import DataError
 from asyncrl.text import reason_of
@@ -40,12 +33,12 @@ _ON_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 class RowPart(NamedTuple):
-    """Rows of one source in a row. `place` names what they come from."""
+    """Rows of one source, which follow each other in it from `first` on. `path` names what they come from."""
 
-    place: str
     path: str
     lines: bool
-    table: pa.Table
+    first: int
+    rows: Sequence[Mapping[str, Any]]
 
 
 def is_named(source: str) -> bool:
@@ -53,33 +46,71 @@ def is_named(source: str) -> bool:
     return source.startswith(NAMED)
 
 
-def parts(source: str, wanted: Sequence[str], layout: RowLayout) -> Iterator[RowPart]:
-    """The rows of a source in verl's layout, in order, at most ROWS_AT_ONCE rows a part or as many as its file has
-    together. Raises DataError, which names the source."""
+def parts(
+    source: str, required: Sequence[str], optional: Sequence[str] = (), layout: RowLayout = AS_THEY_ARE
+) -> Iterator[RowPart]:
+    """The rows of a source in verl's layout, in order, at most ROWS_AT_ONCE rows a part. Raises DataError, which names
+    the source."""
     if source.startswith(HUB):
-        yield from _of_hub(source, wanted, layout)
+        yield from _of_hub(source, required, optional, layout)
         return
     if source.startswith(reasoning_gym.KIND):
-        yield from _of_tasks(source, reasoning_gym.tasks(source))
+        yield from of_tasks(source, reasoning_gym.tasks(source))
         return
     for path in find_files(source):
-        for table in _tables(path, layout.read(wanted)):
-            yield RowPart(str(path), str(path), has_lines(path), layout.applied(table, str(path), path.stem))
+        if path.suffix in JSON_SUFFIXES:
+            yield from _numbered(str(path), has_lines(path), in_parts(WantedRows(path, required, optional, layout)))
+        else:
+            wanted = (*required, *optional)
+            given = _batches(path, layout.read(wanted))
+            tables = (layout.applied(table, str(path), path.stem) for table in given)
+            yield from _of_tables(str(path), tables, required, wanted)
 
 
-def _of_tasks(source: str, tasks: Iterator[Task]) -> Iterator[RowPart]:
+def of_tasks(source: str, tasks: Iterable[Task]) -> Iterator[RowPart]:
     """Tasks that a program makes, which are in verl's layout."""
-    numbered = enumerate(tasks)
-    while rows := [row_of(number, task) for number, task in islice(numbered, ROWS_AT_ONCE)]:
-        yield RowPart(source, source, False, pa.Table.from_pylist(rows))
+    return _numbered(source, False, in_parts(row_of(number, task) for number, task in enumerate(tasks)))
 
 
-def _tables(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
+def _numbered(path: str, lines: bool, given: Iterable[Sequence[Mapping[str, Any]]]) -> Iterator[RowPart]:
+    first = 0
+    for rows in given:
+        yield RowPart(path, lines, first, rows)
+        first += len(rows)
+
+
+def _of_tables(
+    path: str, tables: Iterable[pa.Table], required: Sequence[str], wanted: Sequence[str]
+) -> Iterator[RowPart]:
+    first = 0
+    for table in tables:
+        if missing := [name for name in required if name not in table.column_names]:
+            raise DataError(
+                f"{path} has no column {', '.join(missing)}; it has {', '.join(sorted(table.column_names))}"
+            )
+        known = table.select([name for name in wanted if name in table.column_names])
+        yield RowPart(path, False, first, list(_values(known, path, first)))
+        first += len(table)
+
+
+def _values(table: pa.Table, path: str, first: int) -> Iterator[Mapping[str, Any]]:
+    """Raises DataError, which names the row that has no values in Python."""
+    try:
+        yield from list(arrow_values(table))
+    except UNUSABLE:
+        for row in range(len(table)):
+            try:
+                list(arrow_values(table.slice(row, 1)))
+            except UNUSABLE as error:
+                raise unusable(f"{path}: row {first + row}", error) from error
+        raise
+
+
+def _batches(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     if path.is_dir():
-        yield from _cut(table_of_datasets(path), columns)
-        return
-    if path.suffix in JSON_SUFFIXES:
-        yield from (table for _, table in json_tables(path))
+        table = table_of_datasets(path)
+        known = table.select([each for each in columns if each in table.column_names])
+        yield from (pa.Table.from_batches([batch]) for batch in known.to_batches(ROWS_AT_ONCE))
         return
     try:
         with pq.ParquetFile(path) as file:
@@ -91,13 +122,7 @@ def _tables(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-def _cut(table: pa.Table, columns: Sequence[str]) -> Iterator[pa.Table]:
-    table = table.select([each for each in columns if each in table.column_names])
-    for batch in table.to_batches(ROWS_AT_ONCE):
-        yield pa.Table.from_batches([batch])
-
-
-def _of_hub(source: str, wanted: Sequence[str], layout: RowLayout) -> Iterator[RowPart]:
+def _of_hub(source: str, required: Sequence[str], optional: Sequence[str], layout: RowLayout) -> Iterator[RowPart]:
     query = SourceQuery.of(source, HUB_FORM)
     if unknown := sorted(set(query.values) - set(HUB_KEYS)):
         raise DataError(f"{source}: there is no {', '.join(unknown)}; write {HUB_FORM}")
@@ -105,9 +130,11 @@ def _of_hub(source: str, wanted: Sequence[str], layout: RowLayout) -> Iterator[R
         raise DataError(f"{source} names no split; write {HUB_FORM}")
     _check_name(source, query.name)
     rows = _loaded(source, query)
+    wanted = (*required, *optional)
     columns = [each for each in layout.read(wanted) if each in rows.column_names]
-    for table in rows.select_columns(columns).with_format("arrow").iter(ROWS_AT_ONCE):
-        yield RowPart(source, f"{query.name}/{query.values['split']}", False, layout.applied(table, source, query.name))
+    given = rows.select_columns(columns).with_format("arrow").iter(ROWS_AT_ONCE)
+    tables = (layout.applied(table, source, query.name) for table in given)
+    yield from _of_tables(f"{query.name}/{query.values['split']}", tables, required, wanted)
 
 
 def _check_name(source: str, name: str) -> None:

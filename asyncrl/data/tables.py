@@ -1,65 +1,34 @@
-"""Files of rows as one table: Parquet, JSON lines, folders and patterns of these, folders of Hugging Face `datasets`
-and data sets of the Hugging Face hub.
+"""The rows of files: Parquet, JSON lines, folders and patterns of these, folders of Hugging Face `datasets` and data
+sets of the Hugging Face hub.
 
-The columns of several files are united: a column or a field that a file lacks is null in its rows. Only the types of a
-column must go together. The files of a folder or a pattern come in the order of their names.
+Files may have different columns, and values of other types in them: each row has the values of its file. The files of
+a folder or a pattern come in the order of their names.
 """
 
 from __future__ import annotations
 
 import glob
 import json
-from bisect import bisect_left, bisect_right
-from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncrl.data.json_rows import JSON_SUFFIXES, WantedRows, has_lines
 from asyncrl.data.layout import AS_THEY_ARE, RowLayout
+from asyncrl.data.rows import PACKED, ROWS_AT_ONCE, Rows, TableFile, packed, parts_of
 from asyncrl.errors import DataError
 
-JSON_SUFFIXES = (".jsonl", ".json")
+T = TypeVar("T")
+
 SUFFIXES = (".parquet", *JSON_SUFFIXES)
 HUB = "hf://datasets/"
 NAMED = ("hub:", "reasoning-gym:")
 """How a source begins that names no files."""
 HUB_FORM = f"{HUB}OWNER/NAME, {HUB}OWNER/NAME@REVISION or either with /FOLDER, /FILE or /PATTERN behind it"
-ROWS_AT_ONCE = 10_000
-HEAD_BYTES = 1024
-MISMATCH = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
-"""What pyarrow raises for values that no column has room for beside others."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """One of the files, or one folder of `datasets`: its rows have the numbers `first` to `first + rows - 1`."""
-
-    path: Path
-    first: int
-    rows: int
-    lines: bool
-
-    def place(self, row: int) -> str:
-        """Where the row with the number `row` is, in words: lines are counted from 1, and other rows from 0."""
-        return f"{self.path}: {'line' if self.lines else 'row'} {row - self.first + self.lines}"
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of all files, in order. `made` is the file that a start made of them, where it did."""
-
-    table: pa.Table
-    files: Sequence[TableFile]
-    made: Path | None = None
-
-    def file_of(self, row: int) -> TableFile:
-        return self.files[bisect_right(self.files, row, key=lambda file: file.first) - 1]
 
 
 def read_rows(
@@ -70,17 +39,24 @@ def read_rows(
 ) -> Rows:
     """The columns `required` and `optional` of all `sources`; a column that no file has is left out.
 
-    Raises DataError, which names the file that is not there, cannot be read, lacks a required column or does not go
-    with the others.
+    Raises DataError, which names the file that is not there, cannot be read or lacks a required column.
     """
     paths = [path for source in sources for path in find_files(str(source))]
-    tables = [_columns(path, required, optional, layout) for path in paths]
-    starts = accumulate((table.num_rows for table in tables), initial=0)
+    read = [_read(path, required, optional, layout) for path in paths]
+    starts = accumulate((len(table) for table, _ in read), initial=0)
     files = [
-        TableFile(path, first, table.num_rows, has_lines(path))
-        for path, table, first in zip(paths, tables, starts, strict=False)
+        TableFile(path, first, len(table), has_lines(path))
+        for path, (table, _), first in zip(paths, read, starts, strict=False)
     ]
-    return Rows(united(list(map(str, paths)), tables), files)
+    columns = frozenset(name for _, names in read for name in names)
+    return Rows(parts_of(table for table, _ in read), files, columns)
+
+
+def in_parts(rows: Iterable[T]) -> Iterator[list[T]]:
+    """Lists of ROWS_AT_ONCE rows, the last one shorter."""
+    left = iter(rows)
+    while part := list(islice(left, ROWS_AT_ONCE)):
+        yield part
 
 
 def find_files(source: str) -> list[Path]:
@@ -150,17 +126,24 @@ def _files_of_hub(source: str) -> list[Path]:
     return find_files(str(path))
 
 
-def _columns(path: Path, required: Sequence[str], optional: Sequence[str], layout: RowLayout) -> pa.Table:
-    table = layout.applied(_table(path, layout.read([*required, *optional])), str(path), path.stem)
+def _read(
+    path: Path, required: Sequence[str], optional: Sequence[str], layout: RowLayout
+) -> tuple[pa.Table, Collection[str]]:
+    """The rows of a file, and which of the columns it has."""
+    wanted = (*required, *optional)
+    if path.suffix in JSON_SUFFIXES:
+        rows = WantedRows(path, required, optional, layout)
+        packs = [packed(part) for part in in_parts(rows)]
+        return pa.table({PACKED: pa.chunked_array(packs, pa.large_binary())}), rows.columns
+    table = layout.applied(_table(path, layout.read(wanted)), str(path), path.stem)
     if missing := [name for name in required if name not in table.column_names]:
-        names = _names_in(path) or table.column_names
+        names = table.column_names if path.is_dir() else pq.read_schema(path).names
         raise DataError(f"{path} has no column {', '.join(missing)}; it has {', '.join(sorted(names))}")
-    return table.select([name for name in (*required, *optional) if name in table.column_names])
+    table = table.select([name for name in wanted if name in table.column_names])
+    return table.replace_schema_metadata(None), table.column_names
 
 
 def _table(path: Path, columns: Sequence[str]) -> pa.Table:
-    if path.suffix in JSON_SUFFIXES:
-        return _table_of_json(path)
     if path.is_dir():
         return table_of_datasets(path)
     try:
@@ -177,11 +160,6 @@ def check_columns(path: Path, names: Sequence[str]) -> None:
         raise DataError(f"{path} has more than one column {', '.join(twice)}; rename or drop one")
 
 
-def _names_in(path: Path) -> list[str]:
-    """All columns of a Parquet file, of which only the wanted ones are read."""
-    return [] if path.is_dir() or path.suffix in JSON_SUFFIXES else list(pq.read_schema(path).names)
-
-
 def table_of_datasets(folder: Path) -> pa.Table:
     """A folder that `Dataset.save_to_disk` of Hugging Face `datasets` wrote: streams of Arrow, named by state.json."""
     try:
@@ -193,100 +171,3 @@ def table_of_datasets(folder: Path) -> pa.Table:
         return pa.concat_tables(tables)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, pa.ArrowInvalid) as error:
         raise DataError(f"{folder} cannot be read as a folder of `datasets`: {error}") from error
-
-
-def _table_of_json(path: Path) -> pa.Table:
-    """All rows of a JSON file. Raises DataError, which names the line or the row."""
-    names, tables = zip(*json_tables(path), strict=True)
-    return united(names, tables)
-
-
-def json_tables(path: Path) -> Iterator[tuple[str, pa.Table]]:
-    """One JSON object a line, or one list of them, in parts with their places. Raises DataError, which names the line
-    or the row, or says that there is none."""
-    # pyarrow's own reader would make dates of texts that look like dates, and names no line.
-    unit, count = "line" if has_lines(path) else "row", 0
-    for first, rows in _batches(path):
-        yield f"{path}, {unit}s {first} to {first + len(rows) - 1}", _table_of(f"{path}: {unit}", first, rows)
-        count += len(rows)
-    if not count:
-        raise DataError(f"{path} has no rows; each row is a task")
-
-
-def has_lines(path: Path) -> bool:
-    """Whether the rows of a file are the lines of a text."""
-    if path.suffix not in JSON_SUFFIXES:
-        return False
-    try:
-        with path.open("rb") as file:
-            return path.suffix == ".jsonl" or not _text(file.read(HEAD_BYTES)).lstrip().startswith(b"[")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-
-
-def _batches(path: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """The rows in parts, each with the number of its first line or row."""
-    number, rows = 0, []
-    try:
-        if not has_lines(path):
-            yield 0, msgspec.json.decode(_text(path.read_bytes()), type=list[dict[str, Any]])
-            return
-        decoder = msgspec.json.Decoder(dict[str, Any])
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    raise DataError(f"{path}: line {number} is empty; delete it, so that every line is a row")
-                rows.append(decoder.decode(line if number > 1 else _text(line)))
-                if len(rows) == ROWS_AT_ONCE:
-                    yield number - len(rows) + 1, rows
-                    rows = []
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        where = f"{path}: line {number} is no JSON object" if number else f"{path} is no JSON list of objects"
-        raise DataError(f"{where}: {error}; write one object a line") from error
-    if rows:
-        yield number - len(rows) + 1, rows
-
-
-def _text(content: bytes) -> bytes:
-    """Without the mark that some programs on Windows write before UTF-8."""
-    return content.removeprefix(BOM_UTF8)
-
-
-def _table_of(unit: str, first: int, rows: list[dict[str, Any]]) -> pa.Table:
-    try:
-        return _arrow(rows)
-    except MISMATCH as error:
-        last = bisect_left(range(len(rows)), True, key=lambda row: not _goes(rows[: row + 1]))
-        raise DataError(
-            f"{unit} {first + last} does not go with those before it, which have other types: {error}"
-        ) from error
-
-
-def _goes(rows: list[dict[str, Any]]) -> bool:
-    try:
-        _arrow(rows)
-    except MISMATCH:
-        return False
-    return True
-
-
-def _arrow(rows: list[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_struct_array(pa.array(rows)) if rows else pa.table({})
-
-
-def united(names: Sequence[str], tables: Sequence[pa.Table]) -> pa.Table:
-    """All rows in one table. Raises DataError, which names the first table that does not go with those before it."""
-    if len(tables) == 1:
-        return tables[0]
-    schema = tables[0].schema
-    for name, table in zip(names, tables, strict=True):
-        try:
-            schema = pa.unify_schemas([schema, table.schema], promote_options="permissive")
-        except MISMATCH as error:
-            raise DataError(f"{name} does not go with the rows before it: {error}") from error
-    try:
-        return pa.concat_tables(tables, promote_options="permissive")
-    except MISMATCH as error:
-        raise DataError(f"{names[0]} to {names[-1]} cannot become one table: {error}") from error

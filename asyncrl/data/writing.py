@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from asyncrl.errors import DataError
 from asyncrl.machine.files import partial_name, sync
-from asyncrl.types import Task
+from asyncrl.types import Task, without_nulls
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
@@ -20,7 +20,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
 
     Raises DataError: `path` is a folder, or a field has values of several types; OSError: the disk.
     """
-    rows = [row_of(number, task) for number, task in enumerate(tasks)]
+    rows = [_without_empty(row_of(number, task)) for number, task in enumerate(tasks)]
     if any(isinstance(row["extra_info"]["index"], str) for row in rows):
         for row in rows:
             row["extra_info"]["index"] = str(row["extra_info"]["index"])
@@ -28,6 +28,10 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
         table = pa.Table.from_pylist(rows)
     except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
         raise DataError(f"{path}: a field of the tasks has values that no column has together: {error}") from error
+    for number, (row, column) in enumerate(zip(rows, table.to_pylist(), strict=True)):
+        # A column makes decimals of whole numbers where one row has a decimal.
+        if _exact(row) != _exact(column):
+            raise DataError(f"{path}: row {number} has values that their columns would change: {row!r:.200}")
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file that ends in .parquet")
     partial = partial_name(path)
@@ -38,15 +42,26 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
     return len(rows)
 
 
+def _without_empty(value: Any) -> Any:
+    """Parquet has no structs without fields."""
+    if isinstance(value, Mapping):
+        inner = {name: _without_empty(each) for name, each in value.items()}
+        return {name: each for name, each in inner.items() if each != {}}
+    return value
+
+
+def _exact(row: Mapping[str, Any]) -> str:
+    return json.dumps(without_nulls(row), sort_keys=True, default=repr)
+
+
 def row_of(number: int, task: Task) -> dict[str, Any]:
     """A task in verl's layout. The `number` replaces a missing `index`."""
-    # Parquet has no empty structs, and gives every struct all fields of its column: hence schemas as JSON text.
+    # Parquet gives every struct all fields of its column: hence schemas as JSON text.
     extra: dict[str, Any] = {"index": number, **task.extra_info}
-    kwargs = {name: values for name, values in task.tools_kwargs.items() if values}
     return {
         "prompt": [dict(message) for message in task.messages],
         "data_source": task.data_source,
         "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
-        "extra_info": {**extra, "tools_kwargs": kwargs} if kwargs else extra,
+        "extra_info": extra,
         "tools": json.dumps(list(task.tools)) if task.tools else None,
     }

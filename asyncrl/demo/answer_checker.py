@@ -38,7 +38,7 @@ class AnswerChecker(Interaction):
 
     async def start_interaction(self, instance_id: str, ground_truth: Any = None, **kwargs: Any) -> None:
         """Raises ScoringError: the ground truth has no number."""
-        task = Task(instance_id, [{"role": "user", "content": "?"}], str(ground_truth), "")
+        task = Task(instance_id, [{"role": "user", "content": "?"}], ground_truth, "")
         true_number(task)
         self._truths[instance_id], self._tried[instance_id] = task, 0
 

@@ -134,7 +134,7 @@ def _kept(kept: KeptEpisode | None) -> dict[str, str]:
     advantages, weights = kept.advantages[mask], kept.importance_weights[mask]
     return {
         "kept": f"of step {kept.row.step}{f' ({flags})' if flags else ''}",
-        "truth": "" if kept.task is None else kept.task.ground_truth,
+        "truth": "" if kept.task is None else kept.task.truth_text,
         "advantage": f"{advantages.mean():.4g} on average, from {advantages.min():.4g} to {advantages.max():.4g}",
         "weight": f"{weights.mean():.4g} on average, from {weights.min():.4g} to {weights.max():.4g}",
     }

@@ -21,7 +21,7 @@ from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import WireError
 from asyncrl.text import cut
 from asyncrl.types import DIGEST_BYTES, BatchPlan, LabelNeeds, RunIdentity, Task, Ticket
-from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CHARS, PROTOCOL, Buffer, pack
+from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CHARS, PROTOCOL, Buffer, decoder, pack
 
 T = TypeVar("T")
 
@@ -311,8 +311,10 @@ class Reply:
 
 NUMBER, SECONDS, TEXT = Decoder(int), Decoder(float), Decoder(str)
 VALUES, RESULT = Decoder(dict[str, Any]), Decoder(dict[str, Any] | None)
-TICKETS, PLAN, LEASES = Decoder(list[Ticket]), Decoder(BatchPlan | None), Decoder(list[LeasedTask])
-CHANGES, TASK = Decoder(list[ConfigChange]), Decoder(Task | None)
+PLAN, CHANGES = Decoder(BatchPlan | None), Decoder(list[ConfigChange])
+TICKETS: Decoder[list[Ticket]] = decoder(list[Ticket])
+LEASES: Decoder[list[LeasedTask]] = decoder(list[LeasedTask])
+TASK: Decoder[Task | None] = decoder(Task | None)
 _HEADER = Decoder(_Header)
 _RUN = Decoder(RunIdentity | None)
 _REQUESTS = {
@@ -397,5 +399,5 @@ def _read_request(header: _Header, frames: int) -> ReplayRequest:
 def _decoded(decoder: Decoder[T], packed: Buffer | msgspec.Raw) -> T:
     try:
         return decoder.decode(packed)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise WireError(str(error)) from error

@@ -49,7 +49,7 @@ def described(task: Task, trajectory: Trajectory, labels: Labels, tokenizer: Dec
         f"[sample] {trajectory.id} of {task.data_source}, {trajectory.sampled_tokens} policy tokens",
         f"[prompt] {cut(prompt, MAX_CHARS)}",
         f"[response] {cut(response_text(trajectory, tokenizer), MAX_CHARS)}",
-        f"[ground_truth] {cut(task.ground_truth, MAX_CHARS)}",
+        f"[ground_truth] {cut(task.truth_text, MAX_CHARS)}",
         f"[vote] {labels.vote}",
         *(f"[{name}] {text}" for name, text in labels.reasons),
         f"[score] {', '.join(f'{name} {score:.4g}' for name, score in shown.items())}",

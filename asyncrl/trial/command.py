@@ -173,5 +173,5 @@ def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
     except Exception as error:  # noqa: BLE001 - a rule may raise anything
         transcript.failure(f"the rule failed: {reason_of(error)}")
         return False
-    transcript.scores(scores, given.answer, given.task.ground_truth)
+    transcript.scores(scores, given.answer, given.task.truth_text)
     return True

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.data import sources
+from asyncrl.data import sources, tables
 from asyncrl.data.layout import AS_THEY_ARE, RowLayout
 from asyncrl.data.made_rows import read_made, write_rows
-from asyncrl.data.reading import OPTIONAL, REQUIRED, TaskFile
+from asyncrl.data.reading import TaskFile
+from asyncrl.data.row_tasks import OPTIONAL, REQUIRED, RowReader
 from asyncrl.errors import DataError
 from tests.data.test_tables import datasets_folder, lines, parquet, row
 
@@ -30,13 +31,19 @@ def question(number: int, **more: Any) -> dict[str, Any]:
     return {"question": f"{number}+1?", "answer": {"value": str(number + 1)}, "level": number % 3, **more}
 
 
+def write(path: Path, names: list[str], layout: RowLayout = AS_THEY_ARE) -> None:
+    given = (part for name in names for part in sources.parts(name, REQUIRED, OPTIONAL, layout))
+    write_rows(path, given, RowReader(layout))
+
+
 def made(path: Path, names: list[str], layout: RowLayout = AS_THEY_ARE) -> TaskFile:
-    write_rows(path, names, REQUIRED, OPTIONAL, layout)
+    write(path, names, layout)
     return TaskFile(path, None, RowLayout({}, layout.system_prompt), read_made(path))
 
 
 def test_made_rows_are_the_tasks_of_their_files_in_the_same_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sources, "ROWS_AT_ONCE", 2)
+    for module in (sources, tables):
+        monkeypatch.setattr(module, "ROWS_AT_ONCE", 2)
     names = [
         str(parquet(tmp_path / "a.parquet", *(row(n, environment="chess") for n in range(5)))),
         str(lines(tmp_path / "b.jsonl", *(row(n, extra_info={"note": {"deep": [n]}}) for n in range(5, 8)))),
@@ -85,19 +92,17 @@ def test_a_system_message_of_the_task_stays_alone(tmp_path: Path):
     assert TaskFile(path, layout=RowLayout({}, "ours"))[0].messages == messages
 
 
-def test_rows_that_do_not_go_together_and_rows_that_change_are_refused_and_leave_no_file(tmp_path: Path):
-    wrong = [str(parquet(tmp_path / "a.parquet", row(0))), str(parquet(tmp_path / "b.parquet", row(1, prompt=5)))]
-    with pytest.raises(DataError, match=r"b\.parquet does not go with the rows before it"):
-        write_rows(tmp_path / "made.arrow", wrong, REQUIRED, OPTIONAL, AS_THEY_ARE)
-    with pytest.raises(DataError, match="there is no column reward_model"):
-        write_rows(
-            tmp_path / "made.arrow",
-            [str(lines(tmp_path / "c.jsonl", {"prompt": [], "data_source": "s"}))],
-            REQUIRED,
-            OPTIONAL,
-            AS_THEY_ARE,
-        )
-    assert not (tmp_path / "made.arrow").exists()
+def test_rows_that_are_no_tasks_are_refused_with_their_places_and_leave_no_file(tmp_path: Path):
+    good = str(parquet(tmp_path / "a.parquet", row(0)))
+    bad = str(parquet(tmp_path / "b.parquet", row(1, prompt=5)))
+    with pytest.raises(DataError, match=r"b\.parquet: row 0 .*column prompt must be a list of messages"):
+        write(tmp_path / "made.arrow", [good, bad])
+    lacking = str(lines(tmp_path / "c.jsonl", row(0), {**row(1), "reward_model": {"ground_truth": None}}))
+    with pytest.raises(DataError, match=r"c\.jsonl: line 2, column reward_model\.ground_truth is null"):
+        write(tmp_path / "made.arrow", [lacking])
+    with pytest.raises(DataError, match=r"d\.jsonl has no column reward_model; it has data_source, prompt"):
+        write(tmp_path / "made.arrow", [str(lines(tmp_path / "d.jsonl", {"prompt": [], "data_source": "s"}))])
+    assert not list(tmp_path.glob("*.arrow*"))
 
 
 READER = """
@@ -125,7 +130,7 @@ def test_rows_that_a_start_made_take_a_small_part_of_their_size_in_memory(tmp_pa
     table = pa.table({"prompt": prompts, "data_source": pa.repeat("s", 5000), "reward_model": truths})
     pq.write_table(table, tmp_path / "a.parquet")
     path = tmp_path / "made.arrow"
-    write_rows(path, [str(tmp_path / "a.parquet")], REQUIRED, OPTIONAL, AS_THEY_ARE)
+    write(path, [str(tmp_path / "a.parquet")])
     assert path.stat().st_size > 100_000_000
     read = subprocess.run([sys.executable, "-c", READER, str(path)], capture_output=True, text=True, check=True)
     rows, kilobytes = map(int, read.stdout.split())
@@ -147,7 +152,7 @@ def test_sources_of_another_form_are_refused_by_name(monkeypatch: pytest.MonkeyP
         ("hf://datasets/a/b/../../c", "leads out of the data set"),
     ):
         with pytest.raises(DataError, match=reason.replace("?", r"\?")):
-            list(sources.parts(source, REQUIRED, AS_THEY_ARE))
+            list(sources.parts(source, REQUIRED))
 
 
 class FakeSplit:
@@ -191,10 +196,10 @@ def test_a_split_of_the_hub_is_read_by_datasets_with_its_names(tmp_path: Path, m
         DataError,
         match=r"hub:no/where\?split=train cannot be loaded: FileNotFoundError: not on the hub; check its name",
     ):
-        list(sources.parts("hub:no/where?split=train", REQUIRED, AS_THEY_ARE))
+        list(sources.parts("hub:no/where?split=train", REQUIRED))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"pip install 'asyncrl\[datasets\]'"):
-        list(sources.parts("hub:o/n?split=train", REQUIRED, AS_THEY_ARE))
+        list(sources.parts("hub:o/n?split=train", REQUIRED))
 
 
 def test_real_datasets_give_the_rows_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -208,13 +213,13 @@ def test_real_datasets_give_the_rows_of_a_folder(tmp_path: Path, monkeypatch: py
 
 def test_rows_that_arrow_or_the_wire_cannot_hold_are_refused_with_the_file(tmp_path: Path):
     deep = lines(tmp_path / "deep.jsonl", row(0, extra_info=json.loads('{"x": ' * 600 + "1" + "}" * 600)))
-    with pytest.raises(DataError, match=r"deep.jsonl: a column is nested 601 deep"):
+    with pytest.raises(DataError, match=r"deep.jsonl: line 1 cannot be sent: it is nested more than 64 deep"):
         TaskFile(deep)
     twice = tmp_path / "twice.parquet"
     pq.write_table(pa.Table.from_arrays([pa.array(["q"])] * 2, names=["prompt", "prompt"]), twice)
     with pytest.raises(DataError, match=r"twice.parquet has more than one column prompt"):
         TaskFile(twice)
-    for path, reason in ((deep, "nest values less deep"), (twice, "more than one column prompt")):
+    for path, reason in ((deep, "nested more than 64 deep"), (twice, "more than one column prompt")):
         with pytest.raises(DataError, match=reason):
             made(tmp_path / "made.arrow", [str(path)])
     assert sorted(tmp_path.iterdir()) == [deep, twice]

@@ -16,7 +16,9 @@ from asyncrl.data.command import convert
 from asyncrl.data.converters.reasoning_gym import packed, tasks, unpacked
 from asyncrl.data.layout import AS_THEY_ARE
 from asyncrl.data.made_rows import read_made, write_rows
-from asyncrl.data.reading import OPTIONAL, REQUIRED, TaskFile
+from asyncrl.data.reading import TaskFile
+from asyncrl.data.row_tasks import REQUIRED, RowReader
+from asyncrl.data.sources import parts
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import load_rules
@@ -44,7 +46,7 @@ def outcome(task: Task, answer: str) -> float:
 
 
 def made(folder: Path, source: str) -> TaskFile:
-    write_rows(folder / "made.arrow", [source], REQUIRED, OPTIONAL, AS_THEY_ARE)
+    write_rows(folder / "made.arrow", parts(source, REQUIRED), RowReader(AS_THEY_ARE))
     return TaskFile(folder / "made.arrow", rows=read_made(folder / "made.arrow"))
 
 

@@ -28,6 +28,9 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
     }
 
 
+ROW_0 = row(0)
+
+
 def parquet(path: Path, *rows: Mapping[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
@@ -136,10 +139,19 @@ def test_a_bad_row_is_named_by_its_file_and_line(tmp_path: Path) -> None:
         ('{"prompt": 1}\n\n{"prompt": 1}\n', "x.json.*: line 2 is empty"),
         ("3\n", "x.json.*: line 1 is no JSON object"),
         ('{"x": NaN}\n', "x.json.*: line 1 is no JSON object"),
-        ('{"x": 1}\n{"x": 2}\n{"x": "3"}\n', "x.json.*: line 3 does not go with those before"),
         ('{"x": 1}\n', "has no column prompt, data_source, reward_model; it has x"),
         ("", "x.json.* has no rows"),
         ("{}\n", "has no column prompt"),
+        (json.dumps({**ROW_0, "extra_info": "x"}), "x.json.*: line 1 .*extra_info must be a struct"),
+        (json.dumps({**ROW_0, "prompt": ["?"]}), "x.json.*: line 1 .*a message without a role"),
+        (json.dumps({**ROW_0, "prompt": [{"role": 3}]}), "x.json.*: line 1 .*role of a message must be text"),
+        (json.dumps({**ROW_0, "data_source": ["s"]}), "x.json.*: line 1 .*data_source must be text"),
+        (json.dumps({**ROW_0, "extra_info": {"split": ["s"]}}), "x.json.*: line 1 .*extra_info.split must be text"),
+        (json.dumps({**ROW_0, "extra_info": {"tools_kwargs": []}}), "x.json.*: line 1 .*tools_kwargs must be a struct"),
+        (json.dumps({**ROW_0, "reward_model": "4"}), "x.json.*: line 1 .*reward_model must be a struct"),
+        (json.dumps({**ROW_0, "environment": ["a"]}), "x.json.*: line 1 .*environment must be text"),
+        (json.dumps({**ROW_0, "tools": [{"name": 3}]}), "x.json.*: line 1, column tools is neither schemas"),
+        (json.dumps({**ROW_0, "tools": 3}), "x.json.*: line 1, column tools is neither schemas"),
     ],
 )
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
@@ -156,7 +168,7 @@ def test_lines_that_are_no_rows_are_refused_with_their_number(
     [
         ("[3]", "is no JSON list of objects"),
         ("[]", "has no rows"),
-        ('[{"x": 1}, {"x": "y"}]', "row 1 does not go with"),
+        ('[{"x": 1}, {"y": "y"}]', "has no column prompt, data_source, reward_model; it has x, y"),
     ],
 )
 def test_a_json_list_that_holds_no_rows_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -165,21 +177,27 @@ def test_a_json_list_that_holds_no_rows_is_refused(tmp_path: Path, text: str, me
         TaskFile(tmp_path / "x.json")
 
 
-def test_rows_of_many_batches_are_united_and_a_batch_of_other_types_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_many_parts_have_their_own_columns_and_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "ROWS_AT_ONCE", 2)
-    rows = [row(0), row(1), row(2, extra_info={"index": 2}), row(3)]
-    assert len(TaskFile(lines(tmp_path / "x.jsonl", *rows))) == 4
-    with pytest.raises(DataError, match=r"x\.jsonl, lines 5 to 6 does not go with the rows before"):
-        TaskFile(lines(tmp_path / "x.jsonl", *rows, *(row(5, reward_model={"ground_truth": 6}),) * 2))
+    truths = [1, 2, "3", [4], 5.5, 6]
+    given = [row(n, reward_model={"ground_truth": truth}) for n, truth in enumerate(truths)]
+    tasks = TaskFile(lines(tmp_path / "x.jsonl", *given[:2], {**given[2], "extra_info": {"index": 2}}, *given[3:]))
+    assert repr([task.ground_truth for task in tasks]) == repr(truths)
+    assert [task.extra_info for task in tasks] == [{}, {}, {"index": 2}, {}, {}, {}]
 
 
-def test_a_file_whose_types_do_not_go_with_the_others_is_named(tmp_path: Path) -> None:
-    first = parquet(tmp_path / "a.parquet", row(0))
-    second = parquet(tmp_path / "b.parquet", row(1, reward_model={"ground_truth": 2}))
-    with pytest.raises(DataError, match=r"b\.parquet does not go with the rows before it"):
-        TaskFile([first, second])
+def test_files_of_other_types_keep_their_values(tmp_path: Path) -> None:
+    files = [
+        parquet(tmp_path / f"{name}.parquet", row(0, reward_model={"ground_truth": truth}, extra_info=extra))
+        for name, truth, extra in (("a", 1, {"level": 1}), ("b", 2.5, {"level": 0.5}), ("c", "3", {"level": "high"}))
+    ]
+    tasks = TaskFile([*files, lines(tmp_path / "d.jsonl", row(0, reward_model={"ground_truth": {"x": None}}))])
+    assert repr([task.ground_truth for task in tasks]) == repr([1, 2.5, "3", {"x": None}])
+    assert repr([dict(task.extra_info) for task in tasks[:3]]) == repr(
+        [{"level": 1}, {"level": 0.5}, {"level": "high"}]
+    )
+    assert tasks.place(3) == f"{tmp_path}/d.jsonl: line 1"
+    assert tasks.extra_texts("none") == {}
 
 
 def test_a_folder_of_splits_is_refused_with_their_names(tmp_path: Path) -> None:

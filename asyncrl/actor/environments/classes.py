@@ -14,7 +14,7 @@ from typing import Any
 
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import ActorConfig
-from asyncrl.data.reading import ENVIRONMENT
+from asyncrl.data.facts import ENVIRONMENT
 from asyncrl.data.sendable import schemas
 from asyncrl.errors import ConfigError, ToolError
 from asyncrl.text import reason_of

@@ -29,7 +29,7 @@ from asyncrl.actor.parsing import MalformedCall
 from asyncrl.actor.results import Content, cut_content, joined, read_content
 from asyncrl.actor.toolbox import ToolCounts, ToolLimits
 from asyncrl.actor.tools.base import ToolRefusal
-from asyncrl.data.reading import ENVIRONMENT
+from asyncrl.data.facts import ENVIRONMENT
 from asyncrl.errors import ToolError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans

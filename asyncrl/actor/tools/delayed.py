@@ -14,9 +14,14 @@ from asyncrl.actor.tools.calculator import Calculator
 class Delayed(Tool):
     """A base class to put before a tool. The episode's id seeds the delays, so that a run can be repeated."""
 
-    async def create(self, scale_s: float = 0.1, alpha: float = 1.5, max_s: float = 5.0, **kwargs: Any) -> None:
-        """Each call sleeps scale_s * Pareto(alpha) seconds, at most max_s, which `actor.tool_timeout_s` must exceed."""
-        self._scale_s, self._alpha, self._max_s = scale_s, alpha, max_s
+    async def create(
+        self, scale_s: float | None = None, alpha: float | None = None, max_s: float | None = None, **kwargs: Any
+    ) -> None:
+        """Each call sleeps scale_s * Pareto(alpha) seconds, at most max_s, which `actor.tool_timeout_s` must exceed; by
+        default 0.1 * Pareto(1.5), at most 5."""
+        self._scale_s = 0.1 if scale_s is None else scale_s
+        self._alpha = 1.5 if alpha is None else alpha
+        self._max_s = 5.0 if max_s is None else max_s
         self._random = random.Random(self.episode)
         await super().create(**kwargs)
 

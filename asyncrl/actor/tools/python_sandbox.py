@@ -50,9 +50,14 @@ class PythonSandbox(Tool):
     def prepare(cls) -> None:
         prepare_sandbox(cls.backend)
 
-    async def create(self, wall_s: float = 8.0, cpu_s: float = 4.0, memory_mb: int = 1024, **kwargs: Any) -> None:
-        """`wall_s` must stay below `actor.tool_timeout_s`, else slow programs count as failures of the tool."""
-        self._limits = sandbox.SandboxLimits(wall_s, cpu_s, memory_mb)
+    async def create(
+        self, wall_s: float | None = None, cpu_s: float | None = None, memory_mb: int | None = None, **kwargs: Any
+    ) -> None:
+        """By default 8 s, of which 4 s of processor time, and 1024 MB. `wall_s` must stay below `actor.tool_timeout_s`,
+        else slow programs count as failures of the tool."""
+        self._limits = sandbox.SandboxLimits(
+            8.0 if wall_s is None else wall_s, 4.0 if cpu_s is None else cpu_s, 1024 if memory_mb is None else memory_mb
+        )
 
     async def execute(self, arguments: Mapping[str, Any]) -> str:
         async with self.slots:

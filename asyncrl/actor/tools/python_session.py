@@ -61,7 +61,9 @@ class PythonSession(Tool):
     def prepare(cls) -> None:
         prepare_sandbox(cls.backend)
 
-    async def create(self, wall_s: float = 8.0, memory_mb: int = 1024, **kwargs: Any) -> None:
+    async def create(self, wall_s: float | None = None, memory_mb: int | None = None, **kwargs: Any) -> None:
+        """By default 8 s a program, and 1024 MB."""
+        wall_s, memory_mb = 8.0 if wall_s is None else wall_s, 1024 if memory_mb is None else memory_mb
         total_mb = self.service.budget.total_mb
         if memory_mb > total_mb:
             raise ValueError(

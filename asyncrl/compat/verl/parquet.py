@@ -4,6 +4,7 @@ A file that `write_parquet` wrote has a column for each field: lists of numbers 
 objects where these give them back as they were, and JSON text for other objects. The file's metadata say which, so that
 `read_parquet` gives the batch back. The fields of a task are columns in the layout of verl's task files, so that the
 file of a batch is a task file as well: `raw_prompt` is the column `prompt`, and `tools_kwargs` is within `extra_info`.
+A struct has all fields of its column, and one type for each: where that changes a row, a further column has the values.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,18 +27,23 @@ from torch import Tensor
 from asyncrl.compat.verl.fields import objects, require
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import columns
-from asyncrl.errors import DataError, DataProtoError
+from asyncrl.errors import DataError, DataProtoError, WireError
 from asyncrl.machine.files import partial_name, sync
+from asyncrl.types import without_nulls
+from asyncrl.wire import decoder, pack
 
 METADATA = b"asyncrl.dataproto"
-FORMAT = 1
+FORMAT = 2
 _TASK_COLUMNS = {"raw_prompt": "prompt", "reward_model": "reward_model", "extra_info": "extra_info"}
 """Fields of structs, whose missing entries Parquet makes null, each with its column."""
 _LEFT_OUT = ("extra_info", "tools_kwargs")
 """Fields of structs that no column holds where they are empty in all rows."""
+_EXACT = {name: f"asyncrl.exact.{name}" for name in ("reward_model", "extra_info", "tools_kwargs")}
+"""Fields of structs, each with the column of its values as messages, where the structs change one."""
 _NUMBERS = "biuf"
 _OTHERS = "OUS"
 """The kinds of arrays that may have objects or texts."""
+_VALUE = decoder(Any)
 
 
 def write_parquet(data: DataProto, path: str | Path) -> None:
@@ -70,6 +77,7 @@ def write_parquet(data: DataProto, path: str | Path) -> None:
         else:
             table[name], is_json = _objects(name, array)
             about["json"] += [name] * is_json
+    table |= _exact_columns(data.non_tensor_batch, table)
     about["meta_info"] = json.loads(_json("meta_info", data.meta_info))
     path = Path(path)
     partial = partial_name(path)
@@ -99,6 +107,7 @@ def read_parquet(path: str | Path) -> DataProto:
         ValueError,
         RuntimeError,
         AttributeError,
+        msgspec.MsgspecError,
     ) as error:
         raise DataError(f"{path} cannot be read as a batch or as verl's tasks: {error}") from error
 
@@ -116,14 +125,17 @@ def _of_batch(table: pa.Table, about: Mapping[str, Any]) -> DataProto:
             if np.dtype(kind).kind not in _NUMBERS:
                 raise ValueError(f"{name} is said to be of {kind}, which is no type of numbers")
             arrays[name] = _flat(table.column(name), shape).astype(kind)
-        elif name not in tensors:
+        elif name not in tensors and name not in _EXACT.values():
             values = table.column(name).to_pylist()
             arrays[name] = objects([json.loads(each) for each in values] if name in about["json"] else values)
     fields = {task: column for task, column in _TASK_COLUMNS.items() if column in arrays}
     for task, column in fields.items():
-        arrays[task] = objects([_without_nulls(each) for each in arrays.pop(column)])
-    if "extra_info" in fields and any("tools_kwargs" in each for each in arrays["extra_info"]):
-        arrays["tools_kwargs"] = objects([each.pop("tools_kwargs", {}) for each in arrays["extra_info"]])
+        arrays[task] = arrays.pop(column)
+    if "raw_prompt" in fields:
+        arrays["raw_prompt"] = objects([without_nulls(each) for each in arrays["raw_prompt"]])
+    for name, column in _EXACT.items():
+        if column in table.column_names:
+            arrays[name] = objects([_VALUE.decode(each) for each in table.column(column).to_pylist()])
     for name in about.get("left_out", ()):
         arrays.setdefault(name, objects([{} for _ in range(about["rows"])]))
     for name, (kind, shape) in about.get("others", {}).items():
@@ -138,16 +150,15 @@ def _of_tasks(table: pa.Table) -> DataProto:
         raise ValueError(f"it has no column prompt, but {', '.join(table.column_names)}")
     rows = []
     for number, row in enumerate(table.to_pylist()):
-        values = {name: _without_nulls(value) for name, value in row.items()}
-        extra = values.get("extra_info") or {}
+        extra = row.get("extra_info") or {}
         rows.append(
             {
-                **{name: value for name, value in values.items() if name != "prompt"},
-                "raw_prompt": values["prompt"],
+                **{name: value for name, value in row.items() if name != "prompt"},
+                "raw_prompt": without_nulls(row["prompt"]),
                 "extra_info": extra,
-                "index": extra.get("index", number),
-                "tools_kwargs": extra.get("tools_kwargs", {}),
-                "interaction_kwargs": extra.get("interaction_kwargs", {}),
+                "index": number if extra.get("index") is None else extra["index"],
+                "tools_kwargs": extra.get("tools_kwargs") or {},
+                "interaction_kwargs": extra.get("interaction_kwargs") or {},
             }
         )
     return DataProto.from_dict(non_tensors=columns(rows))
@@ -168,6 +179,21 @@ def _task_rows(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     if "extra_info" in found and not any(found["extra_info"]):
         del found["extra_info"]  # Parquet has no structs without fields.
     return {_TASK_COLUMNS.get(name, name): array for name, array in found.items()}
+
+
+def _exact_columns(arrays: Mapping[str, NDArray[Any]], table: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """The columns of the fields that the structs in `table` would not give back. Raises DataProtoError: no message can
+    carry a value."""
+    found = {}
+    for name, column in _EXACT.items():
+        values = arrays[name].tolist() if name in arrays else []
+        kept = table[name].to_pylist() if name in table else []
+        if repr(kept) != repr(values):
+            try:
+                found[column] = pa.array([pack(value, name) for value in values], pa.binary())
+            except WireError as error:
+                raise DataProtoError(f"{error}; use save_to_disk") from error
+    return found
 
 
 def _numbers(name: str, tensor: Tensor) -> NDArray[Any]:
@@ -251,10 +277,3 @@ def _json(name: str, value: Any) -> str:
     raise DataProtoError(
         f"{name} has a value that neither Parquet nor JSON gives back as it was: {value!r:.100}; use save_to_disk"
     )
-
-
-def _without_nulls(value: Any) -> Any:
-    """A struct has all fields of its column; fields that the row never had are null."""
-    if isinstance(value, dict):
-        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value

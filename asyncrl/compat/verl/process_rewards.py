@@ -137,7 +137,7 @@ class ProcessRewardManager(NaiveRewardManager):
             score, told = verdicts[number]
             given = {"rules": score, "outcome": float(score if told.get("acc") is None else told["acc"])}
             known = Labels(trajectory.id, score, score, "compute_score", extra=given)
-        task = Task(trajectory.task_id, messages, str(row.ground_truth), str(row.data_source))
+        task = Task(trajectory.task_id, messages, row.ground_truth, str(row.data_source))
         return Lease(task, trajectory, ("prm",), known, final=True)
 
     def _labels(self, leases: Sequence[Lease]) -> list[Labels]:

@@ -169,7 +169,7 @@ def read_score(result: Any) -> Result:
 
 
 def default_compute_score(
-    data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None
 ) -> float:
     """The built-in rule of GSM8K. Raises NotImplementedError: another data source; ScoringError: the ground truth has
     no number."""
@@ -181,11 +181,11 @@ def default_compute_score(
 
 
 def gsm8k_score(
-    solution_str: str, ground_truth: str, method: str = "strict", format_score: float = 0.0, score: float = 1.0
+    solution_str: str, ground_truth: Any, method: str = "strict", format_score: float = 0.0, score: float = 1.0
 ) -> float:
     """`score` if our rule of GSM8K finds the answer right, `format_score` if it has another number, else 0. With the
     method `strict` the number must follow `####`. Raises ScoringError: the ground truth has no number."""
-    task = Task("row", [{"role": "user", "content": "?"}], str(ground_truth), "openai/gsm8k")
+    task = Task("row", [{"role": "user", "content": "?"}], ground_truth, "openai/gsm8k")
     if gsm8k(task, solution_str, _NO_TRAJECTORY, strict=method == "strict"):
         return score
     has_form = method != "strict" or MARK.search(solution_str)

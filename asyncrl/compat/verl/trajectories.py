@@ -191,7 +191,7 @@ def task_fields(task: Task) -> dict[str, Any]:
         "data_source": task.data_source,
         "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
         "extra_info": dict(task.extra_info),
-        "tools_kwargs": dict(task.tools_kwargs),
+        "tools_kwargs": task.tools_kwargs,
     }
 
 

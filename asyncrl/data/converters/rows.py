@@ -12,7 +12,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncrl.data.tables import JSON_SUFFIXES, SUFFIXES, find_files
+from asyncrl.data.json_rows import JSON_SUFFIXES
+from asyncrl.data.tables import SUFFIXES, find_files
 from asyncrl.errors import DataError
 
 Row = dict[str, Any]

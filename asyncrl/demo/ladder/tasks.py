@@ -119,6 +119,9 @@ def ladder_task(rung: Rung, expression: Nested, split: str, index: int, rng: ran
         messages=opening(expression, taken),
         ground_truth=str(expression.value()),
         data_source=source,
-        tools_kwargs={"calculator": {"expression": expression.text, "taken": taken}},
-        extra_info={"split": split, "index": index},
+        extra_info={
+            "split": split,
+            "index": index,
+            "tools_kwargs": {"calculator": {"expression": expression.text, "taken": taken}},
+        },
     )

@@ -14,21 +14,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from asyncrl.config import locations
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import TrainConfig
+from asyncrl.data.layout import AS_THEY_ARE
 from asyncrl.data.made_rows import write_rows
 from asyncrl.data.opening import demonstration_of, layout_of, made_file
-from asyncrl.data.reading import OPTIONAL, required_columns
+from asyncrl.data.row_tasks import OPTIONAL, RowReader, required_columns
+from asyncrl.data.sendable import plain
+from asyncrl.data.sources import of_tasks, parts
 from asyncrl.data.tables import find_files
-from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.launch.run_folder import has_store
 from asyncrl.machine.long_work import long_work
 from asyncrl.text import reason_of
-from asyncrl.types import Task
+from asyncrl.types import Task, without_nulls
 
 log = logging.getLogger("asyncrl.train")
 
@@ -47,9 +47,10 @@ def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -
         log.info("%s keeps the tasks that were made before; another run.name makes them anew", run_dir)
         return
     if config.data.dataset is None:
+        shown, layout = demonstration_of(config, sources), layout_of(config)
+        given = (part for source in sources for part in parts(source, required_columns(shown), OPTIONAL, layout))
         with long_work(f"reading {', '.join(sources)}", 0, "rows") as advance:
-            required = required_columns(demonstration_of(config, sources))
-            rows = write_rows(path, sources, required, OPTIONAL, layout_of(config), advance)
+            rows = write_rows(path, given, RowReader(layout, shown), advance)
         log.info("%s has %d tasks of %s", path, rows, ", ".join(sources))
         return
     _make_by_class(config, sources, path)
@@ -62,10 +63,7 @@ def _make_by_class(config: TrainConfig, sources: Sequence[str], path: Path) -> N
         tasks = [_read(dataset, row) for row in range(len(dataset))]
         if not tasks:
             raise DataError(f"data.dataset={config.data.dataset} has no rows of {', '.join(sources)}")
-        try:
-            write_tasks(path, tasks)
-        except DataError as error:
-            raise DataError(f"data.dataset={config.data.dataset}: its rows cannot become one table: {error}") from error
+        write_rows(path, of_tasks(str(path), tasks), RowReader(AS_THEY_ARE))
     except (ConfigError, DataError):
         raise
     except (Exception, SystemExit) as error:
@@ -113,38 +111,24 @@ def _read(dataset: Any, row: int) -> Task:
 
 def _task(row: int, values: Mapping[str, Any]) -> Task:
     """Raises DataError: the row lacks something."""
-    prompt = _plain(values.get("raw_prompt", values.get("prompt")))
-    truth = _plain(values.get("reward_model") or {}).get("ground_truth")
+    prompt = without_nulls(plain(values.get("raw_prompt", values.get("prompt"))))
+    truth = plain(values.get("reward_model") or {}).get("ground_truth")
     if not isinstance(prompt, list) or not prompt or not all(isinstance(each, dict) for each in prompt):
         raise DataError(f"data.dataset: row {row} has no messages under raw_prompt or prompt")
     if values.get("data_source") is None or truth is None:
         raise DataError(f"data.dataset: row {row} has no data_source, or no reward_model with a ground_truth")
-    extra = {"index": row, **_plain(values.get("extra_info") or {})}
+    extra = {"index": row, **plain(values.get("extra_info") or {})}
     if values.get("index") is not None:
-        extra["index"] = _plain(values["index"])
-    if user := _plain(values.get("interaction_kwargs") or {}):
-        extra["interaction_kwargs"] = user
-    kwargs = _plain(values.get("tools_kwargs") or {}) or extra.pop("tools_kwargs", None) or {}
-    extra.pop("tools_kwargs", None)
-    tools = _plain(values.get("tools") or ())
+        extra["index"] = plain(values["index"])
+    for name in ("interaction_kwargs", "tools_kwargs"):
+        if values.get(name):
+            extra[name] = plain(values[name])
+    tools = plain(values.get("tools") or ())
     return Task(
         id=str(row),
         messages=prompt,
-        ground_truth=truth if isinstance(truth, str) else json.dumps(truth),
+        ground_truth=truth,
         data_source=str(values["data_source"]),
         tools=json.loads(tools) if isinstance(tools, str) else tools,
-        tools_kwargs=kwargs,
         extra_info=extra,
     )
-
-
-def _plain(value: Any) -> Any:
-    """Lists and mappings instead of arrays of NumPy, which Parquet files read by pandas are full of."""
-    match value:
-        case np.ndarray() | np.generic():
-            return _plain(value.tolist())
-        case Mapping():
-            return {str(name): _plain(each) for name, each in value.items() if each is not None}
-        case list() | tuple():
-            return [_plain(each) for each in value]
-    return value

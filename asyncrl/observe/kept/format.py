@@ -21,6 +21,7 @@ from asyncrl.wire import (
     Message,
     check_plain,
     decode,
+    decoder,
     encode,
     join,
     labels_message,
@@ -45,7 +46,7 @@ class _Head(msgspec.Struct, frozen=True):
     tasks: Mapping[str, Any]
 
 
-_HEAD = msgspec.msgpack.Decoder(_Head)
+_HEAD = decoder(_Head)
 
 
 def file_name(step: int) -> str:
@@ -74,7 +75,7 @@ class StepFile:
         self._path = path
         try:
             head, *self._frames = split(content)
-            self._head = _HEAD.decode(head)
+            self._head: _Head = _HEAD.decode(head)
         except (WireError, msgspec.MsgspecError, ValueError) as error:
             raise self._damaged(error) from error
         if self._head.format != FORMAT:

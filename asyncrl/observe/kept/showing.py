@@ -20,7 +20,7 @@ def _facts(episode: KeptEpisode) -> dict[str, Value]:
         "id": row.id,
         "group": row.group_id,
         "task": row.task_id,
-        "truth": "" if episode.task is None else cut(episode.task.ground_truth, MAX_CHARS),
+        "truth": "" if episode.task is None else cut(episode.task.truth_text, MAX_CHARS),
         "flags": ", ".join(row.flags),
         "reward": row.reward,
         "outcome": row.outcome,

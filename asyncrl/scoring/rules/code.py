@@ -126,7 +126,7 @@ async def _patient_verdicts(
 
 
 def _tests(task: Task, program: str, sandbox: Sandbox) -> Sequence[Test]:
-    truth = task.ground_truth.strip()
+    truth = task.truth_text.strip()
     try:
         if truth.startswith("{"):
             tests = json.loads(truth)
@@ -137,7 +137,7 @@ def _tests(task: Task, program: str, sandbox: Sandbox) -> Sequence[Test]:
                 raise ScoringError(
                     f"task {task.id} has asserts, which need actor.sandbox.kind=builtin: use inputs and outputs"
                 )
-            compile(task.ground_truth, "tests.py", "exec")
+            compile(task.truth_text, "tests.py", "exec")
             found = [bind(_holds, task, program)] if truth else []
     except (SyntaxError, ValueError, TypeError, KeyError) as error:
         raise ScoringError(f"the ground truth of task {task.id} is no set of tests: {error!r}") from error
@@ -174,7 +174,7 @@ async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
         # The judge waits for answers until the connection ends.
         running.add_done_callback(lambda _: theirs.shutdown(socket.SHUT_RDWR))
         try:
-            judged = await run(_script("judge", ours.fileno(), task.ground_truth), limits, fds=[ours.fileno()])
+            judged = await run(_script("judge", ours.fileno(), task.truth_text), limits, fds=[ours.fileno()])
             word, _, reason = judged.printed.partition(" ")
             if word == ENDED:
                 # Raises if the sandbox is at fault.

@@ -11,7 +11,7 @@ from asyncrl.types import Task, Trajectory
 def exact_match(task: Task, answer: str, trajectory: Trajectory) -> float:
     """1 if the answer, or the content of its last `<answer>` tag, equals the ground truth, else 0. Surrounding white
     space, kinds of line ends and compositions of a character make no difference."""
-    return float(_text(task.ground_truth) in (_text(answer), _text(tagged(answer))))
+    return float(_text(task.truth_text) in (_text(answer), _text(tagged(answer))))
 
 
 def _text(text: str) -> str:

@@ -96,9 +96,9 @@ def exact_number(task: Task, answer: str, trajectory: Trajectory) -> float:
 
 def true_number(task: Task) -> Fraction:
     """The ground truth's number. Raises ScoringError: it has none."""
-    number = final_number(task.ground_truth)
+    number = final_number(task.truth_text)
     if number is None:
-        raise ScoringError(f"the ground truth {task.ground_truth!r:.100} of task {task.id} holds no number")
+        raise ScoringError(f"the ground truth {task.truth_text!r:.100} of task {task.id} holds no number")
     return number
 
 

@@ -22,9 +22,9 @@ def f1(task: Task, answer: str, trajectory: Trajectory) -> Mapping[str, float]:
 
     Raises ScoringError: the ground truth has no words.
     """
-    truths = [words for truth in _truths(task.ground_truth) if (words := _words(truth))]
+    truths = [words for truth in _truths(task.truth_text) if (words := _words(truth))]
     if not truths:
-        raise ScoringError(f"the ground truth {task.ground_truth!r:.100} of task {task.id} has no words")
+        raise ScoringError(f"the ground truth {task.truth_text!r:.100} of task {task.id} has no words")
     words = _words(tagged(answer))
     scores = [2 * (Counter(words) & Counter(truth)).total() / (len(words) + len(truth)) for truth in truths]
     return {"score": max(scores), "exact": float(words in truths)}

@@ -31,7 +31,7 @@ def json_schema(
 
     Raises ScoringError: the ground truth is no JSON schema, or refers to another document.
     """
-    return confined(_validator, _accepts, task.ground_truth, answer, cpu_s)
+    return confined(_validator, _accepts, task.truth_text, answer, cpu_s)
 
 
 def _validator(truth: str) -> Any:

@@ -1,4 +1,9 @@
-"""The answer means the same as the ground truth, compared by math-verify (the extra asyncrl[math])."""
+r"""The answer means the same as the ground truth, compared by math-verify (the extra asyncrl[math]).
+
+Currencies, percent signs and thin spaces are read as the rule `exact_number` reads them, in both. A dollar sign that is
+money is no part of the number (`\$5` is 5). A percent sign is a unit: `5\%` is 5 and not 0.05. Thin spaces and `{,}`
+separate thousands (`32,\!348`, `32\,348`); between digits that are no groups of three they stay.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +25,19 @@ except ImportError as error:
 _JOINED = re.compile(r"[\s$,;\\()\[\]]{0,20}(?:\\text\s?\{\s?)?(?:and|or)?[\s$,;\\()\[\]}]{0,20}")
 """The text that may separate boxes of one answer."""
 
+_THIN = r"(?:\\[,;: ]|~|[\u00a0\u2006-\u200a\u202f])"
+_DIGITS = r"(?<![0-9.,/])[0-9]{{1,3}}(?:{0}[0-9]{{3}}){{1,20}}(?![0-9/,])"
+_GROUPED = re.compile(_DIGITS.format(_THIN))
+_SPACED = re.compile(_DIGITS.format(f"(?:{_THIN}| )"))
+_PLAIN = (
+    (re.compile(r"(?<=[0-9])(?:\{,\}|,\\!)(?=[0-9]{3}(?![0-9]))"), ""),
+    (re.compile(r"\{,\}|,\\!"), ","),
+    (re.compile(r"\\!"), ""),
+    (re.compile(r"(?:\b(?:US|AU|CA|HK|NZ)\s?)?(?:\\(?:text|mbox|mathrm)\s?\{\s?\\\$\s?\}|(?<!\\)\\\$)\s?"), ""),
+    (re.compile(r"(?<=[0-9A-Za-z)\]}])(?:\s|\\[,;: ])?\\?[%％](?!\s?[0-9(])"), ""),
+)
+_NO_DIGITS = re.compile("[^0-9]")
+
 _EASY = "17"
 """An answer that can be compared with every usable ground truth."""
 
@@ -35,14 +53,15 @@ def math(
     Raises ScoringError: the ground truth has no expression, or takes too much time itself.
     """
 
-    scores = confined(_expressions, _equal, task.ground_truth, answer, cpu_s)
-    if scores["out_of_time"] and confined(_expressions, _equal, task.ground_truth, _EASY, cpu_s)["out_of_time"]:
-        raise ScoringError(f"the ground truth {task.ground_truth!r:.100} cannot even be compared with a number in time")
+    scores = confined(_expressions, _equal, task.truth_text, answer, cpu_s)
+    if scores["out_of_time"] and confined(_expressions, _equal, task.truth_text, _EASY, cpu_s)["out_of_time"]:
+        raise ScoringError(f"the ground truth {task.truth_text!r:.100} cannot even be compared with a number in time")
     return scores
 
 
 def _expressions(truth: str) -> list[Any]:
-    found = parse(truth if "$" in truth or "\\boxed" in truth else f"${truth}$", parsing_timeout=None)
+    text = _plain(truth, True)
+    found = parse(text if "$" in text or "\\boxed" in text else f"${text}$", parsing_timeout=None)
     if not found:
         raise ScoringError(f"the ground truth {truth!r:.100} holds no expression")
     return list(found)
@@ -52,15 +71,26 @@ def _equal(truth: list[Any], answer: str) -> float:
     return float(verify(truth, parse(_final(answer), parsing_timeout=None), timeout_seconds=None))
 
 
+def _plain(text: str, closed: bool) -> str:
+    """The text with its numbers as math-verify reads them. `closed`: it is nothing but the answer, so a space between
+    digits separates thousands."""
+    for pattern, plain in _PLAIN:
+        text = pattern.sub(plain, text)
+    return (_SPACED if closed else _GROUPED).sub(lambda match: _NO_DIGITS.sub("", match[0]), text)
+
+
 def _final(answer: str) -> str:
     """The boxes with which the answer ends, or the content of its answer tag."""
     inside = tagged(answer)
     found = boxes(inside)
     if not found:
-        return inside
+        return _plain(inside, inside is not answer)
     last = [found[-1]]
     for before, after in reversed(list(pairwise(found))):
         if not _JOINED.fullmatch(inside, before.end, after.start):
             break
         last.insert(0, before)
-    return ", ".join(f"\\boxed{{{each.content}}}" for each in last) if len(last) > 1 else inside[last[0].start :]
+    if len(last) > 1:
+        return ", ".join(f"\\boxed{{{_plain(each.content, True)}}}" for each in last)
+    (box,) = last
+    return f"\\boxed{{{_plain(box.content, True)}}}{inside[box.end :]}"

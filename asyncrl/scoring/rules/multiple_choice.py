@@ -108,10 +108,10 @@ _WINDOW = 60
 
 def multiple_choice(task: Task, answer: str, trajectory: Trajectory) -> float:
     """1 if the answer names the ground truth's letter, else 0. Raises ScoringError: the ground truth names none."""
-    truth = task.ground_truth.strip()
+    truth = task.truth_text.strip()
     letter = truth.upper() if len(truth) == 1 and truth.isascii() and truth.isalpha() else option(truth)
     if letter is None:
-        raise ScoringError(f"the ground truth {task.ground_truth!r:.100} of task {task.id} names no option")
+        raise ScoringError(f"the ground truth {task.truth_text!r:.100} of task {task.id} names no option")
     return float(option(answer) == letter)
 
 

@@ -58,7 +58,7 @@ def tool_calls(
 
 def _expected(task: Task) -> list[ToolCall]:
     try:
-        return [ToolCall(str(call["name"]), dict(call.get("arguments", {}))) for call in json.loads(task.ground_truth)]
+        return [ToolCall(str(call["name"]), dict(call.get("arguments", {}))) for call in json.loads(task.truth_text)]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ScoringError(
             f"the ground truth of task {task.id} must be a JSON list of calls with name and arguments "

@@ -7,6 +7,7 @@ and called with a batch; it gets batches of one episode.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ def verl_function(compute_score: Callable[..., Any]) -> RuleFunction:
         result = compute_score(
             data_source=given.task.data_source,
             solution_str=given.response,
-            ground_truth=given.task.ground_truth,
+            ground_truth=copy.deepcopy(given.task.ground_truth),
             extra_info={**given.task.extra_info, **more},
         )
         return _numbers(completed(result))
@@ -133,7 +134,7 @@ class VerlBatch:
         }
         row = {
             "data_source": task.data_source,
-            "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
+            "reward_model": {"style": "rule", "ground_truth": copy.deepcopy(task.ground_truth)},
             "extra_info": dict(task.extra_info),
             "raw_prompt": [dict(message) for message in task.messages],
             "reward_scores": rollout_reward_scores(trajectory),

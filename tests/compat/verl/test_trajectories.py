@@ -125,8 +125,9 @@ def test_tasks_give_the_fields_of_verls_data_sets() -> None:
     row = data[0].non_tensor_batch
     assert row["raw_prompt"] == [{"role": "user", "content": "0+1"}]
     assert row["reward_model"] == {"style": "rule", "ground_truth": "1"}
-    assert (row["data_source"], row["extra_info"]) == ("test", {"index": 3})
-    assert row["tools_kwargs"] == {"calculator": {"create_kwargs": {}}}
+    kwargs = {"calculator": {"create_kwargs": {}}}
+    assert (row["data_source"], row["extra_info"]) == ("test", {"index": 3, "tools_kwargs": kwargs})
+    assert row["tools_kwargs"] == kwargs
 
 
 @given(st.lists(trajectories(), max_size=4, unique_by=lambda each: each.id))

@@ -109,7 +109,7 @@ def test_demonstrations_show_what_the_tools_answer() -> None:
         messages = demonstration(Nested(task.messages[1]["content"]), rng, with_undo=True)
         first = json.loads(messages[2]["tool_calls"][0]["function"]["arguments"])["operator"]
         kwargs = {"calculator": {"expression": messages[1]["content"], "taken": [first]}}
-        tools = opened(Task("t", messages[:2], "", "", tools_kwargs=kwargs))
+        tools = opened(Task("t", messages[:2], "", "", extra_info={"tools_kwargs": kwargs}))
         for turn, result in zip(messages[4:-1:2], messages[5:-1:2], strict=True):
             function = turn["tool_calls"][0]["function"]
             assert answer(tools[function["name"]], **json.loads(function["arguments"])) == result["content"]

@@ -52,12 +52,16 @@ def test_a_class_written_for_verl_makes_the_tasks_of_a_run(
     assert first == Task(
         id="quiz/train/0",
         messages=[system, {"role": "user", "content": "Capital of France?"}],
-        ground_truth='["Paris"]',
+        ground_truth=["Paris"],
         data_source="quiz",
-        tools_kwargs={"search": {"create_kwargs": {"topic": "towns"}}},
-        extra_info={"split": "train", "index": 0, "level": 1},
+        extra_info={
+            "split": "train",
+            "index": 0,
+            "level": 1,
+            "tools_kwargs": {"search": {"create_kwargs": {"topic": "towns"}}},
+        },
     )
-    assert (second.id, second.ground_truth, second.tools_kwargs) == ("quiz/train/1", '["Jupiter", "jupiter"]', {})
+    assert (second.id, second.ground_truth, second.tools_kwargs) == ("quiz/train/1", ["Jupiter", "jupiter"], {})
 
 
 class TalkingQuiz(QuizDataset):
@@ -132,7 +136,7 @@ GOOD = {"prompt": [{"role": "user", "content": "?"}], "data_source": "s", "rewar
         ({**GOOD, "prompt": "What?"}, "row 0 has no messages under raw_prompt or prompt"),
         ({**GOOD, "reward_model": {}}, "row 0 has no data_source, or no reward_model with a ground_truth"),
         ({**GOOD, "data_source": None}, "row 0 has no data_source"),
-        ({**GOOD, "extra_info": {"x": [1, "y"]}}, "its rows cannot become one table"),
+        ({**GOOD, "prompt": [{"content": "?"}]}, "row 0 cannot be sent: .*a message without a role"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_refused(
@@ -158,7 +162,7 @@ def test_a_prompt_without_a_raw_prompt_and_a_number_as_ground_truth_are_taken(
     config.data.dataset = f"{__name__}.Rows"
     make_tasks(config, config.data.train)
     (task,) = open_tasks(config, config.data.train)
-    assert (task.ground_truth, task.messages) == ("4", GOOD["prompt"])
+    assert (task.ground_truth, task.messages) == (4, GOOD["prompt"])
 
 
 def test_a_class_that_is_not_there_and_params_without_a_class_are_refused(config: TrainConfig) -> None:

@@ -1,5 +1,9 @@
 """A reward manager written in verl's style, used as it is by its dotted path."""
 
+import copy
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -146,3 +150,37 @@ def test_a_manager_is_checked_without_a_tokenizer_and_what_it_lacks_is_told():
 def test_a_manager_that_returns_nonsense_is_a_failure_and_not_a_zero():
     with pytest.raises(ScoringError, match="without `reward_tensor`"):
         load_rules(ScoringConfig(rule=HERE + "Careless"), CharTokenizer).score(rule_input("72"))
+
+
+TRUTHS = [["Paris", "City of Light"], {"target": 24, "numbers": [4, 6], "note": None}, 24, 0.5, True, "24", '["24"]']
+
+
+def told(data_source, solution_str, ground_truth, extra_info=None):
+    """The type and the value that a function got, as a number that tells them apart; it spoils both."""
+    found = float(SEEN.index((type(ground_truth).__name__, json.dumps(ground_truth))))
+    hint = {None: 0.0, "x": 100.0}[extra_info["hint"]]
+    kwargs = 1000.0 * len(extra_info["tools_kwargs"]["search"]["create_kwargs"])
+    if isinstance(ground_truth, list | dict):
+        ground_truth.clear()
+    return {"score": found + hint + kwargs}
+
+
+SEEN = [(type(truth).__name__, json.dumps(truth)) for truth in TRUTHS]
+
+
+class Teller(Manager):
+    def __init__(self, tokenizer, num_examine):
+        super().__init__(tokenizer, num_examine, told)
+
+
+@pytest.mark.parametrize("name", ["told", "Teller"])
+def test_functions_and_managers_get_the_truth_and_the_extra_info_of_the_row(name):
+    score = load_rules(ScoringConfig(rule=f"{__name__}.{name}"), CharTokenizer).score
+    for number, truth in enumerate(TRUTHS):
+        for hint, more in ((None, 0.0), ("x", 100.0)):
+            extra = {"hint": hint, "tools_kwargs": {"search": {"create_kwargs": {"a": None}}}}
+            given = rule_input("72", copy.deepcopy(truth))
+            given = replace(given, task=replace(given.task, extra_info=extra))
+            before = repr(given.task)
+            assert score(given).outcome == number + more + 1000.0
+            assert repr(given.task) == before

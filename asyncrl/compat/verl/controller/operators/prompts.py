@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import columns, task_fields
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.opening import open_tasks
+from asyncrl.data.sendable import plain
 from asyncrl.errors import ConfigError
 from asyncrl.ids import feed_group
 from asyncrl.replay.feed import Feed
@@ -77,15 +77,16 @@ def task_of(row: Mapping[str, Any], number: int) -> Task:
     """
     missing = [name for name in ("raw_prompt", "data_source", "reward_model") if row.get(name) is None]
     require(not missing, f"row {number} has no {', '.join(missing)}: pass the fields of verl's data sets")
-    info, truth = row.get("extra_info") or {}, row["reward_model"].get("ground_truth")
+    info = {**(row.get("extra_info") or {})}
+    if row.get("tools_kwargs"):
+        info["tools_kwargs"] = row["tools_kwargs"]
     return Task(
         id=row.get("task_id") or f"{row['data_source']}/{info.get('split', 'train')}/{info.get('index', number)}",
         messages=list(row["raw_prompt"]),
-        ground_truth=truth if isinstance(truth, str) else json.dumps(truth, default=str),
+        ground_truth=plain(row["reward_model"].get("ground_truth")),
         data_source=row["data_source"],
         tools=row.get("tools") or (),
-        tools_kwargs=row.get("tools_kwargs") or {},
-        extra_info=info,
+        extra_info=plain(info),
     )
 
 

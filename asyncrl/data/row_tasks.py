@@ -1,0 +1,147 @@
+"""One row in verl's layout as a task. A row that no message can carry would stop a run half-way, so it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from asyncrl.data.demonstrations import read_continuation
+from asyncrl.data.facts import ENVIRONMENT
+from asyncrl.data.layout import RowLayout
+from asyncrl.data.rows import TableFile
+from asyncrl.data.sendable import check_depth, check_schema, message_of, schemas
+from asyncrl.errors import DataError, WireError
+from asyncrl.ids import task_id
+from asyncrl.types import Task
+
+REQUIRED = ("prompt", "data_source", "reward_model")
+OPTIONAL = ("extra_info", "tools", ENVIRONMENT)
+UNUSABLE = (WireError, ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
+"""Errors of a row that is no task, or whose values Python or a message cannot hold."""
+
+
+def required_columns(demonstration: str | None) -> tuple[str, ...]:
+    """The columns that files of tasks must have, with the one of demonstrations where it is named."""
+    return REQUIRED if demonstration is None else (*REQUIRED, demonstration)
+
+
+class Origin(NamedTuple):
+    """A row's file, and its number in all files together."""
+
+    file: TableFile
+    number: int
+
+    @property
+    def place(self) -> str:
+        """The file and the row or line, in words."""
+        return self.file.place(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class RowReader:
+    """Makes tasks of rows; `demonstration` is the column of demonstrations, if one is named."""
+
+    layout: RowLayout
+    demonstration: str | None = None
+
+    def task(self, values: Mapping[str, Any], origin: Origin, has_index: bool = False) -> Task:
+        """The task of a row. With `has_index`, the row's index is part of its id. Raises DataError: the row lacks
+        something, or no message can carry it."""
+        try:
+            self._check(values, origin)
+            task = self._task(values, origin, has_index)
+            check_depth(task)
+        except DataError:
+            raise
+        except UNUSABLE as error:
+            raise unusable(origin.place, error) from error
+        return task
+
+    def _check(self, values: Mapping[str, Any], origin: Origin) -> None:
+        for name in REQUIRED:
+            if values.get(name) is None:
+                raise DataError(f"{origin.place}, column {name} is null; mend or drop the row")
+        if not isinstance(values["prompt"], list):
+            raise ValueError("column prompt must be a list of messages, each with role and content")
+        if not values["prompt"]:
+            raise DataError(f"{origin.place}, column prompt has no messages; mend or drop the row")
+        if not isinstance(values["reward_model"], Mapping):
+            raise ValueError("column reward_model must be a struct with a field ground_truth")
+        if values["reward_model"].get("ground_truth") is None:
+            raise DataError(f"{origin.place}, column reward_model.ground_truth is null; mend or drop the row")
+
+    def _task(self, values: Mapping[str, Any], origin: Origin, has_index: bool) -> Task:
+        extra = dict(_struct("extra_info", values.get("extra_info")))
+        if values.get(ENVIRONMENT) is not None:
+            extra[ENVIRONMENT] = _name(ENVIRONMENT, values[ENVIRONMENT])
+        _struct("extra_info.tools_kwargs", extra.get("tools_kwargs"))
+        split = origin.file.path.stem if extra.get("split") is None else _name("extra_info.split", extra["split"])
+        source = _name("data_source", values["data_source"])
+        return Task(
+            id=task_id(source, split, extra["index"] if has_index else origin.number),
+            messages=self.layout.messages([_message(message) for message in values["prompt"]]),
+            ground_truth=values["reward_model"]["ground_truth"],
+            data_source=source,
+            tools=_tools(values.get("tools"), origin),
+            extra_info=extra,
+            demonstration=self._shown(values, origin),
+        )
+
+    def _shown(self, values: Mapping[str, Any], origin: Origin) -> Sequence[Mapping[str, Any]]:
+        if self.demonstration is None:
+            return ()
+        try:
+            return read_continuation(values.get(self.demonstration))
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"{origin.place}, column {self.demonstration}: {error}; mend it, or set it to null"
+            ) from error
+
+
+def unusable(place: str, error: Exception) -> DataError:
+    """The error of a row for which no message can be made."""
+    return DataError(f"{place} cannot be sent: {error}; mend or drop the row")
+
+
+def _struct(name: str, value: Any) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a struct, as {{'name': 0}}, not {value!r:.50}")
+    return value
+
+
+def _name(column: str, value: Any) -> str:
+    if not isinstance(value, (str, int, float)):
+        raise ValueError(f"{column} must be text, not {value!r:.50}")
+    return str(value)
+
+
+def _message(message: Any) -> Mapping[str, Any]:
+    if not isinstance(message, Mapping) or message.get("role") is None:
+        raise ValueError("column prompt has a message without a role")
+    if not isinstance(message["role"], str):
+        raise ValueError("in column prompt the role of a message must be text")
+    made = message_of(message)
+    # Code of users finds a content in each message, as in verl; null where there is only a call.
+    made.setdefault("content", None)
+    return made
+
+
+def _schemas(tool: Any) -> Sequence[Mapping[str, Any]]:
+    if isinstance(tool, str):
+        return schemas(tool)
+    check_schema(tool)
+    return (tool,)
+
+
+def _tools(tools: Any, origin: Origin) -> Sequence[Mapping[str, Any]]:
+    try:
+        if isinstance(tools, str):
+            return tuple(schemas(tools))
+        return tuple(schema for tool in tools or () for schema in _schemas(tool))
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{origin.place}, column tools is neither schemas nor JSON text: {error}; mend or drop the row"
+        ) from error
