@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 PACKAGE = Path(asyncrl.__file__).parent
 
 FLOORS = (
-    ("errors", "adapters"),
+    ("errors", "masking", "adapters"),
     ("types", "text", "ids"),
     ("machine", "grammar"),
     ("wire", "config"),

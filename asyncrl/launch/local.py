@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from asyncrl.config import locations
 from asyncrl.config.changes import by_key, changed_keys, values_of
 from asyncrl.config.checks import conflicts
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_newest_checkpoint
-from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.secrets import shown, shown_value
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.inspect.watch import RunWatch
 from asyncrl.launch.addresses import addresses, record_left_open
@@ -43,7 +43,6 @@ from asyncrl.launch.scaling import Scaler
 from asyncrl.launch.supervisor import RunFailedError, Supervisor
 from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
-from asyncrl.machine.files import write_whole
 from asyncrl.observe.terminal import TerminalTable
 from asyncrl.results.card import write_card
 from asyncrl.results.environment import record_environment
@@ -95,7 +94,7 @@ def _changes(config: TrainConfig, run_dir: Path) -> list[str]:
         changed = changed_keys(before, after)
     except ConfigError as error:
         raise ConfigError(f"{run_dir} holds a run: {error}") from error
-    return [f"{key}={as_yaml(after[key])} from now on, before {as_yaml(before[key])}" for key in changed]
+    return [f"{shown(key, after[key])} from now on, before {shown_value(key, before[key])}" for key in changed]
 
 
 def claim(config: TrainConfig, run_dir: Path) -> bool:
@@ -103,11 +102,10 @@ def claim(config: TrainConfig, run_dir: Path) -> bool:
 
     Raises ConfigError: the run cannot resume with this configuration.
     """
-    path = run_dir / CONFIG_FILE
-    resumed = path.exists()
+    resumed = (run_dir / CONFIG_FILE).exists()
     for line in _changes(config, run_dir):
         log.info("%s", line)
-    write_whole(path, yaml.safe_dump(asdict(config), sort_keys=False))
+    locations.record_config(config, run_dir)
     return resumed
 
 
@@ -265,7 +263,7 @@ def _train_on_other_host(config: TrainConfig) -> bool:
     settle(config, placement)
     with exclusively(folder):
         end_here(folder, stop)
-        write_whole(folder / CONFIG_FILE, yaml.safe_dump(asdict(config), sort_keys=False))
+        locations.record_config(config, folder)
         record_environment(folder)
         supervisor = Supervisor(
             [each for each in role_commands(placement, folder / CONFIG_FILE) if each.name == LEARNER],

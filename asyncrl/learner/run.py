@@ -16,7 +16,7 @@ import zmq
 
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config import locations
-from asyncrl.config.changes import ConfigHistory, values_of
+from asyncrl.config.changes import ConfigHistory, recorded, values_of
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.rendered import longest, read_rendered, rendered_folder
 from asyncrl.errors import ConfigError
@@ -187,7 +187,7 @@ def train(
 ) -> None:
     """Load, train, and export. Raises StoppedError; ConfigError and CheckpointError: the run cannot resume with this
     configuration, or the models or the checkpoints cannot be used."""
-    changes = ranks.together(lambda: replay.configure(values_of(config), int(time.time())))
+    changes = ranks.together(lambda: replay.configure(recorded(values_of(config)), int(time.time())))
     if ranks.rank == 0:
         locations.record_config(config)
     history = ConfigHistory(config, changes)

@@ -10,6 +10,7 @@ from textwrap import shorten
 import psutil
 
 from asyncrl.errors import UnavailableError
+from asyncrl.masking import masked_text
 
 LOOPBACK = "127.0.0.1"
 PORTS = range(10000, 32768)
@@ -49,6 +50,6 @@ def who_listens(port: int) -> str:
     with suppress(psutil.Error, OSError):
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid is not None:
-                command = shorten(" ".join(psutil.Process(each.pid).cmdline()), MOST_OF_COMMAND)
+                command = shorten(masked_text(" ".join(psutil.Process(each.pid).cmdline())), MOST_OF_COMMAND)
                 return f"; process {each.pid} listens there: {command}"
     return ""
