@@ -36,6 +36,7 @@ _VALUE = re.compile(r"""'[^']*+'|"[^"]*+"|\[[^\[\]]*+\]|(?:(?:Bearer|Basic)\s++)
 _SET_VALUE = re.compile(r"""'[^']*+'|"[^"]*+"|(?:(?:Bearer|Basic)\s++)?[^\s"']*+""")
 _VALUE_IN_ADDRESS = re.compile(r"""[^\s&"']*+""")
 _MAPPING = re.compile(r"\{[^{}]*+\}|\{[^\n]*+")
+_HIDDEN_MAPPING = re.compile(r"\{(?:[^:{}\n]++: (?:\(hidden\))?(?:, )?)*\}")
 _ARGUMENT = re.compile(r"""((?<![\w-])(--?[a-z][\w-]*+)['"]?(?:\s++|,\s*+)['"]?)(?![-\s])[^\s,'"\]]++""", re.I)
 _SENT = re.compile(r"(\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.I)
 # Tokens that show by themselves what they are: of the Hugging Face hub, of OpenAI and Anthropic, of GitHub and AWS.
@@ -107,6 +108,8 @@ def _without_named_values(text: str) -> str:
 def _secret_value(text: str, found: re.Match[str]) -> re.Match[str] | None:
     """The value that follows a name, if it is a secret and is not empty."""
     name, at = found[1] or found[3] or found[4], found.end()
+    if text.startswith(MASK, at) or _HIDDEN_MAPPING.match(text, at):
+        return None
     if text.startswith("{", at) and (is_secret_name(name) or holds_secrets(name.rpartition(".")[2])):
         return _MAPPING.match(text, at)
     if not is_secret_name(name) or _REFERENCE.match(text, at):
@@ -114,7 +117,7 @@ def _secret_value(text: str, found: re.Match[str]) -> re.Match[str] | None:
     in_address = found[1] and text[found.start() - 1 : found.start()] in ("?", "&")
     pattern = _VALUE_IN_ADDRESS if in_address else _SET_VALUE if found[1] else _VALUE
     value = pattern.match(text, at)
-    return value if value and value[0] not in ("", "''", '""', MASK) else None
+    return value if value and value[0] not in ("", "''", '""') else None
 
 
 def _argument(found: re.Match[str]) -> str:
