@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 from omegaconf import OmegaConf
 
@@ -75,8 +75,7 @@ def role_main(
     try:
         given = parser.parse_intermixed_args(arguments)
         if given.cfg:
-            chosen = OmegaConf.to_container(composed(given.words, given.config_dir))
-            assert isinstance(chosen, dict)
+            chosen = cast("dict[str, Any]", OmegaConf.to_container(composed(given.words, given.config_dir)))
             sys.stdout.write(OmegaConf.to_yaml(masked(chosen)))
         else:
             role(read(given.words, given.config_dir, reads_data))

@@ -34,7 +34,7 @@ from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.epochs import count_steps
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
-from asyncrl.launch.preflight.same_tasks import check_same_tasks
+from asyncrl.launch.preflight.same_tasks import check_files_of_run, check_same_tasks
 from asyncrl.launch.preflight.settled import check_settled
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
@@ -71,17 +71,18 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
 
 
 def check_resume(config: TrainConfig, run_dir: Path) -> None:
-    """Raises ConfigError: the folder holds a run that has begun, and it cannot resume with this configuration; or it
-    holds a fine-tuning."""
+    """Raises ConfigError: the folder holds a run that has begun, and it cannot resume with this configuration or with
+    these files of tasks; or it holds a fine-tuning."""
     refuse_fine_tuning(run_dir)
     try:
-        _changes(config, run_dir)
+        changes_of(config, run_dir)
+        check_files_of_run(config, run_dir)
     except ConfigError:
         if is_begun(run_dir):
             raise
 
 
-def _changes(config: TrainConfig, run_dir: Path) -> list[str]:
+def changes_of(config: TrainConfig, run_dir: Path) -> list[str]:
     """A line for each key that the run in the folder had with another value; none if there is no run.
 
     Raises ConfigError: the run cannot resume with this configuration.
@@ -103,7 +104,7 @@ def claim(config: TrainConfig, run_dir: Path) -> bool:
     Raises ConfigError: the run cannot resume with this configuration.
     """
     resumed = (run_dir / CONFIG_FILE).exists()
-    for line in _changes(config, run_dir):
+    for line in changes_of(config, run_dir):
         log.info("%s", line)
     locations.record_config(config, run_dir)
     return resumed
@@ -113,7 +114,7 @@ def claim_or_begin_anew(config: TrainConfig, run_dir: Path) -> bool:
     """As `claim`, and it refuses other tasks, too; but a run that has not begun a step, because its first start failed,
     does not keep its name: with another configuration or other tasks it begins anew."""
     try:
-        _changes(config, run_dir)
+        changes_of(config, run_dir)
         check_same_tasks(config, run_dir)
     except ConfigError:
         if is_begun(run_dir):
