@@ -24,7 +24,7 @@ command line.
   ([quick_start.md](quick_start.md)).
 * A name alone stands for a part with its default parameters: `algorithm.loss=gspo`. One text stands for a list of one:
   `actor.tools=python`.
-* `--cfg job` prints the configuration that would run. `--help` lists groups and sections, `--help SECTION` the keys of
+* `--cfg job` prints the configuration that would run, without secrets. `--help` lists groups and sections, `--help SECTION` the keys of
   a section.
 
 Before anything starts, asyncrl refuses unknown keys, values that are not allowed, and combinations that cannot work. It

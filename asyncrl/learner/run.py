@@ -18,7 +18,7 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config import locations
 from asyncrl.config.changes import ConfigHistory, recorded, values_of
 from asyncrl.config.schema import TrainConfig
-from asyncrl.data.rendered import longest, read_rendered, rendered_folder
+from asyncrl.data.rendered import longest, read_of_run
 from asyncrl.errors import ConfigError
 from asyncrl.learner.activity import END
 from asyncrl.learner.batches import BatchSource, open_batches
@@ -292,7 +292,7 @@ def open_demonstrations(config: TrainConfig, ranks: Ranks, policy: Policy) -> De
     """The demonstrations that `config` mixes into the steps, if any. Raises DataError: no start has rendered them."""
     if not config.algorithm.sft.path:
         return None
-    rendered = read_rendered(rendered_folder(config, config.algorithm.sft.path))
+    rendered = read_of_run(config, config.algorithm.sft.path)
     flops = ForwardFlops.of(policy, policy.model.config)
     return DemonstrationFeed(rendered, config.run.seed, ranks, policy, flops)
 
