@@ -288,7 +288,7 @@ def test_every_column_is_documented() -> None:
 def documented(page: str, table: str) -> dict[str, str]:
     """The columns of docs/replay.md with their types. Of two types in a row the second is that of the last column."""
     after = page.partition(f"| column of `{table}`")[2].partition("\n\n")[0]
-    found = {}
+    found = dict[str, str]()
     for names, types in re.findall(r"^\| (`.*?`(?:, `.*?`)*) \| ([^|]*) \|", after, re.M):
         columns, first = re.findall(r"`(.*?)`", names), types.partition(", of ")[0].removeprefix("list of ")
         own = [f"{types[:8] if types.startswith('list of ') else ''}{first}"] * len(columns)
