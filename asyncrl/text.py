@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.masking import masked_text
+
 
 def encodable(value: Any) -> Any:
     """The plain value with text that UTF-8 can encode: half of a surrogate pair becomes a question mark.
@@ -61,9 +63,9 @@ def cut(text: str, max_chars: int) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The type and the message of an exception, also where reading the message fails."""
+    """The type and the message of an exception without secrets, also where reading the message fails."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return masked_text(f"{type(error).__name__}: {error}")
     except Exception as second:  # noqa: BLE001 - it is part of the reason
         return f"{type(error).__name__}, whose message cannot be read ({type(second).__name__})"
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 PACKAGE = Path(asyncrl.__file__).parent
 
 FLOORS = (
-    ("errors", "adapters", "plain"),
+    ("errors", "masking", "plain", "adapters"),
     ("types", "text", "ids"),
     ("machine", "grammar"),
     ("wire", "config"),
@@ -150,7 +150,12 @@ def test_help_and_completion_load_only_the_standard_library(arguments: list[str]
     loaded = _loaded(output.stderr)
     # `copy` looks for Jython's `org`.
     assert {name.split(".")[0] for name in loaded} <= {*sys.stdlib_module_names, "asyncrl", "org", *_started_with()}
-    assert {name.split(".")[1] for name in loaded if name.startswith("asyncrl.")} <= {"__main__", "config", "errors"}
+    assert {name.split(".")[1] for name in loaded if name.startswith("asyncrl.")} <= {
+        "__main__",
+        "config",
+        "errors",
+        "masking",
+    }
 
 
 def test_a_replay_serves_without_having_loaded_torch_or_transformers(tmp_path: Path) -> None:

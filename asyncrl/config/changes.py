@@ -14,9 +14,10 @@ from operator import attrgetter, getitem
 from typing import Any, get_origin
 
 from asyncrl.config.keys import OPTIONS
-from asyncrl.config.option import REQUIRED, as_yaml
+from asyncrl.config.option import REQUIRED
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.config.schema.scoring import configured
+from asyncrl.config.secrets import masked_value, shown, shown_value
 from asyncrl.errors import ConfigError
 
 KEYS = tuple(key for key, option in OPTIONS.items() if not is_dataclass(option.type))
@@ -43,6 +44,11 @@ class ConfigChange:
 def values_of(config: TrainConfig) -> dict[str, Any]:
     """The value of every key, made of plain lists, mappings, texts and numbers."""
     return dict(_found(asdict(config)))
+
+
+def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of all keys as a store keeps them: without secrets, but for what a learner step reads."""
+    return {key: value if key.startswith(STEP_SECTIONS) else masked_value(key, value) for key, value in values.items()}
 
 
 def by_key(nested: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,12 +86,16 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
     Raises ConfigError, with a line for each key that a resumed run must keep.
     """
     keys = [key for key in KEYS if before[key] != after[key] and is_of_run(key)]
-    refused = {key: OPTIONS[key].fixed for key in keys if OPTIONS[key].fixed}
+    # A secret may be another one: the key of a server changes, and the server stays.
+    seen = [key for key in keys if masked_value(key, before[key]) != masked_value(key, after[key])]
+    refused = {key: OPTIONS[key].fixed for key in seen if OPTIONS[key].fixed}
     if _kinds(before) != _kinds(after):
         models = [key for key in keys if key in ("scoring.prm.path", "scoring.outcome_model.path")]
         refused |= dict.fromkeys(models, "stored episodes wait for the kinds of scores that the run began with")
     if refused:
-        lines = (f"{key}={as_yaml(after[key])}: it was {as_yaml(before[key])}; {why}" for key, why in refused.items())
+        lines = (
+            f"{shown(key, after[key])}: it was {shown_value(key, before[key])}; {why}" for key, why in refused.items()
+        )
         raise ConfigError(
             "\n".join(
                 (

@@ -21,6 +21,7 @@ from asyncrl.config.keys import OPTIONS
 from asyncrl.config.option import REQUIRED
 from asyncrl.config.refusals import missing_data, refusals
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.secrets import shown_word
 from asyncrl.config.setting import set_value, typed_defaults
 from asyncrl.errors import ConfigError
 
@@ -119,18 +120,22 @@ def _overruled_engine(chosen: Mapping[str, str | None], content: DictConfig) -> 
 def parsed(word: str) -> Override:
     """A word in Hydra's grammar. Raises ConfigError: it is not of the form KEY=VALUE."""
     if word.startswith("~"):
-        raise ConfigError(f"{word}: a key cannot be removed; set it to another value")
+        raise ConfigError(f"{shown_word(word)}: a key cannot be removed; set it to another value")
     if "=" not in word or word.startswith("="):
-        raise ConfigError(f"{word}: write KEY=VALUE")
+        raise ConfigError(f"{shown_word(word)}: write KEY=VALUE")
     try:
         override = OverridesParser.create().parse_override(word)
     except FAILURES as error:
+        said = shown_word(word)
+        # Hydra's own message quotes the word.
+        why = f" ({reason(error)})" if said == word else ""
         raise ConfigError(
-            f"{word}: it cannot be read ({reason(error)}); quote a value that has special characters, as in "
-            "\"KEY='VALUE'\""
+            f"{said}: it cannot be read{why}; quote a value that has special characters, as in \"KEY='VALUE'\""
         ) from error
     if override.is_sweep_override():
-        raise ConfigError(f"{word}: give one value; write a list as [a,b], and quote a text that has a comma")
+        raise ConfigError(
+            f"{shown_word(word)}: give one value; write a list as [a,b], and quote a text that has a comma"
+        )
     return override
 
 

@@ -24,8 +24,8 @@ command line.
   ([quick_start.md](quick_start.md)).
 * A name alone stands for a part with its default parameters: `algorithm.loss=gspo`. One text stands for a list of one:
   `actor.tools=python`.
-* `--cfg job` prints the configuration that would run. `--help` lists groups and sections, `--help SECTION` the keys of
-  a section.
+* `--cfg job` prints the configuration that would run, without secrets. `--help` lists groups and sections,
+  `--help SECTION` the keys of a section.
 
 Before anything starts, asyncrl refuses unknown keys, values that are not allowed, and combinations that cannot work. It
 names all of them at once, one a line, with the fix. Once these are right, a second list has what the values name and

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from asyncrl.config.commands import command_name
 from asyncrl.errors import AsyncrlError, ConfigError, DataError
+from asyncrl.masking import masked_text
 
 EXIT_USAGE = 2
 EXIT_FAILURE = 1
@@ -44,5 +45,6 @@ def failures_end_the_command(
         sys.exit(EXIT_STOPPED)
     except (*EXPECTED, *also) as error:
         name = name or command_name()
-        sys.stderr.write("".join(f"{name}: {line}\n" for line in str(error).splitlines() or [repr(error)]))
+        lines = masked_text(str(error)).splitlines() or [repr(error)]
+        sys.stderr.write("".join(f"{name}: {line}\n" for line in lines))
         sys.exit(status(error) if callable(status) else status)

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 from omegaconf import OmegaConf
 
@@ -15,6 +15,7 @@ from asyncrl.config.commands import command_name, show_role_help
 from asyncrl.config.compose import composed, read
 from asyncrl.config.exits import EXIT_HOPELESS, EXIT_STOPPED, EXPECTED, end_quickly, usage_or_failure
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.secrets import masked
 from asyncrl.errors import (
     ConfigError,
     RunOverError,
@@ -22,6 +23,7 @@ from asyncrl.errors import (
     TooManyFailuresError,
 )
 from asyncrl.machine.files import LossyText
+from asyncrl.masking import masked_text
 from asyncrl.text import cut
 
 MESSAGE = "asyncrl: "
@@ -39,10 +41,10 @@ MAX_LINE_CHARS = 2_000
 
 
 class _Bounded(logging.Formatter):
-    """Bounds what a text from outside, in a message or a traceback, can add to a log."""
+    """Bounds what a text from outside, in a message or a traceback, can add to a log, and hides its secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return cut(super().format(record), MAX_LOG_CHARS)
+        return masked_text(cut(super().format(record), MAX_LOG_CHARS))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -73,7 +75,8 @@ def role_main(
     try:
         given = parser.parse_intermixed_args(arguments)
         if given.cfg:
-            sys.stdout.write(OmegaConf.to_yaml(composed(given.words, given.config_dir)))
+            chosen = cast("dict[str, Any]", OmegaConf.to_container(composed(given.words, given.config_dir)))
+            sys.stdout.write(OmegaConf.to_yaml(masked(chosen)))
         else:
             role(read(given.words, given.config_dir, reads_data))
     except RunOverError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from asyncrl.config.schema import NetworkConfig, RunConfig, TrainConfig
+from asyncrl.config.secrets import has_secrets
 from asyncrl.errors import ConfigError
 from asyncrl.machine.files import write_whole
 from asyncrl.types import RunIdentity
@@ -66,9 +67,11 @@ def steps_in_newest_checkpoint(run_dir: Path) -> int:
     return max((int(each) for each in steps if each.isdecimal()), default=0)
 
 
-def record_config(config: TrainConfig) -> None:
-    """Write the configuration with which the run goes on into its folder, for commands that read it there."""
-    write_whole(run_dir(config.run) / CONFIG_FILE, yaml.safe_dump(asdict(config), sort_keys=False))
+def record_config(config: TrainConfig, folder: Path | None = None) -> None:
+    """Write the configuration with which the run goes on into its folder, or that of one host, for roles and commands
+    that read it there. A file with secrets is for its owner alone."""
+    path, values = (folder or run_dir(config.run)) / CONFIG_FILE, asdict(config)
+    write_whole(path, yaml.safe_dump(values, sort_keys=False), private=has_secrets(values))
 
 
 def replay_endpoints(config: NetworkConfig, shards: int) -> list[str]:

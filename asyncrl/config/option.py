@@ -11,22 +11,38 @@ import typing
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
+Secret = Literal["all", "named", "none"]
 REQUIRED = "???"
 """The default of an option of the configuration that must be set. It is OmegaConf's own mark."""
 
 _WORDS = {bool: "true or false", str: "text", Any: "anything", float: "number", int: "whole number"}
 
 
-def option(default: Any, meaning: str, within: str = "", choices: Sequence[str] = (), fixed: str = "") -> Any:
+def option(
+    default: Any,
+    meaning: str,
+    within: str = "",
+    choices: Sequence[str] = (),
+    fixed: str = "",
+    secret: Secret | None = None,
+) -> Any:
     """A dataclass field.
 
     default: `...` if a value must be given. A list, a mapping or a part is copied for each instance.
     within: an interval such as "(0, inf]". choices: the allowed texts. In a list or mapping they hold for each value.
     fixed: why a run that resumes keeps the value; empty: it may have another one.
+    secret: which of its values nothing shows (`config/secrets.py`): all, those whose names tell of a secret, or none.
+    None is as `named`. An option whose own name may be that of a secret must say it.
     """
-    metadata = {"meaning": meaning, "within": within, "choices": tuple(choices), "fixed": fixed}
+    metadata = {
+        "meaning": meaning,
+        "within": within,
+        "choices": tuple(choices),
+        "fixed": fixed,
+        "secret": secret,
+    }
     if default is ...:
         return field(metadata=metadata)
     if type(default).__hash__ is None:
@@ -46,6 +62,7 @@ class Option:
     within: str
     choices: tuple[str, ...]
     fixed: str
+    secret: Secret | None
 
     @property
     def required(self) -> bool:
@@ -55,6 +72,19 @@ class Option:
     def allowed(self) -> str:
         """What a value must be, in words."""
         return self._words(self.type) + (" or null" if self.optional else "")
+
+    @property
+    def holds_anything(self) -> bool:
+        """Whether values of any type may be within its own, by any names."""
+        return Any in (self.type, *typing.get_args(self.type))
+
+    @property
+    def holds_texts(self) -> bool:
+        """Whether a text may be among its values."""
+        hint = self.type
+        while typing.get_args(hint):
+            hint = typing.get_args(hint)[-1]
+        return hint not in (bool, int, float)
 
     def allows(self, value: Any) -> bool:
         """Whether a value has the type and meets the constraint."""

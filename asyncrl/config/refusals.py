@@ -11,6 +11,8 @@ from asyncrl.config.checks import conflicts
 from asyncrl.config.keys import sections
 from asyncrl.config.option import as_yaml, options
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.secrets import shown
+from asyncrl.masking import MASK
 
 ELSEWHERE = ("hf://", "hub:", "reasoning-gym:")
 """How sources of tasks begin that are no files of this machine."""
@@ -27,14 +29,19 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
         for option in options(type(section)):
             key, given = prefix + option.name, getattr(section, option.name)
             if key not in bad and not option.allows(given):
-                lines.append(f"{key}={as_yaml(given)}: it must be {option.allowed}")
+                lines.append(f"{shown(key, given)}: it must be {option.allowed}")
+                bad.add(key)
+            elif key not in bad and MASK in as_yaml(given):
+                lines.append(
+                    f"{key}: it has {MASK}, by which asyncrl hides a secret from readers; write the secret itself"
+                )
                 bad.add(key)
             if key in bad:
                 setattr(section, option.name, option.default)
     for conflict in conflicts(config):
         keys, _, fix = conflict.partition(": ")
         if bad.isdisjoint(keys.split()):
-            lines.append(f"{' with '.join(f'{key}={as_yaml(attrgetter(key)(config))}' for key in keys.split())}: {fix}")
+            lines.append(f"{' with '.join(shown(key, attrgetter(key)(config)) for key in keys.split())}: {fix}")
     return lines
 
 

@@ -1,77 +1,90 @@
 """What a configuration may hold that others must not read: keys of services, tokens and passwords.
 
-The file in the run's folder keeps them, since roles read it. What leaves the folder, such as a report or the
-configuration at a service, has them masked.
+An option says by `secret` which of its values are. Only the file in the run's folder has them, for the roles, and then
+its owner alone may read it. What is printed, logged, recorded, exported or sent has `MASK` in their place.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
-MASK = "(hidden)"
+from asyncrl.config.keys import OPTIONS, option_of
+from asyncrl.config.option import as_yaml
+from asyncrl.masking import MASK, hidden, is_secret_name, masked_text
+from asyncrl.masking import masked as masked_by_name
 
-_SECRET = r"(?:api_?key|secret|passw(?:or)?d|passphrase|credentials?|authorization|bearer)"
-# Numbers are never masked, so that `max_tokens` needs no exception. A file of keys is no secret.
-_NAME = re.compile(rf"{_SECRET}(?!\w*_(?:file|path))|(?:^|_)(?:key|token|auth|pat|pwd|dsn|cookie)$", re.I)
-_OF_THE_VOCABULARY = re.compile(r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|stop|mask|image|start|end)_token$", re.I)
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-
-_IN_TEXT = (
-    # The user and the password in an address.
-    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/?#]+@", re.I), rf"\1{MASK}@"),
-    # A parameter of an address, an argument of a command, or a variable that it sets.
-    (
-        re.compile(rf"([\w-]*(?:{_SECRET}|api-key|[_-]key|[_-]?token|[?&]key|[?&]sig|signature)=)[^\s&#\"']+", re.I),
-        rf"\1{MASK}",
-    ),
-    (re.compile(rf"(--[\w-]*(?:{_SECRET}|api-key|token|auth)\s+)(?!-)\S+", re.I), rf"\1{MASK}"),
-    (re.compile(r"(\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.I), rf"\1{MASK}"),
-    # Tokens that show by themselves what they are: of the Hugging Face hub, of OpenAI and Anthropic, of GitHub and AWS.
-    (re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[opsur]_\w{16,}|github_pat_\w{16,}|AKIA[0-9A-Z]{16})"), MASK),
-)
-_FLAG = re.compile(rf"--[\w-]*(?:{_SECRET}|api-key|token|auth)", re.I)
+KEY_VALUE = re.compile(r"[+~]{0,2}[a-z][\w./@]*=")
+"""How a word of `asyncrl train` begins. Variables of the environment, as in --export FOO=1, have other names."""
+ALL_SECRET = tuple(key for key, option in OPTIONS.items() if option.secret == "all")
 
 
-def masked(value: Any) -> Any:
-    """A copy of a configuration, or of one value, without secrets: texts under names that tell of one, passwords in
-    addresses, and tokens that look like those of known services."""
-    match value:
-        case Mapping():
-            return {name: _under(str(name), each) for name, each in value.items()}
-        case list() | tuple():
-            before = ["", *value]
-            return [
-                MASK if _is_argument(flag, each) else masked(each) for flag, each in zip(before, value, strict=False)
-            ]
-        case str():
-            return _masked_text(value)
-    return value
+def masked(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A copy of a configuration, nested or by key, without secrets."""
+    return {
+        name: masked(value, f"{prefix}{name}.")
+        if isinstance(value, Mapping) and option_of(f"{prefix}{name}") is None
+        else masked_value(f"{prefix}{name}", value)
+        for name, value in values.items()
+    }
 
 
-def _under(name: str, value: Any) -> Any:
-    last = _CAMEL.sub("_", name.rpartition(".")[2]).replace("-", "_")
-    return _hidden(value) if _NAME.search(last) and not _OF_THE_VOCABULARY.search(last) else masked(value)
+def masked_value(key: str, value: Any) -> Any:
+    """The value of a key without secrets. The key may be that of an entry of a mapping, or one that no option has."""
+    option = option_of(key)
+    plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    if option is None:
+        return hidden(plain) if _meant_a_secret(key) else masked_by_name(plain, key.rpartition(".")[2])
+    if option.secret == "all":
+        return hidden(plain)
+    if option.secret == "none" or not option.holds_texts:
+        return masked_text(plain) if isinstance(plain, str) else plain
+    below = key.removeprefix(next(each for each in _prefixes(key) if each in OPTIONS)).removeprefix(".")
+    return hidden(plain) if is_secret_name(below) else masked_by_name(plain, below.rpartition(".")[2])
 
 
-def _hidden(value: Any) -> Any:
-    """A value of which each text is a secret."""
-    match value:
-        case Mapping():
-            return {name: _hidden(each) for name, each in value.items()}
-        case list() | tuple():
-            return [_hidden(each) for each in value]
-    return MASK if isinstance(value, str) and value else value
+def has_secrets(values: Mapping[str, Any]) -> bool:
+    """Whether a configuration holds some."""
+    return masked(values) != values
 
 
-def _is_argument(flag: Any, value: Any) -> bool:
-    return (
-        isinstance(flag, str) and isinstance(value, str) and bool(_FLAG.fullmatch(flag)) and not value.startswith("-")
-    )
+def shown(key: str, value: Any) -> str:
+    """A key with its value, for people."""
+    return f"{key}={shown_value(key, value)}"
 
 
-def _masked_text(text: str) -> str:
-    for pattern, replacement in _IN_TEXT:
-        text = pattern.sub(replacement, text)
-    return text
+def shown_value(key: str, value: Any) -> str:
+    """The value of a key, for people."""
+    return as_yaml(masked_value(key, value))
+
+
+def shown_word(word: str) -> str:
+    """A word of a command line, which may be no KEY=VALUE, for people."""
+    key, equals, value = word.partition("=")
+    if not equals:
+        return masked_text(word)
+    option = option_of(key.lstrip("+~"))
+    if option is not None and option.holds_anything:
+        return f"{key}={MASK}"  # It may have names within, and may be cut off anywhere.
+    return f"{key}={masked_value(key.lstrip('+~'), value)}"
+
+
+def shown_words(words: Sequence[str]) -> list[str]:
+    """A command line for people."""
+    return [shown_word(word) if KEY_VALUE.match(word) else word for word in masked_by_name(list(words))]
+
+
+def _meant_a_secret(key: str) -> bool:
+    """Whether a key that no option has is nearly one whose values are secrets."""
+    near = (difflib.get_close_matches(each, ALL_SECRET, 1) for each in _prefixes(key))
+    return is_secret_name(key) or any(near)
+
+
+def _prefixes(key: str) -> Iterator[str]:
+    """The key and those that it is below, such as a.b.c, a.b and a."""
+    while key:
+        yield key
+        key = key.rpartition(".")[0]

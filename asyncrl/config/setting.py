@@ -12,9 +12,10 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from asyncrl.config.files import GROUPS
 from asyncrl.config.keys import OPTIONS, SECTIONS, did_you_mean, option_of
-from asyncrl.config.option import Option, as_yaml
+from asyncrl.config.option import Option
 from asyncrl.config.renamed import advice
 from asyncrl.config.schema import PartConfig, TrainConfig
+from asyncrl.config.secrets import shown
 
 
 @cache
@@ -32,21 +33,21 @@ def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
     if isinstance(value, dict) and (key in SECTIONS or not key):
         inner = [set_value(config, f"{key}.{name}".lstrip("."), each) for name, each in value.items()]
         return {each: line for lines in inner for each, line in lines.items()}
-    shown, option = f"{key}={as_yaml(value)}", option_of(key)
+    said, option = shown(key, value), option_of(key)
     if instead := advice(key):
-        return {key: f"{shown}: {instead}"}
+        return {key: f"{said}: {instead}"}
     if key in SECTIONS and key not in OPTIONS:
         first = next(each for each in OPTIONS if each.startswith(f"{key}."))
-        return {key: f"{shown}: set one of the keys below it, such as {first}"}
+        return {key: f"{said}: set one of the keys below it, such as {first}"}
     if option is None:
-        return {key: f"{shown}: there is no such key{did_you_mean(key, [*OPTIONS, *SECTIONS, *GROUPS])}"}
+        return {key: f"{said}: there is no such key{did_you_mean(key, [*OPTIONS, *SECTIONS, *GROUPS])}"}
     try:
         full = _in_full(option, value) if key in OPTIONS else value
         OmegaConf.update(config, key, full, merge=not is_dataclass(full), force_add=True)
     except InterpolationResolutionError:
         return {}  # Another key may be set later; `compose.read` finds those that are not.
     except OmegaConfBaseException:
-        return {key: f"{shown}: it must be {option.allowed}"}
+        return {key: f"{said}: it must be {option.allowed}"}
     return {}
 
 

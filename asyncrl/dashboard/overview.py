@@ -15,6 +15,7 @@ import lmdb
 from asyncrl.config.locations import PROCESSES_FILE, SUMMARY_FILE
 from asyncrl.config.option import as_yaml, part_text
 from asyncrl.config.schema import AlgorithmConfig, TrainConfig
+from asyncrl.config.secrets import masked
 from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.series import LONGEST_TEXT, metrics_files
 from asyncrl.dashboard.stores import ReplayStores
@@ -79,7 +80,7 @@ def overview(folder: Path, configuration: ConfigFile) -> dict[str, Any]:
     return {
         **run_state(folder),
         "folder": str(folder),
-        "configuration": _choices(config) if config else {},
+        "configuration": masked(_choices(config)) if config else {},
         "steps": config.learner.total_steps if config else None,
         "max_lag": config.replay.max_lag if config else None,
         "dead": sum(finite(row.get("dead")) or 0 for row in replays),

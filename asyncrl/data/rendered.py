@@ -81,6 +81,17 @@ def rendered_folder(config: TrainConfig, sources: Sequence[str]) -> Path:
     return locations.run_dir(config.run) / "demonstrations" / digest
 
 
+def read_of_run(config: TrainConfig, sources: Sequence[str]) -> RenderedDemonstrations:
+    """What a start of the run rendered, or, to train again without one, a start of the run that made `replay.source`.
+
+    Raises DataError: neither did, or it is damaged.
+    """
+    folder, store = rendered_folder(config, sources), config.replay.source
+    if store is not None and not folder.exists():
+        folder = Path(store).absolute().parent / folder.relative_to(locations.run_dir(config.run))
+    return read_rendered(folder)
+
+
 def longest(config: TrainConfig) -> int:
     """The most tokens that a demonstration may have."""
     return config.algorithm.sft.max_tokens or config.actor.max_tokens

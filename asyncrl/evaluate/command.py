@@ -133,21 +133,20 @@ def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) ->
     model, has_ended = folder / "model", (folder / RESULT_FILE).exists()
     if request.run is not None and not model.exists():
         checkpoint = checkpoint or checkpoint_of(request.run, config, steps)
+    measured = config if request.run is None else replace(config, model=replace(config.model, path=str(model)))
+    require_same(measured, folder)
     if not has_ended:
         preflight(config)
     with exclusively(folder):
         end_here(folder)
         if checkpoint is not None and not model.exists():
             write_policy(config.model, checkpoint, model)
-        if request.run is not None:
-            config = replace(config, model=replace(config.model, path=str(model)))
-        require_same(config, folder)
         if has_ended:
             log.info("this evaluation has ended, so its result is read; remove %s to evaluate again", folder)
         else:
-            _run(config, folder)
-        result = _read(config, folder, threshold)
-        write_whole(folder / RESULT_FILE, f"{json_text(_described(config, request, steps, result))}\n")
+            _run(measured, folder)
+        result = _read(measured, folder, threshold)
+        write_whole(folder / RESULT_FILE, f"{json_text(_described(measured, request, steps, result))}\n")
         for weights in model.glob("*.safetensors"):
             weights.unlink()
     return folder, result

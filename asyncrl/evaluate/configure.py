@@ -13,9 +13,9 @@ from asyncrl.config.changes import KEYS, by_key, values_of
 from asyncrl.config.compose import read
 from asyncrl.config.files import GROUPS
 from asyncrl.config.locations import CONFIG_FILE
-from asyncrl.config.option import as_yaml
 from asyncrl.config.quoting import quoted
 from asyncrl.config.schema import DataConfig, NetworkConfig, SftConfig, TrainConfig, WeightsConfig
+from asyncrl.config.secrets import masked_value, shown, shown_value
 from asyncrl.errors import ConfigError
 from asyncrl.evaluate.runs import config_of
 
@@ -93,9 +93,10 @@ def require_same(config: TrainConfig, folder: Path) -> None:
     if not path.exists():
         return
     before, now = by_key(yaml.safe_load(path.read_text())), values_of(config)
-    changed = [key for key in KEYS if key.startswith(MEASURED) and before[key] != now[key]]
+    measured = [key for key in KEYS if key.startswith(MEASURED)]
+    changed = [key for key in measured if masked_value(key, before[key]) != masked_value(key, now[key])]
     if changed:
-        lines = (f"{key}={as_yaml(now[key])}: it was {as_yaml(before[key])}" for key in changed)
+        lines = (f"{shown(key, now[key])}: it was {shown_value(key, before[key])}" for key in changed)
         raise ConfigError(
             "\n".join((f"{folder} holds another evaluation: set these back, or choose another run.name", *lines))
         )

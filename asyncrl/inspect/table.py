@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.changes import ConfigChange
-from asyncrl.config.option import as_yaml
+from asyncrl.config.secrets import shown_value
 from asyncrl.inspect.advice import FINE
 from asyncrl.inspect.episodes import EpisodeRow, StepRow
 from asyncrl.observe.progress import progress_rows
@@ -186,7 +186,7 @@ def change_table(changes: Sequence[ConfigChange]) -> Table:
         table.add_column(column, header_style="dim", no_wrap=column == "key")
     for each in changes:
         at = datetime.fromtimestamp(each.time).isoformat(" ")
-        values = (Text(printable(as_yaml(value))) for value in (each.old, each.new))
+        values = (Text(printable(shown_value(each.key, value))) for value in (each.old, each.new))
         table.add_row(str(each.step), each.key, *values, at)
     return table
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from asyncrl.config import locations
 from asyncrl.config.changes import by_key, changed_keys, values_of
 from asyncrl.config.checks import conflicts
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_newest_checkpoint
-from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.secrets import shown, shown_value
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.inspect.watch import RunWatch
 from asyncrl.launch.addresses import addresses, record_left_open
@@ -34,7 +34,7 @@ from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.epochs import count_steps
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
-from asyncrl.launch.preflight.same_tasks import check_same_tasks
+from asyncrl.launch.preflight.same_tasks import check_files_of_run, check_same_tasks
 from asyncrl.launch.preflight.settled import check_settled
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
@@ -43,7 +43,6 @@ from asyncrl.launch.scaling import Scaler
 from asyncrl.launch.supervisor import RunFailedError, Supervisor
 from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
-from asyncrl.machine.files import write_whole
 from asyncrl.observe.terminal import TerminalTable
 from asyncrl.results.card import write_card
 from asyncrl.results.environment import record_environment
@@ -72,17 +71,18 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
 
 
 def check_resume(config: TrainConfig, run_dir: Path) -> None:
-    """Raises ConfigError: the folder holds a run that has begun, and it cannot resume with this configuration; or it
-    holds a fine-tuning."""
+    """Raises ConfigError: the folder holds a run that has begun, and it cannot resume with this configuration or with
+    these files of tasks; or it holds a fine-tuning."""
     refuse_fine_tuning(run_dir)
     try:
-        _changes(config, run_dir)
+        changes_of(config, run_dir)
+        check_files_of_run(config, run_dir)
     except ConfigError:
         if is_begun(run_dir):
             raise
 
 
-def _changes(config: TrainConfig, run_dir: Path) -> list[str]:
+def changes_of(config: TrainConfig, run_dir: Path) -> list[str]:
     """A line for each key that the run in the folder had with another value; none if there is no run.
 
     Raises ConfigError: the run cannot resume with this configuration.
@@ -95,7 +95,7 @@ def _changes(config: TrainConfig, run_dir: Path) -> list[str]:
         changed = changed_keys(before, after)
     except ConfigError as error:
         raise ConfigError(f"{run_dir} holds a run: {error}") from error
-    return [f"{key}={as_yaml(after[key])} from now on, before {as_yaml(before[key])}" for key in changed]
+    return [f"{shown(key, after[key])} from now on, before {shown_value(key, before[key])}" for key in changed]
 
 
 def claim(config: TrainConfig, run_dir: Path) -> bool:
@@ -103,11 +103,10 @@ def claim(config: TrainConfig, run_dir: Path) -> bool:
 
     Raises ConfigError: the run cannot resume with this configuration.
     """
-    path = run_dir / CONFIG_FILE
-    resumed = path.exists()
-    for line in _changes(config, run_dir):
+    resumed = (run_dir / CONFIG_FILE).exists()
+    for line in changes_of(config, run_dir):
         log.info("%s", line)
-    write_whole(path, yaml.safe_dump(asdict(config), sort_keys=False))
+    locations.record_config(config, run_dir)
     return resumed
 
 
@@ -115,7 +114,7 @@ def claim_or_begin_anew(config: TrainConfig, run_dir: Path) -> bool:
     """As `claim`, and it refuses other tasks, too; but a run that has not begun a step, because its first start failed,
     does not keep its name: with another configuration or other tasks it begins anew."""
     try:
-        _changes(config, run_dir)
+        changes_of(config, run_dir)
         check_same_tasks(config, run_dir)
     except ConfigError:
         if is_begun(run_dir):
@@ -265,7 +264,7 @@ def _train_on_other_host(config: TrainConfig) -> bool:
     settle(config, placement)
     with exclusively(folder):
         end_here(folder, stop)
-        write_whole(folder / CONFIG_FILE, yaml.safe_dump(asdict(config), sort_keys=False))
+        locations.record_config(config, folder)
         record_environment(folder)
         supervisor = Supervisor(
             [each for each in role_commands(placement, folder / CONFIG_FILE) if each.name == LEARNER],

@@ -19,8 +19,8 @@ import torch
 from asyncrl.algorithms.batch import Episodes
 from asyncrl.config import locations
 from asyncrl.config.changes import ConfigHistory
-from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.secrets import shown, shown_value
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.canary import canary_of
@@ -223,7 +223,8 @@ class Learner:
                 self.trainer.algorithm.restore(kept)
         for each in self.history.changes:
             if each.step == step:
-                logger.info("%s=%s from step %d on, before %s", each.key, as_yaml(each.new), step, as_yaml(each.old))
+                new, old = shown(each.key, each.new), shown_value(each.key, each.old)
+                logger.info("%s from step %d on, before %s", new, step, old)
 
     def _is_skipped(self, plan: BatchPlan) -> bool:
         """Whether the step trains nothing. All ranks agree, also if the plan was skipped between their requests."""

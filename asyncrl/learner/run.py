@@ -18,9 +18,9 @@ import zmq
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.composition import label_needs
 from asyncrl.config import locations
-from asyncrl.config.changes import ConfigHistory, values_of
+from asyncrl.config.changes import ConfigHistory, recorded, values_of
 from asyncrl.config.schema import TrainConfig
-from asyncrl.data.rendered import longest, read_rendered, rendered_folder
+from asyncrl.data.rendered import longest, read_of_run
 from asyncrl.errors import ConfigError
 from asyncrl.learner.activity import END
 from asyncrl.learner.batches import BatchSource, open_batches
@@ -194,7 +194,7 @@ def train(
     """Load, train, and export. Raises StoppedError; ConfigError and CheckpointError: the run cannot resume with this
     configuration, or the models or the checkpoints cannot be used; StoreError: a stored run cannot be trained again by
     this algorithm."""
-    changes = ranks.together(lambda: replay.configure(values_of(config), int(time.time())))
+    changes = ranks.together(lambda: replay.configure(recorded(values_of(config)), int(time.time())))
     if ranks.rank == 0:
         locations.record_config(config)
     history = ConfigHistory(config, changes)
@@ -301,7 +301,7 @@ def open_demonstrations(config: TrainConfig, ranks: Ranks, policy: Policy) -> De
     """The demonstrations that `config` mixes into the steps, if any. Raises DataError: no start has rendered them."""
     if not config.algorithm.sft.path:
         return None
-    rendered = read_rendered(rendered_folder(config, config.algorithm.sft.path))
+    rendered = read_of_run(config, config.algorithm.sft.path)
     flops = ForwardFlops.of(policy, policy.model.config)
     return DemonstrationFeed(rendered, config.run.seed, ranks, policy, flops)
 

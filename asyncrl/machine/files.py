@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from safetensors import SafetensorError
 
 from asyncrl.errors import StoppedError
+from asyncrl.masking import masked_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,17 +35,24 @@ def partial_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
-def write_whole(path: Path, content: str | Iterable[bytes]) -> None:
+def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
     """Write a file of a text, or of pieces one behind the other, and its folder where there is none. A reader sees the
-    old content or the new one, also after a kill or a power loss. Raises OSError."""
+    old content or the new one, also after a kill or a power loss. Only the owner may read a `private` file. Raises
+    OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_name(path)
-    with partial.open("wb") as file:
+    # A killed process may have left one that others may read.
+    partial.unlink(missing_ok=True)
+    with open(partial, "wb", opener=_open_private if private else None) as file:
         file.writelines([content.encode()] if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
     sync(path.parent)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def missing_folders(folder: Path) -> list[Path]:
@@ -121,8 +129,8 @@ def as_os_errors(path: Path) -> Iterator[None]:
 
 
 class LossyText(io.TextIOBase):
-    """An unbuffered text stream to the open file `descriptor`. Text that cannot be written is lost; the next text that
-    can be written says how many writes were."""
+    """An unbuffered text stream to the open file `descriptor`, without the secrets that show in a text. Text that
+    cannot be written is lost; the next text that can be written says how many writes were."""
 
     encoding = "utf-8"
 
@@ -133,7 +141,7 @@ class LossyText(io.TextIOBase):
     def write(self, text: str) -> int:
         note = f"({self.lost} writes to this log were lost)\n" if self.lost else ""
         try:
-            self._raw.write((note + text).encode(errors="backslashreplace"))
+            self._raw.write((note + masked_text(text)).encode(errors="backslashreplace"))
             self.lost = 0
         except OSError:
             self.lost += 1

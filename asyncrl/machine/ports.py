@@ -15,6 +15,7 @@ from typing import TypeVar
 import psutil
 
 from asyncrl.errors import ConfigError, StoppedError, UnavailableError
+from asyncrl.masking import masked_text
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ def who_listens(port: int) -> str:
     with suppress(psutil.Error, OSError):
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid is not None:
-                command = shorten(" ".join(psutil.Process(each.pid).cmdline()), MOST_OF_COMMAND)
+                command = shorten(masked_text(" ".join(psutil.Process(each.pid).cmdline())), MOST_OF_COMMAND)
                 return f"; process {each.pid} listens there: {command}"
     return ""
 

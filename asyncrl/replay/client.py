@@ -22,6 +22,7 @@ from asyncrl.errors import (
     TooManyFailuresError,
     WireError,
 )
+from asyncrl.masking import masked_text
 from asyncrl.network.keys import ClientKeys
 from asyncrl.observe.spans import Spans
 from asyncrl.replay import protocol
@@ -152,9 +153,7 @@ class ReplayClient:
 
     def fail_all(self, reasons: Mapping[str, str]) -> None:
         """Give episodes up, each with its reason, in the time of one."""
-        self._send_all(
-            [(protocol.FailEpisode(each, cut(reason, MAX_REASON_CHARS)), ()) for each, reason in reasons.items()]
-        )
+        self._send_all([(protocol.FailEpisode(each, _for_good(reason)), ()) for each, reason in reasons.items()])
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int, groups: int = 1) -> list[Lease]:
         """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens; or up to `groups` whole
@@ -183,8 +182,7 @@ class ReplayClient:
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None:
         """Give the scoring of a trajectory up for now, with the reason; or of its group, if that was leased whole."""
-        reason = cut(reason, MAX_REASON_CHARS)
-        self._send(protocol.FailScoring(self._worker, self._incarnation, trajectory_id, reason))
+        self._send(protocol.FailScoring(self._worker, self._incarnation, trajectory_id, _for_good(reason)))
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
         """The learner goes on with these values of all keys, at `time` in seconds since 1970; returns every change that
@@ -266,7 +264,7 @@ class ReplayClient:
 
     def skip_plan(self, step: int, reason: str) -> int:
         """Have a recorded plan's step train nothing; how many trajectories died with it. Raises RefusedError."""
-        return self._send(protocol.SkipPlan(step, cut(reason, MAX_REASON_CHARS))).read(protocol.NUMBER)
+        return self._send(protocol.SkipPlan(step, _for_good(reason))).read(protocol.NUMBER)
 
     def audit(self) -> dict[str, Any]:
         """Every accepted trajectory by state; what is lost or planned twice."""
@@ -300,6 +298,11 @@ def read_leases(leased: Iterable[protocol.LeasedTask], frames: Sequence[Buffer])
             raise WireError("the first leased trajectory has no task")
         trajectory = read_trajectory(next(stored))
         yield Lease(task, trajectory, each.kinds, read_labels(next(stored)) if each.partial else None, each.final)
+
+
+def _for_good(reason: str) -> str:
+    """A reason as the replay keeps it."""
+    return masked_text(cut(reason, MAX_REASON_CHARS))
 
 
 def _first_to_show(trajectories: Mapping[int, Trajectory]) -> list[int]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from asyncrl.masking import masked_text
 from asyncrl.replay.environment import ReadSnapshot
 from asyncrl.replay.transaction import Transaction
 
@@ -64,7 +65,7 @@ class Readers:
 def _named(snapshot: ReadSnapshot) -> str:
     """The command line of a reader that is too slow, which is logged, too."""
     try:
-        command = " ".join(psutil.Process(snapshot.pid).cmdline())
+        command = masked_text(" ".join(psutil.Process(snapshot.pid).cmdline()))
     except psutil.Error:
         command = ""
     log.warning(

@@ -170,10 +170,14 @@ class _JudgeProcess:
         fd = theirs.fileno()
         # The process imports the same modules as this one.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), MARK: "1"}
-        command = [sys.executable, "-m", program, str(fd), json.dumps(settings)]
+        command = [sys.executable, "-m", program, str(fd)]
         self._process = subprocess.Popen(command, pass_fds=[fd], env=environment, start_new_session=True)
         self._memory_before = 0
         theirs.close()
+        # Every user of the machine sees a command line, and the parameters of a rule may have keys of services. If the
+        # process has ended already, `receive` tells so.
+        with suppress(ConnectionError):
+            self._pipe.send_bytes(json.dumps(settings).encode())
 
     def send(self, messages: Sequence[Message]) -> None:
         """Raises OSError: the process has ended; WireError: a message cannot be encoded."""
@@ -232,18 +236,19 @@ def _resident(process: psutil.Process) -> int:
 def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer]) -> None:
     """The process: answers each request from the pipe, and ends with the pipe and its session.
 
-    `arguments` are those of the command line: the pipe's file descriptor, and the settings, of which `timeout_s` has
-    the seconds for a request. `load` makes from these what answers; a ConfigError that it raises is reported.
+    `arguments` are those of the command line: the pipe's file descriptor. The pipe's first message has the settings, of
+    which `timeout_s` has the seconds for a request. `load` makes from these what answers; a ConfigError that it raises
+    is reported.
     """
     # Slurm sends these, by which it asks a scorer to stop or to drain, to its children, too.
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
-    fd, settings = int(arguments[0]), json.loads(arguments[1])
+    fd = int(arguments[0])
     # Processes that the code starts must not hold the pipe open.
     os.set_inheritable(fd, False)
     try:
         with Connection(fd) as pipe, suppress(EOFError):
-            _serve(pipe, settings, load)
+            _serve(pipe, json.loads(pipe.recv_bytes()), load)
     except Exception:
         logger.exception("the process that judges has failed")
     finally:

@@ -19,7 +19,7 @@ from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.launch.local import claim
+from asyncrl.launch.local import changes_of, claim
 from asyncrl.launch.ownership import LOOK_S, StopRequests, exclusively
 from asyncrl.launch.preflight.models import check_adapters, check_existence, check_freezing, check_tokenizer
 from asyncrl.launch.processes import role_command, this_host
@@ -49,6 +49,7 @@ def _start(config: TrainConfig, stop: threading.Event, activity: Activity) -> No
     run_dir = locations.run_dir(config.run)
     with exclusively(run_dir):
         threading.Thread(target=_watch_requests, args=[run_dir, stop], name="stop-requests", daemon=True).start()
+        changes_of(config, run_dir)  # A resume that is refused renders nothing.
         _prepare(config, stop)
         _settle(config)
         resumed = claim(config, run_dir)

@@ -16,6 +16,7 @@ from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.locations import refuse_fine_tuning
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.inspect.run import RUNS
+from asyncrl.masking import masked_text
 from asyncrl.observe.spans import FOLDER
 from asyncrl.trace.explain import explain_episode, explain_step
 from asyncrl.trace.perfetto import write_perfetto
@@ -72,7 +73,7 @@ def _run(given: argparse.Namespace) -> None:
             # An extra, which few have.
             from asyncrl.trace.otlp import send
 
-            _say([f"{send(spans, run_dir, given.endpoint)} spans were sent to {given.endpoint}"])
+            _say([f"{send(spans, run_dir, given.endpoint)} spans were sent to {masked_text(given.endpoint)}"])
         else:
             _write(trace, spans, given.out or run_dir / "trace.json.gz")
     _warn(trace)

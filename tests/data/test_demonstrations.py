@@ -11,8 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from asyncrl.config.schema import RunConfig, TrainConfig
 from asyncrl.data.demonstrations import Demonstration, DemonstrationFile
-from asyncrl.data.rendered import RenderedDemonstrations, read_rendered, save_array, write_rendered
+from asyncrl.data.rendered import (
+    RenderedDemonstrations,
+    read_of_run,
+    read_rendered,
+    rendered_folder,
+    save_array,
+    write_rendered,
+)
 from asyncrl.errors import DataError
 from asyncrl.machine.files import NO_ROOM
 
@@ -100,3 +108,18 @@ def test_rendered_demonstrations_are_read_as_they_were_written(tmp_path: Path) -
     for index, (ids, mask) in enumerate(rows):
         assert [each.tolist() for each in found.row(index)] == [ids.tolist(), mask.tolist()]
     assert RenderedDemonstrations.of(rows[::-1]).digest != written.digest
+
+
+def test_a_run_that_is_trained_again_from_its_store_has_the_demonstrations_of_its_start(tmp_path: Path) -> None:
+    sources = [str(tmp_path / "shown.jsonl")]
+    (tmp_path / "shown.jsonl").write_text('{"prompt": "a", "response": "b"}')
+    first, again = (TrainConfig(run=RunConfig(name=name, dir=str(tmp_path))) for name in ("first", "again"))
+    rendered = RenderedDemonstrations.of([(np.arange(4, dtype=np.int32), np.ones(4, np.bool_))])
+    write_rendered(rendered, rendered_folder(first, sources))
+    with pytest.raises(DataError, match="cannot be read"):
+        read_of_run(again, sources)
+    again.replay.source = str(tmp_path / "first" / "replay")
+    assert read_of_run(again, sources).digest == rendered.digest
+    own = RenderedDemonstrations.of([(np.arange(5, dtype=np.int32), np.ones(5, np.bool_))])
+    write_rendered(own, rendered_folder(again, sources))
+    assert read_of_run(again, sources).digest == own.digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +19,7 @@ from msgspec import structs
 from asyncrl.config.changes import values_of
 from asyncrl.config.schema import DataConfig, PartConfig, TrainConfig
 from asyncrl.errors import DataError, StoreError
-from asyncrl.inspect.columns import TRAJECTORIES, read_row, rows_of, trajectory_batch
+from asyncrl.inspect.columns import DEAD_LETTERS, PLANS, STEPS, TRAJECTORIES, read_row, rows_of, trajectory_batch
 from asyncrl.inspect.importing import count_rows, import_run
 from asyncrl.inspect.parquet import (
     DEAD_LETTERS_FILE,
@@ -281,3 +282,25 @@ def test_the_learner_trains_from_an_imported_store(run: Path, tmp_path: Path) ->
 def test_every_column_is_documented() -> None:
     page = (ROOT / "docs" / "replay.md").read_text()
     assert [name for name in TRAJECTORIES.names if f"`{name}`" not in page] == []
+
+
+def documented(page: str, table: str) -> dict[str, str]:
+    """The columns of docs/replay.md with their types. Of two types in a row the second is that of the last column."""
+    after = page.partition(f"| column of `{table}`")[2].partition("\n\n")[0]
+    found = dict[str, str]()
+    for names, types in re.findall(r"^\| (`.*?`(?:, `.*?`)*) \| ([^|]*) \|", after, re.M):
+        columns, first = re.findall(r"`(.*?)`", names), types.partition(", of ")[0].removeprefix("list of ")
+        own = [f"{types[:8] if types.startswith('list of ') else ''}{first}"] * len(columns)
+        if of := types.partition(", of ")[2]:
+            own[-1] = f"list of {of}"
+        found |= dict(zip(columns, own, strict=True))
+    return found
+
+
+def test_the_page_lists_every_column_with_its_type() -> None:
+    page = (ROOT / "docs" / "replay.md").read_text()
+    types = {field.name: str(field.type).replace("list<item: ", "list of ").rstrip(">") for field in TRAJECTORIES}
+    assert documented(page, TRAJECTORIES_FILE) == types
+    for file, schema in ((PLANS_FILE, PLANS), (STEPS_FILE, STEPS), (DEAD_LETTERS_FILE, DEAD_LETTERS)):
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{file}` | each "))
+        assert set(schema.names) <= set(re.findall(r"`(\w+)`", row)), file

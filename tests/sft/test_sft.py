@@ -22,6 +22,7 @@ from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.inspect.run import find
+from asyncrl.launch.local import claim
 from asyncrl.launch.resume import words_of
 from asyncrl.learner.checkpoint import Checkpoints
 from asyncrl.learner.ranks import Ranks, joined
@@ -141,6 +142,17 @@ def test_what_only_a_training_can_do_is_refused(change: dict[str, Any], why: str
         setattr(section, name, value)
     with pytest.raises(ConfigError, match=why):
         run(config)
+
+
+def test_a_fine_tuning_that_may_not_resume_renders_nothing(model: Path, tmp_path: Path) -> None:
+    config = make_config(model, tmp_path)
+    config.data.train = ["before.parquet"]
+    claim(config, tmp_path / config.run.name)
+    config.run.dir, config.data.train = str(tmp_path), [str(tmp_path / "now.jsonl")]
+    (tmp_path / "now.jsonl").write_text('{"prompt": "a", "response": "b"}')
+    with pytest.raises(ConfigError, match=r"holds a run(.|\n)*data\.train="):
+        run(config)
+    assert not (tmp_path / config.run.name / "demonstrations").exists()
 
 
 @pytest.mark.parametrize("look", [partial(find, store=None), read_run, words_of])

@@ -59,4 +59,4 @@ def _tell(path: Path, url: str, key: str) -> None:
     """Write where agents ask for episodes, in a folder that this user alone may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
-    write_whole(path, json.dumps({"url": url, "key": key}) + "\n")
+    write_whole(path, json.dumps({"url": url, "key": key}) + "\n", private=True)

@@ -8,6 +8,7 @@ from typing import Any
 from asyncrl.actor.interactions.base import Interaction
 from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
+from asyncrl.masking import masked
 from asyncrl.plain import copied
 from asyncrl.text import reason_of
 
@@ -26,9 +27,9 @@ def _load(name: str, entry: Any) -> Interaction:
         case {"class_name": str(path), **rest} if rest.keys() <= {"config"}:
             config = rest.get("config") or {}
         case _:
-            raise ConfigError(f"{setting} is {entry!r:.200}; it must be {FORM}")
+            raise ConfigError(f"{setting} is {masked(entry)!r:.200}; it must be {FORM}")
     if not isinstance(config, Mapping):
-        raise ConfigError(f"{setting}: config is {config!r:.100}; it must be a mapping")
+        raise ConfigError(f"{setting}: config is {masked(config)!r:.100}; it must be a mapping")
     cls = imported(path, f"{setting}: class_name={path}", "the dotted path of a class, such as my_users.Customer")
     if not (isinstance(cls, type) and issubclass(cls, Interaction)):
         raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any
 from asyncrl.config.schema import ActorConfig
 from asyncrl.config.variables import with_variables
 from asyncrl.errors import ConfigError
+from asyncrl.masking import masked
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -127,5 +128,5 @@ class _Reader:
         if value is None:
             return default
         if not fits(value):
-            raise ConfigError(f"{self._setting}.{key}={value!r:.100}: it must be {form}")
+            raise ConfigError(f"{self._setting}.{key}={masked(value, key)!r:.100}: it must be {form}")
         return value

@@ -16,6 +16,7 @@ from asyncrl.config.schema import ActorConfig
 from asyncrl.data.sendable import schemas
 from asyncrl.errors import ConfigError
 from asyncrl.machine.group_guard import GroupGuard
+from asyncrl.masking import masked
 from asyncrl.text import encodable
 
 MAX_TOOLS = 128
@@ -105,7 +106,7 @@ async def _ask(server: McpServer) -> Sequence[Any]:
             finally:
                 await session.close()
         except (SessionError, AnswerError, ToolRefusal) as error:
-            what = " ".join(server.command) or server.url
+            what = " ".join(masked(server.command)) or server.url
             raise ConfigError(f"{server.setting} does not list its tools: {error} ({what})") from error
 
 

@@ -24,7 +24,7 @@ class RayConfig:
         "address of a Ray cluster; null: RAY_ADDRESS, which a job has, else a new cluster on this machine",
     )
     runtime_env: dict[str, Any] = option(
-        {}, "Ray's runtime environment of all roles, such as {env_vars: {NAME: VALUE}}"
+        {}, "Ray's runtime environment of all roles, such as {env_vars: {NAME: VALUE}}", secret="named"
     )
     replay_resource: str | None = option(
         None,
@@ -150,7 +150,7 @@ class NetworkConfig:
     learner_host: str | None = option(None, "the learner's address where it is another one; null: network.host")
     replay_port: int = option(5755, "port of the replay's first shard; 0: `asyncrl train` chooses", "[0, 65535]")
     weights_port: int = option(5756, "the learner's port for weights; 0: `asyncrl train` chooses", "[0, 65535]")
-    keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md")
+    keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md", secret="none")
     insecure: bool = option(False, "allow addresses that other machines can reach, without keys")
     max_message_mb: int = option(
         256, "megabytes of the largest message part; a larger one closes its connection", "[1, 4095]"

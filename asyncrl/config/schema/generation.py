@@ -46,11 +46,13 @@ class ActorConfig:
         "dotted path of a class whose objects hold the state of an episode, and whose methods are its tools in place "
         "of actor.tools (docs/environments.md)",
         fixed="all members of a group are played in one environment",
+        secret="none",
     )
     environments: dict[str, str] = option(
         {},
         "several such classes by name, where the column `environment` of a task chooses one (docs/environments.md)",
         fixed="all members of a group are played in one environment",
+        secret="none",
     )
     environment_timeout_s: float = option(60.0, "seconds that one call of an environment may take", "(0, inf)")
     tool_timeout_s: float = option(10.0, "seconds that one tool call may take", "(0, inf)")
@@ -77,6 +79,7 @@ class ActorConfig:
         {},
         "arguments of the chat template, such as {enable_thinking: false}",
         fixed="all members of a group are rendered alike",
+        secret="none",
     )
     tool_call_format: str = option(
         "auto",
@@ -107,6 +110,7 @@ class ActorConfig:
         "what each turn must be: a JSON schema, a regular expression or a grammar that servers restrict it to; {}: any "
         "text (docs/structured.md)",
         fixed="all members of a group are sampled under one grammar",
+        secret="none",
     )
     history: str = option(
         "sampled",
@@ -132,7 +136,9 @@ class ActorConfig:
         None, "programs that play one episode after another; null: a new one for each episode", "[1, inf)"
     )
     agent_environment: dict[str, str] = option(
-        {}, "variables that the program has beside PATH, HOME, LANG, LC_ALL, TMPDIR, USER and PYTHONUNBUFFERED"
+        {},
+        "variables that the program has beside PATH, HOME, LANG, LC_ALL, TMPDIR, USER and PYTHONUNBUFFERED",
+        secret="all",
     )
     agent_sessions: bool = option(
         False,
@@ -140,7 +146,9 @@ class ActorConfig:
         fixed="all members of a group are played by one agent",
     )
     session_key: str | None = option(
-        None, "key with which agents elsewhere ask for episodes; null: a new one for each actor, in agents/ of the run"
+        None,
+        "key with which agents elsewhere ask for episodes; null: a new one for each actor, in agents/ of the run",
+        secret="all",
     )
     session_timeout_s: float = option(
         300.0, "seconds without a request of its agent after which an episode elsewhere fails", "(0, inf)"
@@ -196,7 +204,7 @@ class ServerConfig:
         [], "numbers of the servers that memory is for, since others use their GPUs too; empty: all. The plan sets it"
     )
     arguments: list[str] = option([], "further arguments of the server, each word an item: [--attention-backend,fa3]")
-    environment: dict[str, str] = option({}, "environment variables of the server")
+    environment: dict[str, str] = option({}, "environment variables of the server", secret="all")
     start_s: float = option(900.0, "seconds that a server may take to start", "(0, inf)")
     max_failures: int = option(
         3, "failed restarts in a row that a server may have; one more ends the actor", "[0, inf)"

@@ -84,6 +84,7 @@ class ModelConfig:
         "fields of its Hugging Face configuration that have other values than in its files, nested by dots, such as "
         "model.override_config.rope_parameters.rope_theta=1000000; those that change the shapes of weights are refused",
         fixed="recorded steps and stored log-probs were computed with them",
+        secret="none",
     )
     trust_remote_code: bool = option(False, "run code that comes with the model")
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -118,6 +119,7 @@ class DataConfig:
         "which column of the files has prompt, ground_truth, data_source, tools, environment or, by any other name, a "
         "field of extra_info, such as {prompt: question, ground_truth: answer}; empty: those of verl's layout",
         fixed="stored groups name rows with these values",
+        secret="none",
     )
     system_prompt: str | None = option(
         None, "system message of tasks that have none", fixed="all members of a group have the same prompt"

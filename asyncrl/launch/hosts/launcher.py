@@ -31,6 +31,7 @@ from asyncrl.config import locations
 from asyncrl.config.bind import is_loopback
 from asyncrl.config.locations import ALIVE_FOLDER
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.secrets import shown_words
 from asyncrl.errors import ConfigError
 from asyncrl.launch.hosts.remote_role import (
     ALIVE,
@@ -97,11 +98,12 @@ class HostsLauncher:
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CHECK_S)
         except (OSError, subprocess.TimeoutExpired) as error:
-            return f"{where} does not answer: {error}; check cluster.shell={shlex.join(cluster.shell)}"
+            return f"{where} does not answer: {error}; check cluster.shell={shlex.join(shown_words(cluster.shell))}"
         told = _answer(done.stdout)
         if done.returncode or told is None:
             said = " ".join(done.stderr.strip().splitlines()[-2:])
-            return f"{where} cannot run asyncrl ({said or f'status {done.returncode}'}): {shlex.join(command)}"
+            why = said or f"status {done.returncode}"
+            return f"{where} cannot run asyncrl ({why}): {shlex.join(shown_words(command))}"
         if told["version"] != asyncrl.__version__:
             return f"{where} has asyncrl {told['version']}, and this host {asyncrl.__version__}; install one version"
         if not told["sees"] or not answer_to(file, index).exists():

@@ -68,24 +68,30 @@ _EPISODE = Trajectory(
 
 def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: threading.Event | None = None) -> None:
     """Try all that the roles will load or need: keys, ports, devices, data, models, tools, chat template, rules and the
-    algorithm's parts; and `more` checks. A check that needs what another one refused is left out.
+    algorithm's parts; and `more` checks, which come first. A check that needs what another one refused is left out.
+    What goes through all rows and may take long is not begun for a start that is refused anyway.
 
     Raises ConfigError, DataError or UnavailableError with one line for each problem; StoppedError: `stop` was set
     meanwhile.
     """
-    from asyncrl.data.opening import all_tasks
+    from asyncrl.data.opening import all_tasks, made_file
     from asyncrl.launch.preflight.datasets import make_tasks
 
     problems: list[AsyncrlError] = []
     files: list[TaskFile] = []
     missing = missing_data(config)
     problems.extend(map(DataError, missing.values()))
+    for check in more:
+        with _collected(problems, stop):
+            check(config)
     for key, sources in {"data.train": config.data.train, "data.eval": config.data.eval}.items():
         with _collected(problems, stop):
             if sources and key not in missing and not (files and sources == config.data.train):
+                if problems and made_file(config, sources) is not None:
+                    continue
                 make_tasks(config, sources)
                 files.append(all_tasks(config, sources))
-    for check in (*more, _check_keys, check_ports, _check_devices, _check_optimizer, _check_scoring, _check_algorithm):
+    for check in (_check_keys, check_ports, _check_devices, _check_optimizer, _check_scoring, _check_algorithm):
         with _collected(problems, stop):
             check(config)
     with _collected(problems, stop):
@@ -97,19 +103,21 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
         check_existence(config)
         with _collected(problems, stop):
             _check_policy(config)
-        with _collected(problems, stop):
-            if "algorithm.sft.path" not in missing:
-                check_demonstrations(config, stop)
         if not config.actor.played_by:
             with _collected(problems, stop):
                 check_grammars(config, files)
             with _collected(problems, stop):
                 _check_template(config, files)
+        with _collected(problems, stop):
+            _check_truths(config, files)
+    if not problems:
+        with _collected(problems, stop):
+            check_demonstrations(config, stop)
+        if not config.actor.played_by:
+            with _collected(problems, stop):
                 for file in files:
                     check_prompts(config, file, stop)
                 check_group_demonstrations(config, files[:1], stop)
-        with _collected(problems, stop):
-            _check_truths(config, files)
     if problems:
         raise type(problems[0])("\n".join(dict.fromkeys(map(str, problems)))) from problems[0]
 

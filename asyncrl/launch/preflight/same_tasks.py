@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+from asyncrl.config.refusals import missing_data
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoreError
 from asyncrl.launch.preflight.same_files import check_same_files
@@ -29,6 +30,12 @@ def check_same_tasks(config: TrainConfig, run_dir: Path) -> None:
                 require_pinned(tx, now)
             except StoreError as error:
                 raise ConfigError(f"{run_dir} holds a run: {error}") from error
+
+
+def check_files_of_run(config: TrainConfig, run_dir: Path) -> None:
+    """The part of `check_same_tasks` that reads no row. Raises ConfigError: a file has changed."""
+    if any(map(_names_rows, store_folders(run_dir))) and not missing_data(config):
+        check_same_files(config, begun=True)
 
 
 def _names_rows(folder: Path) -> bool:

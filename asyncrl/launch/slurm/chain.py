@@ -8,7 +8,6 @@ are left end at once. `--dry-run` prints the commands of submission.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,13 +19,12 @@ from uuid import uuid4
 
 from asyncrl.config.exits import failures_end_the_command, usage_or_failure
 from asyncrl.config.locations import SUMMARY_FILE
+from asyncrl.config.secrets import KEY_VALUE, shown_words
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.slurm.commands import ask_slurm
 from asyncrl.machine.files import write_whole
 
 OPTION, DRY_RUN = "--chained=", "--dry-run"
-KEY_VALUE = re.compile(r"[+~]{0,2}[a-z][\w./@]*=")
-"""How a word of `asyncrl train` begins. Variables of the environment, as in --export FOO=1, have other names."""
 STOPPED_FILE = "stopped-chain"
 """The file in the run's folder with the chain whose run was stopped by hand."""
 
@@ -97,7 +95,7 @@ def submit(words: Sequence[str], show_only: bool = False) -> None:
         link = ChainLink(name, number, count)
         command = ["sbatch", "--parsable", "--no-requeue", *after, *options, script, link.option, *rest]
         if show_only:
-            sys.stdout.write(f"{shlex.join(command)}\n")
+            sys.stdout.write(f"{shlex.join(shown_words(command))}\n")
             jobs.append(f"JOB{number}")
             continue
         try:

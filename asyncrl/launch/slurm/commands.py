@@ -8,6 +8,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from asyncrl.config.secrets import shown_words
 from asyncrl.errors import ConfigError, UnavailableError
 
 JOB_VARIABLE = "SLURM_JOB_ID"
@@ -69,12 +70,15 @@ def _address(node: str) -> str:
 
 def ask_slurm(*command: str) -> str:
     """What a command of Slurm prints. Raises UnavailableError: it fails."""
+    said = " ".join(shown_words(command))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnavailableError(f"{' '.join(command)}: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(f"{said}: it does not answer within {COMMAND_S:g} s") from error
+    except OSError as error:
+        raise UnavailableError(f"{said}: {error}") from error
     if done.returncode:
-        raise UnavailableError(f"{' '.join(command)}: {done.stderr.strip() or f'status {done.returncode}'}")
+        raise UnavailableError(f"{said}: {done.stderr.strip() or f'status {done.returncode}'}")
     return done.stdout
 
 

@@ -24,6 +24,7 @@ from asyncrl.config.exits import EXIT_USAGE
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.secrets import shown_words
 from asyncrl.errors import ConfigError, StoppedError, UnavailableError
 from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place, settle
@@ -176,7 +177,7 @@ def show(config: TrainConfig) -> None:
     else:
         commands += map(launcher.role_command, roles)
     table = placement_table(placement, [node.name for node in job.nodes], terminal_width(sys.stdout))
-    sys.stdout.write(table + "\n" + "\n".join(map(shlex.join, commands)) + "\n")
+    sys.stdout.write(table + "\n" + "\n".join(shlex.join(shown_words(each)) for each in commands) + "\n")
 
 
 def _pool_nodes(config: TrainConfig) -> list[dict[str, int]]:

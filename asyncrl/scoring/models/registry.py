@@ -15,6 +15,7 @@ from asyncrl.config.imports import imported
 from asyncrl.config.option import options
 from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
 from asyncrl.errors import ConfigError
+from asyncrl.masking import masked
 from asyncrl.plain import copied
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
 
@@ -69,7 +70,7 @@ def _params(cls: Any, given: Mapping[str, Any], key: str) -> Any:
         if name not in known:
             raise ConfigError(f"{key}.{name}: this family has no such parameter; it takes {', '.join(known) or 'none'}")
         if not known[name].allows(value):
-            raise ConfigError(f"{key}.{name}={value!r}: it must be {known[name].allowed}")
+            raise ConfigError(f"{key}.{name}={masked(value, name)!r}: it must be {known[name].allowed}")
     for each in known.values():
         if each.required and each.name not in given:
             raise ConfigError(f"{key}.{each.name} must be set: {each.meaning}")

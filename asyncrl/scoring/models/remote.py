@@ -19,6 +19,7 @@ import aiohttp
 from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError, ScoringError, UnavailableError
+from asyncrl.masking import masked_text
 from asyncrl.scoring.models.base import Score
 from asyncrl.scoring.models.checkpoint import Checkpoint
 from asyncrl.scoring.transcript import Transcript
@@ -142,7 +143,7 @@ def connect(config: ScoringModelConfig, params: RemoteParams, key: str) -> tuple
     if config.long_inputs != "refuse":
         raise ConfigError(f"{key}.long_inputs={config.long_inputs}: a remote model refuses inputs that are too long")
     endpoint = JsonEndpoint(path, params.timeout_s, params.retries)
-    return endpoint, f"{endpoint.url.partition('://')[2]}@{params.version}"
+    return endpoint, f"{masked_text(endpoint.url).partition('://')[2]}@{params.version}"
 
 
 def served_tokenizer(config: ScoringModelConfig, params: RemoteParams, key: str) -> Any:

@@ -309,12 +309,29 @@ def test_all_that_cannot_be_used_is_named_at_once(tmp_path: Path):
         preflight(config, cannot_resume)
     assert [line.split(":")[0] for line in str(refused.value).splitlines()] == [
         "data.train=missing.parquet",
-        f"{config.data.eval[0]} cannot be read as Parquet",
         "the run began otherwise",
+        f"{config.data.eval[0]} cannot be read as Parquet",
         "scoring.rule=guess",
         "algorithm.advantage grpo has no parameter 'lamb'; it takes normalise_std",
         *("algorithm.loss=pppo", "actor.tools", "model.path=./modle"),
     ]
+
+
+def test_a_start_that_is_refused_does_not_go_through_all_rows_before(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.run.dir, config.algorithm.sft.path = str(tmp_path / "runs"), [str(tmp_path / "shown.jsonl")]
+    (tmp_path / "shown.jsonl").write_text('{"prompt": "a", "response": "b"}')
+    config.data.max_prompt_length, config.data.filter_overlong, config.data.keep_in_memory = 100, True, False
+
+    def cannot_resume(config: TrainConfig) -> None:
+        raise ConfigError("the run began otherwise")
+
+    with pytest.raises(ConfigError, match="the run began otherwise"):
+        preflight(config, cannot_resume)
+    assert not [*(tmp_path / "runs").rglob("*")]
+    preflight(config)
+    made = {path.name for path in (tmp_path / "runs" / config.run.name).iterdir()}
+    assert made == {"tasks", "demonstrations", "prompt_lengths"}
 
 
 def test_a_mistake_in_an_own_part_does_not_start(tmp_path: Path):

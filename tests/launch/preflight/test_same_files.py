@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from asyncrl.config.schema import DataConfig, RunConfig, TrainConfig
 from asyncrl.data.opening import all_tasks, made_file
 from asyncrl.errors import ConfigError
+from asyncrl.launch.local import check_resume, claim
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.same_files import check_same_files
+from asyncrl.replay.store import Store
+from asyncrl.types import BatchPlan
 from tests.data.test_tables import parquet, row
 
 
@@ -33,6 +37,19 @@ def test_a_file_that_has_changed_is_named_once_its_rows_are_and_not_before(tmp_p
     before = changed.stat()
     os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
     check_same_files(config, begun=True)
+
+
+def test_a_resume_with_a_changed_file_is_refused_before_its_rows_are_read(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    run_dir = tmp_path / "runs" / "r"
+    claim(config, run_dir)
+    with closing(Store(run_dir / "replay", 1 << 20, durable=False)) as opened, opened.transaction() as tx:
+        tx.put("plans", 0, BatchPlan(0, 0, ["a"], ["g"], [1], [1], [1.0]))
+        tx.add("feed_draws")
+    check_resume(config, run_dir)
+    parquet(tmp_path / "parts" / "b.parquet", row(2))
+    with pytest.raises(ConfigError, match=r"parts/b\.parquet has changed since the run began"):
+        check_resume(config, run_dir)
 
 
 def test_rows_that_were_made_stay_the_same_whatever_becomes_of_their_files(tmp_path: Path) -> None:

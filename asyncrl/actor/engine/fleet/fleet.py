@@ -38,6 +38,7 @@ from asyncrl.actor.engine.fleet.server import InferenceServer, Segment, ServerFa
 from asyncrl.actor.engine.fleet.settings import FleetSettings
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
+from asyncrl.masking import masked_text
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.types import NO_VERSION, Sampling
@@ -279,7 +280,7 @@ class Fleet:
             salt = self._salts.setdefault(session, endpoint.salt)
             self._counts["segments"] += 1
             try:
-                about = {"episode": session.partition("/")[0], "server": endpoint.server.url}
+                about = {"episode": session.partition("/")[0], "server": masked_text(endpoint.server.url)}
                 with self._spans.span("segment", **about) as values:
                     segment = await endpoint.generate(turn.tokens, turn.sampling, stop, salt, turn.routed_from, images)
                     values |= {"tokens": len(segment.tokens), "finish": segment.finish}

@@ -21,6 +21,7 @@ from asyncrl.actor.engine.fleet.colocation import ServerTurns
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.child import group_has_ended, kill_group_soon, last_lines, start_guarded
+from asyncrl.masking import masked
 from asyncrl.modelling.opening import server_overrides
 from asyncrl.modelling.source import source_of
 from asyncrl.modelling.tokenizer import tokenizer_source
@@ -151,7 +152,7 @@ class LaunchedServer:
         logger.info(
             "starting the server at %s; its log is %s; CUDA_VISIBLE_DEVICES=%s; %s",
             *(self.url, self._log, os.environ.get("CUDA_VISIBLE_DEVICES", "")),
-            shlex.join(self._command),
+            shlex.join(masked(self._command)),
         )
         self.process, self.freed = (
             start_guarded(self._command, self._log, {**self._environment, **OWN_VARIABLES}, files),

@@ -126,7 +126,8 @@ ROWS = (
     none(
         "data",
         "image_key video_key audio_key image_patch_size mm_processor_kwargs",
-        "Policies read text only.",
+        "Messages show their images themselves, by `data.images`; policies read no videos and no sounds "
+        "(docs/models.md).",
     ),
     none("data.sampler", "class_path class_name", "Use `data.weights` or `data.band`."),
     none("data.datagen", "path name", "No data is made during a run."),

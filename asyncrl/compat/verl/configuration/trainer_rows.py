@@ -79,7 +79,10 @@ def _resume(source: VerlConfig) -> Iterator[Setting | str]:
         yield "trainer.resume_mode=disable: a run of the same name goes on; give another run.name for a new one"
     if mode == "resume_path":
         path = source["trainer.resume_from_path"]
-        yield f"trainer.resume_mode=resume_path: verl's checkpoints are not read ({path}); export one to model.path"
+        yield (
+            f"trainer.resume_mode=resume_path: no run goes on from verl's checkpoints ({path}); "
+            "`asyncrl merge` makes a model.path of one"
+        )
 
 
 def _warmup(source: VerlConfig) -> Iterator[Setting | str]:
@@ -147,7 +150,7 @@ ROWS = (
         "trainer.resume_from_path",
         "",
         None,
-        "verl's checkpoints are not read; its exported weights are a `model.path`.",
+        "No run goes on from verl's checkpoints; `asyncrl merge` makes a `model.path` of one.",
     ),
     made("trainer.critic_warmup", "`critic.warmup_steps`", 0, "The same.", _warmup),
     none(

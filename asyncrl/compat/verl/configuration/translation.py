@@ -18,6 +18,7 @@ from asyncrl.compat.verl.configuration.source import Section, VerlConfig, set_ke
 from asyncrl.compat.verl.configuration.table import BY_KEY, TABLE, row_of
 from asyncrl.config.keys import OPTIONS, did_you_mean
 from asyncrl.config.option import as_yaml
+from asyncrl.masking import masked
 
 CLASS = "_target_"
 """The name of the class that verl makes of a section."""
@@ -77,13 +78,18 @@ def translate(given: Section) -> Translated:
     left = [key for key in source.given if not key.endswith(CLASS) and not _is_passed_on(key, settings)]
     without, off = _without(source, left)
     unknown = [
-        f"{key}={as_yaml(source[key])}: verl 0.9's ppo_trainer.yaml has no such key{did_you_mean(key, list(BY_KEY))}"
+        f"{_said(key, source)}: verl 0.9's ppo_trainer.yaml has no such key{did_you_mean(key, list(BY_KEY))}"
         for key in left
         if row_of(key) is None
     ]
     order = {key: number for number, key in enumerate(OPTIONS)}
     ordered = dict(sorted(settings.items(), key=lambda each: order.get(each[0], len(order))))
     return Translated(ordered, tuple(differs), tuple(without), tuple(unknown), tuple(off))
+
+
+def _said(key: str, source: VerlConfig) -> str:
+    """A key with its value for people. Of verl's own keys, none that ends with `_key` or `_token` is a secret."""
+    return f"{key}={as_yaml(masked(source[key], '' if row_of(key) else key.rpartition('.')[2]))}"
 
 
 def _is_own(key: str) -> bool:
@@ -103,7 +109,7 @@ def _made(row: Row, source: VerlConfig) -> Iterator[Setting | str]:
         yield from row.translate(source) if row.translate else ()
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         key = row.there[0]
-        yield f"{key}={as_yaml(source[key])}: this value, or one that goes with it, is left out: {error}"
+        yield f"{_said(key, source)}: this value, or one that goes with it, is left out: {error}"
 
 
 def experiment(translated: Translated) -> DictConfig:
@@ -146,7 +152,7 @@ def _shown(row: Row, keys: Sequence[str], source: VerlConfig) -> Iterator[str]:
         if sections:
             whole[sections[0]] += 1
         else:
-            yield f"{key}={as_yaml(source[key])}"
+            yield f"{_said(key, source)}"
     yield from (f"{section} ({number} keys)" for section, number in whole.items())
 
 

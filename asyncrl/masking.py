@@ -1,0 +1,130 @@
+"""The rule by which a value or a part of a text is a secret: its name tells it, or its looks do.
+
+`config/secrets.py` adds what the schema says of each option. All that asyncrl prints, logs, sends or exports goes
+through one of the two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MASK = "(hidden)"
+
+_WORDS = r"(?:api_?key|secret|passw(?:or)?d|passphrase|credentials?|authorization|bearer)"
+# A file of keys is no secret.
+_NAME = re.compile(
+    rf"{_WORDS}(?!\w*_(?:file|path))|(?:^|_)(?:key|token|auth|pat|pwd|pass|dsn|cookie|sig|signature|jwt)$", re.I
+)
+_OF_THE_VOCABULARY = re.compile(r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|stop|mask|image|start|end)_token$", re.I)
+_OF_SECRETS = re.compile(r"(?:^|_)(?:env|env_vars|environ|environment|headers|cookies)$", re.I)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_FLAG = re.compile(r"--?(?=[a-z])[\w-]+", re.I)
+# Only a reference: the value is in the environment.
+_REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
+
+# Each begins where no longer name can begin, so that the time grows only linearly with the text.
+_ADDRESS = re.compile(r"((?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://)[^\s/?#@]*+(?:@[^\s/?#@]*+)*@", re.I)
+_BEFORE_A_VALUE = re.compile(
+    r"""(?<![\w.-])([\w.-]++)=  # in an address, a command line or the environment
+    |(['"])([\w.-]++)\2\s*+:\s*+  # in JSON, and in a mapping as Python shows it
+    |[{,]\s*+([\w-]++):\s++  # in YAML of one line""",
+    re.X,
+)
+_VALUE = re.compile(r"""'[^']*+'|"[^"]*+"|\[[^\[\]]*+\]|(?:(?:Bearer|Basic)\s++)?[^\s"',}\]]*+""")
+_SET_VALUE = re.compile(r"""'[^']*+'|"[^"]*+"|(?:(?:Bearer|Basic)\s++)?[^\s"']*+""")
+_VALUE_IN_ADDRESS = re.compile(r"""[^\s&"']*+""")
+_MAPPING = re.compile(r"\{[^{}]*+\}|\{[^\n]*+")
+_HIDDEN_MAPPING = re.compile(r"\{(?:[^:{}\n]++: (?:\(hidden\))?(?:, )?)*\}")
+_ARGUMENT = re.compile(r"""((?<![\w-])(--?[a-z][\w-]*+)['"]?(?:\s++|,\s*+)['"]?)(?![-\s])[^\s,'"\]]++""", re.I)
+_SENT = re.compile(r"(\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.I)
+# Tokens that show by themselves what they are: of the Hugging Face hub, of OpenAI and Anthropic, of GitHub and AWS.
+_KNOWN = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[opsur]_\w{16,}|github_pat_\w{16,}|AKIA[0-9A-Z]{16})")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a value of this name is a secret, as `api_key` or `--hf-token`; of a dotted name also where it is in a
+    mapping of secrets, as `env.HOME`."""
+    *outer, last = name.split(".")
+    plain = _CAMEL.sub("_", last.lstrip("-")).replace("-", "_")
+    if any(map(holds_secrets, outer)):
+        return True
+    return _NAME.search(plain) is not None and _OF_THE_VOCABULARY.search(plain) is None
+
+
+def holds_secrets(name: str) -> bool:
+    """Whether all values of a mapping or a list of this name are secrets, as those of `headers`."""
+    return _OF_SECRETS.search(_CAMEL.sub("_", name).replace("-", "_")) is not None
+
+
+def masked(value: Any, name: str = "") -> Any:
+    """A copy of a plain value called `name` without secrets: values under names that tell of one, all of environments
+    and headers, passwords in addresses, and tokens that look like those of known services."""
+    if is_secret_name(name) or (holds_secrets(name) and isinstance(value, Mapping | list | tuple)):
+        return hidden(value)
+    match value:
+        case Mapping():
+            return {each: masked(inner, str(each)) for each, inner in value.items()}
+        case list() | tuple():
+            before = ["", *value]
+            return [
+                MASK if _is_argument(flag, each) else masked(each) for flag, each in zip(before, value, strict=False)
+            ]
+        case str():
+            return masked_text(value)
+    return value
+
+
+def hidden(value: Any) -> Any:
+    """A copy of a plain value of which each text and each number is a secret."""
+    match value:
+        case Mapping():
+            return {name: hidden(each) for name, each in value.items()}
+        case list() | tuple():
+            return [hidden(each) for each in value]
+        case None | bool() | "":
+            return value
+    return value if isinstance(value, str) and _REFERENCE.fullmatch(value) else MASK
+
+
+def masked_text(text: str) -> str:
+    """A text for people without the secrets that show in it."""
+    text = _without_named_values(_ADDRESS.sub(rf"\1{MASK}@", text))
+    text = _ARGUMENT.sub(_argument, text)
+    text = _SENT.sub(rf"\1{MASK}", text)
+    return _KNOWN.sub(MASK, text)
+
+
+def _without_named_values(text: str) -> str:
+    parts, done = list[str](), 0
+    for found in _BEFORE_A_VALUE.finditer(text):
+        if found.start() >= done and (value := _secret_value(text, found)):
+            parts += [text[done : found.end()], MASK]
+            done = value.end()
+    return "".join(parts) + text[done:]
+
+
+def _secret_value(text: str, found: re.Match[str]) -> re.Match[str] | None:
+    """The value that follows a name, if it is a secret and is not empty."""
+    name, at = found[1] or found[3] or found[4], found.end()
+    if text.startswith(MASK, at) or _HIDDEN_MAPPING.match(text, at):
+        return None
+    if text.startswith("{", at) and (is_secret_name(name) or holds_secrets(name.rpartition(".")[2])):
+        return _MAPPING.match(text, at)
+    if not is_secret_name(name) or _REFERENCE.match(text, at):
+        return None
+    in_address = found[1] and text[found.start() - 1 : found.start()] in ("?", "&")
+    pattern = _VALUE_IN_ADDRESS if in_address else _SET_VALUE if found[1] else _VALUE
+    value = pattern.match(text, at)
+    return value if value and value[0] not in ("", "''", '""') else None
+
+
+def _argument(found: re.Match[str]) -> str:
+    return f"{found[1]}{MASK}" if is_secret_name(found[2]) else found[0]
+
+
+def _is_argument(flag: Any, value: Any) -> bool:
+    if not (isinstance(flag, str) and isinstance(value, str)) or value.startswith("-"):
+        return False
+    return _FLAG.fullmatch(flag) is not None and is_secret_name(flag)

@@ -1,0 +1,209 @@
+"""No secret of a configuration leaves the process, but in files that only their owner may read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import psutil
+import pytest
+
+from asyncrl.config.changes import STEP_SECTIONS, values_of, with_values
+from asyncrl.config.keys import OPTIONS
+from asyncrl.config.load import log_to_stderr, role_main
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.option import Option
+from asyncrl.config.quoting import quoted
+from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.scoring import ScoringConfig
+from asyncrl.config.schema.tools import SandboxConfig
+from asyncrl.dashboard.overview import overview
+from asyncrl.evaluate.configure import require_same
+from asyncrl.evaluate.runs import config_of
+from asyncrl.inspect.parquet import export_run
+from asyncrl.inspect.run import ConfigFile
+from asyncrl.inspect.table import change_table
+from asyncrl.launch.local import claim
+from asyncrl.launch.plan import run_or_plan
+from asyncrl.launch.slurm import chain
+from asyncrl.observe.sinks.opening import open_metrics
+from asyncrl.replay.changes import CHANGES
+from asyncrl.replay.stored import StoredRun
+from asyncrl.report.command import write_report
+from asyncrl.report.compare_command import as_plain, comparison_page
+from asyncrl.report.comparison import compare
+from asyncrl.report.run import read_run
+from asyncrl.results.card import write_card
+from asyncrl.scoring.verifier import Verifier
+from tests.inspect.support import make_run, printed, run_episodes
+from tests.results.support import write_run
+
+PLANT = "s3cr3t"
+"""How each planted secret begins."""
+KEPT = ("run.name", "run.dir", "model.path", "data.train")
+
+
+class Plants:
+    """A secret of its own in each place of a configuration that may have one."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def value(self) -> str:
+        return f"{PLANT}-{next(self._numbers):04}"
+
+    def address(self) -> str:
+        return f"https://user:{self.value()}@127.0.0.1:1/path?api_key={self.value()}"
+
+    def planted(self, option: Option) -> Any:
+        """A value of the option's type that has secrets; None: it can have none."""
+        kind, inner = get_origin(option.type), get_args(option.type)[-1:]
+        if option.choices or option.secret == "none":
+            return None
+        if option.holds_anything:
+            one = {"headers": {"X-Any": self.value()}, "env": {"PLAIN": self.value()}, "api_key": self.value()}
+            return {"some": {**one, "url": self.address(), "args": ["--hf-token", self.value()]}, **one}
+        if option.secret == "all":
+            return {"PLAIN": self.value(), "OTHER": self.value()} if kind is dict else self.value()
+        if kind is list and inner == (str,):
+            return ["--api-key", self.value(), self.address(), f"A_TOKEN={self.value()}"]
+        if kind is dict and inner == (str,):
+            return {"some": self.address()}
+        return self.address() if option.type is str else None
+
+    def config(self, values: dict[str, Any]) -> TrainConfig:
+        """A configuration with secrets wherever they may be, and these `values`."""
+        own = {key: option for key, option in OPTIONS.items() if not key.startswith((*STEP_SECTIONS, *KEPT))}
+        planted = {key: value for key, option in own.items() if (value := self.planted(option)) is not None}
+        return with_values(TrainConfig(), {**planted, **values})
+
+
+@pytest.fixture
+def plants() -> Plants:
+    return Plants()
+
+
+def readable_by_others(folder: Path) -> Iterator[Path]:
+    for path in folder.rglob("*"):
+        if path.is_file() and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            yield path
+
+
+def assert_nothing_shows(folder: Path, *texts: str) -> None:
+    for text in texts:
+        assert PLANT not in text
+    for path in readable_by_others(folder):
+        assert PLANT.encode() not in path.read_bytes(), path
+
+
+def test_what_a_run_writes_prints_and_exports_has_no_secret(
+    tmp_path: Path, plants: Plants, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.5])
+    (run / CONFIG_FILE).unlink()
+    fixed = {"run.name": "run", "run.dir": str(tmp_path), "model.path": "owner/base", "data.train": ["tasks.parquet"]}
+    config, changed = plants.config(fixed), plants.config(fixed)
+    for each in (config, changed):
+        each.observe.sinks = ["console"]
+    loggers = logging.getLogger().handlers[:], logging.getLogger().level
+    try:
+        log_to_stderr()
+        claim(config, run)
+        # What stays for the whole run has no other value but its secrets.
+        assert claim(changed, run)
+        require_same(changed, run)
+        logging.getLogger("asyncrl.test").error("%s failed with %s", plants.address(), {"api_key": plants.value()})
+        open_metrics(config, "actor-0").close()
+    finally:
+        logging.getLogger().handlers[:], level = loggers
+        logging.getLogger().setLevel(level)
+    assert stat.S_IMODE((run / CONFIG_FILE).stat().st_mode) == 0o600
+    assert config_of(run) == changed, "a run resumes with the real values"
+
+    core = make_run(run)
+    core.configure(values_of(config))
+    run_episodes(core, 8)
+    core.planned(0)
+    core.configure(values_of(changed))
+    assert core.configure(values_of(replace(changed, actor=replace(changed.actor, concurrency=7))))
+    core.store.close()
+    with closing(StoredRun(run / "replay")) as stored:
+        found = stored.changes()
+        export_run(stored, tmp_path / "exported")
+    (run / "model").mkdir()
+    assert write_card(run, run / "model")
+    write_report(str(run))
+    compared = compare([read_run(str(run)), read_run(str(write_run(tmp_path / "other", [0.5, 0.9])))])
+    told = comparison_page(compared) + json.dumps(as_plain(compared))
+    told += (
+        json.dumps(overview(run, ConfigFile(run / CONFIG_FILE)))
+        + json.dumps([asdict(each) for each in found])
+        + printed(change_table(found))
+    )
+    output = capfd.readouterr()
+    assert "actor.session_key=(hidden) from now on, before (hidden)" in output.err
+    assert_nothing_shows(tmp_path, told, output.out, output.err)
+
+
+def test_a_store_of_an_earlier_version_shows_none_either(tmp_path: Path, plants: Plants) -> None:
+    core = make_run(tmp_path)
+    before, now = (values_of(plants.config({"data.train": ["t.parquet"]})) for _ in range(2))
+    changes = [
+        {"step": 0, "key": key, "old": before[key], "new": now[key], "time": 0}
+        for key in ("actor.agent_environment", "actor.session_key", "actor.search.url")
+    ]
+    with core.store.transaction() as tx:
+        tx.put("meta", CHANGES, changes)
+        tx.put("meta", "config", before)
+    assert len(core.configure(now)) == len(changes)
+    core.store.close()
+    with closing(StoredRun(tmp_path / "replay")) as stored:
+        export_run(stored, tmp_path / "exported")
+        assert PLANT not in printed(change_table(stored.changes()))
+    assert_nothing_shows(tmp_path / "exported")
+
+
+@pytest.mark.parametrize("option", ["--cfg", "--plan"])
+def test_the_configuration_and_the_plan_of_a_command_have_no_secret(
+    option: str, tmp_path: Path, plants: Plants, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tasks.parquet"
+    file.touch()
+    words = ["model.path=m", f"data.train={file}", "cluster.gpus=0", "cluster.cpus=8"]
+    variables = f"{{MODE: {plants.value()}}}"
+    words += [f"actor.session_key={plants.value() * 2}", f"actor.search.url={quoted(plants.address())}"]
+    words += [f"engine.server.environment={variables}", f"cluster.ray.runtime_env={{env_vars: {variables}}}"]
+    monkeypatch.setattr("sys.stdout", None)
+    monkeypatch.setattr("sys.stderr", None)
+    if option == "--cfg":
+        role_main(lambda _: None, ["--cfg", "job", *words])
+    else:
+        run_or_plan(lambda _: None, [option, *words])
+    output = capfd.readouterr()
+    assert "session_key: (hidden)" in output.out or "replay" in output.out
+    assert_nothing_shows(tmp_path, output.out, output.err)
+
+
+def test_the_commands_that_submit_a_chain_of_jobs_are_printed_without_secrets(
+    plants: Plants, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"actor.agent_environment={{A: {plants.value()}}}", f"actor.session_key={plants.value()}", "run.name=x"]
+    chain.submit(["script.sh", "2", "--time=1:00:00", *words], show_only=True)
+    printed_lines = capsys.readouterr().out
+    assert "run.name=x" in printed_lines
+    assert PLANT not in printed_lines
+
+
+def test_no_command_line_of_a_process_that_judges_has_a_secret(plants: Plants) -> None:
+    sandbox = SandboxConfig(arguments=["--env", f"PLAIN={plants.value()}"])
+    with closing(Verifier(ScoringConfig(), None, sandbox)):
+        lines = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
+    assert any("asyncrl.scoring.verifier" in line for line in lines)
+    assert PLANT not in " ".join(lines)
