@@ -360,3 +360,13 @@ def test_permuting_sequences_permutes_advantages(name, seed, data):
     )
     plain, other = advantages_of(name, episodes, tokens), advantages_of(name, shuffled, moved)
     torch.testing.assert_close(plain[place], other, rtol=1e-10, atol=1e-10)
+
+
+def test_the_critics_targets_are_returns_whether_advantages_are_whitened_or_not():
+    episodes, tokens = random_batch(3)
+    rollouts = make_rollouts(episodes, tokens)
+    plain, whitened = Gae()(rollouts), Gae(whiten=True)(rollouts)
+    assert plain.returns is not None
+    assert whitened.returns is not None
+    assert torch.equal(whitened.returns, plain.returns)
+    assert not torch.allclose(whitened.advantages, plain.advantages)

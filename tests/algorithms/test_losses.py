@@ -30,7 +30,7 @@ from asyncrl.algorithms.losses.sapo import Sapo
 from asyncrl.algorithms.losses.value import ClippedValue, HuberValue, value_loss
 from asyncrl.errors import ConfigError, InvariantError
 from tests.algorithms.my_parts import Absolute
-from tests.algorithms.support import alone, make_tokens, make_updates
+from tests.algorithms.support import alone, make_tokens, make_updates, totals_of
 
 LOG2, E = math.log(2), math.e
 
@@ -334,3 +334,31 @@ def test_a_dual_clip_that_would_leave_sapo_no_negative_token_is_refused():
     with pytest.raises(ConfigError, match=r"above 2 / tau_neg = 1\.905"):
         Sapo(dual_clip=1.9)
     Sapo(dual_clip=2.0)
+
+
+def test_gspo_gives_a_token_the_gradient_of_its_own_advantage_alone():
+    # One sequence whose log-ratios have the mean 0: the ratio is 1 on both tokens, and A is 1 and 0.
+    updates = make_updates([0.1, -0.1], [1.0, 0.0])
+    Gspo(clip_low=0.2, clip_high=0.2)(updates).losses.sum().backward()
+    assert updates.logprobs.grad is not None
+    assert updates.logprobs.grad.tolist() == pytest.approx([-1.0, 0.0])
+
+
+def test_an_outcome_beyond_one_or_below_zero_is_the_nearer_end_for_the_implicit_model():
+    tokens = make_tokens([[1], [1]])
+    log_ratio = torch.tensor([0.3, -0.2], dtype=torch.float64)
+
+    def loss(*outcome: float) -> float:
+        scores = torch.tensor(outcome, dtype=torch.float64)
+        return float(implicit_loss(log_ratio, scores, tokens, totals_of(tokens), 1.0)[0])
+
+    assert loss(1.5, -0.5) == loss(1.0, 0.0)
+
+
+def test_an_episode_without_policy_tokens_costs_the_implicit_model_nothing():
+    # The second has none: the mean is the loss of the first, and its score of 0 is neither right nor wrong.
+    tokens = make_tokens([[1], [0]])
+    log_ratio = torch.tensor([1.0, 5.0], dtype=torch.float64)
+    loss, sums = implicit_loss(log_ratio, torch.tensor([1.0, 1.0]), tokens, Totals(1, 1), beta=1.0)
+    assert float(loss) == pytest.approx(math.log(1 + math.exp(-1)))
+    assert implicit_summary(sums)["implicit/accuracy"] == 1

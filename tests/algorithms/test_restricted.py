@@ -134,3 +134,19 @@ def test_a_stream_that_trains_every_policy_token_leaves_the_forced_one_out() -> 
     # The cross-entropy is a mean over all four tokens, and the forced one has no gradient.
     _, gradient, *_ = learn(True, loss="gpg", correction=[], stream=[("rl", {"weight": 0}), "ce"])
     assert gradient == pytest.approx([-1 / 4, 0.0, -1 / 4, -1 / 4])
+
+
+def test_the_weights_that_are_kept_of_an_answer_leave_its_forced_token_out() -> None:
+    # The training pass gives the proximal policy: the first answer's ratio is 1.1, and would be 1.1 e^-5 with the token.
+    tokens = make_tokens(
+        [[1, 1], [1, 1]],
+        behaviour=torch.tensor(BEHAVIOUR, dtype=torch.float64),
+        proximal=None,
+        restricted=torch.tensor(FORCED),
+    )
+    correction = [("truncate", {"level": "sequence", "cap": 2.0})]
+    algorithm = make_algorithm(advantage="rloo", loss="ppo", correction=correction, proximal="auto")
+    prepared = algorithm.prepare(make_episodes([1.0, 0.0], [0, 0]), tokens, alone)
+    proximal, weights = algorithm.importance(torch.tensor(POLICY, dtype=torch.float64), prepared)
+    assert weights.tolist() == pytest.approx([1.1, 0.0, 1.0, 1.0])
+    assert proximal.tolist() == pytest.approx([-1.0 + log(1.1), 0.0, -1.0, -1.0])
