@@ -137,7 +137,7 @@ def test_a_stream_that_trains_every_policy_token_leaves_the_forced_one_out() -> 
 
 
 def test_the_weights_that_are_kept_of_an_answer_leave_its_forced_token_out() -> None:
-    # The training pass gives the proximal policy: the first answer's ratio is 1.1, and would be 1.1 e^-5 with the token.
+    # The training pass gives the proximal policy. The ratio of the first answer is 1.1, and with the token 1.1 e^-5.
     tokens = make_tokens(
         [[1, 1], [1, 1]],
         behaviour=torch.tensor(BEHAVIOUR, dtype=torch.float64),
