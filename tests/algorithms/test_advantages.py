@@ -370,3 +370,9 @@ def test_the_critics_targets_are_returns_whether_advantages_are_whitened_or_not(
     assert whitened.returns is not None
     assert torch.equal(whitened.returns, plain.returns)
     assert not torch.allclose(whitened.advantages, plain.advantages)
+
+
+def test_opo_weighs_the_members_of_a_group_by_their_share_of_its_own_tokens():
+    # Of 4 tokens in each group, the member with reward 1 has 1 and 2: baselines 1/4 and 1/2.
+    episodes = make_episodes([1, 0, 1, 0], [0, 0, 1, 1], lengths=torch.tensor([1, 3, 2, 2]))
+    assert Opo().scores(episodes).tolist() == pytest.approx([0.75, -0.25, 0.5, -0.5])

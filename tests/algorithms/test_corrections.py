@@ -263,3 +263,12 @@ def test_a_ratio_of_a_turn_or_a_sequence_is_clamped_as_that_of_a_token_is():
     ages = make_ages([15.0, 15, 15, -15, -15])
     assert at_level(ages.log_w, ages.view, "sequence").tolist() == [20, 20, 20, -20, -20]
     assert at_level(ages.log_w, ages.view, "turn").tolist() == [20, 20, 15, -20, -20]
+
+
+def test_opsm_keeps_bad_sequences_that_the_policy_has_moved_towards():
+    old = torch.full((2,), -1.0, dtype=torch.float64)
+    tokens = make_tokens([[1], [1]], behaviour=old, proximal=old)
+    algorithm = make_algorithm(advantage="dr_grpo", loss="gpg", correction=[("opsm", {"delta": 0.1})])
+    tokens = algorithm.prepare(make_episodes([1, 0], [0, 0]), tokens, alone)
+    _, sums = algorithm.loss(old + 0.5, tokens, totals_of(tokens))
+    assert algorithm.summary(sums)["masked/opsm"] == 0

@@ -362,3 +362,24 @@ def test_an_episode_without_policy_tokens_costs_the_implicit_model_nothing():
     loss, sums = implicit_loss(log_ratio, torch.tensor([1.0, 1.0]), tokens, Totals(1, 1), beta=1.0)
     assert float(loss) == pytest.approx(math.log(1 + math.exp(-1)))
     assert implicit_summary(sums)["implicit/accuracy"] == 1
+
+
+def test_gmpo_has_a_bound_of_its_own_on_each_side():
+    bounded = Gmpo(clip_low=0.1, clip_high=0.3)
+    assert bounded(make_updates([0.5], [1.0])).losses.item() == pytest.approx(-math.exp(0.3))
+    assert bounded(make_updates([-0.5], [-1.0])).losses.item() == pytest.approx(math.exp(-0.1))
+
+
+def test_kl_cov_draws_a_token_back_from_either_side():
+    for log_ratio, pull in ((0.5, 1.0), (-0.5, -1.0)):
+        updates = selecting(make_updates([log_ratio], [0.0]), True)
+        assert KlCov(weight=2.0)(updates).losses.item() == pytest.approx(1.0)
+        assert gradient(KlCov(weight=2.0), updates) == pytest.approx([2 * pull])
+
+
+def test_the_huber_loss_becomes_linear_where_its_delta_says():
+    errors = torch.tensor([1.0, -3.0])
+    losses, far = HuberValue(delta=2.0)(errors, torch.zeros(2), torch.zeros(2))
+    # 1/2, and 2 (3 - 1).
+    assert losses.tolist() == [0.5, 4.0]
+    assert far.tolist() == [False, True]
