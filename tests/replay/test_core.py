@@ -10,8 +10,10 @@ import pytest
 
 from asyncrl.errors import RefusedError
 from asyncrl.ids import held_out_row
+from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
+from asyncrl.replay.leases import LONGEST_LEASES
 from tests.helpers import make_task, make_trajectory
 from tests.replay.support import Core, make_settings
 
@@ -289,3 +291,39 @@ def test_a_plan_says_what_its_trajectories_share_with_the_one_before_in_their_gr
     expected = [3 if plan.group_ids[i] == plan.group_ids[i - 1] else 0 for i in range(1, len(members))]
     assert plan.shared == [0, *expected]
     assert 3 in plan.shared
+
+
+def test_reuse_and_oversampling_together_admit_each_use_of_the_surplus():
+    # Two uses of each of 4 trajectories a version, and of the half of a batch that is beyond it.
+    admission = Admission(max_lag=1, per_version=4, uses=2, oversample=1.5)
+    assert [admission.capacity(version) for version in (0, 3)] == [(1 + 2) * 4 + 2 * 2, (1 + 3 + 2) * 4 + 2 * 2]
+
+
+def test_a_version_never_moves_backwards(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings())
+    core.publish(3)
+    core.publish(2)
+    assert core.status()["version"] == 3
+
+
+def test_a_scorer_that_renews_its_lease_and_finishes_nothing_loses_what_it_holds(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(), lease_s=10.0)
+    core.deliver(core.tickets(1))
+    (held,) = core.lease(worker="stuck")
+    for _ in range(2 * LONGEST_LEASES):
+        core.tick(5.0)
+        core.ask(protocol.RenewLease("stuck"))
+    assert core.lease(worker="other") == []
+    core.tick(15.0)
+    core.ask(protocol.RenewLease("stuck"))
+    core.tick(15.0)
+    assert [each.id for each in core.lease(worker="other")] == [held.id]
+
+
+def test_what_is_forgotten_leaves_neither_data_nor_labels(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings())
+    core.run_episodes(4)
+    core.planned(0)
+    core.checkpointed(1)
+    with core.store.transaction(write=False) as tx:
+        assert (tx.count("data"), tx.count("labels")) == (0, 0)

@@ -180,3 +180,24 @@ def test_a_wider_age_bound_is_used_at_once(tmp_path: Path) -> None:
     before = ahead(core)
     core.restart(make_settings(admission=Admission(6, BATCH), spare_batches=0.5))
     assert ahead(core) == before + 2 * BATCH
+
+
+def test_a_step_whose_batch_was_waited_for_does_not_slow_the_start_of_episodes_down(tmp_path: Path) -> None:
+    core = settled(tmp_path)
+    assert core.plan(STEPS) is None
+    risen = ahead(core)
+    # All that may be started is complete at once, so that more than half a batch is left.
+    play_all(core)
+    core.planned(STEPS)
+    assert core.status()["depth_ready"] * GROUP > BATCH // 2
+    assert ahead(core) == risen
+
+
+def test_a_wider_age_bound_is_used_once_and_the_pace_falls_from_there(tmp_path: Path) -> None:
+    core = settled(tmp_path)
+    wider = make_settings(admission=Admission(8, BATCH), spare_batches=0.5, sampler=Oldest())
+    core.restart(wider)
+    for step in range(STEPS, STEPS + 10):
+        play_all(core)
+        train(core, step)
+    assert ahead(core) < Admission(8, BATCH).capacity(0)
