@@ -314,9 +314,9 @@ def test_a_scorer_that_renews_its_lease_and_finishes_nothing_loses_what_it_holds
         core.tick(5.0)
         core.ask(protocol.RenewLease("stuck"))
     assert core.lease(worker="other") == []
-    core.tick(15.0)
-    core.ask(protocol.RenewLease("stuck"))
-    core.tick(15.0)
+    for _ in range(3):
+        core.tick(5.0)
+        core.ask(protocol.RenewLease("stuck"))
     assert [each.id for each in core.lease(worker="other")] == [held.id]
 
 
@@ -327,3 +327,38 @@ def test_what_is_forgotten_leaves_neither_data_nor_labels(tmp_path: Path) -> Non
     core.checkpointed(1)
     with core.store.transaction(write=False) as tx:
         assert (tx.count("data"), tx.count("labels")) == (0, 0)
+
+
+def test_an_episode_that_waits_has_its_whole_time_from_then_on(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(longest_episode_s=10.0), lease_s=100.0)
+    (ticket,) = core.tickets(1)
+    core.tick(8.0)
+    core.tickets(0, holding=[ticket.id], waiting=[ticket.id])
+    core.tick(8.0)
+    assert core.holding() == [ticket.id]
+    core.tick(8.0)
+    assert core.holding() == []
+
+
+def test_a_late_report_of_an_older_checkpoint_does_not_make_a_trained_step_untrained(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings())
+    core.run_episodes(8)
+    for step in range(2):
+        core.planned(step)
+    core.checkpointed(2)
+    core.checkpointed(1)
+    with pytest.raises(RefusedError, match="step 1 was trained"):
+        core.skip(1)
+
+
+def test_data_of_a_step_behind_the_oldest_kept_checkpoint_stays_until_that_is_a_newer_one(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings())
+    core.run_episodes(8)
+    core.planned(0)
+    core.checkpointed(1)
+    ids = core.planned(1).ids
+    core.checkpointed(2, kept=1)
+    assert [each.id for each in core.fetch(ids)] == ids
+    core.checkpointed(2, kept=2)
+    with pytest.raises(RefusedError, match="are not there"):
+        core.fetch(ids)
