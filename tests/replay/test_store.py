@@ -11,6 +11,7 @@ import pytest
 
 from asyncrl.errors import StoreError
 from asyncrl.replay.store import FORMAT, LOCK_FILE, READERS_FILE, RENAMED, Store, StoreReader, in_use
+from asyncrl.replay.transaction import Transaction
 from tests.replay.support import Core, make_settings
 
 
@@ -164,9 +165,15 @@ def test_a_nested_part_and_the_rest_see_the_counters_of_each_other(store: Store)
             assert inner.counter("n") == 1
             inner.add("n")
         assert tx.counter("n") == 2
-        with pytest.raises(KeyError), tx.nested() as inner:
+
+    def fail(tx: Transaction) -> None:
+        with tx.nested() as inner:
             inner.add("n")
             raise KeyError
+
+    with store.transaction() as tx:
+        with pytest.raises(KeyError):
+            fail(tx)
         assert tx.counter("n") == 2
 
 
