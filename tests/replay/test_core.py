@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -362,3 +363,25 @@ def test_data_of_a_step_behind_the_oldest_kept_checkpoint_stays_until_that_is_a_
     core.checkpointed(2, kept=2)
     with pytest.raises(RefusedError, match="are not there"):
         core.fetch(ids)
+
+
+def test_an_episode_that_an_actor_held_over_a_restart_has_its_time_once_more_and_then_fails(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(longest_episode_s=10.0), lease_s=100.0)
+    (ticket,) = core.tickets(1)
+    core.tick(8.0)
+    core.restart()
+    core.tick(8.0)
+    assert core.holding() == [ticket.id]
+    core.tick(8.0)
+    assert core.holding() == []
+    assert core.status()["failures"] == 1
+
+
+def test_the_audit_finds_each_trajectory_that_is_in_one_plan_too_many(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings())
+    core.run_episodes(4)
+    plan = core.planned(0)
+    assert core.audit()["trained_twice"] == 0
+    with core.store.transaction() as tx:
+        tx.put("plans", 1, replace(plan, step=1))
+    assert core.audit()["trained_twice"] == len(plan.ids)

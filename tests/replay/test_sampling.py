@@ -12,6 +12,7 @@ import pytest
 
 from asyncrl.errors import RefusedError
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ReadyGroup, TrajectoryRecord
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Oldest, Prioritised
 from tests.helpers import make_trajectory
@@ -286,3 +287,15 @@ def test_the_lag_of_what_was_trained_is_that_of_its_plan_though_its_group_is_evi
     assert core.status()["depth_ready"] == 0
     with core.store.transaction(write=False) as tx:
         assert [TrajectoryRecord.of(tx, name).lag for name in ids] == [0] * len(ids)
+
+
+def test_plans_that_a_checkpoint_covers_and_that_were_not_reported_count_each_trajectory_once_it_is_done(
+    tmp_path: Path,
+) -> None:
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=4, per_version=4, uses=2)))
+    core.run_episodes(4)
+    for step in range(2):
+        core.planned(step)
+    with core.store.transaction(write=False) as tx:
+        # Both plans name the same four, which are trained once both are covered.
+        assert [unreported(tx, steps)["trained"] for steps in (0, 1, 2)] == [0, 0, 4]
