@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -187,3 +188,15 @@ def test_a_dead_letter_that_is_scored_again_counts_as_dead_no_more(tmp_path: Pat
     assert core.requeue(name) == "scoring"
     status = core.status()
     assert (status["dead"], status["tokens_dead"]) == (0, 0)
+
+
+def test_a_run_that_keeps_less_from_now_on_keeps_the_episodes_of_its_dead_letters(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(keep_steps=math.inf, max_attempts=2))
+    (name,) = fail_scorings(core, 1, length=100)
+    # Something was kept that a run with less does not keep.
+    core.run_episodes(4)
+    core.publish(9)
+    assert core.status()["evicted"] > 0
+    core.restart(make_settings(max_attempts=2))
+    assert core.status()["depth_data"] == 1
+    assert [each.id for each in core.fetch([name])] == [name]
