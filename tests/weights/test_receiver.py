@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import cast
 
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.weights.folders import Weights
 from asyncrl.weights.manifest import Manifest
-from asyncrl.weights.receiver import Receiver
+from asyncrl.weights.receiver import Receiver, UpdatableEngine
 from tests.helpers import async_until
 from tests.weights.fakes import HoldingEngine
 
@@ -43,7 +44,7 @@ class Scripted:
 @asynccontextmanager
 async def following(*channels: Scripted) -> AsyncIterator[Receiver]:
     receiver = Receiver(channels, {}, retry_s=0.01)
-    task = asyncio.create_task(receiver.run(HoldingEngine()))
+    task = asyncio.create_task(receiver.run(cast(UpdatableEngine, HoldingEngine())))
     yield receiver
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

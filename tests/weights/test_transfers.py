@@ -1,3 +1,6 @@
+import itertools
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -5,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncrl.errors import WireError
-from asyncrl.weights.delta import diff
-from asyncrl.weights.manifest import take_snapshot
+from asyncrl.weights.delta import Delta, diff
+from asyncrl.weights.manifest import DeltaHeader, Patch, take_snapshot
 from asyncrl.weights.transfers import POLL_S, Broadcasts, Transfers
 from asyncrl.wire import Message
 
@@ -178,3 +181,15 @@ def test_deltas_that_end_before_a_version_that_came_without_one_are_let_go_of():
     assert len(manifest_for(transfers, first.manifest.digest).deltas) == 1
     transfers.offer(third)
     assert manifest_for(transfers, first.manifest.digest).deltas == ()
+
+
+def test_a_chain_of_deltas_that_is_no_smaller_than_the_version_is_not_sent():
+    transfers = Transfers(FORGET_S, history=4)
+    versions = [take_snapshot(version, changed_at(version), 16) for version in range(3)]
+    transfers.offer(versions[0])
+    half = versions[0].manifest.nbytes // 2
+    for old, new in itertools.pairwise(versions):
+        header = DeltaHeader(old.manifest.digest, new.manifest.digest, (Patch(0, 1, 1, half),))
+        transfers.offer(new, Delta(header, np.zeros(half, np.uint8)))
+    assert len(manifest_for(transfers, versions[1].manifest.digest).deltas) == 1
+    assert manifest_for(transfers, versions[0].manifest.digest).deltas == ()
