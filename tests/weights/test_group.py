@@ -137,7 +137,7 @@ def test_after_a_broadcast_failed_the_same_engines_are_called_to_a_group_of_anot
 
     def make_group(store: dist.Store, name: str, *rest: Any) -> WeightGroup:
         names.append(name)
-        return cast(WeightGroup, partial(WeightGroup, backend=lambda *_: backends[len(names) - 1])(store, name, *rest))
+        return partial(WeightGroup, backend=lambda *_: backends[len(names) - 1])(store, name, *rest)
 
     server = cast(WeightServer, OneEngine())
     broadcaster = Broadcaster(server, "127.0.0.1", torch.device("cpu"), 30, make_group)
@@ -158,7 +158,7 @@ def test_what_a_failed_broadcast_left_under_way_is_not_waited_for_in_the_next() 
 
     def make_group(store: dist.Store, name: str, *rest: Any) -> WeightGroup:
         made.append(name)
-        return cast(WeightGroup, partial(WeightGroup, backend=lambda *_: backends[len(made) - 1])(store, name, *rest))
+        return partial(WeightGroup, backend=lambda *_: backends[len(made) - 1])(store, name, *rest)
 
     server = cast(WeightServer, OneEngine())
     broadcaster = Broadcaster(server, "127.0.0.1", torch.device("cpu"), 30, make_group)
