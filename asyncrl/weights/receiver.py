@@ -142,7 +142,7 @@ class Receiver:
                 damaged = True
             except (UnavailableError, WeightsError, WireError) as error:
                 failures.append(f"not by {channel.name}: {error}")
-                damaged = not isinstance(error, UnavailableError)
+                damaged |= not isinstance(error, UnavailableError)
             channel.reset()
         reasons = "; ".join(failures)
         if damaged:

@@ -361,3 +361,19 @@ def test_permuting_sequences_permutes_advantages(name, seed, data):
     )
     plain, other = advantages_of(name, episodes, tokens), advantages_of(name, shuffled, moved)
     torch.testing.assert_close(plain[place], other, rtol=1e-10, atol=1e-10)
+
+
+def test_the_critics_targets_are_returns_whether_advantages_are_whitened_or_not():
+    episodes, tokens = random_batch(3)
+    rollouts = make_rollouts(episodes, tokens)
+    plain, whitened = Gae()(rollouts), Gae(whiten=True)(rollouts)
+    assert plain.returns is not None
+    assert whitened.returns is not None
+    assert torch.equal(whitened.returns, plain.returns)
+    assert not torch.allclose(whitened.advantages, plain.advantages)
+
+
+def test_opo_weighs_the_members_of_a_group_by_their_share_of_its_own_tokens():
+    # Of 4 tokens in each group, the member with reward 1 has 1 and 2: baselines 1/4 and 1/2.
+    episodes = make_episodes([1, 0, 1, 0], [0, 0, 1, 1], lengths=torch.tensor([1, 3, 2, 2]))
+    assert Opo().scores(episodes).tolist() == pytest.approx([0.75, -0.25, 0.5, -0.5])

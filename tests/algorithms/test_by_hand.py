@@ -277,3 +277,14 @@ def test_masking_and_normalising_leave_a_step_of_the_same_size():
     tokens = algorithm.prepare(make_episodes([1, 0], [0, 0]), tokens, alone)
     _, gradient, _ = stepped(algorithm, tokens, old)
     assert gradient == pytest.approx([-1 / 3, 0, 1 / 6])
+
+
+def test_the_prompt_mean_does_not_count_a_group_that_has_no_policy_tokens():
+    # The second group has none, so the mean is that of one group: -(1 + 2) / 2.
+    totals = Totals.of([2, 0], [0, 1], range(2))
+    assert totals.groups == 1
+    algorithm = make_algorithm(loss="gpg", advantage="dr_grpo", correction=[], aggregation="prompt-mean")
+    tokens = make_tokens([[1, 1], [0, 0]])
+    tokens = algorithm.prepare(make_episodes([1, 0], [0, 1]), tokens, alone)
+    loss, _ = algorithm.loss(floats(1, 2, 0, 0), tokens, totals)
+    assert loss.item() == pytest.approx(-1.5)

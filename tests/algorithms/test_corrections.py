@@ -248,3 +248,46 @@ def test_a_draw_is_uniform_and_depends_on_token_and_version_only():
     assert torch.histc(numbers, 16, 0, 1).std() < 3 * (64 * 512 / 16) ** 0.5
     assert abs(torch.corrcoef(torch.stack([numbers, draw(sequence, position, 4)]))[0, 1].item()) < 0.03
     assert abs(torch.corrcoef(torch.stack([numbers[1:], numbers[:-1]]))[0, 1].item()) < 0.03
+
+
+def test_opsm_keeps_tokens_without_an_advantage_however_far_the_policy_has_left_them():
+    """The rule drops what is worse than its group; a token with A = 0 keeps its entropy and its KL."""
+    old = torch.full((4,), -1.0, dtype=torch.float64)
+    tokens = make_tokens([[1], [1], [1], [1]], behaviour=old, proximal=old)
+    # Rewards 1, 1 and 1, 0 in two groups: advantages 0, 0, 1/2 and -1/2.
+    algorithm = make_algorithm(advantage="dr_grpo", correction=[("opsm", {"delta": 0.1})], entropy_weight=1.0)
+    tokens = algorithm.prepare(make_episodes([1, 1, 1, 0], [0, 0, 1, 1]), tokens, alone)
+    entropy = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    loss, sums = algorithm.loss(old - 1, tokens, totals_of(tokens), entropy)
+    loss.backward()
+    assert entropy.grad is not None
+    assert entropy.grad.tolist() == [-0.25, -0.25, -0.25, 0.0]
+    assert algorithm.summary(sums)["masked/opsm"] == 0.25
+
+
+def test_m2po_drops_what_takes_the_mean_to_tau_itself():
+    """The mean of the rest must be below tau: 0 is, and (0 + 1/4) / 2 = 1/8 is not."""
+    ages = make_ages([0.0, 0.5, 8.0, 8.0, 8.0])
+    assert M2po(tau=0.125).keep(ages).int().tolist() == [1, 0, 0, 0, 0]
+
+
+def test_normalise_takes_its_mean_by_token_though_a_rule_between_rejects_whole_sequences():
+    # Weights 2, 2, 1/2 | 1, 1/4. The veto drops the second sequence: 4.5 over 5 tokens.
+    ages = AGES.after(0, Truncate()).after(1, Veto(threshold=0.3)).after(2, Normalise())
+    assert ages.weights[:3].tolist() == pytest.approx([2 / 0.9, 2 / 0.9, 0.5 / 0.9])
+
+
+def test_a_ratio_of_a_turn_or_a_sequence_is_clamped_as_that_of_a_token_is():
+    """Log-ratios of 15 within +-20 each: the sums 30 and 45 are not, and float32 has no exp of 90."""
+    ages = make_ages([15.0, 15, 15, -15, -15])
+    assert at_level(ages.log_w, ages.view, "sequence").tolist() == [20, 20, 20, -20, -20]
+    assert at_level(ages.log_w, ages.view, "turn").tolist() == [20, 20, 15, -20, -20]
+
+
+def test_opsm_keeps_bad_sequences_that_the_policy_has_moved_towards():
+    old = torch.full((2,), -1.0, dtype=torch.float64)
+    tokens = make_tokens([[1], [1]], behaviour=old, proximal=old)
+    algorithm = make_algorithm(advantage="dr_grpo", loss="gpg", correction=[("opsm", {"delta": 0.1})])
+    tokens = algorithm.prepare(make_episodes([1, 0], [0, 0]), tokens, alone)
+    _, sums = algorithm.loss(old + 0.5, tokens, totals_of(tokens))
+    assert algorithm.summary(sums)["masked/opsm"] == 0

@@ -217,3 +217,15 @@ def test_advantages_of_sampled_tokens_are_refused_with_the_two_ways_out(advantag
     check(config, step_scores=True, group_size=4)
     with pytest.raises(ConfigError, match=r"data\.demonstration=null, or algorithm\.advantage"):
         check(config, step_scores=True, group_size=4, demonstrations=True)
+
+
+def test_each_member_is_charged_for_its_own_tokens_where_a_demonstration_comes_before_it():
+    episodes, tokens = _group(reference=torch.full((10,), -1.5, dtype=torch.float64))
+    tokens = tokens.select(torch.tensor([6, 7, 8, 9, 0, 1, 2, 3, 4, 5]))
+    algorithm = make_algorithm(
+        advantage=("grpo", {"normalise_std": False}), kl=("k1", {"weight": 1.0, "place": "reward"}), correction=[]
+    )
+    prepared = algorithm.prepare(episodes, tokens, alone)
+    # As where it comes last: rewards 0 - 1, 1 + 1 and 2.
+    assert prepared.advantages is not None
+    assert prepared.advantages[tokens.mask].tolist() == pytest.approx([1, 1, 1, -2, -2, 1, 1])

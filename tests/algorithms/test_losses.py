@@ -31,7 +31,7 @@ from asyncrl.algorithms.losses.value import ClippedValue, HuberValue, value_loss
 from asyncrl.algorithms.view import View
 from asyncrl.errors import ConfigError, InvariantError
 from tests.algorithms.my_parts import Absolute
-from tests.algorithms.support import alone, make_tokens, make_updates
+from tests.algorithms.support import alone, make_tokens, make_updates, totals_of
 
 LOG2, E = math.log(2), math.e
 
@@ -344,3 +344,52 @@ def test_a_dual_clip_that_would_leave_sapo_no_negative_token_is_refused():
     with pytest.raises(ConfigError, match=r"above 2 / tau_neg = 1\.905"):
         Sapo(dual_clip=1.9)
     Sapo(dual_clip=2.0)
+
+
+def test_gspo_gives_a_token_the_gradient_of_its_own_advantage_alone():
+    # One sequence whose log-ratios have the mean 0: the ratio is 1 on both tokens, and A is 1 and 0.
+    updates = make_updates([0.1, -0.1], [1.0, 0.0])
+    Gspo(clip_low=0.2, clip_high=0.2)(updates).losses.sum().backward()
+    assert updates.logprobs.grad is not None
+    assert updates.logprobs.grad.tolist() == pytest.approx([-1.0, 0.0])
+
+
+def test_an_outcome_beyond_one_or_below_zero_is_the_nearer_end_for_the_implicit_model():
+    tokens = make_tokens([[1], [1]])
+    log_ratio = torch.tensor([0.3, -0.2], dtype=torch.float64)
+
+    def loss(*outcome: float) -> float:
+        scores = torch.tensor(outcome, dtype=torch.float64)
+        return float(implicit_loss(log_ratio, scores, tokens, totals_of(tokens), 1.0)[0])
+
+    assert loss(1.5, -0.5) == loss(1.0, 0.0)
+
+
+def test_an_episode_without_policy_tokens_costs_the_implicit_model_nothing():
+    # The second has none: the mean is the loss of the first, and its score of 0 is neither right nor wrong.
+    tokens = make_tokens([[1], [0]])
+    log_ratio = torch.tensor([1.0, 5.0], dtype=torch.float64)
+    loss, sums = implicit_loss(log_ratio, torch.tensor([1.0, 1.0]), tokens, Totals(1, 1), beta=1.0)
+    assert float(loss) == pytest.approx(math.log(1 + math.exp(-1)))
+    assert implicit_summary(sums)["implicit/accuracy"] == 1
+
+
+def test_gmpo_has_a_bound_of_its_own_on_each_side():
+    bounded = Gmpo(clip_low=0.1, clip_high=0.3)
+    assert bounded(make_updates([0.5], [1.0])).losses.item() == pytest.approx(-math.exp(0.3))
+    assert bounded(make_updates([-0.5], [-1.0])).losses.item() == pytest.approx(math.exp(-0.1))
+
+
+def test_kl_cov_draws_a_token_back_from_either_side():
+    for log_ratio, pull in ((0.5, 1.0), (-0.5, -1.0)):
+        updates = selecting(make_updates([log_ratio], [0.0]), True)
+        assert KlCov(weight=2.0)(updates).losses.item() == pytest.approx(1.0)
+        assert gradient(KlCov(weight=2.0), updates) == pytest.approx([2 * pull])
+
+
+def test_the_huber_loss_becomes_linear_where_its_delta_says():
+    errors = torch.tensor([1.0, -3.0])
+    losses, far = HuberValue(delta=2.0)(errors, torch.zeros(2), torch.zeros(2))
+    # 1/2, and 2 (3 - 1).
+    assert losses.tolist() == [0.5, 4.0]
+    assert far.tolist() == [False, True]

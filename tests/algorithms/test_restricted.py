@@ -104,3 +104,49 @@ def test_the_tokens_that_a_loss_singles_out_are_chosen_among_those_that_are_trai
     selected = algorithm.prepare(make_episodes([1.0, 0.0], [0, 0]), tokens, alone).selected
     assert selected is not None
     assert selected.tolist() == [True, False, False, False]
+
+
+def test_a_rule_that_drops_other_tokens_leaves_the_forced_one_dropped() -> None:
+    # The rule drops the second answer's first token alone, whose ratio is 1/2.
+    proximal = [-1.0, -5.0, -1.0 - log(2), -1.0]
+    tokens = make_tokens(
+        [[1, 1], [1, 1]],
+        behaviour=torch.tensor(BEHAVIOUR, dtype=torch.float64),
+        proximal=torch.tensor(proximal, dtype=torch.float64),
+        restricted=torch.tensor(FORCED),
+    )
+    algorithm = make_algorithm(
+        advantage="rloo", loss="gpg", correction=[("mask", {"low": 0.9, "high": 2.0})], entropy_weight=1.0
+    )
+    prepared = algorithm.prepare(make_episodes([1.0, 0.0], [0, 0]), tokens, alone)
+    logprobs = torch.tensor(proximal, dtype=torch.float64, requires_grad=True)
+    entropy = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    loss, sums = algorithm.loss(logprobs, prepared, Totals(tokens=4, sequences=2, groups=1), entropy)
+    loss.backward()
+    assert logprobs.grad is not None
+    assert entropy.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-1 / 4, 0.0, 0.0, 1 / 4])
+    assert entropy.grad.tolist() == pytest.approx([-1 / 4, 0.0, 0.0, -1 / 4])
+    assert algorithm.summary(sums)["masked/any"] == 2 / 4
+
+
+def test_a_stream_that_trains_every_policy_token_leaves_the_forced_one_out() -> None:
+    # The cross-entropy is a mean over all four tokens, and the forced one has no gradient.
+    _, gradient, *_ = learn(True, loss="gpg", correction=[], stream=[("rl", {"weight": 0}), "ce"])
+    assert gradient == pytest.approx([-1 / 4, 0.0, -1 / 4, -1 / 4])
+
+
+def test_the_weights_that_are_kept_of_an_answer_leave_its_forced_token_out() -> None:
+    # The training pass gives the proximal policy. The ratio of the first answer is 1.1, and with the token 1.1 e^-5.
+    tokens = make_tokens(
+        [[1, 1], [1, 1]],
+        behaviour=torch.tensor(BEHAVIOUR, dtype=torch.float64),
+        proximal=None,
+        restricted=torch.tensor(FORCED),
+    )
+    correction = [("truncate", {"level": "sequence", "cap": 2.0})]
+    algorithm = make_algorithm(advantage="rloo", loss="ppo", correction=correction, proximal="auto")
+    prepared = algorithm.prepare(make_episodes([1.0, 0.0], [0, 0]), tokens, alone)
+    proximal, weights = algorithm.importance(torch.tensor(POLICY, dtype=torch.float64), prepared)
+    assert weights.tolist() == pytest.approx([1.1, 0.0, 1.0, 1.0])
+    assert proximal.tolist() == pytest.approx([-1.0 + log(1.1), 0.0, -1.0, -1.0])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -125,3 +127,12 @@ def test_utilisation_counts_three_forward_passes_of_all_ranks():
     values = use_values(use, seconds, peak=20.0)
     assert values == {"memory/peak_gb": values["memory/peak_gb"], "mfu/train": 0.75, "mfu/step": 0.5}
     assert use_values(use, seconds, peak=None).keys() == {"memory/peak_gb"}
+
+
+def test_the_weights_of_a_plan_are_those_of_its_episodes_though_the_largest_is_one():
+    labels = [labels_with(f"t{index}", []) for index in range(3)]
+    plan = make_plan(["a", "b", "c"])
+    assert build_episodes(plan, labels, CPU).priority is None
+    priority = build_episodes(replace(plan, weights=[1.0, 0.5, 0.25]), labels, CPU).priority
+    assert priority is not None
+    assert priority.tolist() == [1.0, 0.5, 0.25]

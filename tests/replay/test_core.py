@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 
 from asyncrl.errors import RefusedError
 from asyncrl.ids import held_out_row
+from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
+from asyncrl.replay.leases import LONGEST_LEASES
 from tests.helpers import make_task, make_trajectory
 from tests.replay.support import Core, make_settings
 
@@ -289,3 +292,96 @@ def test_a_plan_says_what_its_trajectories_share_with_the_one_before_in_their_gr
     expected = [3 if plan.group_ids[i] == plan.group_ids[i - 1] else 0 for i in range(1, len(members))]
     assert plan.shared == [0, *expected]
     assert 3 in plan.shared
+
+
+def test_reuse_and_oversampling_together_admit_each_use_of_the_surplus():
+    # Two uses of each of 4 trajectories a version, and of the half of a batch that is beyond it.
+    admission = Admission(max_lag=1, per_version=4, uses=2, oversample=1.5)
+    assert [admission.capacity(version) for version in (0, 3)] == [(1 + 2) * 4 + 2 * 2, (1 + 3 + 2) * 4 + 2 * 2]
+
+
+def test_a_version_never_moves_backwards(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings())
+    core.publish(3)
+    core.publish(2)
+    assert core.status()["version"] == 3
+
+
+def test_a_scorer_that_renews_its_lease_and_finishes_nothing_loses_what_it_holds(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(), lease_s=10.0)
+    core.deliver(core.tickets(1))
+    (held,) = core.lease(worker="stuck")
+    for _ in range(2 * LONGEST_LEASES):
+        core.tick(5.0)
+        core.ask(protocol.RenewLease("stuck"))
+    assert core.lease(worker="other") == []
+    for _ in range(3):
+        core.tick(5.0)
+        core.ask(protocol.RenewLease("stuck"))
+    assert [each.id for each in core.lease(worker="other")] == [held.id]
+
+
+def test_what_is_forgotten_leaves_neither_data_nor_labels(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings())
+    core.run_episodes(4)
+    core.planned(0)
+    core.checkpointed(1)
+    with core.store.transaction(write=False) as tx:
+        assert (tx.count("data"), tx.count("labels")) == (0, 0)
+
+
+def test_an_episode_that_waits_has_its_whole_time_from_then_on(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(longest_episode_s=10.0), lease_s=100.0)
+    (ticket,) = core.tickets(1)
+    core.tick(8.0)
+    core.tickets(0, holding=[ticket.id], waiting=[ticket.id])
+    core.tick(8.0)
+    assert core.holding() == [ticket.id]
+    core.tick(8.0)
+    assert core.holding() == []
+
+
+def test_a_late_report_of_an_older_checkpoint_does_not_make_a_trained_step_untrained(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings())
+    core.run_episodes(8)
+    for step in range(2):
+        core.planned(step)
+    core.checkpointed(2)
+    core.checkpointed(1)
+    with pytest.raises(RefusedError, match="step 1 was trained"):
+        core.skip(1)
+
+
+def test_data_of_a_step_behind_the_oldest_kept_checkpoint_stays_until_that_is_a_newer_one(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings())
+    core.run_episodes(8)
+    core.planned(0)
+    core.checkpointed(1)
+    ids = core.planned(1).ids
+    core.checkpointed(2, kept=1)
+    assert [each.id for each in core.fetch(ids)] == ids
+    core.checkpointed(2, kept=2)
+    with pytest.raises(RefusedError, match="are not there"):
+        core.fetch(ids)
+
+
+def test_an_episode_that_an_actor_held_over_a_restart_has_its_time_once_more_and_then_fails(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(longest_episode_s=10.0), lease_s=100.0)
+    (ticket,) = core.tickets(1)
+    core.tick(8.0)
+    core.restart()
+    core.tick(8.0)
+    assert core.holding() == [ticket.id]
+    core.tick(8.0)
+    assert core.holding() == []
+    assert core.status()["failures"] == 1
+
+
+def test_the_audit_finds_each_trajectory_that_is_in_one_plan_too_many(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings())
+    core.run_episodes(4)
+    plan = core.planned(0)
+    assert core.audit()["trained_twice"] == 0
+    with core.store.transaction() as tx:
+        tx.put("plans", 1, replace(plan, step=1))
+    assert core.audit()["trained_twice"] == len(plan.ids)

@@ -69,3 +69,16 @@ def test_a_worker_that_waits_for_work_hears_it_over_the_socket_and_the_server_re
         with pytest.raises(RunOverError):
             replay.client().tickets([], 1)
         until(lambda: not replay.is_serving)
+
+
+def test_a_worker_that_heard_of_an_end_that_was_revoked_must_hear_of_the_next_one(core: Core) -> None:
+    core.tickets(1, "a")
+    core.ask(Finished())
+    assert hears_it(core, "a")
+    core.publish(1)
+    core.tickets(1, "a")
+    core.ask(Finished())
+    core.now += SOONEST_S
+    assert not core.service.is_over()
+    assert hears_it(core, "a")
+    assert core.service.is_over()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -164,3 +165,38 @@ def test_a_ticket_whose_reply_was_lost_is_given_again_though_everything_fails(tm
     assert core.tickets(1) == []
     again = core.tickets(2, worker="other")
     assert {ticket.id for ticket in again} == {ticket.id for ticket in held}
+
+
+def test_an_episode_that_ends_well_hides_none_of_the_scorings_that_all_fail() -> None:
+    clock = Clock()
+    failing = FailureBackoff(clock)
+    for _ in range(STREAK):
+        failing.failed(SCORINGS, "t1.0.0", "no such judge")
+    failing.succeeded(EPISODES)
+    assert failing.allowed(MANY) == 0
+    assert f"the last {STREAK} {SCORINGS} failed" in failing.text()
+    failing.succeeded(SCORINGS)
+    assert (failing.allowed(MANY), failing.text()) == (MANY, "")
+
+
+def test_a_dead_letter_that_is_scored_again_counts_as_dead_no_more(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(max_attempts=2))
+    (name,) = fail_scorings(core, 1, length=100)
+    status = core.status()
+    assert status["dead"] == 1
+    assert status["tokens_dead"] > 0
+    assert core.requeue(name) == "scoring"
+    status = core.status()
+    assert (status["dead"], status["tokens_dead"]) == (0, 0)
+
+
+def test_a_run_that_keeps_less_from_now_on_keeps_the_episodes_of_its_dead_letters(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(keep_steps=math.inf, max_attempts=2))
+    (name,) = fail_scorings(core, 1, length=100)
+    # Something was kept that a run with less does not keep.
+    core.run_episodes(4)
+    core.publish(9)
+    assert core.status()["evicted"] > 0
+    core.restart(make_settings(max_attempts=2))
+    assert core.status()["depth_data"] == 1
+    assert [each.id for each in core.fetch([name])] == [name]

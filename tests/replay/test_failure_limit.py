@@ -154,3 +154,23 @@ def test_a_client_raises_the_replays_decision(tmp_path: Path) -> None:
         now[0] += START_S
         with pytest.raises(TooManyFailuresError, match=r"no such tool\n.*then run the same command again"):
             client.plan(0)
+
+
+def test_a_share_that_is_reached_exactly_ends_a_run() -> None:
+    run = Run(max_share=0.5)
+    run.succeed(WINDOW // 2, seconds=0)
+    run.fail(WINDOW // 2, seconds=0)
+    run.now += WINDOW_S
+    assert "50% of the last 200 episodes failed" in run.limit.verdict()
+
+
+def test_an_outage_of_scorers_behind_a_restart_does_not_end_a_run_whose_scorings_ended_well(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=100, per_version=4)))
+    core.run_episodes(4)
+    core.restart()
+    for _ in range(int(SINGLE_GROUP_S)):
+        core.deliver(core.tickets(8))
+        while leased := core.lease(1):
+            core.scoring_failed(leased[0].id)
+        core.tick(1.0)
+    assert core.plan(0)

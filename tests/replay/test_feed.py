@@ -88,3 +88,12 @@ def test_tasks_outside_the_band_are_passed_over_counted_and_tried_again_later(st
             feed.learned(tx, row, 1.0)
             feed.learned(tx, row, 1.0)
     assert len(draw(feed, store, 10)) == 10, "a band in which no task lies does not stop the feed"
+
+
+def test_a_task_at_a_bound_of_the_band_is_within_it(store: Store) -> None:
+    feed = Feed(tasks(3), 0, False, band=Band(0.25, 0.75, revisit=5))
+    with store.transaction() as tx:
+        for row, rate in enumerate((0.25, 0.75, 0.0)):
+            assert feed.next(tx)[1] == row
+            feed.learned(tx, row, rate)
+    assert [row for _, row in draw(feed, store, 4)] == [0, 1, 0, 1]

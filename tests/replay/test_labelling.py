@@ -152,3 +152,12 @@ def test_a_store_is_not_served_under_other_groups_or_shards(tmp_path: Path) -> N
     Core(tmp_path, make_settings()).store.close()
     with pytest.raises(StoreError, match="group_size was 2 and is 4"):
         Core(tmp_path, make_settings(group_size=4))
+
+
+def test_an_episode_whose_scoring_failed_is_leased_alone_behind_those_that_are_new(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(max_attempts=3))
+    failed, *others = put(core, 3)
+    core.lease(1)
+    core.scoring_failed(failed)
+    assert [each.id for each in core.lease()] == others
+    assert [each.id for each in core.lease(worker="other")] == [failed]

@@ -51,3 +51,12 @@ def test_a_store_of_a_version_that_kept_no_checksums_goes_on_and_has_them_then(t
     with core.store.transaction() as tx:
         assert tx.get("meta", "pinned", dict[str, int]) == now
     core.store.close()
+
+
+def test_two_tasks_that_change_places_are_found_out_whichever_they_are(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings())
+    assert core.tickets(1)
+    core.store.close()
+    tasks = [make_task(row) for row in (1, 0, 2, 3, 4)]
+    with pytest.raises(StoreError, match=r"data\.train has as many tasks, but others"):
+        Core(tmp_path, make_settings(feed=Feed(tasks, seed=0, shuffle=True)))

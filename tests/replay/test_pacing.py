@@ -14,8 +14,9 @@ from asyncrl.config.schema import ReplayConfig, SamplerConfig
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.from_config import sampler as sampler_of
 from asyncrl.replay.from_config import spare_batches
-from asyncrl.replay.pacing import AGAIN_S
+from asyncrl.replay.pacing import AGAIN_S, Pace
 from asyncrl.replay.sampling import Oldest
+from asyncrl.replay.store import Store
 from asyncrl.types import Ticket
 from tests.replay.support import Core, make_settings
 
@@ -180,3 +181,26 @@ def test_a_wider_age_bound_is_used_at_once(tmp_path: Path) -> None:
     before = ahead(core)
     core.restart(make_settings(admission=Admission(6, BATCH), spare_batches=0.5))
     assert ahead(core) == before + 2 * BATCH
+
+
+def test_a_step_whose_batch_was_waited_for_does_not_slow_the_start_of_episodes_down(tmp_path: Path) -> None:
+    pace = Pace(make_settings(admission=Admission(4, BATCH), spare_batches=0.5))
+    store = Store(tmp_path, 1 << 24, durable=False)
+    with store.transaction() as tx:
+        pace.waits(tx, 3, 0.0)
+        before = pace.ahead(tx)
+        pace.planned(tx, 3, left=10 * BATCH)
+        assert pace.ahead(tx) == before
+        pace.planned(tx, 4, left=10 * BATCH)
+        assert pace.ahead(tx) < before
+    store.close()
+
+
+def test_a_wider_age_bound_is_used_once_and_the_pace_falls_from_there(tmp_path: Path) -> None:
+    core = settled(tmp_path)
+    wider = make_settings(admission=Admission(8, BATCH), spare_batches=0.5, sampler=Oldest())
+    core.restart(wider)
+    for step in range(STEPS, STEPS + 10):
+        play_all(core)
+        train(core, step)
+    assert ahead(core) < Admission(8, BATCH).capacity(0)

@@ -226,3 +226,16 @@ def test_only_a_plan_that_is_recorded_and_was_not_trained_can_be_skipped(tmp_pat
     core.checkpointed(2)
     with pytest.raises(RefusedError, match="step 1 was trained"):
         core.skip(1)
+
+
+def test_those_who_died_with_their_plan_stay_dead_letters_with_their_data_though_their_groups_are_closed(
+    tmp_path: Path,
+) -> None:
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=4, per_version=4, uses=2)))
+    core.run_episodes(4)
+    ids = core.planned(0).ids
+    assert core.skip(0) == len(ids)
+    status = core.status()
+    assert (status["dead"], status["dropped"], status["depth_ready"]) == (len(ids), 0, 0)
+    assert sorted(core.dead_letters()) == sorted(ids)
+    assert [each.id for each in core.fetch(ids)] == ids

@@ -12,6 +12,7 @@ import pytest
 
 from asyncrl.errors import RefusedError
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ReadyGroup, TrajectoryRecord
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Oldest, Prioritised
 from asyncrl.types import Labels
@@ -286,3 +287,40 @@ def test_a_batch_of_the_oldest_groups_stays_as_it_was_chosen_ahead_and_an_older_
     assert ahead is not None
     assert core.planned(1) == ahead
     assert core.planned(2).ids[:2] == [each.id for each in late]
+
+
+def test_a_member_as_long_as_allowed_is_kept() -> None:
+    members = [TrajectoryRecord("g", member, tokens, 1, 0) for member, tokens in enumerate((4, 5))]
+    assert Filters(max_tokens=5).reason(members) is None
+    assert Filters(max_tokens=4).reason(members) == "too_long"
+
+
+def test_what_a_later_plan_uses_again_stays_though_a_checkpoint_covers_its_first_plan(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=4, per_version=4, uses=2)))
+    core.run_episodes(4)
+    ids = core.planned(0).ids
+    assert sorted(core.planned(1).ids) == sorted(ids)
+    core.checkpointed(2, kept=1)
+    assert [each.id for each in core.fetch(ids)] == ids
+
+
+def test_the_lag_of_what_was_trained_is_that_of_its_plan_though_its_group_is_evicted_later(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=0, per_version=4, uses=2)))
+    core.run_episodes(4)
+    ids = core.planned(0).ids
+    core.publish(1)
+    assert core.status()["depth_ready"] == 0
+    with core.store.transaction(write=False) as tx:
+        assert [TrajectoryRecord.of(tx, name).lag for name in ids] == [0] * len(ids)
+
+
+def test_plans_that_a_checkpoint_covers_and_that_were_not_reported_count_each_trajectory_once_it_is_done(
+    tmp_path: Path,
+) -> None:
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=4, per_version=4, uses=2)))
+    core.run_episodes(4)
+    for step in range(2):
+        core.planned(step)
+    with core.store.transaction(write=False) as tx:
+        # Both plans name the same four, which are trained once both are covered.
+        assert [unreported(tx, steps)["trained"] for steps in (0, 1, 2)] == [0, 0, 4]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +18,9 @@ from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.settings import ReplaySettings
-from asyncrl.replay.shards import ShardedReplay, join_evaluations
+from asyncrl.replay.shards import ShardedReplay, join_evaluations, join_plans
 from asyncrl.replay.stored import StoredRun
+from asyncrl.types import BatchPlan
 from tests.helpers import make_labels, make_task, make_trajectory
 from tests.replay.support import ReplayThread, make_settings
 
@@ -101,3 +104,19 @@ def test_evaluations_of_shards_weigh_by_their_counts() -> None:
     parts = [{**dict(zip(names, row, strict=True)), "sources": {}, "sample": [f"{row[4]}"]} for row in rows]
     assert tuple(join_evaluations(parts)[name] for name in names) == (0.75, 1.0, 4, 3, 13, 2, 5, pytest.approx(0.7))
     assert join_evaluations(parts)["sample"] == ["9", "4", "0"]
+
+
+def part(names: Sequence[str], **changes: Any) -> BatchPlan:
+    count = len(names)
+    plan = BatchPlan(0, 0, list(names), ["g"] * count, [2] * count, [1] * count, [1.0] * count)
+    return replace(plan, **changes)
+
+
+def test_demonstrations_have_their_places_in_the_whole_batch() -> None:
+    plan = join_plans([part(["a", "b"], demonstrations=[1]), part(["c", "d", "e"], demonstrations=[0, 2])])
+    assert [plan.ids[index] for index in plan.demonstrations] == ["b", "c", "e"]
+
+
+def test_a_batch_of_which_any_part_was_skipped_is_skipped() -> None:
+    assert join_plans([part(["a"]), part(["b"], skipped="poison")]).skipped == "poison"
+    assert join_plans([part(["a"]), part(["b"])]).skipped == ""

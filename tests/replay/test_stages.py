@@ -80,3 +80,13 @@ def test_a_client_asks_for_the_clock_now_and_then(tmp_path: Path) -> None:
     assert not probe.is_due()
     now += PROBE_S
     assert probe.is_due()
+
+
+def test_an_episode_whose_group_is_dropped_while_it_is_scored_ends_that_stage(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(max_attempts=1))
+    kept, failing = core.tickets(2)
+    core.deliver([kept])
+    core.lease()
+    core.now = 4.0
+    core.fail(failing.id)
+    assert core.spans.of("label") == [{"episode": kept.id, "outcome": "ended", "seconds": 4.0}]

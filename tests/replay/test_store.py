@@ -11,6 +11,7 @@ import pytest
 
 from asyncrl.errors import StoreError
 from asyncrl.replay.store import FORMAT, LOCK_FILE, READERS_FILE, RENAMED, Store, StoreReader, in_use
+from asyncrl.replay.transaction import Transaction
 from tests.replay.support import Core, make_settings
 
 
@@ -155,3 +156,31 @@ def test_who_may_not_write_the_table_of_readers_reads_a_store_that_nobody_writes
     (tmp_path / LOCK_FILE).unlink()
     assert not in_use(tmp_path)
     assert not (tmp_path / LOCK_FILE).exists()
+
+
+def test_a_nested_part_and_the_rest_see_the_counters_of_each_other(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.add("n")
+        with tx.nested() as inner:
+            assert inner.counter("n") == 1
+            inner.add("n")
+        assert tx.counter("n") == 2
+
+    def fail(tx: Transaction) -> None:
+        with tx.nested() as inner:
+            inner.add("n")
+            raise KeyError
+
+    with store.transaction() as tx:
+        with pytest.raises(KeyError):
+            fail(tx)
+        assert tx.counter("n") == 2
+
+
+def test_a_queue_has_nothing_of_one_whose_name_begins_as_its_own_does(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.append("waiting", "long", queue="rules-2")
+        assert tx.first("waiting", str, "rules") is None
+        assert tx.queue("waiting", str, "rules") == []
+        tx.append("waiting", "short", queue="rules")
+        assert tx.queue("waiting", str, "rules") == ["short"]

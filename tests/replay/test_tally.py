@@ -49,3 +49,8 @@ def test_a_single_source_is_not_told_twice_and_nothing_scored_is_no_number() -> 
     values = evaluation_values({"sources": tallies([ATTEMPTS[5]], 1)})
     assert values == {"outcome": 0.5, "accuracy": 0.0, "reward": 1.0, "length": 4.0}
     assert evaluation_values({"outcome": float("nan"), "sources": {}}).keys() == {"outcome"}
+
+
+def test_process_scores_of_several_shards_are_one_mean() -> None:
+    parts = [tallies([(0, attempt("easy", 1.0, process=0.5))], 1), tallies([(1, attempt("easy", 1.0, process=1.0))], 1)]
+    assert evaluation_values({"sources": joined(parts)})["process"] == 0.75

@@ -322,3 +322,14 @@ def test_renewals_begin_no_turn_and_go_with_the_next_request_or_tick(turns: Turn
     turns.now += TICK_S
     assert turns.ask().keys() == {"a"}
     assert len(turns.ask(*(renewal for _ in range(BATCH)))) == 1, "they would hold up all that come behind them"
+
+
+def test_a_worker_whose_request_was_not_stored_is_not_remembered(turns: Turns) -> None:
+    """The store could not commit: memory must have the leases that the store has, and no others."""
+    with turns.store.transaction() as tx:
+        turns.service.start(tx)
+    turns.service.fails = lmdb.Error("no space left on device")
+    replies = turns.ask(("a", tickets("a", 1)), ("b", encode_request(Discard("x"), 1)))
+    assert {name: reply.kind for name, reply in replies.items()} == {"a": BUSY, "b": BUSY}
+    with turns.store.transaction(write=False) as tx:
+        assert turns.service.report(tx)["actors"] == 0

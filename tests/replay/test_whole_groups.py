@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from asyncrl.errors import RefusedError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.records import GroupRecord, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.units import attempts
 from asyncrl.types import Purpose, Ticket
 from tests.helpers import make_labels, make_trajectory
 from tests.replay.support import Core, make_settings
@@ -321,3 +322,9 @@ class GroupMachine(RuleBasedStateMachine):
 
 TestGroups = pytest.mark.slow(GroupMachine.TestCase)
 TestGroups.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+
+
+def test_a_group_was_leased_as_often_as_the_member_that_was_leased_most_often() -> None:
+    members = [TrajectoryRecord("g", member, 4, 2, 0, attempts=count) for member, count in enumerate((2, 0))]
+    assert attempts([(f"t{record.member}", record) for record in members]) == 2
+    assert attempts([]) == 0

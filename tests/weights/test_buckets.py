@@ -57,3 +57,8 @@ def test_tensors_of_one_dtype_and_group_share_a_bucket(entries, bucket_bytes):
     assert sum(map(len, groups)) == len(set().union(*groups))
     assert sorted(entry.name for bucket in buckets for entry in bucket.entries) == sorted(tensors)
     assert all(bucket.nbytes <= bucket_bytes or len(group) == 1 for bucket, group in zip(buckets, groups, strict=True))
+
+
+def test_tensors_that_fill_a_bucket_to_the_last_byte_share_it():
+    entries = [TensorSpec(name, "uint8", (64,)) for name in "abc"]
+    assert [len(bucket.entries) for bucket in plan_buckets(entries, 128)] == [2, 1]

@@ -221,3 +221,18 @@ async def test_failed_checks_are_counted_and_tried_again_and_an_engine_that_only
             with pytest.raises(CanaryError, match=f"version 1 is not what it says. This was failure {CANARY_FAILURES}"):
                 await running
     assert engine.served == [0]
+
+
+@pytest.mark.slow
+async def test_only_failed_checks_in_a_row_end_an_engine(context):
+    engine = Failing(dict.fromkeys(range(3), CANARY_FAILURES - 1))
+    with publisher(context) as source:
+        async with channel(source.endpoint) as link:
+            receiver = Receiver([link], EXPECTED, retry_s=0.01)
+            running = asyncio.create_task(receiver.run(engine))
+            for version in range(3):
+                source.publish(version, some_tensors(version), canary_at(version))
+                await async_until(lambda version=version: engine.version == version or running.done())
+            assert engine.served == [0, 1, 2]
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)

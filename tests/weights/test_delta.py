@@ -2,6 +2,7 @@ import itertools
 import tracemalloc
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncrl.errors import WeightsError, WireError
-from asyncrl.weights.delta import Delta, apply, diff
-from asyncrl.weights.manifest import DTYPES, WHOLE, bytes_of, take_snapshot
+from asyncrl.weights.delta import SHARED_BYTES, Delta, apply, diff
+from asyncrl.weights.manifest import DTYPES, WHOLE, DeltaHeader, Patch, bytes_of, take_snapshot
 from tests.weights.fakes import same_bits, some_tensors
 
 pytestmark = pytest.mark.slow
@@ -185,3 +186,31 @@ def test_damage_is_an_error_and_never_a_wrong_result(data):
     except (WeightsError, WireError):
         return
     assert same_bits(got, new), "what is let through is right"
+
+
+def test_a_large_tensor_that_no_patch_changes_must_be_the_one_of_the_version():
+    """Such a tensor is shared with the base, and only the manifest says that it changed."""
+    large = torch.zeros(SHARED_BYTES, dtype=torch.uint8)
+    old, new = take_snapshot(1, {"large": large}, 64), take_snapshot(2, {"large": large + 1}, 64)
+    nothing = Delta(DeltaHeader(old.manifest.digest, new.manifest.digest, ()), np.zeros(0, np.uint8))
+    with pytest.raises(WeightsError, match="wrong result: the checksum of large"):
+        apply({"large": large}, old.manifest, new.manifest, [nothing])
+
+
+def test_a_patch_that_ends_one_element_behind_its_tensor_is_malformed():
+    old = take_snapshot(1, {"a": torch.zeros(10, dtype=torch.uint8)}, 64)
+    # The first change comes after a gap of 10 elements, which are all that there are.
+    data = np.frombuffer(pa.compress(bytes([10, 1]), codec="zstd"), np.uint8)
+    target = replace(old.manifest, version=2)
+    delta = Delta(DeltaHeader(old.manifest.digest, target.digest, (Patch(0, 1, 1, len(data)),)), data)
+    with pytest.raises(WireError, match="reaches element 10 of a, which has 10"):
+        apply({"a": torch.zeros(10, dtype=torch.uint8)}, old.manifest, target, [delta])
+
+
+def test_a_gap_that_one_more_byte_is_needed_for_is_kept():
+    for gap in (255, 256, 65_535, 65_536):
+        old = {"a": torch.zeros(1 << 17, dtype=torch.uint8)}
+        new = {"a": old["a"].clone()}
+        new["a"][[0, gap + 1]] = 1
+        first, second = take_snapshot(0, old, 64), take_snapshot(1, new, 64)
+        assert same_bits(apply(old, first.manifest, second.manifest, [diff(first, second)]), new)

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 from functools import partial
 
 import pytest
@@ -27,7 +28,7 @@ from asyncrl.weights.folders import (
     write_folder,
 )
 from asyncrl.weights.receiver import Receiver
-from tests.helpers import OWN_RUN, async_until
+from tests.helpers import GENEROUS_S, OWN_RUN, async_until, until
 from tests.learner.support import write_model
 from tests.weights.fakes import HoldingEngine, Killed, channel, following, publisher, same_bits, shapes, some_tensors
 
@@ -243,3 +244,28 @@ def test_a_version_that_cannot_be_removed_is_named_and_the_others_go(tmp_path, c
     remove_older(newest.parent)
     assert sorted(versions_in(newest.parent)) == [0, 2, 3]
     assert f"{newest.parent / 'v00000000'} was not removed" in caplog.text
+
+
+def test_a_folder_that_holds_another_version_than_its_name_says_is_damaged(tmp_path):
+    path = write_folder(own_directory(tmp_path), 1, some_tensors(), nothing)
+    with pytest.raises(WeightsError, match="holds version 1"):
+        read_folder(path.rename(path.with_name("v00000002")), 2)
+
+
+def test_a_version_that_a_newer_one_overtakes_is_not_written(tmp_path):
+    begun, goes_on, written = threading.Event(), threading.Event(), []
+
+    def write_config(folder):
+        written.append(folder.name)
+        begun.set()
+        assert goes_on.wait(GENEROUS_S)
+
+    writer = FolderWriter(tmp_path, write_config, OWN_RUN)
+    writer.write(1, some_tensors())
+    assert begun.wait(GENEROUS_S)
+    for version in (2, 3):
+        writer.write(version, some_tensors())
+    goes_on.set()
+    until(lambda: 3 in versions_in(writer.directory))
+    writer.close()
+    assert written == [".v00000001.partial", ".v00000003.partial"]

@@ -95,3 +95,78 @@ def test_a_backend_that_fails_to_begin_or_to_end_harms_nobody_else() -> None:
     with pytest.raises(UnavailableError, match="invalid usage"):
         group.begin(torch.zeros(8))
     group.close()
+
+
+class Once:
+    """A backend whose broadcasts begin, but that of number `fails` ends badly. `waited` counts the waits for them."""
+
+    def __init__(self, fails: int | None = None) -> None:
+        self._fails = fails
+        self.begun = self.waited = 0
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:
+        self.begun += 1
+        return Work(self, fails=self.begun - 1 == self._fails)
+
+    def abort(self) -> None:
+        pass
+
+
+class Work:
+    """A broadcast under way."""
+
+    def __init__(self, backend: Once, fails: bool) -> None:
+        self._backend, self._fails = backend, fails
+
+    def wait(self, timeout: Any) -> None:
+        self._backend.waited += 1
+        if self._fails:
+            raise RuntimeError("a rank died")
+
+
+def some_buckets(count: int) -> tuple[list[Bucket], list[GatheredBucket]]:
+    plan = [Bucket((TensorSpec(f"t{index}", "float32", (4,)),)) for index in range(count)]
+    return plan, [GatheredBucket(each, torch.zeros(each.nbytes, dtype=torch.uint8)) for each in plan]
+
+
+def test_after_a_broadcast_failed_the_same_engines_are_called_to_a_group_of_another_name() -> None:
+    """Ranks of a group that died would otherwise find what it left in the store."""
+    names: list[str] = []
+    # The buckets of the first push arrive, and its checksums do not.
+    backends = [Once(fails=2), Once()]
+
+    def make_group(store: dist.Store, name: str, *rest: Any) -> WeightGroup:
+        names.append(name)
+        return partial(WeightGroup, backend=lambda *_: backends[len(names) - 1])(store, name, *rest)
+
+    server = cast(WeightServer, OneEngine())
+    broadcaster = Broadcaster(server, "127.0.0.1", torch.device("cpu"), 30, make_group)
+    plan, gathered = some_buckets(2)
+    list(broadcaster.through(0, plan, gathered))
+    assert (broadcaster.broadcasts, broadcaster.failures) == (0, 1)
+    list(broadcaster.through(1, plan, gathered))
+    assert (broadcaster.broadcasts, broadcaster.failures) == (1, 1)
+    assert len(set(names)) == 2
+    broadcaster.close()
+
+
+def test_what_a_failed_broadcast_left_under_way_is_not_waited_for_in_the_next() -> None:
+    """Its works are of a group that is dead: they would fail in the next push, too."""
+    # The first push has two works under way when one of them fails.
+    backends = [Once(fails=0), Once()]
+    made: list[str] = []
+
+    def make_group(store: dist.Store, name: str, *rest: Any) -> WeightGroup:
+        made.append(name)
+        return partial(WeightGroup, backend=lambda *_: backends[len(made) - 1])(store, name, *rest)
+
+    server = cast(WeightServer, OneEngine())
+    broadcaster = Broadcaster(server, "127.0.0.1", torch.device("cpu"), 30, make_group)
+    plan, gathered = some_buckets(3)
+    list(broadcaster.through(0, plan, gathered))
+    assert (broadcaster.broadcasts, broadcaster.failures, backends[0].begun) == (0, 1, 2)
+    waited_for = backends[0].waited
+    list(broadcaster.through(1, plan, gathered))
+    assert (broadcaster.broadcasts, broadcaster.failures) == (1, 1)
+    assert backends[0].waited == waited_for
+    broadcaster.close()

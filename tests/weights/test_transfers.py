@@ -1,3 +1,6 @@
+import itertools
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -5,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncrl.errors import WireError
-from asyncrl.weights.manifest import take_snapshot
+from asyncrl.weights.delta import Delta, diff
+from asyncrl.weights.manifest import DeltaHeader, Patch, take_snapshot
 from asyncrl.weights.transfers import POLL_S, Broadcasts, Transfers
 from asyncrl.wire import Message
 
@@ -146,3 +150,46 @@ def test_of_receivers_on_one_gpu_one_takes_part():
     for receiver in (b"1", b"2"):
         assert joins(processors, receiver, "gloo", "") is None
     assert processors.joining("gloo") == (b"1", b"2")
+
+
+def changed_at(place):
+    """A version of one large tensor in which only one element is not 0."""
+    tensor = torch.zeros(4096)
+    tensor[place] = 1.0
+    return {"a": tensor}
+
+
+def manifest_for(transfers, base):
+    transfers.handle(b"r", Message("manifest", 1, {"holds": -1, "base": base}), 0.0)
+    [(_, reply)] = transfers.due(0.0)
+    return reply.content
+
+
+def test_a_version_that_is_offered_again_does_not_take_the_place_of_the_first():
+    transfers = Transfers(FORGET_S)
+    first, second = (take_snapshot(1, changed_at(place), 16) for place in range(2))
+    transfers.offer(first)
+    transfers.offer(second)
+    assert manifest_for(transfers, "").digest == first.manifest.digest
+
+
+def test_deltas_that_end_before_a_version_that_came_without_one_are_let_go_of():
+    transfers = Transfers(FORGET_S, history=4)
+    first, second, third = (take_snapshot(version, changed_at(version), 16) for version in range(3))
+    transfers.offer(first)
+    transfers.offer(second, diff(first, second))
+    assert len(manifest_for(transfers, first.manifest.digest).deltas) == 1
+    transfers.offer(third)
+    assert manifest_for(transfers, first.manifest.digest).deltas == ()
+
+
+def test_a_chain_of_deltas_that_is_no_smaller_than_the_version_is_not_sent():
+    transfers = Transfers(FORGET_S, history=4)
+    versions = [take_snapshot(version, changed_at(version), 16) for version in range(3)]
+    transfers.offer(versions[0])
+    half = versions[0].manifest.nbytes // 2
+    for old, new in itertools.pairwise(versions):
+        header = DeltaHeader(old.manifest.digest, new.manifest.digest, (Patch(0, 1, 1, half),))
+        transfers.offer(new, Delta(header, np.zeros(half, np.uint8)))
+    assert len(manifest_for(transfers, versions[1].manifest.digest).deltas) == 1
+    assert manifest_for(transfers, versions[0].manifest.digest).deltas == ()
