@@ -36,7 +36,7 @@ _VALUE = re.compile(r"""'[^']*+'|"[^"]*+"|\[[^\[\]]*+\]|(?:(?:Bearer|Basic)\s++)
 _SET_VALUE = re.compile(r"""'[^']*+'|"[^"]*+"|(?:(?:Bearer|Basic)\s++)?[^\s"']*+""")
 _VALUE_IN_ADDRESS = re.compile(r"""[^\s&"']*+""")
 _MAPPING = re.compile(r"\{[^{}]*+\}|\{[^\n]*+")
-_HIDDEN_MAPPING = re.compile(r"\{(?:[^:{}\n]++: (?:\(hidden\))?(?:, )?)*\}")
+_HIDDEN_MAPPING = re.compile(r"\{(?:[^:{}\n]++: (?:\(hidden\))?+(?:, )?+)*+\}")
 _ARGUMENT = re.compile(r"""((?<![\w-])(--?[a-z][\w-]*+)['"]?(?:\s++|,\s*+)['"]?)(?![-\s])[^\s,'"\]]++""", re.I)
 _SENT = re.compile(r"(\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.I)
 # Tokens that show by themselves what they are: of the Hugging Face hub, of OpenAI and Anthropic, of GitHub and AWS.

@@ -85,6 +85,13 @@ def test_the_reason_of_an_error_has_no_secret() -> None:
     assert reason_of(ConfigError(f"https://u:{SECRET}@h failed")) == f"ConfigError: https://{MASK}@h failed"
 
 
+@pytest.mark.parametrize("end", ["", "}", "x", "{"])
+def test_a_mapping_that_is_masked_already_and_cut_off_takes_no_longer(end: str) -> None:
+    began = time.monotonic()
+    assert MASK in masked_text("env={" + "A: (hidden), " * 2_000 + end)
+    assert time.monotonic() - began < GENEROUS_S
+
+
 @pytest.mark.parametrize(
     "part", ["a", "a.", "-a", "a=b", "http://", "{a: ", "@", "'", "--a ", "token=", "env={", "[", "\\"]
 )
