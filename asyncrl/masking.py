@@ -17,7 +17,13 @@ _WORDS = r"(?:api_?key|secret|passw(?:or)?d|passphrase|credentials?|authorizatio
 _NAME = re.compile(
     rf"{_WORDS}(?!\w*_(?:file|path))|(?:^|_)(?:key|token|auth|pat|pwd|pass|dsn|cookie|sig|signature|jwt)$", re.I
 )
-_OF_THE_VOCABULARY = re.compile(r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|stop|mask|image|start|end)_token$", re.I)
+# Tokens of a vocabulary, figures for each token, and keys that name a column or a field.
+_PLAIN = re.compile(
+    r"(?:^|_)(?:(?:pad|eos|bos|unk|sep|cls|stop|mask|image|start|end|per)_token"
+    r"|(?:prompt|question|messages?|image|video|audio|text|input|output|response|answer|solution|truth|target|label"
+    r"|reward|reward_fn|score|data|source|column|field|index|id|row|group|sort|primary)_key)$",
+    re.I,
+)
 _OF_SECRETS = re.compile(r"(?:^|_)(?:env|env_vars|environ|environment|headers|cookies)$", re.I)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _FLAG = re.compile(r"--?(?=[a-z])[\w-]+", re.I)
@@ -50,7 +56,7 @@ def is_secret_name(name: str) -> bool:
     plain = _CAMEL.sub("_", last.lstrip("-")).replace("-", "_")
     if any(map(holds_secrets, outer)):
         return True
-    return _NAME.search(plain) is not None and _OF_THE_VOCABULARY.search(plain) is None
+    return _NAME.search(plain) is not None and _PLAIN.search(plain) is None
 
 
 def holds_secrets(name: str) -> bool:

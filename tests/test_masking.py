@@ -72,6 +72,8 @@ def test_what_is_no_secret_stays() -> None:
         "eos_token": "</s>",
         "answer": "monkey=1 eos_token=</s> max_tokens=3",
         "level": "token",
+        "columns": {"prompt_key": "question", "reward_fn_key": "source", "image_key": "images", "sortKey": "length"},
+        "note": "cost_per_token=0.5 --ground-truth-key answer ?answer_key=a",
         "data": ["hf://datasets/a/b", "s3://bucket/a@b", "https://host/a?step=3"],
         "arguments": ["--max-tokens", "5", "--tokenizer", "name", "--api-key"],
         "keys": "keys/of/the/run",
