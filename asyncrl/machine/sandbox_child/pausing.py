@@ -35,7 +35,7 @@ class Pause:
         self._proc = proc
         self._clock = clock
         self._runs = 0
-        self._ended = set[str]()
+        self._ended: set[str] = set()
         self._settled = False
         self._broken = False
         self._every_s = LOOK_S
