@@ -34,7 +34,7 @@ def test_a_run_that_resumes_keeps_what_its_records_rest_on(changes: dict[str, ob
 def test_a_name_of_a_column_is_no_secret_so_a_resumed_run_keeps_it():
     began, now = ({"prompt_key": each} for each in ("question", "problem"))
     before = recorded(values(data__dataset_params=began))
-    with pytest.raises(ConfigError, match="prompt_key: problem.*it was .*prompt_key: question"):
+    with pytest.raises(ConfigError, match=r"prompt_key: problem.*it was .*prompt_key: question"):
         changed_keys(before, values(data__dataset_params=now))
 
 
