@@ -38,10 +38,12 @@ _BEFORE_A_VALUE = re.compile(
     |[{,]\s*+([\w-]++):\s++  # in YAML of one line""",
     re.X,
 )
-_VALUE = re.compile(r"""'[^']*+'|"[^"]*+"|\[[^\[\]]*+\]|(?:(?:Bearer|Basic)\s++)?[^\s"',}\]]*+""")
-_SET_VALUE = re.compile(r"""'[^']*+'|"[^"]*+"|(?:(?:Bearer|Basic)\s++)?[^\s"']*+""")
+# A text that was cut off has no second quotation mark.
+_QUOTED = r"""b?'(?:[^'\\]|\\.)*+'|b?"(?:[^"\\]|\\.)*+"|b?['"][^\n]*+"""
+_VALUE = re.compile(rf"""{_QUOTED}|\[[^\[\]]*+\]|(?:(?:Bearer|Basic)\s++)?[^\s"',}}\]]*+""", re.S)
+_SET_VALUE = re.compile(rf"""{_QUOTED}|(?:(?:Bearer|Basic)\s++)?[^\s"']*+""", re.S)
 _VALUE_IN_ADDRESS = re.compile(r"""[^\s&"']*+""")
-_MAPPING = re.compile(r"\{[^{}]*+\}|\{[^\n]*+")
+_MAPPING = re.compile(r"""\{(?:[^{}'"]|'[^'\n]*+'|"[^"\n]*+")*+\}|\{[^\n]*+""")
 _HIDDEN_MAPPING = re.compile(r"\{(?:[^:{}\n]++: (?:\(hidden\))?+(?:, )?+)*+\}")
 _ARGUMENT = re.compile(r"""((?<![\w-])(--?[a-z][\w-]*+)['"]?(?:\s++|,\s*+)['"]?)(?![-\s])[^\s,'"\]]++""", re.I)
 _SENT = re.compile(r"(\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.I)

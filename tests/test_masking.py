@@ -48,6 +48,12 @@ def test_a_secret_is_masked_wherever_a_value_holds_it(value: dict[str, Any]) -> 
         f"actor.agent_environment={{A: {SECRET}",
         f"Cannot connect to https://user:{SECRET}@host/path?x=1",
         f"DB_PASSWORD='two {SECRET}' DB_PASS=a#{SECRET}&{SECRET}",
+        f"api_key='a {SECRET}",
+        f'{{"api_key": "a {SECRET}',
+        rf'{{"api_key": "a\"{SECRET}"}}',
+        rf"{{'api_key': 'a\'\\{SECRET}'}}",
+        f"{{'api_key': b'a\"{SECRET}'}}",
+        f"actor.agent_environment={{A: 'a}}{SECRET}', B: \"{SECRET}\"}}",
     ],
 )
 def test_a_secret_is_masked_in_a_text_for_people(text: str) -> None:
@@ -95,7 +101,11 @@ def test_a_mapping_that_is_masked_already_and_cut_off_takes_no_longer(end: str) 
 
 
 @pytest.mark.parametrize(
-    "part", ["a", "a.", "-a", "a=b", "http://", "{a: ", "@", "'", "--a ", "token=", "env={", "[", "\\"]
+    "part",
+    [
+        *("a", "a.", "-a", "a=b", "http://", "{a: ", "@", "'", "--a ", "token=", "env={", "[", "\\"),
+        *("key='", "key='\\", "env={'", "env={'\n", "env={\"'\n", "env={\"'{'\n", "env={'a'", "{key: {"),
+    ],
 )
 def test_no_text_takes_long(part: str) -> None:
     began = time.monotonic()
