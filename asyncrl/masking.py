@@ -17,7 +17,13 @@ _WORDS = r"(?:api_?key|secret|passw(?:or)?d|passphrase|credentials?|authorizatio
 _NAME = re.compile(
     rf"{_WORDS}(?!\w*_(?:file|path))|(?:^|_)(?:key|token|auth|pat|pwd|pass|dsn|cookie|sig|signature|jwt)$", re.I
 )
-_OF_THE_VOCABULARY = re.compile(r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|stop|mask|image|start|end)_token$", re.I)
+# Tokens of a vocabulary, figures for each token, and keys that name a column or a field.
+_PLAIN = re.compile(
+    r"(?:^|_)(?:(?:pad|eos|bos|unk|sep|cls|stop|mask|image|start|end|per)_token"
+    r"|(?:prompt|question|messages?|image|video|audio|text|input|output|response|answer|solution|truth|target|label"
+    r"|reward|reward_fn|score|data|source|column|field|index|id|row|group|sort|primary)_key)$",
+    re.I,
+)
 _OF_SECRETS = re.compile(r"(?:^|_)(?:env|env_vars|environ|environment|headers|cookies)$", re.I)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _FLAG = re.compile(r"--?(?=[a-z])[\w-]+", re.I)
@@ -32,11 +38,13 @@ _BEFORE_A_VALUE = re.compile(
     |[{,]\s*+([\w-]++):\s++  # in YAML of one line""",
     re.X,
 )
-_VALUE = re.compile(r"""'[^']*+'|"[^"]*+"|\[[^\[\]]*+\]|(?:(?:Bearer|Basic)\s++)?[^\s"',}\]]*+""")
-_SET_VALUE = re.compile(r"""'[^']*+'|"[^"]*+"|(?:(?:Bearer|Basic)\s++)?[^\s"']*+""")
+# A text that was cut off has no second quotation mark.
+_QUOTED = r"""b?'(?:[^'\\]|\\.)*+'|b?"(?:[^"\\]|\\.)*+"|b?['"][^\n]*+"""
+_VALUE = re.compile(rf"""{_QUOTED}|\[[^\[\]]*+\]|(?:(?:Bearer|Basic)\s++)?[^\s"',}}\]]*+""", re.S)
+_SET_VALUE = re.compile(rf"""{_QUOTED}|(?:(?:Bearer|Basic)\s++)?[^\s"']*+""", re.S)
 _VALUE_IN_ADDRESS = re.compile(r"""[^\s&"']*+""")
-_MAPPING = re.compile(r"\{[^{}]*+\}|\{[^\n]*+")
-_HIDDEN_MAPPING = re.compile(r"\{(?:[^:{}\n]++: (?:\(hidden\))?(?:, )?)*\}")
+_MAPPING = re.compile(r"""\{(?:[^{}'"]|'[^'\n]*+'|"[^"\n]*+")*+\}|\{[^\n]*+""")
+_HIDDEN_MAPPING = re.compile(r"\{(?:[^:{}\n]++: (?:\(hidden\))?+(?:, )?+)*+\}")
 _ARGUMENT = re.compile(r"""((?<![\w-])(--?[a-z][\w-]*+)['"]?(?:\s++|,\s*+)['"]?)(?![-\s])[^\s,'"\]]++""", re.I)
 _SENT = re.compile(r"(\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.I)
 # Tokens that show by themselves what they are: of the Hugging Face hub, of OpenAI and Anthropic, of GitHub and AWS.
@@ -50,7 +58,7 @@ def is_secret_name(name: str) -> bool:
     plain = _CAMEL.sub("_", last.lstrip("-")).replace("-", "_")
     if any(map(holds_secrets, outer)):
         return True
-    return _NAME.search(plain) is not None and _OF_THE_VOCABULARY.search(plain) is None
+    return _NAME.search(plain) is not None and _PLAIN.search(plain) is None
 
 
 def holds_secrets(name: str) -> bool:

@@ -48,6 +48,12 @@ def test_a_secret_is_masked_wherever_a_value_holds_it(value: dict[str, Any]) -> 
         f"actor.agent_environment={{A: {SECRET}",
         f"Cannot connect to https://user:{SECRET}@host/path?x=1",
         f"DB_PASSWORD='two {SECRET}' DB_PASS=a#{SECRET}&{SECRET}",
+        f"api_key='a {SECRET}",
+        f'{{"api_key": "a {SECRET}',
+        rf'{{"api_key": "a\"{SECRET}"}}',
+        rf"{{'api_key': 'a\'\\{SECRET}'}}",
+        f"{{'api_key': b'a\"{SECRET}'}}",
+        f"actor.agent_environment={{A: 'a}}{SECRET}', B: \"{SECRET}\"}}",
     ],
 )
 def test_a_secret_is_masked_in_a_text_for_people(text: str) -> None:
@@ -72,6 +78,8 @@ def test_what_is_no_secret_stays() -> None:
         "eos_token": "</s>",
         "answer": "monkey=1 eos_token=</s> max_tokens=3",
         "level": "token",
+        "columns": {"prompt_key": "question", "reward_fn_key": "source", "image_key": "images", "sortKey": "length"},
+        "note": "cost_per_token=0.5 --ground-truth-key answer ?answer_key=a",
         "data": ["hf://datasets/a/b", "s3://bucket/a@b", "https://host/a?step=3"],
         "arguments": ["--max-tokens", "5", "--tokenizer", "name", "--api-key"],
         "keys": "keys/of/the/run",
@@ -85,8 +93,19 @@ def test_the_reason_of_an_error_has_no_secret() -> None:
     assert reason_of(ConfigError(f"https://u:{SECRET}@h failed")) == f"ConfigError: https://{MASK}@h failed"
 
 
+@pytest.mark.parametrize("end", ["", "}", "x", "{"])
+def test_a_mapping_that_is_masked_already_and_cut_off_takes_no_longer(end: str) -> None:
+    began = time.monotonic()
+    assert MASK in masked_text("env={" + "A: (hidden), " * 2_000 + end)
+    assert time.monotonic() - began < GENEROUS_S
+
+
 @pytest.mark.parametrize(
-    "part", ["a", "a.", "-a", "a=b", "http://", "{a: ", "@", "'", "--a ", "token=", "env={", "[", "\\"]
+    "part",
+    [
+        *("a", "a.", "-a", "a=b", "http://", "{a: ", "@", "'", "--a ", "token=", "env={", "[", "\\"),
+        *("key='", "key='\\", "env={'", "env={'\n", "env={\"'\n", "env={\"'{'\n", "env={'a'", "{key: {"),
+    ],
 )
 def test_no_text_takes_long(part: str) -> None:
     began = time.monotonic()

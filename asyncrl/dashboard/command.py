@@ -33,7 +33,7 @@ from asyncrl.network.http_server import ConnectionBounds, HttpServer
 
 log = logging.getLogger(__name__)
 
-BOUNDS = ConnectionBounds(connections=256, strangers=64)
+BOUNDS = ConnectionBounds(connections=256)
 
 
 def main() -> None:

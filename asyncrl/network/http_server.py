@@ -2,8 +2,8 @@
 
 - A connection is a stranger's until one of its requests has a key, which the application tells by `shows_key`. A
   stranger gets one answer, and its connection is closed after `stranger_s` seconds, whatever it sends.
-- Strangers have at most `strangers` connections. One more closes the oldest of them, since a client with a key sends it
-  at once.
+- Where there are as many connections as there may be, one more closes the oldest of a stranger. Strangers have no lower
+  bound of their own: at the start of a run thousands of agents may connect at once, and show their keys later.
 - From the end of each request with a key, a connection has `idle_s` seconds until its next one must have come whole.
   The answer to the former must be read within the same time. Requests without a key leave this time as it is.
 
@@ -35,10 +35,9 @@ LINGERING_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """Connections in all, those of strangers among them, and the seconds that each may take."""
+    """Connections in all, and the seconds that each may take."""
 
     connections: int = 4096
-    strangers: int = 1024
     stranger_s: float = 30.0
     idle_s: float = 300.0
 
@@ -97,12 +96,10 @@ class HttpServer:
 
     def admit(self, connection: _Connection) -> bool:
         """Whether there is room for a new connection."""
-        if self._strangers and (
-            len(self._strangers) >= self._bounds.strangers or self.connections >= self._bounds.connections
-        ):
-            self.cut(next(iter(self._strangers)))
         if self.connections >= self._bounds.connections:
-            return False
+            if not self._strangers:
+                return False
+            self.cut(next(iter(self._strangers)))
         self._strangers[connection] = None
         self._limit(connection, self._bounds.stranger_s)
         return True

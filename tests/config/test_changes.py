@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from asyncrl.config.changes import ConfigChange, ConfigHistory, by_key, changed_keys, values_of
+from asyncrl.config.changes import ConfigChange, ConfigHistory, by_key, changed_keys, recorded, values_of
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import ConfigError
 
@@ -29,6 +29,13 @@ def values(**changes: object) -> dict[str, object]:
 def test_a_run_that_resumes_keeps_what_its_records_rest_on(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         changed_keys(values(), values(**changes))
+
+
+def test_a_name_of_a_column_is_no_secret_so_a_resumed_run_keeps_it():
+    began, now = ({"prompt_key": each} for each in ("question", "problem"))
+    before = recorded(values(data__dataset_params=began))
+    with pytest.raises(ConfigError, match=r"prompt_key: problem.*it was .*prompt_key: question"):
+        changed_keys(before, values(data__dataset_params=now))
 
 
 def test_hyperparameters_of_a_step_may_change_and_addresses_are_no_change() -> None:

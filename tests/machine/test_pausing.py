@@ -38,6 +38,11 @@ class FakeProc:
         if children.exists():
             children.write_text(" ".join({*children.read_text().split(), str(pid)}))
 
+    def remove(self, pid: int, parent: int) -> None:
+        """The process has ended, and its parent knows it."""
+        children = self.folder / str(parent) / "task" / str(parent) / "children"
+        children.write_text(" ".join(each for each in children.read_text().split() if each != str(pid)))
+
     def start(self) -> Pause:
         return Pause(str(self.folder), lambda: self.seconds)
 
@@ -64,13 +69,40 @@ def test_a_process_that_runs_after_all_have_stopped_breaks_the_pause_at_once(pro
 def test_a_new_process_breaks_the_pause_and_one_that_has_disappeared_does_not(proc: FakeProc):
     pause = proc.start()
     proc.look(pause)
-    children = proc.folder / str(os.getpid()) / "task" / str(os.getpid()) / "children"
-    children.write_text("")
+    proc.remove(NOBODY, os.getpid())
     assert not proc.look(pause)
     assert not pause.is_broken
     proc.put(NOBODY + 1, os.getpid())
     assert proc.look(pause)
     assert pause.is_broken
+
+
+@pytest.mark.parametrize("leaves", ["a zombie", "nothing"])
+def test_processes_that_end_one_after_another_in_a_pause_break_it(proc: FakeProc, leaves: str):
+    started = range(NOBODY + 1, NOBODY + MOST_RUNS + 2)
+    for pid in started:
+        proc.put(pid, os.getpid())
+    pause = proc.start()
+    proc.look(pause)
+    for pid in started:
+        assert not pause.is_broken
+        if leaves == "a zombie":
+            proc.put(pid, os.getpid(), "Z", ran=30, flags=PF_EXITING)
+        else:
+            proc.remove(pid, os.getpid())
+        assert not proc.look(pause)
+    assert pause.is_broken
+
+
+def test_a_process_that_the_kernel_ends_slowly_in_a_pause_does_not_break_it(proc: FakeProc):
+    pause = proc.start()
+    proc.look(pause)
+    for look in range(3 * MOST_RUNS):
+        proc.put(NOBODY, os.getpid(), "R", ran=2 + look, flags=PF_EXITING)
+        assert not proc.look(pause)
+    proc.remove(NOBODY, os.getpid())
+    assert not proc.look(pause)
+    assert not pause.is_broken
 
 
 def test_processes_may_run_at_a_few_looks_before_all_have_stopped(proc: FakeProc):

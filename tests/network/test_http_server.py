@@ -14,7 +14,7 @@ from aiohttp import web
 from asyncrl.network.http_server import ConnectionBounds, HttpServer, Later, shows_key
 from tests.helpers import GENEROUS_S, async_until
 
-BOUNDS = ConnectionBounds(connections=8, strangers=3, stranger_s=10.0, idle_s=100.0)
+BOUNDS = ConnectionBounds(connections=8, stranger_s=10.0, idle_s=100.0)
 LARGE = 64 << 20
 """More bytes than the buffers of both sides hold."""
 
@@ -269,19 +269,28 @@ async def test_an_answer_that_is_not_read_ends_its_connection_in_time() -> None:
         client.writer.close()
 
 
-async def test_strangers_hold_their_share_alone_and_a_key_is_served_whatever_they_do() -> None:
+async def test_a_key_is_served_whatever_strangers_do() -> None:
     async with served() as server:
-        strangers = await server.strangers(BOUNDS.strangers)
+        keyed = [await server.keyed() for _ in range(4)]
+        room = BOUNDS.connections - len(keyed)
+        strangers = await server.strangers(room)
         for each in strangers:
             each.writer.write(b"POST / HTTP/1.1\r\n")
-        keyed = [await server.keyed() for _ in range(4)]
+        keyed.append(await server.keyed())
         assert await strangers[0].rest() == b""
-        strangers += [await server.client() for _ in range(10 * BOUNDS.strangers)]
+        strangers += [await server.client() for _ in range(10 * room)]
         for each in [*keyed, await server.client()]:
             assert await each.is_served()
-        assert server.http.connections <= len(keyed) + 1 + BOUNDS.strangers
-        for each in strangers[: -BOUNDS.strangers]:
+        assert server.http.connections <= BOUNDS.connections
+        for each in strangers[:-room]:
             assert await each.rest() == b""
+
+
+async def test_as_many_clients_as_there_may_be_can_connect_at_once_and_show_their_keys_later() -> None:
+    async with served() as server:
+        clients = await server.strangers(BOUNDS.connections)
+        for each in clients:
+            assert await each.is_served()
 
 
 async def test_a_connection_beyond_all_is_turned_away_only_where_all_others_have_keys() -> None:

@@ -19,7 +19,7 @@ LOOK_S, LONGEST_LOOK_S = 0.1, 0.5
 
 MOST_RUNS = 5
 """The looks at which processes may have run before all have stopped: on a busy machine each must first get its turn at
-a processor."""
+a processor. From then on, the looks at which some may have ended: one that was woken may run and end between two."""
 
 MOST_ROUNDS = 100
 """In which a signal is sent to what processes have started meanwhile. Who forks faster has run, for the next look."""
@@ -35,6 +35,7 @@ class Pause:
         self._proc = proc
         self._clock = clock
         self._runs = 0
+        self._ended: set[str] = set()
         self._settled = False
         self._broken = False
         self._every_s = LOOK_S
@@ -57,17 +58,21 @@ class Pause:
         if self.wait_s:
             return False
         before, self._ran = self._ran, run_times(self._proc)
-        has_run = any(ran != before.get(thread) and not is_exiting(thread) for thread, ran in self._ran.items())
+        changed = {thread for thread, ran in self._ran.items() if ran != before.get(thread)}
+        ended = {thread for thread in changed if is_exiting(thread)} | (before.keys() - self._ran.keys())
+        has_run = not changed <= ended
         if self._settled:
-            # Nothing innocent wakes a process that has stopped.
+            # Nothing innocent wakes a process that has stopped. The kernel may end one where memory is short.
             self._broken |= has_run
+            self._runs += not ended <= self._ended
             self._every_s = min(2 * self._every_s, LONGEST_LOOK_S)
         elif has_run or not all(map(is_stopped, self._ran)):
             self._runs += has_run
             # Another process may have sent it SIGCONT just before that one stopped.
             signal_all(self._proc, signal.SIGSTOP)
         else:
-            self._settled = True
+            self._settled, self._runs = True, 0
+        self._ended |= ended
         self._due = self._clock() + self._every_s
         return has_run
 

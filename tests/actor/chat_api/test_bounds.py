@@ -35,7 +35,7 @@ async def test_a_request_without_the_key_is_answered_once_and_its_connection_clo
 
 
 async def test_strangers_keep_no_agent_from_the_endpoint():
-    connections = ConnectionBounds(connections=6, strangers=3)
+    connections = ConnectionBounds(connections=6)
     async with episode(["a", "b"], bounds=Bounds(connections=connections)) as agent:
         for turn in ("one", "two"):
             strangers = [await opened(agent) for _ in range(20)]
