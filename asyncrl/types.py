@@ -556,7 +556,10 @@ class LabelNeeds:
     def unmet(self, labels: Labels) -> str:
         """Why the algorithm cannot train an episode with these labels, for people; empty if it can."""
         if missing := [name for name in self.scores if name not in labels.extra]:
-            return f"the algorithm reads the scores {missing!r:.200}, and the labels have {sorted(labels.extra)!r:.500}"
+            return (
+                f"the algorithm reads the scores {missing!r:.200}, and the labels have {sorted(labels.extra)!r:.500}; "
+                "score every episode so, or leave the names out of the algorithm"
+            )
         largest = float(np.abs(labels.step_scores).max(initial=0.0))
         if self.unit_steps and largest > 1:
             return f"its step scores reach {largest:g}, and the algorithm takes those in [-1, 1]"

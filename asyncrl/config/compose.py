@@ -130,7 +130,8 @@ def parsed(word: str) -> Override:
         # Hydra's own message quotes the word.
         why = f" ({reason(error)})" if said == word else ""
         raise ConfigError(
-            f"{said}: it cannot be read{why}; quote a value that has special characters, as in \"KEY='VALUE'\""
+            f"{said}: it cannot be read{why}; quote a value that has special characters, as in \"NAME='VALUE'\" "
+            "or \"NAME=['VALUE']\""
         ) from error
     if override.is_sweep_override():
         raise ConfigError(

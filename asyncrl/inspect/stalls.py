@@ -201,7 +201,7 @@ def _idle_engine(role: RoleNow, shard: ShardNow) -> Wait | None:
     return Wait(
         role.name,
         f"plays {held} episodes, and its engine was idle for {role.row['idle']:.0%} of the last seconds: "
-        "their tools or users take long",
+        "their tools, users or agents take long",
     )
 
 

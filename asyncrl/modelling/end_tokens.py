@@ -27,7 +27,7 @@ def end_tokens(model: ModelConfig, named: Sequence[str], tokenizer: Any) -> tupl
     if unknown := [text for text in named if text not in added]:
         raise ConfigError(
             f"actor.end_tokens: {', '.join(map(repr, unknown))}: the tokenizer has no such special token; it has "
-            f"{', '.join(sorted(added))}"
+            f"{', '.join(map(repr, sorted(added)))}"
         )
     listed = _listed(model)
     # A configuration that was not made for the tokenizer has a default here, such as 2, which may be a word.

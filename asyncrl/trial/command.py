@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import traceback
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from asyncrl.config.quoting import quoted
 from asyncrl.config.refusals import may_exist
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.opening import all_tasks
-from asyncrl.errors import ConfigError, DataError
+from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.machine.sandboxes import open_sandbox
 from asyncrl.modelling.end_tokens import end_tokens
@@ -171,7 +172,15 @@ def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
     try:
         scores = rules.score(given)
     except Exception as error:  # noqa: BLE001 - a rule may raise anything
-        transcript.failure(f"the rule failed: {reason_of(error)}")
+        transcript.failure(f"the rule failed: {reason_of(error)}{_place_of(error)}")
         return False
     transcript.scores(scores, given.answer, given.task.truth_text)
     return True
+
+
+def _place_of(error: Exception) -> str:
+    """The line that raised an error of code; empty for what a rule says of the data."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, ScoringError) or not frames:
+        return ""
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})"

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from asyncrl.config.changes import KEYS, by_key, changed_keys
-from asyncrl.config.compose import composed, read
+from asyncrl.config.compose import composed, parsed, read
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.option import Option
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.secrets import masked, shown, shown_words
 from asyncrl.errors import ConfigError
-from asyncrl.masking import MASK
+from asyncrl.masking import MASK, masked_text
 
 SECRET = "s3cr3t-0f-a-t3st"
 TELLING = {
@@ -140,3 +140,9 @@ def test_a_run_resumes_with_another_secret_where_nothing_else_may_change() -> No
         changed_keys(before, values(headers={"Authorization": "an0ther"}, tools=["one"]))
     assert SECRET not in str(refused.value)
     assert "an0ther" not in str(refused.value)
+
+
+def test_the_hint_how_to_quote_a_value_is_shown() -> None:
+    with pytest.raises(ConfigError) as refused:
+        parsed("actor.end_tokens=[<|eot|>]")
+    assert masked_text(str(refused.value)) == str(refused.value)

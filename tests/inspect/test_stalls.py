@@ -113,7 +113,7 @@ CASES = [
     (
         situation(role("actor-0", row={"idle": 0.95, "running": 9}), shards=[PLAYS]),
         f"{WAITS}2 of 8 groups wait for episodes: actor-0 plays 9 episodes, and its engine was idle for 95% of the "
-        "last seconds: their tools or users take long",
+        "last seconds: their tools, users or agents take long",
     ),
     (
         situation(shards=[ShardNow("replay", 8, playing=8, pending=32)]),

@@ -96,7 +96,7 @@ def test_what_goes_wrong_in_an_episode_is_shown_with_the_turns_before_it(
     answers = script(guess / "answers.jsonl", '<tool_call>{"name": "dig", "arguments": {}}</tool_call>', "Done.")
     status, shown, _ = run(monkeypatch, capsys, guess / "tasks.jsonl", "--answers", answers, OF_GUESS[0], rule)
     assert status == 1
-    assert re.search(r"Error:.*dig.*the rule failed: KeyError: 'secret'", shown, re.DOTALL)
+    assert re.search(r"Error:.*dig.*the rule failed: KeyError: 'secret' \(.*, line \d+\)", shown, re.DOTALL)
 
 
 @pytest.mark.parametrize(

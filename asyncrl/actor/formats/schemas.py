@@ -75,10 +75,16 @@ def problem_of(schema: Any, value: Any, function: Mapping[str, Any]) -> str:
         return ""
     kinds = kinds_of(schema, function)
     listed = [*_listed(schema, function.get("parameters"), set())]
-    if listed and _is(value, kinds):
-        return f"must be one of {json.dumps(listed)}"
-    shown = [kind for kind in _TYPES if kind in kinds and not (kind == "integer" and "number" in kinds)]
-    return f"must be of type {' or '.join(shown)}"
+    if not listed or not _is(value, kinds):
+        return f"must be of type {_shown(kinds)}"
+    # Another choice may take all values of a type.
+    unlisted = _fold(schema, function.get("parameters"), _unlisted_kinds_here, {}) or Kinds()
+    whole = f"of type {_shown(unlisted)}, or " if unlisted else ""
+    return f"must be {whole}one of {json.dumps(listed)}"
+
+
+def _shown(kinds: Kinds) -> str:
+    return " or ".join(kind for kind in _TYPES if kind in kinds and not (kind == "integer" and "number" in kinds))
 
 
 def _fold(schema: Any, root: Any, here: Callable[[Mapping[str, Any]], Said], known: dict[str, Any]) -> Said | None:
@@ -102,6 +108,11 @@ def _fold(schema: Any, root: Any, here: Callable[[Mapping[str, Any]], Said], kno
         if choices := [each for each in said if each is not None]:
             parts.append(reduce(cast("Callable[[Said, Said], Said]", or_), choices))
     return reduce(cast("Callable[[Said, Said], Said]", and_), [each for each in parts if each is not None])
+
+
+def _unlisted_kinds_here(part: Mapping[str, Any]) -> Kinds:
+    """The types of a part that lists no values."""
+    return _kinds_here(part) if _values(part) is None else Kinds()
 
 
 def _kinds_here(part: Mapping[str, Any]) -> Kinds:

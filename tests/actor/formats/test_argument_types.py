@@ -133,6 +133,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"enum": [1]}, "True", "must be of type integer"),
     ({"const": "1"}, "2", 'must be one of ["1"]'),
     (any_of({"const": "a"}, {"const": "b"}), "c", 'must be one of ["a", "b"]'),
+    (any_of(INTEGER, {"const": "half"}), "third", 'must be of type integer, or one of ["half"]'),
     (False, "1", "must be left out"),
 ]
 """Schema, text and what the policy reads."""
