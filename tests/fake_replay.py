@@ -97,7 +97,7 @@ class FakeReplay:
         return self.core.configure(values)
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
-        self.core.require(needs[max(needs)])
+        self.core.require(needs[max(needs)], max(needs))
 
     def plan(self, step: int) -> BatchPlan | None:
         self.calls.append(("plan", step))

@@ -187,15 +187,19 @@ class Template:
         """The content of a turn that has only calls: null, as the chat-completions API has it, or an empty text where
         the template takes no null."""
 
-        def rendered(content: str | None) -> str:
+        def rendered(content: str | None, tools: Messages) -> str:
             self._no_content = content
             with suppress(RefusedError):
-                return self.render([QUESTION, calling([{"mark": MARK}]), result("15")], [TOOL])
+                return self.render([QUESTION, calling([{"mark": MARK}]), result("15")], tools)
             return ""
 
-        of_empty, of_null = rendered(""), rendered(None)
-        takes_null = MARK in of_null and of_null.count("None") <= of_empty.count("None")
-        return None if takes_null else ""
+        def takes_null(tools: Messages) -> bool:
+            of_empty, of_null = rendered("", tools), rendered(None, tools)
+            return bool(of_empty) <= bool(of_null) and of_null.count("None") <= of_empty.count("None")
+
+        # Without tools, another template of the tokenizer may render the conversation.
+        takes = MARK in rendered(None, [TOOL]) and takes_null([TOOL]) and takes_null([])
+        return None if takes else ""
 
     def _shows_reasoning(self) -> bool:
         try:

@@ -193,9 +193,9 @@ class ReplayClient:
             # Starting the learner again would not help.
             raise ConfigError(str(error)) from error
 
-    def require(self, needs: LabelNeeds) -> None:
-        """Have only episodes planned whose labels meet these needs."""
-        self._send(protocol.RequireLabels([*needs.scores], needs.unit_steps))
+    def require(self, needs: LabelNeeds, first: int) -> None:
+        """Have only episodes planned whose labels meet these needs, from step `first` on."""
+        self._send(protocol.RequireLabels(first, [*needs.scores], needs.unit_steps))
 
     def plan(self, step: int) -> BatchPlan | None:
         """The plan of a learner step; waits about a second for it, then None. Raises TooManyFailuresError."""

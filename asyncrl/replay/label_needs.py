@@ -6,8 +6,10 @@ so that the episode is scored again, and is a dead letter in the end.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from asyncrl.errors import StoreError
-from asyncrl.replay.records import GroupRecord, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.records import TrajectoryRecord, TrajectoryState
 from asyncrl.replay.transaction import Transaction
 from asyncrl.types import NOTHING_NEEDED, LabelNeeds
 from asyncrl.wire import decode, read_labels, split
@@ -29,10 +31,10 @@ def set_label_needs(tx: Transaction, needs: LabelNeeds) -> bool:
     return True
 
 
-def unfit_members(tx: Transaction, name: str, group: GroupRecord) -> dict[str, str]:
-    """The members of a group whose labels are complete and do not meet the needs, each with the reason."""
+def unfit_members(tx: Transaction, members: Iterable[str]) -> dict[str, str]:
+    """Those of the trajectories whose labels are complete and do not meet the needs, each with the reason."""
     needs, unfit = label_needs(tx), {}
-    for member in group.ids(name):
+    for member in members:
         record = TrajectoryRecord.load(tx, member)
         is_labelled = record is not None and record.state in (TrajectoryState.LABELLED, TrajectoryState.PLANNED)
         if is_labelled and (unmet := _unmet(tx, member, needs)):

@@ -98,19 +98,31 @@ class Planning:
         """Evict what is too old already, where the age bound has become tighter."""
         self._evict(tx, tx.counter("version"))
 
-    def require(self, tx: Transaction, needs: LabelNeeds) -> None:
-        """Plan only episodes whose labels meet these needs from now on. Labelled ones that do not, from before the
-        algorithm changed, become dead letters, and their groups are dropped."""
+    def require(self, tx: Transaction, needs: LabelNeeds, first: int) -> None:
+        """Plan only episodes whose labels meet these needs, from step `first` on. Labelled ones that do not, from
+        before the algorithm changed, become dead letters, and their groups are dropped."""
         if not set_label_needs(tx, needs):
             return
+        self._withdraw(tx, first)
         dropped = {}
         for name, group in GroupRecord.all(tx):
-            for member, reason in unfit_members(tx, name, group).items() if group.training else ():
+            for member, reason in unfit_members(tx, group.ids(name)).items() if group.training else ():
                 dropped[name] = f"{member} cannot be trained: {reason}"
                 record = TrajectoryRecord.of(tx, member)
                 if not record.plans:
                     self._bury(tx, member, record, dropped[name], scoring=True)
         self._drop(tx, dropped)
+
+    def _withdraw(self, tx: Transaction, first: int) -> None:
+        """Forget the plan of step `first`, if it has labels that do not meet the needs. A shard may have one before all
+        others have theirs, and then nothing has trained it."""
+        plan = tx.get("plans", first, BatchPlan)
+        if plan is None or plan.skipped or first != tx.count("plans") - 1:
+            return
+        if unfit := unfit_members(tx, plan.ids):
+            member, reason = next(iter(unfit.items()))
+            self._give_up(tx, plan, f"plan {first} was withdrawn: {member} cannot be trained: {reason}")
+            tx.delete("plans", first)
 
     def plan(self, tx: Transaction, step: int) -> BatchPlan | None:
         """The plan of `step`: the recorded one, else a new one if enough groups are ready, else None.
@@ -235,9 +247,13 @@ class Planning:
         self._require_untrained(tx, step)
         tx.put("plans", step, replace(plan, skipped=reason))
         tx.add("plans_skipped")
+        return self._give_up(tx, plan, f"plan {step} was skipped: {reason}")
+
+    def _give_up(self, tx: Transaction, plan: BatchPlan, reason: str) -> int:
+        """Take all trajectories and groups of a plan out of it, for good; returns how many are dead letters now."""
         members = [(name, TrajectoryRecord.of(tx, name)) for name in plan.ids]
-        dead = sum(self._take_out(tx, name, record, f"plan {step} was skipped: {reason}") for name, record in members)
-        self._drop(tx, dict.fromkeys(plan.group_ids, "its group was in a plan that was skipped"))
+        dead = sum(self._take_out(tx, name, record, reason) for name, record in members)
+        self._drop(tx, dict.fromkeys(plan.group_ids, reason))
         for name, record in members:
             if record.state is not TrajectoryState.DEAD:
                 self._groups.release(tx, name, TrajectoryRecord.of(tx, name))

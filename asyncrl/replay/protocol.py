@@ -140,9 +140,10 @@ class Configure(ReplayRequest, frozen=True):
 
 
 class RequireLabels(ReplayRequest, frozen=True):
-    """From now on only episodes are planned whose labels have these scores, and with `unit_steps` only step scores in
-    [-1, 1]."""
+    """From step `first` on only episodes are planned whose labels have these scores, and with `unit_steps` only step
+    scores in [-1, 1]."""
 
+    first: Whole
     scores: Annotated[list[Score], Meta(max_length=1024)]
     unit_steps: bool
 

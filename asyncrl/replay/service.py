@@ -212,7 +212,7 @@ class ReplayService:
             case protocol.Configure():
                 return Reply(configure(tx, request.values, request.time))
             case protocol.RequireLabels():
-                self._planning.require(tx, request.needs)
+                self._planning.require(tx, request.needs, request.first)
             case protocol.GetPlan() if request.ahead:
                 return Reply(self._planning.plan_ahead(tx, request.step))
             case protocol.GetPlan():

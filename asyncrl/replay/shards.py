@@ -41,8 +41,8 @@ class ShardedReplay:
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
         """Have only episodes planned whose labels meet the newest `needs`: each has its first step. Earlier steps have
         their plans."""
-        newest = needs[max(needs)]
-        self._all(lambda client: client.require(newest))
+        first = max(needs)
+        self._all(lambda client: client.require(needs[first], first))
 
     def plan(self, step: int) -> BatchPlan | None:
         """The parts of all shards, joined; None while one has none."""

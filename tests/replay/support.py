@@ -164,8 +164,8 @@ class Core:
         changes: list[ConfigChange] = self.ask(protocol.Configure(dict(values), int(self.now)))
         return changes
 
-    def require(self, needs: LabelNeeds) -> None:
-        self.ask(protocol.RequireLabels([*needs.scores], needs.unit_steps))
+    def require(self, needs: LabelNeeds, first: int = 1) -> None:
+        self.ask(protocol.RequireLabels(first, [*needs.scores], needs.unit_steps))
 
     def plan(self, step: int) -> BatchPlan | None:
         plan: BatchPlan | None = self.ask(protocol.GetPlan(step, ahead=False))

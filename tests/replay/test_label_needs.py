@@ -171,3 +171,17 @@ def test_a_group_that_a_plan_has_used_is_not_used_again_and_its_episodes_are_no_
     assert core.plan(0) == plan
     assert core.status()["depth_ready"] == 0
     assert core.audit()["lost"] == 0
+
+
+def test_a_plan_that_other_shards_do_not_have_yet_is_made_again_of_labels_that_meet_the_needs(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=3, per_version=4)))
+    before = core.run_episodes(4)
+    assert sorted(core.planned(0).ids) == sorted(before)
+    for _ in range(2):
+        core.require(STYLE, first=0)
+        assert core.plan(0) is None
+        assert sorted(core.dead_letters()) == sorted(before)
+    after = core.deliver(core.tickets(4))
+    label_styled(core)
+    assert sorted(core.planned(0).ids) == sorted(after)
+    assert core.audit()["lost"] == 0

@@ -33,7 +33,7 @@ VALID: list[ReplayRequest] = [
     protocol.PutGroupLabels(*WHO),
     protocol.FailScoring(*WHO, "nobody", "x"),
     protocol.Configure(values_of(TrainConfig(data=DataConfig(["tasks.parquet"]))), 1),
-    protocol.RequireLabels([], False),
+    protocol.RequireLabels(0, [], False),
     protocol.GetPlan(10**6, ahead=False),
     protocol.Fetch("data", ["nobody", "no one"]),
     protocol.FetchImage("nobody", bytes(32)),

@@ -169,3 +169,10 @@ def test_a_result_has_the_name_and_the_id_of_its_call_also_with_ids_of_programs(
     for id in ("call_0123456789abcdef", ID):
         changed = json.loads(json.dumps(plain).replace(ID, id))
         assert "## Return of functions.look:0\nr" in kimi.text(kimi.prompt(changed, [TOOL]))
+
+
+def test_a_template_of_its_own_for_conversations_without_tools_may_take_no_null() -> None:
+    chat = Chat(tokenizer("hermes3"))
+    for form in FORMS.values():
+        assert "and?" in chat.text(chat.prompt(form, ()))
+        assert '"name": "look"' in chat.text(chat.prompt(form, [TOOL]))
