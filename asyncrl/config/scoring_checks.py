@@ -66,6 +66,7 @@ def _shaping(config: TrainConfig) -> Iterator[str]:
     if scoring.shadow and not (shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight):
         yield "scoring.shadow scoring.shaping.outcome_weight: nothing is left to train on; give the outcome a weight"
     yield from _weightless(config)
+    yield from _compared_outcomes(config)
     for key in ("use_logit_tanh", "use_raw_logit"):
         if getattr(shaping, key) and shaping.prm_aggregation == "product":
             yield f"scoring.shaping.prm_aggregation scoring.shaping.{key}: a product needs scores above 0; use min"
@@ -96,3 +97,18 @@ def _weightless(config: TrainConfig) -> Iterator[str]:
                 f"scoring.shaping.outcome_weight: nothing that {source} needs ({', '.join(kinds)}) has a weight in the "
                 "reward: give it one, or use prm_aggregation=per_step and an algorithm that reads the steps"
             )
+
+
+def _compared_outcomes(config: TrainConfig) -> Iterator[str]:
+    """Filters of groups that compare outcomes, where the reward has nothing of the outcome."""
+    shaping, group_filter = config.scoring.shaping, config.replay.filter
+    if shaping.outcome_weight or shaping.prm_acc_bonus_weight:
+        return
+    corrections = [each for each in config.algorithm.correction if each.name == "zero_variance"]
+    if any(each.params.get("score", "outcome") == "outcome" for each in corrections):
+        yield (
+            "scoring.shaping.outcome_weight: zero_variance in algorithm.correction compares outcomes, which are no "
+            "part of the reward: give it params={score: reward}"
+        )
+    if group_filter.zero_variance and group_filter.score == "outcome":
+        yield "replay.filter.score scoring.shaping.outcome_weight: outcomes are no part of it: compare the reward"

@@ -16,7 +16,7 @@ from asyncrl.config.compose import composed
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.option import Option
 from asyncrl.config.refusals import refusals
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import ModelConfig, PartConfig, TrainConfig
 from asyncrl.errors import ConfigError
 
 JSON = '{"a": 1, "b": [1, 2], "c": "x,y"}'
@@ -79,6 +79,7 @@ KEYS = {"network.host": "0.0.0.0", "network.keys": "k"}
 TURNS = {"cluster.colocated": True, "engine.kind": "sglang", "replay.max_lag": 0}
 MANAGER, ONE_MANAGER = {"scoring.manager.name": "naive"}, {"scoring.manager.sources": {"a": {"name": "naive"}}}
 PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True}
+FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.environment_weight": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,14 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"scoring.manager.sources": {"a": {"num_examine": -1}}}, "num_examine of a must be a whole number"),
         ({**PRM, "scoring.needs": {"a": ["prm"]}}, r"nothing that a needs \(prm\) has a weight"),
         ({"scoring.shaping.outcome_weight": 0.0}, r"any source needs \(rules\) has a weight"),
+        (
+            {**FROM_ENVIRONMENT, "algorithm.correction": [PartConfig("zero_variance")]},
+            "give it params={score: reward}",
+        ),
+        (
+            {**FROM_ENVIRONMENT, "replay.filter.zero_variance": True, "replay.filter.score": "outcome"},
+            "outcomes are no part of it: compare the reward",
+        ),
         ({"scoring.serve": ["prm"]}, "kinds that are configured: rules"),
         ({"scoring.prm.params": {"beta": 1}}, "there is no model that takes them"),
         ({"scoring.shadow": True, "scoring.shaping.outcome_weight": 0.0}, "give the outcome a weight"),
