@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from asyncrl.observe.metrics import LoggedEpisode, Sink
 from asyncrl.observe.spans import NoSpans
 from asyncrl.types import DEMONSTRATED, Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn, runs_of
+from asyncrl.wire import MAX_INTEGER_BYTES
 
+TOO_LARGE = 1 << 8 * MAX_INTEGER_BYTES
+"""An integer that no message can carry."""
 GENEROUS_S = 240
 """How long a test waits for what must come: below pytest's own limit, and far above what a slow, busy machine needs."""
 OWN_RUN = RunIdentity("run", "its id")

@@ -24,7 +24,7 @@ from asyncrl.types import Purpose, Role, Ticket, ToolCall, Trajectory, Turn
 from tests.actor.fakes import ScriptedEngine, make_tokenizer, play_with_tools
 from tests.actor.interactions.support import Recorded, on_offer
 from tests.fake_replay import FakeReplay, feed_ticket
-from tests.helpers import GENEROUS_S, FakeMetrics, FakeSpans, async_until, make_task, make_trajectory
+from tests.helpers import GENEROUS_S, TOO_LARGE, FakeMetrics, FakeSpans, async_until, make_task, make_trajectory
 
 Begin = Callable[[], None]
 Act = Callable[[Ticket, Begin], Awaitable[None]]
@@ -250,7 +250,7 @@ async def test_a_trajectory_that_is_refused_or_cannot_be_sent_is_counted_and_its
     replay = Replay(3)
 
     def made(ticket: Ticket) -> Trajectory:
-        large = (ToolCall("add", {"x": 2**70 if ticket.id == feed_ticket(1) else 1}),)
+        large = (ToolCall("add", {"x": TOO_LARGE if ticket.id == feed_ticket(1) else 1}),)
         turns = (Turn(0, 4, Role.PROMPT), Turn(4, 8, Role.ASSISTANT, "stop", large))
         return make_trajectory(ticket, turns=turns, member=int(ticket.id == feed_ticket(0)))
 

@@ -23,7 +23,7 @@ from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.link import CREDITS
 from asyncrl.replay.protocol import decode_reply, decode_request
 from asyncrl.types import Role, Ticket, ToolCall, Trajectory, Turn
-from tests.helpers import GENEROUS_S, make_trajectory
+from tests.helpers import GENEROUS_S, TOO_LARGE, make_trajectory
 from tests.replay.support import ReplayThread, make_settings
 
 pytestmark = pytest.mark.slow
@@ -117,7 +117,7 @@ def bad_link(seed: int) -> Iterator[tuple[ReplayThread, ReplayClient, Link]]:
 
 def made(ticket: Ticket, kind: str) -> Trajectory:
     """The trajectory of a ticket: a good one, one that the replay refuses, or one that has no encoding."""
-    large = (ToolCall("add", {"x": 2**70 if kind == "unsendable" else 1}),)
+    large = (ToolCall("add", {"x": TOO_LARGE if kind == "unsendable" else 1}),)
     turns = (Turn(0, 4, Role.PROMPT), Turn(4, 8, Role.ASSISTANT, "stop", large))
     return make_trajectory(ticket, turns=turns, member=1 - ticket.member if kind == "unfit" else ticket.member)
 

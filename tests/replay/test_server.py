@@ -21,7 +21,7 @@ from asyncrl.replay.protocol import REFUSED, GetTickets, PutTrajectory, decode_r
 from asyncrl.replay.records import DeadLetter
 from asyncrl.types import Labels
 from asyncrl.wire import PROTOCOL
-from tests.helpers import GENEROUS_S, make_labels, make_task, make_trajectory
+from tests.helpers import GENEROUS_S, TOO_LARGE, make_labels, make_task, make_trajectory
 from tests.replay.support import ReplayThread, make_settings
 
 pytestmark = pytest.mark.slow
@@ -165,7 +165,7 @@ def test_labels_of_a_scorer_with_any_name_are_taken(replay: ReplayThread) -> Non
 
 
 def test_a_reply_that_cannot_be_encoded_fails_its_request_alone(tmp_path: Path) -> None:
-    endless = make_task(extra_info={"number": 2**70})
+    endless = make_task(extra_info={"number": TOO_LARGE})
     with ReplayThread(tmp_path, make_settings(feed=Feed([endless], seed=0, shuffle=False))) as replay:
         actor = replay.client()
         with pytest.raises(RefusedError, match="cannot be encoded"):

@@ -19,7 +19,8 @@ from asyncrl.types import Task, ToolCall, Trajectory
 from tests.helpers import make_task
 from tests.scoring.fakes import lease, lines, make_scorer, rule_input
 
-EXTRA = {"words": ["a", {"b": [1]}]}
+TOOLS = {"find": {"a": [1]}}
+EXTRA = {"words": ["a", {"b": [1]}], "tools_kwargs": TOOLS}
 PARAMS = {"words": ["x", {"y": [2]}]}
 CALL = ToolCall("find", {"filters": {"years": [1990]}})
 
@@ -72,7 +73,7 @@ def _given() -> RuleInput:
     given = rule_input("72")
     turns = tuple(each._replace(tool_calls=(CALL,) if each.tool_calls else ()) for each in given.trajectory.turns)
     trajectory = msgspec.structs.replace(given.trajectory, turns=turns, rewards={"tool": 1.0})
-    task = make_task(extra_info=copy.deepcopy(EXTRA), tools_kwargs={"find": {"a": [1]}})
+    task = make_task(extra_info=copy.deepcopy(EXTRA))
     return RuleInput(task, trajectory, given.answer, given.response)
 
 
@@ -95,7 +96,7 @@ def test_a_group_in_verls_layout_has_values_of_its_own_in_each_row() -> None:
     ruin([row["extra_info"][0], row["raw_prompt"][0], row["tools_kwargs"][0]])
     assert row["extra_info"][1]["words"] == EXTRA["words"]
     assert task.extra_info == EXTRA
-    assert task.tools_kwargs == {"find": {"a": [1]}}
+    assert task.tools_kwargs == TOOLS
 
 
 class HostileModel:

@@ -6,7 +6,7 @@ import json
 import logging
 import stat
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
@@ -42,6 +42,7 @@ from asyncrl.report.comparison import compare
 from asyncrl.report.run import read_run
 from asyncrl.results.card import write_card
 from asyncrl.scoring.verifier import Verifier
+from tests.helpers import until
 from tests.inspect.support import make_run, printed, run_episodes
 from tests.results.support import write_run
 
@@ -203,7 +204,14 @@ def test_the_commands_that_submit_a_chain_of_jobs_are_printed_without_secrets(
 
 def test_no_command_line_of_a_process_that_judges_has_a_secret(plants: Plants) -> None:
     sandbox = SandboxConfig(arguments=["--env", f"PLAIN={plants.value()}"])
+    lines: set[str] = set()
+
+    def judges() -> bool:
+        for each in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):  # It has ended meanwhile.
+                lines.add(" ".join(each.cmdline()))
+        return any("asyncrl.scoring.verifier" in line for line in lines)
+
     with closing(Verifier(ScoringConfig(), None, sandbox)):
-        lines = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
-    assert any("asyncrl.scoring.verifier" in line for line in lines)
+        until(judges)
     assert PLANT not in " ".join(lines)
