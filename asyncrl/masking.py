@@ -52,7 +52,7 @@ _KNOWN = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[opsur]_\w{16,}|github_pat
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value of this name is a secret, as `api_key` or `--hf-token`; of a dotted name also where it is in a
+    """True if a value of this name is a secret, as `api_key` or `--hf-token`; of a dotted name also where it is in a
     mapping of secrets, as `env.HOME`."""
     *outer, last = name.split(".")
     plain = _CAMEL.sub("_", last.lstrip("-")).replace("-", "_")
@@ -62,7 +62,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def holds_secrets(name: str) -> bool:
-    """Whether all values of a mapping or a list of this name are secrets, as those of `headers`."""
+    """True if all values of a mapping or a list of this name are secrets, as those of `headers`."""
     return _OF_SECRETS.search(_CAMEL.sub("_", name).replace("-", "_")) is not None
 
 

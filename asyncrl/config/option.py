@@ -75,12 +75,12 @@ class Option:
 
     @property
     def holds_anything(self) -> bool:
-        """Whether values of any type may be within its own, by any names."""
+        """True if values of any type may be within its own, by any names."""
         return Any in (self.type, *typing.get_args(self.type))
 
     @property
     def holds_texts(self) -> bool:
-        """Whether a text may be among its values."""
+        """True if a text may be among its values."""
         hint = self.type
         while typing.get_args(hint):
             hint = typing.get_args(hint)[-1]

@@ -47,7 +47,7 @@ def masked_value(key: str, value: Any) -> Any:
 
 
 def has_secrets(values: Mapping[str, Any]) -> bool:
-    """Whether a configuration holds some."""
+    """True if a configuration holds some."""
     return masked(values) != values
 
 
@@ -78,7 +78,7 @@ def shown_words(words: Sequence[str]) -> list[str]:
 
 
 def _meant_a_secret(key: str) -> bool:
-    """Whether a key that no option has is nearly one whose values are secrets."""
+    """True if a key that no option has is nearly one whose values are secrets."""
     near = (difflib.get_close_matches(each, ALL_SECRET, 1) for each in _prefixes(key))
     return is_secret_name(key) or any(near)
 

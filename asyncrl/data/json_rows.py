@@ -59,7 +59,7 @@ class WantedRows:
 
 
 def has_lines(path: Path) -> bool:
-    """Whether the rows of a file are the lines of a text."""
+    """True if the rows of a file are the lines of a text."""
     if path.suffix not in JSON_SUFFIXES:
         return False
     try:

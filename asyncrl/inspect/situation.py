@@ -73,7 +73,7 @@ class ShardNow:
 
     @property
     def takes(self) -> bool:
-        """Whether it takes what roles send."""
+        """True if it takes what roles send."""
         return self.answers and not self.busy
 
 

@@ -95,7 +95,7 @@ class HttpServer:
         return _Connection(self, self._runner.server, self._logger)
 
     def admit(self, connection: _Connection) -> bool:
-        """Whether there is room for a new connection."""
+        """True if there is room for a new connection."""
         if self.connections >= self._bounds.connections:
             if not self._strangers:
                 return False
@@ -105,7 +105,7 @@ class HttpServer:
         return True
 
     def is_stranger(self, connection: _Connection) -> bool:
-        """Whether it has shown no key."""
+        """True if it has shown no key."""
         return connection in self._strangers
 
     def begin(self, connection: _Connection) -> None:

@@ -52,7 +52,7 @@ def kinds_of(schema: Any, function: Mapping[str, Any]) -> Kinds:
 
 
 def admits(schema: Any, value: Any, function: Mapping[str, Any]) -> bool:
-    """Whether a schema of the parameters of `function` takes the value."""
+    """True if a schema of the parameters of `function` takes the value."""
 
     def here(part: Mapping[str, Any]) -> bool:
         if value is None and part.get("nullable") is True:
@@ -63,7 +63,7 @@ def admits(schema: Any, value: Any, function: Mapping[str, Any]) -> bool:
 
 
 def lists(schema: Any, value: Any, function: Mapping[str, Any]) -> bool:
-    """Whether the value is one that a schema lists, by `enum` or `const`."""
+    """True if the value is one that a schema lists, by `enum` or `const`."""
     return any(_same(each, value) for each in _listed(schema, function.get("parameters"), set()))
 
 
@@ -186,7 +186,7 @@ def _kind(value: Any) -> list[str]:
 
 
 def _is(value: Any, kinds: Kinds) -> bool:
-    """Whether a value has one of the types. A truth value is no number."""
+    """True if a value has one of the types. A truth value is no number."""
     if isinstance(value, bool):
         return "boolean" in kinds
     return any(isinstance(value, _TYPES[kind]) for kind in kinds)

@@ -213,7 +213,7 @@ def needs(config: ScoringConfig, data_source: str) -> tuple[str, ...]:
 
 
 def may_give(config: ScoringConfig, score: str) -> bool:
-    """Whether labels of some data source may have this score. Only rules and managers know their further numbers."""
+    """True if labels of some data source may have this score. Only rules and managers know their further numbers."""
     kind, _, name = score.partition("/")
     shaping, has_manager = config.shaping, any(map(config.manager.of, ("", *config.manager.sources)))
     if name:

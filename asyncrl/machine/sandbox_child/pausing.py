@@ -50,11 +50,11 @@ class Pause:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the session runs although it was stopped."""
+        """True if the session runs although it was stopped."""
         return self._broken or self._runs > MOST_RUNS
 
     def look(self) -> bool:
-        """Whether any process has run since the last look. False where the time for another look has not come."""
+        """True if any process has run since the last look. False where the time for another look has not come."""
         if self.wait_s:
             return False
         before, self._ran = self._ran, run_times(self._proc)
@@ -155,14 +155,14 @@ def _run_time(thread: str) -> bytes:
 
 
 def is_stopped(thread: str) -> bool:
-    """Whether a thread has stopped, or has ended."""
+    """True if a thread has stopped, or has ended."""
     with suppress(OSError):
         return _stat(thread)[0] in b"TtZX"
     return True
 
 
 def is_exiting(thread: str) -> bool:
-    """Whether a thread has ended, or only gives back its memory yet, which may take long."""
+    """True if a thread has ended, or only gives back its memory yet, which may take long."""
     with suppress(OSError):
         return bool(int(_stat(thread)[6]) & PF_EXITING)
     return True

@@ -70,7 +70,7 @@ def take_user(users: range, launcher: int) -> int:
 
 
 def is_alone() -> bool:
-    """Whether the user of this process has no other process: then the kernel allows it a second one."""
+    """True if the user of this process has no other process: then the kernel allows it a second one."""
     resource.setrlimit(resource.RLIMIT_NPROC, (2, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
     try:
         child = os.fork()

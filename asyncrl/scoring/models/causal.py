@@ -58,7 +58,7 @@ class CausalReader:
 
     @property
     def rows(self) -> int:
-        """How many tokens the backbone's embedding has."""
+        """The number of tokens of the backbone's embedding."""
         return embedding_rows(self._backbone)
 
     @torch.inference_mode()

@@ -75,7 +75,7 @@ def longest_input(model: Any) -> int:
 
 
 def embedding_rows(model: Any) -> int:
-    """How many tokens the model's embedding has."""
+    """The number of tokens of the model's embedding."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 

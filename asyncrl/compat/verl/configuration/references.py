@@ -107,12 +107,12 @@ class References:
 
 
 def is_reference(value: Any) -> bool:
-    """Whether OmegaConf would look for a reference in it."""
+    """True if OmegaConf would look for a reference in it."""
     return isinstance(value, str) and "${" in value
 
 
 def has_reference(value: Any) -> bool:
-    """Whether `is_reference` holds of it, or of a value in it."""
+    """True if `is_reference` holds of it, or of a value in it."""
     if isinstance(value, Mapping):
         return any(map(has_reference, value.values()))
     return any(map(has_reference, value)) if isinstance(value, list | tuple) else is_reference(value)
