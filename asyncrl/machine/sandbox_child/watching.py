@@ -68,10 +68,11 @@ def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
                 pause.end()
             pause = Pause(options.proc) if orders.endswith(STOP) else None
         # What stands still takes no more memory.
-        if (pause is None or pause.look()) and takes_too_much(options):
-            return killed, ""
+        is_running = pause is None or pause.look()
         if pause is not None and pause.is_broken:
             return killed, RAN_IN_PAUSE
+        if is_running and takes_too_much(options):
+            return killed, ""
         if woken in ready:
             os.read(woken, 4096)
 
