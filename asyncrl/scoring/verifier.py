@@ -13,9 +13,9 @@ from asyncrl import wire
 from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.config.schema.tools import SandboxConfig
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.machine.sandboxes import Sandbox, open_sandbox
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.network.throttle import ErrorLogger
+from asyncrl.sandbox.sandboxes import Sandbox, open_sandbox
 from asyncrl.scoring.judges import Answer, JudgePool, Limits, failed, serve
 from asyncrl.scoring.rules.base import RuleInput, RuleScores
 from asyncrl.scoring.rules.confined import limit_memory

@@ -37,10 +37,10 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.data.opening import all_tasks
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
-from asyncrl.machine.sandboxes import open_sandbox
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.shown_text import shown_text
+from asyncrl.sandbox.sandboxes import open_sandbox
 from asyncrl.scoring.answers import answer_texts, response_text
 from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import RuleSet, load_rules

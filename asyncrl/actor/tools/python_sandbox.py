@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from asyncrl.actor.tools.base import Tool
 from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError
-from asyncrl.machine import sandbox
-from asyncrl.machine.sandboxes import THIS_MACHINE, Sandbox, check_sandbox, open_sandbox
+from asyncrl.sandbox import sandbox
+from asyncrl.sandbox.sandboxes import THIS_MACHINE, Sandbox, check_sandbox, open_sandbox
 
 
 class PythonSandbox(Tool):

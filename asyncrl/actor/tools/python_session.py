@@ -17,10 +17,10 @@ from asyncrl.actor.tools.python_sandbox import prepare_sandbox, remark
 from asyncrl.actor.tools.sessions import EpisodeSession, SessionService
 from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError
-from asyncrl.machine import sandbox
-from asyncrl.machine.containers import ContainerSandbox
-from asyncrl.machine.sandbox_session import SessionServer
-from asyncrl.machine.sandboxes import CONTAINERS, Sandbox, open_sandbox
+from asyncrl.sandbox import sandbox
+from asyncrl.sandbox.containers import ContainerSandbox
+from asyncrl.sandbox.sandboxes import CONTAINERS, Sandbox, open_sandbox
+from asyncrl.sandbox.session import SessionServer
 
 LOST = "The session was restarted: its variables, imports and files are lost."
 

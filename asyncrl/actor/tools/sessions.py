@@ -15,7 +15,7 @@ from typing import Protocol
 
 from asyncrl.actor.finishing import finish
 from asyncrl.actor.tools.base import StateLostError
-from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
+from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
 
 
 class Cells(Protocol):

@@ -182,7 +182,7 @@ def _check_tools(config: TrainConfig) -> None:
 
 
 def _check_scoring(config: TrainConfig) -> None:
-    from asyncrl.machine.sandboxes import open_sandbox
+    from asyncrl.sandbox.sandboxes import open_sandbox
     from asyncrl.scoring.managers import check_managers
     from asyncrl.scoring.models.registry import check_models
     from asyncrl.scoring.rules.registry import load_rules
@@ -300,7 +300,7 @@ def _try_out(task: Task) -> Ticket:
 def _check_truths(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises DataError: a built-in rule cannot use the ground truth of the first row of a data source."""
     from asyncrl.config.schema.scoring import needs
-    from asyncrl.machine.sandboxes import open_sandbox
+    from asyncrl.sandbox.sandboxes import open_sandbox
     from asyncrl.scoring.rules.base import RuleInput
     from asyncrl.scoring.rules.registry import BUILT_IN, load_rules, rule_names
     from asyncrl.scoring.verifier import Verifier

@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any, Protocol
 
 from asyncrl.errors import ScoringError
-from asyncrl.machine.sandboxes import THIS_MACHINE, Sandbox
+from asyncrl.sandbox.sandboxes import THIS_MACHINE, Sandbox
 from asyncrl.text import cut
 from asyncrl.types import Reason, Task, Trajectory
 

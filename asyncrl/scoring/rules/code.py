@@ -18,8 +18,8 @@ from functools import partial as bind
 from pathlib import Path
 
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.machine.sandbox import SandboxError, SandboxLimits, run
-from asyncrl.machine.sandboxes import THIS_MACHINE, BuiltInSandbox, Sandbox, check_sandbox
+from asyncrl.sandbox.sandbox import SandboxError, SandboxLimits, run
+from asyncrl.sandbox.sandboxes import THIS_MACHINE, BuiltInSandbox, Sandbox, check_sandbox
 from asyncrl.scoring.asserts.judge import ENDED, FAILED, PASSED, UNCLEAR, UNSUITED
 from asyncrl.scoring.rules.program import program as program_in
 from asyncrl.types import Task, Trajectory

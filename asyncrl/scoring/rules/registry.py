@@ -12,8 +12,8 @@ from typing import Any
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError
-from asyncrl.machine.sandboxes import THIS_MACHINE, Sandbox
 from asyncrl.plain import copied
+from asyncrl.sandbox.sandboxes import THIS_MACHINE, Sandbox
 from asyncrl.scoring.rules.base import RuleFunction, RuleInput, RuleScores, completed, read_reason, read_result
 from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.rules.verl import as_config, verl_function, verl_manager

@@ -21,11 +21,11 @@ from asyncrl.actor.tools.sessions import MemoryBudget
 from asyncrl.config.schema import ActorConfig
 from asyncrl.config.schema.tools import SandboxConfig
 from asyncrl.errors import ToolError
-from asyncrl.machine import sandbox
+from asyncrl.sandbox import sandbox
 from asyncrl.types import ToolCall
 from tests.actor.fakes import make_ticket
 from tests.helpers import GENEROUS_S, async_until, living, until
-from tests.machine.waking import WAKING
+from tests.sandbox.waking import WAKING
 
 
 def python(code: str) -> ToolCall:

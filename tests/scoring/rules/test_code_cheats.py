@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.machine import sandbox
+from asyncrl.sandbox import sandbox
 from tests.scoring.rules.programs import sections
 from tests.scoring.rules.test_code import judge
 

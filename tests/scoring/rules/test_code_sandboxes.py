@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
+from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
 from asyncrl.scoring.rules.code import code, prepare
 from tests.helpers import make_task, make_trajectory
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncrl.machine.containers import ContainerSandbox
-from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
-from asyncrl.machine.sandbox_child.pausing import RAN_IN_PAUSE
+from asyncrl.sandbox.child.pausing import RAN_IN_PAUSE
+from asyncrl.sandbox.containers import ContainerSandbox
+from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
 from tests.helpers import GENEROUS_S, async_until, living, until
-from tests.machine.waking import TRAPS, WAKING
+from tests.sandbox.waking import TRAPS, WAKING
 
 pytestmark = pytest.mark.slow
 
@@ -188,7 +188,7 @@ def test_the_command_has_no_network_no_rights_and_limits(stub: Path):
 def test_nothing_outlives_a_caller_that_is_killed(named: tuple[str, str]):
     program = f"""
 import asyncio
-from asyncrl.machine.containers import ContainerSandbox, SandboxLimits
+from asyncrl.sandbox.containers import ContainerSandbox, SandboxLimits
 async def main():
     session = await ContainerSandbox(*{named!r}, {MORE!r}).start(SandboxLimits())
     await session.run("x = 1", 600)

@@ -8,10 +8,10 @@ import signal
 import sys
 from contextlib import suppress
 
-from asyncrl.machine.sandbox_child.namespaces import build_root, enter_namespaces
-from asyncrl.machine.sandbox_child.options import Options
-from asyncrl.machine.sandbox_child.system import libc
-from asyncrl.machine.sandbox_child.watching import watch
+from asyncrl.sandbox.child.namespaces import build_root, enter_namespaces
+from asyncrl.sandbox.child.options import Options
+from asyncrl.sandbox.child.system import libc
+from asyncrl.sandbox.child.watching import watch
 
 PR_SET_CHILD_SUBREAPER = 36
 

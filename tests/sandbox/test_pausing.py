@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.machine.sandbox_child.pausing import LONGEST_LOOK_S, LOOK_S, MOST_RUNS, PF_EXITING, Pause, descendants
+from asyncrl.sandbox.child.pausing import LONGEST_LOOK_S, LOOK_S, MOST_RUNS, PF_EXITING, Pause, descendants
 
 NOBODY = 1 << 23
 """Above all ids of processes that Linux gives: signals to it and its followers reach nothing."""

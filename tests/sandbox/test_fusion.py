@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
-from asyncrl.machine.sandbox_fusion import MAX_BYTES, FusionSandbox, read_answer
+from asyncrl.sandbox.fusion import MAX_BYTES, FusionSandbox, read_answer
+from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
 from tests.network.web import web_server
 
 LIMITS = SandboxLimits(8.0, 4.0, 512)

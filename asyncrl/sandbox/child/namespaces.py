@@ -3,8 +3,8 @@
 import ctypes
 import os
 
-from asyncrl.machine.sandbox_child.options import Options
-from asyncrl.machine.sandbox_child.system import call
+from asyncrl.sandbox.child.options import Options
+from asyncrl.sandbox.child.system import call
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000

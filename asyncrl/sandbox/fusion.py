@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
+from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
 
 TRIES = 3
 FIRST_WAIT_S = 0.25

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.machine import sandbox
+from asyncrl.sandbox import sandbox
 from tests.helpers import GENEROUS_S
 
 CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -140,7 +140,7 @@ def test_the_user_of_a_program_that_has_ended_is_free_again(either: bool):
 def test_with_few_ids_a_program_takes_one_that_is_free_and_fails_when_none_is():
     code = """
 import os, sys
-from asyncrl.machine.sandbox_child.rights import take_user
+from asyncrl.sandbox.child.rights import take_user
 held, hold = os.pipe()
 for _ in range(4):
     read, write = os.pipe()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from asyncrl.machine import sandbox
-from asyncrl.machine.sandbox import ProgramResult, SandboxLimits
+from asyncrl.sandbox import sandbox
+from asyncrl.sandbox.sandbox import ProgramResult, SandboxLimits
 
 CONTAINERS = ("docker", "podman")
 
@@ -59,11 +59,11 @@ THIS_MACHINE: Sandbox = BuiltInSandbox()
 def open_sandbox(settings: SandboxSettings) -> Sandbox:
     """The sandbox that the settings name."""
     if settings.kind in CONTAINERS:
-        from asyncrl.machine.containers import ContainerSandbox
+        from asyncrl.sandbox.containers import ContainerSandbox
 
         return ContainerSandbox(settings.kind, settings.image, settings.arguments)
     if settings.url is not None:
-        from asyncrl.machine.sandbox_fusion import FusionSandbox
+        from asyncrl.sandbox.fusion import FusionSandbox
 
         return FusionSandbox(settings.url)
     return THIS_MACHINE

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncrl.machine import sandbox
+from asyncrl.sandbox import sandbox
 from tests.helpers import GENEROUS_S, async_until, living, until
 
 pytestmark = pytest.mark.slow

@@ -7,9 +7,9 @@ import signal
 import time
 from contextlib import suppress
 
-from asyncrl.machine.sandbox_child.options import Options
-from asyncrl.machine.sandbox_child.pausing import LOOK_S, RAN_IN_PAUSE, Pause, descendants
-from asyncrl.machine.sandbox_child.rights import confine
+from asyncrl.sandbox.child.options import Options
+from asyncrl.sandbox.child.pausing import LOOK_S, RAN_IN_PAUSE, Pause, descendants
+from asyncrl.sandbox.child.rights import confine
 
 STOP, GO = b"s", b"g"
 """What the caller of a session sends: let all its processes stand still, or go on."""

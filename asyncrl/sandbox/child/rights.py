@@ -8,8 +8,8 @@ import struct
 import sys
 from contextlib import suppress
 
-from asyncrl.machine.sandbox_child.options import Options
-from asyncrl.machine.sandbox_child.system import call
+from asyncrl.sandbox.child.options import Options
+from asyncrl.sandbox.child.system import call
 
 TRIES = 100
 """Of user ids, before a start fails."""

@@ -25,7 +25,9 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import IO
 
-from asyncrl.machine.sandbox import (
+from asyncrl.sandbox.child.cells import reply_to
+from asyncrl.sandbox.child.watching import GO, STOP
+from asyncrl.sandbox.sandbox import (
     MAX_OUTPUT_BYTES,
     ProgramResult,
     SandboxError,
@@ -36,8 +38,6 @@ from asyncrl.machine.sandbox import (
     result_of,
     why_no_namespaces,
 )
-from asyncrl.machine.sandbox_child.cells import reply_to
-from asyncrl.machine.sandbox_child.watching import GO, STOP
 
 _START_S = 60.0
 _BROKEN = 1

@@ -13,12 +13,12 @@ from contextlib import asynccontextmanager, suppress
 import psutil
 import pytest
 
-from asyncrl.machine import sandbox
-from asyncrl.machine.sandbox import ProgramResult, SandboxError, SandboxLimits
-from asyncrl.machine.sandbox_child.pausing import RAN_IN_PAUSE
-from asyncrl.machine.sandbox_session import Interpreter, SessionServer
+from asyncrl.sandbox import sandbox
+from asyncrl.sandbox.child.pausing import RAN_IN_PAUSE
+from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
+from asyncrl.sandbox.session import Interpreter, SessionServer
 from tests.helpers import GENEROUS_S, async_until, living, until
-from tests.machine.waking import WAKING
+from tests.sandbox.waking import WAKING
 
 pytestmark = pytest.mark.slow
 
@@ -255,7 +255,7 @@ def test_nothing_outlives_a_caller_that_is_killed(either: bool):
     mark = f"orphan-{os.getpid()}-{either}"
     program = f"""
 import asyncio, sys
-from asyncrl.machine.sandbox_session import SessionServer, SandboxLimits
+from asyncrl.sandbox.session import SessionServer, SandboxLimits
 async def main():
     server = SessionServer()
     session = await server.start(SandboxLimits(), {either})

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.machine.group_guard import GroupGuard
-from asyncrl.machine.sandbox import MAX_OUTPUT_BYTES, ProgramResult, SandboxError, SandboxLimits
+from asyncrl.sandbox.sandbox import MAX_OUTPUT_BYTES, ProgramResult, SandboxError, SandboxLimits
 
 INSTALL = {
     "docker": "install Docker Engine (https://docs.docker.com/engine/install)",

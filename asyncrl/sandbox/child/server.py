@@ -11,9 +11,9 @@ import signal
 import socket
 import sys
 
-from asyncrl.machine.sandbox_child import cells
-from asyncrl.machine.sandbox_child.main import find_packages, ignore_signals, launch
-from asyncrl.machine.sandbox_child.options import Options
+from asyncrl.sandbox.child import cells
+from asyncrl.sandbox.child.main import find_packages, ignore_signals, launch
+from asyncrl.sandbox.child.options import Options
 
 MAX_REQUEST = 1 << 16
 NO_FILE = "-1"
