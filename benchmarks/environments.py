@@ -25,10 +25,10 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import EngineStats, Generation
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.runner import open_runner
+from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig, TrainConfig
 from asyncrl.data.converters import gym, verifiers
 from asyncrl.demo.tokenizer import END_OF_TURN, build_tokenizer

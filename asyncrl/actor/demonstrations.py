@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128
 
-from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_api.messages import read_messages
-from asyncrl.actor.chat_checks import as_tool, open_chat
 from asyncrl.actor.offered import Offer
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.chat_checks import as_tool, open_chat
+from asyncrl.chat.messages import read_messages
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.demonstrations import Demonstration, DemonstrationFile
 from asyncrl.data.rendered import (

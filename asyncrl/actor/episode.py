@@ -18,17 +18,17 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Engine, Generation
 from asyncrl.actor.environments.environments import Environments, OpenEnvironment
-from asyncrl.actor.history import Message
 from asyncrl.actor.images import EpisodeImages, ImageDesk, OutgoingImages, TooManyImagesError
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions, OpenInteraction
-from asyncrl.actor.parsing import ParsedTurn
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
 from asyncrl.actor.steps import Split
-from asyncrl.actor.template import answer, calling, result, with_reasoning
 from asyncrl.actor.toolbox import OpenTools, Toolbox
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.history import Message
+from asyncrl.chat.parsing import ParsedTurn
+from asyncrl.chat.template import answer, calling, result, with_reasoning
 from asyncrl.errors import BusyError, RefusedError, StoppedError
 from asyncrl.grammar import KEY, read_grammar
 from asyncrl.observe.spans import NoSpans, Spans, Value

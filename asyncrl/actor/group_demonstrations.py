@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_api.messages import read_messages
-from asyncrl.actor.chat_checks import as_tool
 from asyncrl.actor.demonstrations import check_turn, said, with_names
 from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.image_sources import image_blocks
 from asyncrl.actor.images import without_images
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.actor.steps import Split
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.chat_checks import as_tool
+from asyncrl.chat.image_sources import image_blocks
+from asyncrl.chat.messages import read_messages
 from asyncrl.errors import RefusedError
 from asyncrl.types import DEMONSTRATED, Ticket, ToolCall, Trajectory
 

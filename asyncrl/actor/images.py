@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import PlacedImage
-from asyncrl.actor.image_sources import IMAGE_TYPES, Fetch, image_blocks, named_url, read_source
+from asyncrl.chat.image_sources import IMAGE_TYPES, Fetch, image_blocks, named_url, read_source
 from asyncrl.config.schema import ImagesConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import BadImageError, ImageReader, digest_of

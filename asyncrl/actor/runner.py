@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_checks import check_tools, open_chat, report_rewritings
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.environments.classes import environment_classes
 from asyncrl.actor.environments.environments import Environments
@@ -20,6 +18,8 @@ from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.actor.steps import Split, find_split
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.registry import tool_classes
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.chat_checks import check_tools, open_chat, report_rewritings
 from asyncrl.config.schema import ActorConfig, TrainConfig
 from asyncrl.grammar import read_grammar
 from asyncrl.observe.spans import NoSpans, Spans

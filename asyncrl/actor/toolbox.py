@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from asyncrl.actor.contained import contained
 from asyncrl.actor.finishing import finish
-from asyncrl.actor.parsing import MalformedCall
 from asyncrl.actor.results import Content, cut_content, read_content
 from asyncrl.actor.tools.base import StateLostError, Tool, ToolRefusal
+from asyncrl.chat.parsing import MalformedCall
 from asyncrl.errors import ToolError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans

@@ -24,9 +24,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.offered import Offer
 from asyncrl.actor.runner import open_runner
+from asyncrl.chat.chat import Chat
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import composed, read
 from asyncrl.config.exits import EXIT_FAILURE, failures_end_the_command, usage_or_failure

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Engine, EngineStats, Generation, IdleClock, PlacedImage
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.fleet.server import InferenceServer, Segment
 from asyncrl.actor.engine.sglang.server import SglangServer
-from asyncrl.actor.template import QUESTION, calling
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.template import QUESTION, calling
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, DataError, EngineError, RefusedError
 from asyncrl.types import Sampling

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.demonstrations import demonstration_tokens, prepare_demonstrations
+from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.demonstrations import Demonstration
 from asyncrl.data.rendered import read_rendered, rendered_folder

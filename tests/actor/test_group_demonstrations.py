@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.actor.group_demonstrations import DemonstrationRecorder
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
+from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.opening import all_tasks
 from asyncrl.errors import DataError, RefusedError
@@ -181,7 +181,7 @@ def test_demonstrations_are_tried_once_a_run(tmp_path: Path, monkeypatch: pytest
     config = _config(tmp_path, ["4", None])
     tasks = all_tasks(config, config.data.train)
     check_group_demonstrations(config, [tasks])
-    monkeypatch.setattr("asyncrl.actor.chat_checks.open_chat", None)
+    monkeypatch.setattr("asyncrl.chat.chat_checks.open_chat", None)
     check_group_demonstrations(config, [tasks])
     config.actor.max_tokens = 20
     with pytest.raises(TypeError):

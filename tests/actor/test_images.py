@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import PlacedImage, collapsed
 from asyncrl.actor.engine.sglang.requests import generate_body
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.actor.images import EpisodeImages, ImageDesk
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions
-from asyncrl.actor.prompt_lengths import prompt_tokens
 from asyncrl.actor.recorder import CompletionRequest, LimitError, Recorder
-from asyncrl.actor.template import answer
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.prompt_lengths import prompt_tokens
+from asyncrl.chat.template import answer
 from asyncrl.config.schema import ImagesConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import digest_of

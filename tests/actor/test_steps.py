@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.steps import Split, find_split, split_steps
+from asyncrl.chat.chat import Chat
 from asyncrl.errors import ConfigError, InvariantError
 from asyncrl.types import Role, Turn
 from tests.actor.fakes import END, ids, make_tokenizer

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.formats.registry import FORMATS
-from asyncrl.actor.parsing import MalformedCall, parse_turn
 from asyncrl.actor.toolbox import OpenTools, Toolbox, ToolCounts, ToolLimits
 from asyncrl.actor.tools.base import Tool, ToolRefusal
+from asyncrl.chat.formats.registry import FORMATS
+from asyncrl.chat.parsing import MalformedCall, parse_turn
 from asyncrl.errors import ToolError
 from asyncrl.types import ToolCall
 from tests.actor.fakes import make_ticket, make_tool

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from asyncrl import wire
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
 from asyncrl.actor.environments.classes import environment_classes
 from asyncrl.actor.environments.environments import Environments
@@ -22,6 +21,7 @@ from asyncrl.actor.steps import split_steps
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.base import Tool
 from asyncrl.actor.tools.registry import tool_classes
+from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
 from asyncrl.plain import copied
 from asyncrl.types import Role, Ticket, ToolCall, Trajectory, Turn

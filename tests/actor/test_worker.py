@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.actor.worker import RolloutWorker
+from asyncrl.chat.chat import Chat
 from asyncrl.errors import RefusedError, StoppedError, ToolError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import Outcome

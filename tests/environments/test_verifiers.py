@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer, AgentResult
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.recorder import EpisodeLimits
+from asyncrl.chat.chat import Chat
 from asyncrl.data.command import convert
 from asyncrl.data.converters.verifiers import PROGRAM
 from asyncrl.data.reading import TaskFile

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.steps import split_steps
 from asyncrl.algorithms.view import View
+from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ScoringConfig, ShapingConfig
 from asyncrl.learner.local_batch import build_episodes, build_local_batch
 from asyncrl.scoring.scorer import Scorer

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_api.messages import read_messages
 from asyncrl.actor.demonstrations import demonstration_tokens
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.messages import read_messages
 from asyncrl.data.demonstrations import DemonstrationFile
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import RefusedError

@@ -7,12 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_api.messages import read_messages
 from asyncrl.actor.demonstrations import demonstration_tokens
 from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.formats.base import WrittenCall
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, Recorder
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.formats.base import WrittenCall
+from asyncrl.chat.messages import read_messages
 from asyncrl.data.demonstrations import Demonstration
 from asyncrl.scoring.answers import answer_texts
 from asyncrl.types import NO_VERSION, Finish, Role, ToolCall

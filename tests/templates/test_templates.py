@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_api.messages import read_messages, read_tools
-from asyncrl.actor.chat_checks import rewritings
-from asyncrl.actor.contents import OWN_MARKS
 from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.formats.base import Format
-from asyncrl.actor.formats.registry import FORMATS
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, Recorder
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.chat_checks import rewritings
+from asyncrl.chat.contents import OWN_MARKS
+from asyncrl.chat.formats.base import Format
+from asyncrl.chat.formats.registry import FORMATS
+from asyncrl.chat.messages import read_messages, read_tools
 from asyncrl.errors import RefusedError
 from asyncrl.types import Role
 from tests.actor.fakes import make_ticket

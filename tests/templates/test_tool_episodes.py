@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from asyncrl.actor.chat_api.messages import read_messages
 from asyncrl.actor.demonstrations import demonstration_tokens
 from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.formats.base import WrittenCall
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
+from asyncrl.chat.formats.base import WrittenCall
+from asyncrl.chat.messages import read_messages
 from asyncrl.data.demonstrations import Demonstration
 from asyncrl.scoring.answers import answer_texts
 from asyncrl.types import Finish, ToolCall

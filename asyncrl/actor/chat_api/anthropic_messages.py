@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.api import (
     Api,
     Conversations,
@@ -26,10 +25,11 @@ from asyncrl.actor.chat_api.api import (
     read_stop,
     refuse_fields,
 )
-from asyncrl.actor.chat_api.messages import image_part, read_messages, read_tools
 from asyncrl.actor.episode import Completion
-from asyncrl.actor.history import Message
 from asyncrl.actor.recorder import CompletionRequest
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.history import Message
+from asyncrl.chat.messages import image_part, read_messages, read_tools
 from asyncrl.errors import RefusedError
 from asyncrl.grammar import read_grammar
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.api import (
     Api,
     Conversations,
@@ -27,10 +26,11 @@ from asyncrl.actor.chat_api.api import (
     read_limit,
     refuse_fields,
 )
-from asyncrl.actor.chat_api.messages import image_part, read_messages, read_tools
 from asyncrl.actor.episode import Completion
-from asyncrl.actor.history import Message
 from asyncrl.actor.recorder import CompletionRequest
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.history import Message
+from asyncrl.chat.messages import image_part, read_messages, read_tools
 from asyncrl.errors import RefusedError
 from asyncrl.grammar import read_grammar
 

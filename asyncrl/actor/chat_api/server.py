@@ -22,18 +22,18 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from asyncrl.actor.chat import NO_FORMAT
 from asyncrl.actor.chat_api.anthropic_messages import AnthropicMessages
 from asyncrl.actor.chat_api.api import Api, Conversations, PolicyRequest
 from asyncrl.actor.chat_api.chat_completions import ChatCompletions
-from asyncrl.actor.chat_api.messages import MAX_LEVELS
 from asyncrl.actor.chat_api.responses import Responses
 from asyncrl.actor.chat_api.session_routes import MAX_BODY_BYTES, SessionRoutes, key_of
 from asyncrl.actor.chat_api.sessions import Sessions
 from asyncrl.actor.episode import Episode
 from asyncrl.actor.images import TooManyImagesError
-from asyncrl.actor.parsing import ParsedTurn
 from asyncrl.actor.recorder import CompletionRequest, LimitError
+from asyncrl.chat.chat import NO_FORMAT
+from asyncrl.chat.messages import MAX_LEVELS
+from asyncrl.chat.parsing import ParsedTurn
 from asyncrl.errors import RefusedError
 from asyncrl.network.http_server import ConnectionBounds, HttpServer, shows_key
 from asyncrl.network.throttle import ErrorLogger

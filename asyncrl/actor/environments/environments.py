@@ -24,11 +24,11 @@ from asyncrl.actor.contained import contained
 from asyncrl.actor.environments.classes import EnvironmentClass, Function, class_of
 from asyncrl.actor.environments.thread import EpisodeThread
 from asyncrl.actor.finishing import finish
-from asyncrl.actor.history import Message
-from asyncrl.actor.parsing import MalformedCall
 from asyncrl.actor.results import Content, cut_content, joined, read_content
 from asyncrl.actor.toolbox import ToolCounts, ToolLimits
 from asyncrl.actor.tools.base import ToolRefusal
+from asyncrl.chat.history import Message
+from asyncrl.chat.parsing import MalformedCall
 from asyncrl.data.facts import ENVIRONMENT
 from asyncrl.errors import ToolError
 from asyncrl.network.throttle import ErrorLogger

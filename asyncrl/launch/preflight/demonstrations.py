@@ -42,8 +42,8 @@ def check_group_demonstrations(
     done = _tried_file(config, tasks)
     if done.exists():
         return
-    from asyncrl.actor.chat_checks import open_chat
     from asyncrl.actor.runner import demonstration_recorder
+    from asyncrl.chat.chat_checks import open_chat
 
     record, found = demonstration_recorder(config, open_chat(config)), 0
     for row, task in enumerate(tracked(tasks, "trying demonstrations", len(tasks), "tasks")):

@@ -202,10 +202,10 @@ def _check_algorithm(config: TrainConfig) -> None:
 def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the model's chat template does not take the tools or the data, or a row shows images that
     nothing reads."""
-    from asyncrl.actor.chat_checks import check_tasks, check_tools, open_chat
-    from asyncrl.actor.image_sources import image_blocks
     from asyncrl.actor.images import READS_NONE, reads_images
     from asyncrl.actor.offered import Offer
+    from asyncrl.chat.chat_checks import check_tasks, check_tools, open_chat
+    from asyncrl.chat.image_sources import image_blocks
 
     chat, offer, reads = open_chat(config), Offer(config.actor), reads_images(config)
     for functions in offer.every:

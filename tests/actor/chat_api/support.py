@@ -10,12 +10,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.agent import AgentPlayer, AgentResult
 from asyncrl.actor.chat_api.server import Bounds
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.images import ImageDesk
 from asyncrl.actor.recorder import EpisodeLimits
+from asyncrl.chat.chat import Chat
 from asyncrl.types import Task, Trajectory
 from tests.actor.fakes import (
     CHATML,

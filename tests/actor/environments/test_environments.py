@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.environments.classes import environment_classes
 from asyncrl.actor.environments.environments import Environments
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.base import Tool
+from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError, ToolError
 from asyncrl.types import Trajectory

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.interactions.users import InteractionCounts, Interactions
 from asyncrl.actor.recorder import EpisodeLimits
+from asyncrl.chat.chat import Chat
 from asyncrl.errors import InteractionError
 from asyncrl.types import Finish, Role, Ticket, Trajectory
 from tests.actor.fakes import (

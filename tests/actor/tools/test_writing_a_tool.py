@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.tools.registry import BUILT_IN, tool_classes
+from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
 from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
 

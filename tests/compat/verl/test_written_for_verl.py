@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.actor.chat import Chat
 from asyncrl.actor.interactions.registry import load_interactions
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions
+from asyncrl.chat.chat import Chat
 from asyncrl.compat.verl import DataProto, load_reward_manager, provide_verl
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError

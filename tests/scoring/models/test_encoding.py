@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.actor.chat import Chat
+from asyncrl.chat.chat import Chat
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.models.encoding import (
     Encoded,

@@ -1,6 +1,6 @@
 """What the policy wrote in an assistant turn: content, reasoning and tool calls.
 
-The model's format finds the calls (`asyncrl.actor.formats`). A call that cannot be made as written is a
+The model's format finds the calls (`asyncrl.chat.formats`). A call that cannot be made as written is a
 `MalformedCall`, whose error the policy reads. Calls within thoughts, before `</think>`, are ignored, also if the
 thought never ends. The arguments of a call can be sent and stored.
 """
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from asyncrl.actor.formats.base import CallError, Format, Functions, WrittenCall
-from asyncrl.actor.formats.schemas import parameters_of, problem_of
+from asyncrl.chat.formats.base import CallError, Format, Functions, WrittenCall
+from asyncrl.chat.formats.schemas import parameters_of, problem_of
 from asyncrl.types import ToolCall
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.chat import NO_FORMAT, Chat
 from asyncrl.actor.images import without_images
-from asyncrl.actor.template import QUESTION, TOOL, Messages, answer, calling, result, with_reasoning
+from asyncrl.chat.chat import NO_FORMAT, Chat
+from asyncrl.chat.template import QUESTION, TOOL, Messages, answer, calling, result, with_reasoning
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.end_tokens import end_tokens

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncrl.actor.history import Message
-from asyncrl.actor.template import POLICY_ID, call_id, with_reasoning
+from asyncrl.chat.history import Message
+from asyncrl.chat.template import POLICY_ID, call_id, with_reasoning
 from asyncrl.errors import RefusedError
 from asyncrl.text import encodable, nested_within
 

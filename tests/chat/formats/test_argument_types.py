@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.formats.registry import FORMATS
-from asyncrl.actor.parsing import MalformedCall, parse_turn
+from asyncrl.chat.formats.registry import FORMATS
+from asyncrl.chat.parsing import MalformedCall, parse_turn
 
 DEFINITIONS: Mapping[str, Any] = {
     "Mode": {"type": "string", "enum": ["1", "2"]},

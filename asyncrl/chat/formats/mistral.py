@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from asyncrl.actor.formats.base import (
+from asyncrl.chat.formats.base import (
     CallError,
     Format,
     Functions,

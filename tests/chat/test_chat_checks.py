@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_checks import check_tasks, check_tools, report_rewritings
-from asyncrl.actor.formats.base import WrittenCall
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.chat_checks import check_tasks, check_tools, report_rewritings
+from asyncrl.chat.formats.base import WrittenCall
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import ConfigError
 from asyncrl.types import Finish

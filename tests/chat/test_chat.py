@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from asyncrl.actor.chat import Chat
+from asyncrl.chat.chat import Chat
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError
 from tests.actor.fakes import CHATML, END, QWEN3, byte_level, make_tokenizer

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.actor.formats.base import Functions
-from asyncrl.actor.formats.registry import FORMATS
-from asyncrl.actor.parsing import MalformedCall, parse_turn
+from asyncrl.chat.formats.base import Functions
+from asyncrl.chat.formats.registry import FORMATS
+from asyncrl.chat.parsing import MalformedCall, parse_turn
 from asyncrl.types import ToolCall
 
 SCHEMAS: dict[str, dict[str, Any]] = {

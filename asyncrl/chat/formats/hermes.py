@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from asyncrl.actor.formats.base import CallError, Format, Functions, WrittenCall, closed, read_json, to_json
+from asyncrl.chat.formats.base import CallError, Format, Functions, WrittenCall, closed, read_json, to_json
 
 _CLOSING = re.compile(r"\s*</tool_call>")
 

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.contents import Contents
-from asyncrl.actor.formats.base import Format, Functions, WrittenCall
-from asyncrl.actor.formats.registry import FORMATS
-from asyncrl.actor.parsing import ParsedTurn, parse_turn
-from asyncrl.actor.template import MARK, QUESTION, TOOL, Messages, Template, answer, calling, result
-from asyncrl.actor.thoughts import OPENING, join_thought, split_thought
+from asyncrl.chat.contents import Contents
+from asyncrl.chat.formats.base import Format, Functions, WrittenCall
+from asyncrl.chat.formats.registry import FORMATS
+from asyncrl.chat.parsing import ParsedTurn, parse_turn
+from asyncrl.chat.template import MARK, QUESTION, TOOL, Messages, Template, answer, calling, result
+from asyncrl.chat.thoughts import OPENING, join_thought, split_thought
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.types import ToolCall
 

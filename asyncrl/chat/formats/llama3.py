@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from asyncrl.actor.formats.base import (
+from asyncrl.chat.formats.base import (
     CallError,
     Format,
     Functions,

@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncrl.actor.thoughts import split_thought
+from asyncrl.chat.thoughts import split_thought
 
 Message = Mapping[str, Any]
 

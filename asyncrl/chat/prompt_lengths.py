@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_checks import as_tool
 from asyncrl.actor.images import without_images
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.chat_checks import as_tool
 from asyncrl.types import Task
 
 

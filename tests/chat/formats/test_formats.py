@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.actor.formats.base import WrittenCall
-from asyncrl.actor.formats.registry import FORMATS
-from asyncrl.actor.parsing import MalformedCall, parse_turn
+from asyncrl.chat.formats.base import WrittenCall
+from asyncrl.chat.formats.registry import FORMATS
+from asyncrl.chat.parsing import MalformedCall, parse_turn
 from asyncrl.config.option import options
 from asyncrl.config.schema.generation import ActorConfig
 from asyncrl.types import ToolCall

@@ -1,7 +1,7 @@
 """What all formats of tool calls share.
 
 A format finds calls in the text of an assistant turn, and writes them. It does not know whether a call can be made:
-`asyncrl.actor.parsing` checks names and arguments.
+`asyncrl.chat.parsing` checks names and arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from asyncrl.actor.formats.schemas import ANY, admits, kinds_of, lists, parameters_of
+from asyncrl.chat.formats.schemas import ANY, admits, kinds_of, lists, parameters_of
 
 Functions = Mapping[str, Mapping[str, Any]]
 """The OpenAI function objects of the tools on offer, by name."""
