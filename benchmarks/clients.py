@@ -16,8 +16,8 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.fleet.fleet import Fleet
-from asyncrl.actor.engine.sglang.requests import generate_body
+from asyncrl.engine.fleet.fleet import Fleet
+from asyncrl.engine.sglang.requests import generate_body
 from asyncrl.types import Sampling
 
 Client = Callable[[NDArray[np.int32], int], Awaitable[None]]

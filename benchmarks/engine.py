@@ -24,8 +24,8 @@ import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.config.schema import EngineConfig
+from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.types import Sampling
 from benchmarks.record import RESULTS, processor
 from benchmarks.shapes import make_model

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from asyncrl.actor.engine.fleet.fleet import Fleet
+from asyncrl.engine.fleet.fleet import Fleet
 from benchmarks.clients import Load, bare_client, fleet_client
 from benchmarks.fleets import Policy, Push, fleet_over
 from benchmarks.instant_server import VOCABULARY, instant_server

@@ -18,15 +18,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from asyncrl.actor.engine.fleet.discovery import listed
-from asyncrl.actor.engine.fleet.fleet import Fleet
-from asyncrl.actor.engine.fleet.folders import Folders
-from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.actor.engine.fleet.settings import FleetSettings
-from asyncrl.actor.engine.fleet.update import Update
-from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
-from asyncrl.actor.engine.sglang.server import SglangServer
-from asyncrl.actor.engine.sglang.ways import WaySettings
+from asyncrl.engine.fleet.discovery import listed
+from asyncrl.engine.fleet.fleet import Fleet
+from asyncrl.engine.fleet.folders import Folders
+from asyncrl.engine.fleet.http import Http
+from asyncrl.engine.fleet.settings import FleetSettings
+from asyncrl.engine.fleet.update import Update
+from asyncrl.engine.sglang.launch import LaunchedServer, server_command
+from asyncrl.engine.sglang.server import SglangServer
+from asyncrl.engine.sglang.ways import WaySettings
 from asyncrl.types import RunIdentity
 
 

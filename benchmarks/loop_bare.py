@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import numpy as np
 
-from asyncrl.actor.engine.sglang.requests import generate_body
+from asyncrl.engine.sglang.requests import generate_body
 from asyncrl.types import Sampling
 from benchmarks.loop_workload import Workload
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.actor.engine.fleet.fleet import Fleet
+from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.errors import AsyncrlError
 from benchmarks.arrivals import Arrivals, PushCost, cost_of
 from benchmarks.clients import fleet_client

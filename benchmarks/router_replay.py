@@ -27,9 +27,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.actor.engine.sglang.requests import RoutingRequest, generate_body, read_segment
 from asyncrl.config.schema import ModelConfig
+from asyncrl.engine.fleet.http import Http
+from asyncrl.engine.sglang.requests import RoutingRequest, generate_body, read_segment
 from asyncrl.errors import EngineError
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import Policy, load_policy

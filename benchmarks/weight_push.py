@@ -156,7 +156,7 @@ def delta_after_a_step(shape: str, lr: float) -> dict[str, Any]:
 
 async def pauses(learner: Learner, shape: str, rounds: int, first: int, deltas: bool) -> dict[str, Any]:
     """Pushes into an embedded engine that works on 8 requests: the switch as a share of the push."""
-    from asyncrl.actor.engine.embedded import EmbeddedEngine
+    from asyncrl.engine.embedded import EmbeddedEngine
 
     engine = EmbeddedEngine(
         make_model(shape, torch.bfloat16), EngineConfig(slots=8, max_length=2048), initial_version=-1

@@ -13,7 +13,7 @@ import torch
 import zmq
 import zmq.asyncio
 
-from asyncrl.actor.engine.fleet.update import on_device
+from asyncrl.engine.fleet.update import on_device
 from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.requests import Requests

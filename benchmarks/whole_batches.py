@@ -33,8 +33,8 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.actor.engine.sglang.requests import generate_body, read_segment
+from asyncrl.engine.fleet.http import Http
+from asyncrl.engine.sglang.requests import generate_body, read_segment
 from asyncrl.types import Sampling
 from benchmarks.fleets import launched, server_version
 from benchmarks.record import write_result
@@ -141,8 +141,8 @@ async def on_server(python: str, rounds: int, names: Sequence[str], arguments: S
 
 async def embedded(groups: int, rng: np.random.Generator) -> dict[str, float]:
     """All answers at once, to the prompts of `groups` groups."""
-    from asyncrl.actor.engine.embedded import EmbeddedEngine
     from asyncrl.config.schema import EngineConfig
+    from asyncrl.engine.embedded import EmbeddedEngine
 
     answers = GROUPS * MEMBERS
     engine = EmbeddedEngine(

@@ -24,10 +24,10 @@ from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.replay.leaving import leave
 
 if TYPE_CHECKING:
-    from asyncrl.actor.engine.base import Engine
     from asyncrl.actor.episode import EpisodeRunner
     from asyncrl.actor.rollout_metrics import RolloutMetrics
     from asyncrl.actor.worker import RolloutWorker
+    from asyncrl.engine.base import Engine
     from asyncrl.network.keys import ClientKeys
     from asyncrl.observe.reports import Reports
     from asyncrl.weights.receiver import Receiver
@@ -46,10 +46,10 @@ def run(config: TrainConfig) -> None:
 
 
 async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Event, activity: Activity) -> None:
-    from asyncrl.actor.engine.opening import open_engine
     from asyncrl.actor.rollout_metrics import RolloutMetrics
     from asyncrl.actor.runner import open_runner
     from asyncrl.actor.worker import first_to_end
+    from asyncrl.engine.opening import open_engine
     from asyncrl.network.keys import client_keys
     from asyncrl.observe.reports import open_reports
     from asyncrl.weights.channels.opening import open_channels

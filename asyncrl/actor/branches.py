@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.base import PlacedImage
 from asyncrl.chat.history import Message, repeats, same_message
+from asyncrl.engine.base import PlacedImage
 from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import DIGEST_BYTES, NO_ROUTING, NO_VERSION, Grammar, Role, ToolCall, Turn
 

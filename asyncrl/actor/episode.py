@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.base import Engine, Generation
 from asyncrl.actor.environments.environments import Environments, OpenEnvironment
 from asyncrl.actor.images import EpisodeImages, ImageDesk, OutgoingImages, TooManyImagesError
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions, OpenInteraction
@@ -29,6 +28,7 @@ from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message
 from asyncrl.chat.parsing import ParsedTurn
 from asyncrl.chat.template import answer, calling, result, with_reasoning
+from asyncrl.engine.base import Engine, Generation
 from asyncrl.errors import BusyError, RefusedError, StoppedError
 from asyncrl.grammar import KEY, read_grammar
 from asyncrl.observe.spans import NoSpans, Spans, Value

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from asyncrl.actor.demonstrations import check_turn, said, with_names
-from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.images import without_images
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.actor.steps import Split
@@ -22,6 +21,7 @@ from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import as_tool
 from asyncrl.chat.image_sources import image_blocks
 from asyncrl.chat.messages import read_messages
+from asyncrl.engine.base import Generation
 from asyncrl.errors import RefusedError
 from asyncrl.types import DEMONSTRATED, Ticket, ToolCall, Trajectory
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.base import PlacedImage
 from asyncrl.chat.image_sources import IMAGE_TYPES, Fetch, image_blocks, named_url, read_source
 from asyncrl.config.schema import ImagesConfig, TrainConfig
+from asyncrl.engine.base import PlacedImage
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import BadImageError, ImageReader, digest_of
 from asyncrl.modelling.opening import open_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from asyncrl.actor.engine.base import Engine
+from asyncrl.engine.base import Engine
 from asyncrl.observe.metrics import Metrics, Value
 from asyncrl.types import Finish, Role, Trajectory
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.environments.classes import environment_classes
 from asyncrl.actor.environments.environments import Environments
 from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer, Watch, unwatched
@@ -21,6 +20,7 @@ from asyncrl.actor.tools.registry import tool_classes
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import check_tools, open_chat, report_rewritings
 from asyncrl.config.schema import ActorConfig, TrainConfig
+from asyncrl.engine.base import Engine
 from asyncrl.grammar import read_grammar
 from asyncrl.observe.spans import NoSpans, Spans
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import asyncrl
-from asyncrl.actor.engine.sglang.probe import sglang_version
 from asyncrl.doctor.facts import (
     AcceleratorFacts,
     AddressFact,
@@ -26,6 +25,7 @@ from asyncrl.doctor.facts import (
     PackageFacts,
 )
 from asyncrl.doctor.sharing import share
+from asyncrl.engine.sglang.probe import sglang_version
 from asyncrl.machine.gpus import driver_gpus
 from asyncrl.text import reason_of
 

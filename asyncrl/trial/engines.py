@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.base import Engine, EngineStats, Generation, IdleClock, PlacedImage
-from asyncrl.actor.engine.embedded import EmbeddedEngine
-from asyncrl.actor.engine.fleet.server import InferenceServer, Segment
-from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.template import QUESTION, calling
 from asyncrl.config.schema import TrainConfig
+from asyncrl.engine.base import Engine, EngineStats, Generation, IdleClock, PlacedImage
+from asyncrl.engine.embedded import EmbeddedEngine
+from asyncrl.engine.fleet.server import InferenceServer, Segment
+from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.errors import ConfigError, DataError, EngineError, RefusedError
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import CanaryCheck

@@ -59,7 +59,7 @@ class Channel(Protocol):
 
 
 class UpdatableEngine(Protocol):
-    """What the receiver needs of an engine (see actor/engine/base.py)."""
+    """What the receiver needs of an engine (see engine/base.py)."""
 
     @property
     def version(self) -> int:

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from asyncrl.actor.engine.base import EngineStats, Generation, PlacedImage
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions
 from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.base import Tool
 from asyncrl.chat.chat import Chat
+from asyncrl.engine.base import EngineStats, Generation, PlacedImage
 from asyncrl.types import Purpose, Role, Sampling, Ticket, Trajectory
 from tests.helpers import make_task
 

@@ -16,7 +16,6 @@ from PIL import Image
 
 from asyncrl.actor import images as actor_images
 from asyncrl.actor import recorder
-from asyncrl.actor.engine.base import collapsed
 from asyncrl.actor.environments.classes import environment_classes
 from asyncrl.actor.environments.environments import Environments
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
@@ -28,6 +27,7 @@ from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.base import Tool
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig, ImagesConfig
+from asyncrl.engine.base import collapsed
 from asyncrl.errors import RefusedError, ToolError
 from asyncrl.modelling.images import digest_of
 from asyncrl.types import Role, Trajectory

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.engine.base import PlacedImage, collapsed
-from asyncrl.actor.engine.sglang.requests import generate_body
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.actor.images import EpisodeImages, ImageDesk
 from asyncrl.actor.interactions.users import InteractionLimits, Interactions
@@ -24,6 +22,8 @@ from asyncrl.chat.chat import Chat
 from asyncrl.chat.prompt_lengths import prompt_tokens
 from asyncrl.chat.template import answer
 from asyncrl.config.schema import ImagesConfig, ModelConfig, TrainConfig
+from asyncrl.engine.base import PlacedImage, collapsed
+from asyncrl.engine.sglang.requests import generate_body
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import digest_of
 from asyncrl.types import Sampling, Ticket

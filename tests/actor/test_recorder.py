@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.prompt_lengths import cut_prompt
 from asyncrl.chat.template import QUESTION, answer
+from asyncrl.engine.base import Generation
 from asyncrl.errors import BusyError, EngineError, InvariantError
 from asyncrl.types import Finish, Role, Trajectory
 from tests.actor.fakes import CHATML, END, ids, make_ticket, make_tokenizer

@@ -13,7 +13,7 @@ from benchmarks.fleets import Policy, Push
 from benchmarks.instant_server import VOCABULARY
 from benchmarks.push_under_load import PushLoad, measure
 from benchmarks.throughput import compare, processor_cost, rows
-from tests.actor.engine.fleet.fakes import FakeSglang, run, serving
+from tests.engine.fleet.fakes import FakeSglang, run, serving
 
 pytestmark = pytest.mark.slow
 

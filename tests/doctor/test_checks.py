@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.engine.sglang import server
 from asyncrl.doctor import checks
 from asyncrl.doctor.checks import Severity, examine
 from asyncrl.doctor.facts import (
@@ -21,6 +20,7 @@ from asyncrl.doctor.facts import (
     LimitFacts,
     PackageFacts,
 )
+from asyncrl.engine.sglang import server
 from asyncrl.machine.gpus import GpuFact
 
 GPU = GpuFact("NVIDIA H200", 143_771, 0, "Default")

@@ -22,8 +22,8 @@ from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
 from asyncrl.weights.canary import Canary, CanaryCheck, CanaryError
-from tests.actor.engine.support import swapped_layers
-from tests.actor.engine.test_embedded import serving
+from tests.engine.support import swapped_layers
+from tests.engine.test_embedded import serving
 from tests.learner.support import make_config, write_model
 from tests.mixtures import save_mixture
 from tests.vision import save_vision_model

@@ -24,7 +24,7 @@ from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.types import BatchPlan, Role, Trajectory
 from asyncrl.weights.canary import canary_tokens
-from tests.actor.engine.support import plain_logprobs
+from tests.engine.support import plain_logprobs
 from tests.learner.support import (
     VOCABULARY,
     PlannedReplay,

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.learner.export import export, folder_writer
 from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.packing import PackedSequences
@@ -26,7 +26,7 @@ from asyncrl.modelling.shapes import model_shapes
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import write_folder
 from asyncrl.weights.manifest import DTYPES
-from tests.actor.engine.support import assert_exact
+from tests.engine.support import assert_exact
 from tests.learner.support import VOCABULARY
 from tests.mixtures import MIXTURES, save_mixture
 

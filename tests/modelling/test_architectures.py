@@ -15,15 +15,15 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.config.schema import EngineConfig, ModelConfig
+from asyncrl.engine.base import Generation
+from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.errors import ConfigError
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.types import Sampling
-from tests.actor.engine.support import assert_exact, plain_logprobs, prompt
+from tests.engine.support import assert_exact, plain_logprobs, prompt
 
 pytestmark = pytest.mark.slow
 

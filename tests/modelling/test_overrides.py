@@ -17,12 +17,12 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from asyncrl.actor.engine.embedded import EmbeddedEngine
-from asyncrl.actor.engine.fleet.overrides import check_overrides
-from asyncrl.actor.engine.fleet.server import ServerFaultError
-from asyncrl.actor.engine.sglang.launch import server_command
 from asyncrl.config.changes import changed_keys, values_of
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+from asyncrl.engine.embedded import EmbeddedEngine
+from asyncrl.engine.fleet.overrides import check_overrides
+from asyncrl.engine.fleet.server import ServerFaultError
+from asyncrl.engine.sglang.launch import server_command
 from asyncrl.errors import ConfigError
 from asyncrl.learner.export import folder_writer
 from asyncrl.learner.loading import read_model

@@ -10,10 +10,10 @@ import fsspec
 import pytest
 import torch
 
-from asyncrl.actor.engine.embedded import EmbeddedEngine
-from asyncrl.actor.engine.sglang.launch import server_command
 from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+from asyncrl.engine.embedded import EmbeddedEngine
+from asyncrl.engine.sglang.launch import server_command
 from asyncrl.launch.preflight.models import check_existence
 from asyncrl.learner.loading import open_model, read_model
 from asyncrl.modelling.opening import beside, open_config

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.actor.engine.sglang.launch import server_command
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.engine.sglang.launch import server_command
 from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import _decode_by
 from asyncrl.launch.preflight.models import check_tokenizer

@@ -15,7 +15,7 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.shapes import model_shapes, stored_shapes
 from asyncrl.modelling.weight_format import WeightFormat, model_tensors
-from tests.actor.engine.support import parameters
+from tests.engine.support import parameters
 from tests.families import FAMILIES, family_model
 from tests.mixtures import BIASED, MIXTURES, mixture, save_mixture
 

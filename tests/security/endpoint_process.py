@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.chat_api.agent import AgentPlayer
-from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.chat.chat import Chat
+from asyncrl.engine.base import Generation
 from asyncrl.types import Sampling, Task
 from tests.actor.fakes import CHATML, END, ScriptedEngine, ids, make_ticket, make_tokenizer
 

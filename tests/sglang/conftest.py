@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.actor.engine.real import needs, save_policy
+from tests.engine.real import needs, save_policy
 from tests.sglang.support import RealServer
 
 

@@ -8,12 +8,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from asyncrl.actor.engine.fleet.discovery import Discovery
-from asyncrl.actor.engine.fleet.fleet import Fleet
-from asyncrl.actor.engine.sglang.launch import OWN_VARIABLES
-from asyncrl.actor.engine.sglang.server import SglangServer
-from asyncrl.actor.engine.sglang.ways import WaySettings
-from tests.actor.engine.real import ServerProcess, fleet_over, policy
+from asyncrl.engine.fleet.discovery import Discovery
+from asyncrl.engine.fleet.fleet import Fleet
+from asyncrl.engine.sglang.launch import OWN_VARIABLES
+from asyncrl.engine.sglang.server import SglangServer
+from asyncrl.engine.sglang.ways import WaySettings
+from tests.engine.real import ServerProcess, fleet_over, policy
 
 ARGUMENTS = ["--device", "cpu", "--disable-overlap-schedule", "--max-total-tokens", "32768", "--sleep-on-idle"]
 ARGUMENTS += ["--mem-fraction-static", "0.2", "--dtype", "float32", "--host", "127.0.0.1", "--skip-server-warmup"]

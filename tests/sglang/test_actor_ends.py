@@ -18,8 +18,8 @@ from asyncrl.data.writing import write_tasks
 from asyncrl.machine.child import kill_group, last_lines
 from asyncrl.machine.ports import free_ports
 from asyncrl.weights.server import WeightServer
-from tests.actor.engine.real import policy
-from tests.actor.engine.support import parameters
+from tests.engine.real import policy
+from tests.engine.support import parameters
 from tests.helpers import make_task, until
 from tests.sglang.support import ARGUMENTS, ENVIRONMENT
 

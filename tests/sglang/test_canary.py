@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrl.actor.engine.base import Generation
-from tests.actor.engine.real import assert_no_bad_version, policy, push_good_and_bad, run
+from asyncrl.engine.base import Generation
+from tests.engine.real import assert_no_bad_version, policy, push_good_and_bad, run
 from tests.sglang.support import fleet_of
 
 

@@ -7,10 +7,10 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.actor.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.fleet.colocation import ServerTurns
 from asyncrl.machine.gpu_lock import LearnerLock, ServersLock
-from tests.actor.engine.real import Taken, assert_nothing_lost, load, policy, run
-from tests.actor.engine.support import parameters
+from tests.engine.real import Taken, assert_nothing_lost, load, policy, run
+from tests.engine.support import parameters
 from tests.helpers import async_until
 from tests.sglang.support import RealServer, fleet_of
 

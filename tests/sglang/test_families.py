@@ -17,21 +17,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.actor.engine.sglang.families import PROVEN, UNPROVEN
-from asyncrl.actor.engine.sglang.server import SglangServer
-from asyncrl.actor.engine.sglang.ways import WaySettings
 from asyncrl.config.schema import ModelConfig
+from asyncrl.engine.base import Generation
+from asyncrl.engine.fleet.http import Http
+from asyncrl.engine.sglang.families import PROVEN, UNPROVEN
+from asyncrl.engine.sglang.server import SglangServer
+from asyncrl.engine.sglang.ways import WaySettings
 from asyncrl.errors import EngineError
 from asyncrl.learner.export import folder_writer
 from asyncrl.machine.child import last_lines
 from asyncrl.machine.ports import free_ports
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import Weights, read_folder, write_folder
-from tests.actor.engine.real import fleet_over, prompts, run
-from tests.actor.engine.support import parameters, plain_logprobs
 from tests.actor.fakes import make_tokenizer
+from tests.engine.real import fleet_over, prompts, run
+from tests.engine.support import parameters, plain_logprobs
 from tests.families import FAMILIES, family_model
 from tests.sglang.support import ARGUMENTS, ENVIRONMENT
 

@@ -12,15 +12,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.engine.fleet.discovery import behind_router, in_file
-from asyncrl.actor.engine.fleet.fleet import Fleet
-from asyncrl.actor.engine.fleet.http import Http
+from asyncrl.engine.base import Generation
+from asyncrl.engine.fleet.discovery import behind_router, in_file
+from asyncrl.engine.fleet.fleet import Fleet
+from asyncrl.engine.fleet.http import Http
 from asyncrl.machine.child import kill_group, start_guarded
 from asyncrl.machine.ports import free_ports
 from asyncrl.types import Sampling
-from tests.actor.engine.real import Taken, assert_whole, load, policy, prompts, run, servers_ready, some
-from tests.actor.engine.support import assert_exact, parameters
+from tests.engine.real import Taken, assert_whole, load, policy, prompts, run, servers_ready, some
+from tests.engine.support import assert_exact, parameters
 from tests.helpers import async_until
 from tests.sglang.support import RealServer, fleet_of
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.engine.fleet.colocation import ServerTurns
-from asyncrl.actor.engine.sglang.server import SglangServer
-from asyncrl.actor.engine.sglang.ways import WaySettings
+from asyncrl.engine.base import Generation
+from asyncrl.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.sglang.server import SglangServer
+from asyncrl.engine.sglang.ways import WaySettings
 from asyncrl.machine.gpu_lock import LearnerLock, ServersLock
 from asyncrl.types import Sampling
-from tests.actor.engine.real import ServerProcess, fleet_over, policy, prompts
-from tests.actor.engine.support import parameters, plain_logprobs
+from tests.engine.real import ServerProcess, fleet_over, policy, prompts
+from tests.engine.support import parameters, plain_logprobs
 from tests.helpers import async_until
 from tests.sglang.test_colocation import Process
 

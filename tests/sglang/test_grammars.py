@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrl.actor.engine.base import Generation
+from asyncrl.engine.base import Generation
 from asyncrl.errors import EngineError
 from asyncrl.types import Grammar, Sampling
-from tests.actor.engine.grammars import Taken, assert_long, assert_words, push_under_long_turns, sample_under_grammars
-from tests.actor.engine.real import STOP_ID, policy, prompts, run
-from tests.actor.engine.support import parameters
+from tests.engine.grammars import Taken, assert_long, assert_words, push_under_long_turns, sample_under_grammars
+from tests.engine.real import STOP_ID, policy, prompts, run
+from tests.engine.support import parameters
 from tests.sglang.support import RealServer, fleet_of
 
 

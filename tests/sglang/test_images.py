@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.actor.engine.base import Generation, PlacedImage
-from asyncrl.actor.engine.fleet.fleet import Fleet
-from asyncrl.actor.engine.sglang.server import SglangServer
-from asyncrl.actor.engine.sglang.ways import WaySettings
 from asyncrl.config.schema import ImagesConfig, ModelConfig
+from asyncrl.engine.base import Generation, PlacedImage
+from asyncrl.engine.fleet.fleet import Fleet
+from asyncrl.engine.sglang.server import SglangServer
+from asyncrl.engine.sglang.ways import WaySettings
 from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.local_batch import build_local_batch
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.modelling.images import ImageReader, digest_of
 from asyncrl.types import Grammar, Sampling
-from tests.actor.engine.real import fleet_over, run
+from tests.engine.real import fleet_over, run
 from tests.sglang.support import RealServer
 from tests.vision import END_TOKEN, START_TOKEN, encoded, save_wide_vision_model, shown
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.actor.engine.opening import open_engine
-from asyncrl.actor.engine.sglang.launch import LaunchedServer
 from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.engine.opening import open_engine
+from asyncrl.engine.sglang.launch import LaunchedServer
 from asyncrl.types import Sampling
-from tests.actor.engine.real import policy, prompts, save_policy
-from tests.actor.engine.support import assert_exact, parameters
+from tests.engine.real import policy, prompts, save_policy
+from tests.engine.support import assert_exact, parameters
 from tests.helpers import async_until
 from tests.sglang.support import ARGUMENTS, ENVIRONMENT
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.engine.sglang.transports import distributed
+from asyncrl.engine.base import Generation
+from asyncrl.engine.sglang.transports import distributed
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import Weights, read_folder, write_folder
-from tests.actor.engine.real import (
+from tests.engine.real import (
     STOP_ID,
     Taken,
     assert_nothing_lost,
@@ -29,7 +29,7 @@ from tests.actor.engine.real import (
     servers_ready,
     some,
 )
-from tests.actor.engine.support import assert_exact, parameters
+from tests.engine.support import assert_exact, parameters
 from tests.helpers import async_until
 from tests.sglang.support import RealServer, fleet_of
 

@@ -12,17 +12,17 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from asyncrl.actor.branches import Branch
-from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.engine.router_watch import RouterWatch
-from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.config.schema import ModelConfig
+from asyncrl.engine.base import Generation
+from asyncrl.engine.router_watch import RouterWatch
+from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import joined
 from asyncrl.modelling.routing import RoutingShape
 from asyncrl.types import Role, Sampling
 from benchmarks.router_replay import LAUNCHER, Turn, mismatch, save_model
-from tests.actor.engine.real import fleet_over, prompts, run
-from tests.actor.engine.support import parameters, plain_logprobs
+from tests.engine.real import fleet_over, prompts, run
+from tests.engine.support import parameters, plain_logprobs
 from tests.sglang.support import RealServer
 
 SESSIONS, TOKENS = 8, 40

@@ -16,7 +16,7 @@ from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
 from asyncrl.errors import UnavailableError
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
 from asyncrl.scoring.transcript import Passage
-from tests.actor.engine.real import run
+from tests.engine.real import run
 from tests.helpers import until
 from tests.scoring.models.support import LLAMA3, SHAPE, byte_tokenizer, save
 from tests.sglang.support import RealServer

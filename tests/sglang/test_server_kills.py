@@ -23,8 +23,8 @@ from asyncrl.replay.stored import StoredRun
 from asyncrl.types import BatchPlan, Trajectory
 from benchmarks.loop_workload import AGENT, RULE, Workload
 from benchmarks.shapes import SHAPES, make_model, word_tokenizer
-from tests.actor.engine.support import plain_logprobs
 from tests.end_to_end.support import Run
+from tests.engine.support import plain_logprobs
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 

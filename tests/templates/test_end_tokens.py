@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from asyncrl.actor.demonstrations import demonstration_tokens
-from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.formats.base import WrittenCall
 from asyncrl.chat.messages import read_messages
 from asyncrl.data.demonstrations import Demonstration
+from asyncrl.engine.base import Generation
 from asyncrl.scoring.answers import answer_texts
 from asyncrl.types import NO_VERSION, Finish, Role, ToolCall
 from tests.actor.chat_api.support import episode as agents_episode

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import rewritings
@@ -18,6 +17,7 @@ from asyncrl.chat.contents import OWN_MARKS
 from asyncrl.chat.formats.base import Format
 from asyncrl.chat.formats.registry import FORMATS
 from asyncrl.chat.messages import read_messages, read_tools
+from asyncrl.engine.base import Generation
 from asyncrl.errors import RefusedError
 from asyncrl.types import Role
 from tests.actor.fakes import make_ticket

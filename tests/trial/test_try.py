@@ -16,9 +16,9 @@ from rich.console import Console
 
 from asyncrl.__main__ import main
 from asyncrl.trial.transcript import Transcript
-from tests.actor.engine.fleet.fakes import FakeSglang
-from tests.actor.engine.support import tiny_model
 from tests.data.test_tables import lines, row
+from tests.engine.fleet.fakes import FakeSglang
+from tests.engine.support import tiny_model
 from tests.templates.families import tokenizer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()

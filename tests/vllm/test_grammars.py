@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.engine.vllm.server import VllmServer
+from asyncrl.engine.base import Generation
+from asyncrl.engine.vllm.server import VllmServer
 from asyncrl.errors import EngineError
 from asyncrl.types import Grammar, Sampling
-from tests.actor.engine.grammars import Taken, assert_long, assert_words, push_under_long_turns, sample_under_grammars
-from tests.actor.engine.real import STOP_ID, prompts, run
-from tests.actor.engine.support import parameters
 from tests.actor.fakes import make_tokenizer
+from tests.engine.grammars import Taken, assert_long, assert_words, push_under_long_turns, sample_under_grammars
+from tests.engine.real import STOP_ID, prompts, run
+from tests.engine.support import parameters
 from tests.vllm.test_real_server import (
     DEFAULTS,
     KINDS,

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.engine.fleet.fleet import Fleet
-from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.actor.engine.fleet.server import ServerFaultError
-from asyncrl.actor.engine.fleet.update import Update
-from asyncrl.actor.engine.vllm.server import VllmServer
+from asyncrl.engine.base import Generation
+from asyncrl.engine.fleet.fleet import Fleet
+from asyncrl.engine.fleet.http import Http
+from asyncrl.engine.fleet.server import ServerFaultError
+from asyncrl.engine.fleet.update import Update
+from asyncrl.engine.vllm.server import VllmServer
 from asyncrl.types import Sampling
-from tests.actor.engine import real
-from tests.actor.engine.real import (
+from tests.engine import real
+from tests.engine.real import (
     CONTEXT,
     ServerProcess,
     Taken,
@@ -39,7 +39,7 @@ from tests.actor.engine.real import (
     sample_at_temperatures,
     servers_ready,
 )
-from tests.actor.engine.support import assert_exact, parameters
+from tests.engine.support import assert_exact, parameters
 from tests.helpers import async_until
 
 pytestmark = needs("vLLM", "ASYNCRL_VLLM_PYTHON")

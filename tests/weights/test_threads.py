@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.engine.embedded import EmbeddedEngine
-from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.config.schema import EngineConfig
+from asyncrl.engine.embedded import EmbeddedEngine
+from asyncrl.engine.fleet.folders import Folders
 from asyncrl.types import Sampling
 from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.folders import read_folder, run_directory, write_folder
 from asyncrl.weights.threads import in_own_thread
-from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, serving, tensors
-from tests.actor.engine.support import parameters, tiny_model
+from tests.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, serving, tensors
+from tests.engine.support import parameters, tiny_model
 from tests.helpers import OWN_RUN, async_until
 from tests.weights.fakes import channel, newer, publisher, same_bits, some_tensors
 

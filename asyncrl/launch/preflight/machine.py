@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from asyncrl.actor.engine.sglang.probe import without_sglang
 from asyncrl.config import locations
 from asyncrl.config.schema import EngineConfig, TrainConfig
+from asyncrl.engine.sglang.probe import without_sglang
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.processes import this_host

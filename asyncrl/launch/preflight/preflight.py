@@ -153,7 +153,7 @@ def _check_optimizer(config: TrainConfig) -> None:
 
 
 def _check_policy(config: TrainConfig) -> None:
-    from asyncrl.actor.engine.sglang.families import check_family
+    from asyncrl.engine.sglang.families import check_family
 
     check_family(config)
     size = policy_size(config)

@@ -16,8 +16,8 @@ import pytest
 from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer, AgentResult, load_agent
 from asyncrl.actor.chat_api.result import MAX_METRICS
 from asyncrl.actor.chat_api.server import MAX_REQUEST_BYTES
-from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.episode import EpisodeRunner
+from asyncrl.engine.base import Generation
 from asyncrl.errors import ConfigError, EngineError, InvariantError
 from asyncrl.types import Finish, Grammar, Role, Task
 from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER, TOOL, episode, says, user

@@ -10,10 +10,10 @@ import aiohttp
 import numpy as np
 import pytest
 
-from asyncrl.actor.engine.base import Alternatives, Generation
 from asyncrl.chat.history import repeats
 from asyncrl.chat.template import answer, calling, with_reasoning
 from asyncrl.chat.thoughts import join_thought, split_thought
+from asyncrl.engine.base import Alternatives, Generation
 from asyncrl.types import Role
 from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER, TOOL, episode, says, user
 from tests.actor.fakes import END, QWEN3, call, ids, make_tokenizer

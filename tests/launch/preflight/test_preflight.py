@@ -30,8 +30,8 @@ from asyncrl.data.rendered import read_rendered
 from asyncrl.errors import ConfigError, DataError, UnavailableError
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports
 from asyncrl.launch.preflight.preflight import preflight
-from tests.actor.engine.sglang.pythons import python_with
-from tests.actor.engine.support import tiny_model
+from tests.engine.sglang.pythons import python_with
+from tests.engine.support import tiny_model
 from tests.templates.families import tokenizer
 from tests.vision import save_vision_model
 

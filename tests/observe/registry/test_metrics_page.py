@@ -30,7 +30,7 @@ PLACES = {
     ("evaluation", "eval/"): ("replay/tally.py:means",),
     ("evaluation", "eval/SOURCE/"): ("replay/tally.py:means",),
     ("actor", ""): (
-        *("actor/engine/fleet/fleet.py:stats", "actor/engine/fleet/pauses.py:counters"),
+        *("engine/fleet/fleet.py:stats", "engine/fleet/pauses.py:counters"),
         *("actor/chat_api/agent.py:counters", "weights/canary.py:counters", "weights/receiver.py:counters"),
     ),
     ("scoring", ""): ("scoring/stats.py:report", "scoring/stats.py:_means"),

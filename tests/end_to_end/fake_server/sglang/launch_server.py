@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import Any
 
-from tests.actor.engine.fleet.fakes import FakeSglang
+from tests.engine.fleet.fakes import FakeSglang
 from tests.learner.support import VOCABULARY
 
 CRIME = "CRIME"

@@ -1,0 +1,399 @@
+"""The embedded engine: continuous batching over a Hugging Face causal LM in this process, on the CPU or one GPU.
+
+One thread owns the model, the cache and the scheduler. Callers queue commands for it and await futures. It runs the
+commands between two forward passes, so that a weight switch, a new request or an abort never meets half a pass.
+
+Exactness: a token's log-prob is that of a plain forward pass over everything before it, under the weights of the
+version recorded for it. So a weight switch drops every key and value. Running sequences are prefilled again under the
+new weights and go on; idle sessions start from nothing at their next turn. Before any of that the new weights must
+repeat their canary (see weights/canary.py); otherwise the engine goes back to those that it had.
+
+With `keep_cache` a session goes on with the keys and values that it has instead. Then a log-prob is that of the
+distribution that was sampled from, which also depends on older versions than the token's.
+
+Sampling depends on the logits, the seed, the session's name and the position alone. The last bits of the logits may
+change with the shape of the batch, as in every batched engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from asyncrl.config.schema import EngineConfig, ModelConfig
+from asyncrl.config.schema.generation import LARGEST_INTEGER
+from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
+from asyncrl.engine.cache import Layout, SlotCache, use_slot_attention
+from asyncrl.engine.own_weights import OwnWeights
+from asyncrl.engine.router_watch import RouterWatch
+from asyncrl.engine.sampling import most_likely, request_key, sample, uniforms
+from asyncrl.engine.scheduler import Request, Scheduler, Slot, SlotChunk
+from asyncrl.errors import EngineError, WeightsError
+from asyncrl.machine.long_work import unmeasured_work
+from asyncrl.modelling.devices import described
+from asyncrl.modelling.opening import open_config
+from asyncrl.modelling.routers import route_in_float32
+from asyncrl.modelling.source import source_of
+from asyncrl.network.throttle import ErrorLogger
+from asyncrl.types import NO_VERSION, Sampling
+from asyncrl.weights.canary import INT4, QUANTIZED, CanaryCheck, CanaryError, CanaryJudge
+from asyncrl.weights.folders import Weights, tensors_of
+from asyncrl.weights.manifest import dtype_name
+from asyncrl.weights.threads import in_own_thread
+
+logger = logging.getLogger(__name__)
+
+
+class EmbeddedEngine:
+    """An `Engine` (see base) over `model`, which it owns from now on: its attention is replaced.
+
+    `initial_version` is the policy version of the model's weights. By default they have none, and generation waits for
+    the first update. `prefill_tokens` bounds the prompt tokens of one pass. `clock` (seconds) serves `stats`.
+    `config.dtype` is that of `model` already, but for integers, to which this rounds its matrices.
+
+    Raises ConfigError: the model is too short for `max_length`, its attention does not fit a slot cache, published
+    weights cannot be converted into its own, or it is no mixture whose experts can be returned as `config` asks.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: EngineConfig,
+        *,
+        seed: int = 0,
+        initial_version: int = NO_VERSION,
+        prefill_tokens: int | None = None,
+        keep_cache: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model.eval().requires_grad_(False)
+        self._device: torch.device = model.device
+        largest = LARGEST_INTEGER.get(config.dtype or "")
+        self._weights = OwnWeights(model, largest)
+        self._precision = _precision(config.dtype, model)
+        self._max_length = config.max_length
+        self._seed = seed
+        self._version = initial_version
+        shape = model.config.get_text_config()
+        self._keep_cache = keep_cache
+        # The canary needs a slot that is empty: any while the cache is forgotten, otherwise one of its own.
+        self._canary_slot = config.slots if keep_cache else 0
+        self._cache = SlotCache(shape, config.slots + keep_cache, config.max_length, model.dtype, model.device)
+        use_slot_attention(model, self._cache)
+        self._routers = RouterWatch(model) if config.return_routed_experts else None
+        self._canary = CanaryJudge()
+        # By slot: before which position there are numbers that no finite log-prob has vouched for.
+        self._unproven: dict[int, int] = {}
+        self._error_logger = ErrorLogger(logger)
+        prefill = prefill_tokens or (512 if self._device.type == "cpu" else 8192)
+        self._scheduler = Scheduler(config.slots, prefill, self._cache.copy)
+        self._waiters: list[tuple[int, Future[None]]] = []
+        self._sampled = 0
+        self._idle = IdleClock(clock)
+        self._closed = False
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(
+        cls,
+        model: ModelConfig,
+        config: EngineConfig,
+        *,
+        device: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """An engine over the Hugging Face model that `model` names, on the GPU if there is one; `options` as above.
+        Raises ConfigError: also where its configuration cannot be used."""
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        source = source_of(model)
+        dtype = model.dtype if config.dtype is None or config.dtype in LARGEST_INTEGER else config.dtype
+        with unmeasured_work(f"loading {model.path}"):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source.path, config=open_config(model), dtype=getattr(torch, dtype), **source.options
+            )
+        route_in_float32(loaded)
+        logger.info("the engine computes on %s", described(device))
+        return cls(loaded.to(device), config, **options)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors that a weight update must have."""
+        return self._weights.shapes
+
+    @property
+    def takes_grammars(self) -> bool:
+        return False
+
+    async def generate(
+        self,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        session: str,
+        images: Sequence[PlacedImage] = (),
+    ) -> Generation:
+        """As in the protocol. The turn ends with `length` also where the slot is full. Cancelling the call releases the
+        session. Raises EngineError also where the session is generating already, a forward pass failed, or there are a
+        grammar or images."""
+        self._check(tokens)
+        if images:
+            raise EngineError("the embedded engine takes no images: set engine.kind=sglang")
+        if sampling.grammar is not None:
+            raise EngineError("the embedded engine samples without grammars: set engine.kind to sglang or vllm")
+        limit = min(sampling.max_new_tokens, self._max_length - len(tokens))
+        key = request_key(self._seed, session)
+        wanted = sampling.alternatives
+        request = Request(session, tokens.copy(), sampling.temperature, limit, frozenset(stop), key, wanted)
+        self._check_open()
+        self._commands.put(partial(self._submit, request))
+        try:
+            return await asyncio.wrap_future(request.future)
+        except asyncio.CancelledError:
+            self._commands.put(partial(self._scheduler.cancel, request))
+            raise
+
+    def release(self, session: str) -> None:
+        self._commands.put(partial(self._scheduler.release, session))
+
+    async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
+        """As in the protocol. Tensors are in the published format (see weight_format.py) and must never change again,
+        since the model may use them without a copy."""
+        if check is not None:
+            check.canary.check_ids(self._vocabulary)
+        staged = await in_own_thread(lambda: self._weights.stage(tensors_of(weights)))
+        await self._between_passes(partial(self._switch, version, staged, check))
+
+    async def wait_for_version(self, version: int, pin: str | None = None) -> None:
+        """As in the protocol. There is one copy of the weights, so newer versions reach pinned sessions too.
+
+        Raises EngineError: the engine is closed before.
+        """
+        self._check_open()
+        if version > self._version:
+            reached: Future[None] = Future()
+            self._commands.put(partial(self._wait, version, reached))
+            await asyncio.wrap_future(reached)
+
+    async def respond(self) -> None:
+        """Return once the thread has finished its current pass. Raises EngineError: the engine is closed."""
+        await self._between_passes(lambda: None)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(self._sampled, *self._idle.read(), len(self._scheduler.running), self._canary.counters)
+
+    async def close(self) -> None:
+        """End the thread after the current pass; outstanding calls fail with EngineError."""
+        self._closed = True
+        self._commands.put(lambda: None)
+        await in_own_thread(self._thread.join)
+
+    @property
+    def _vocabulary(self) -> int:
+        return int(self._model.config.get_text_config().vocab_size)
+
+    async def _between_passes(self, call: Callable[[], None]) -> None:
+        """Run `call` in the engine's thread. Raises its errors."""
+        self._check_open()
+        done: Future[None] = Future()
+
+        def run() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    call()
+                    done.set_result(None)
+                except (EngineError, WeightsError) as error:
+                    done.set_exception(error)
+
+        self._commands.put(run)
+        await asyncio.wrap_future(done)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed")
+
+    def _check(self, tokens: NDArray[np.int32]) -> None:
+        check_ids(tokens, self._vocabulary)
+        if len(tokens) >= self._max_length:
+            raise EngineError(
+                f"{len(tokens)} tokens do not fit: engine.max_length is {self._max_length}, leave 1 to sample"
+            )
+
+    # All methods below run in the engine's own thread.
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while not self._closed:
+                    self._take_commands()
+                    if self._ready:
+                        self._step()
+        finally:
+            self._closed = True
+            self._fail_outstanding()
+
+    def _fail_outstanding(self) -> None:
+        while not self._commands.empty():
+            self._commands.get()()
+        closed = EngineError("the engine was closed")
+        self._scheduler.fail_all(closed)
+        for _, waiter in self._waiters:
+            if waiter.set_running_or_notify_cancel():
+                waiter.set_exception(closed)
+
+    @property
+    def _ready(self) -> bool:
+        return self._version != NO_VERSION and self._scheduler.busy
+
+    def _take_commands(self) -> None:
+        if not self._ready:
+            self._idle.idle()
+            command = self._commands.get()
+            self._idle.busy()
+            command()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _submit(self, request: Request) -> None:
+        try:
+            self._scheduler.submit(request)
+        except EngineError as error:
+            request.fail(error)
+
+    def _wait(self, version: int, reached: Future[None]) -> None:
+        self._waiters.append((version, reached))
+        self._wake()
+
+    def _wake(self) -> None:
+        for version, waiter in self._waiters:
+            if version <= self._version and waiter.set_running_or_notify_cancel():
+                waiter.set_result(None)
+        self._waiters = [(version, waiter) for version, waiter in self._waiters if version > self._version]
+
+    def _switch(self, version: int, staged: Mapping[str, torch.Tensor], check: CanaryCheck | None) -> None:
+        if version <= self._version:
+            raise WeightsError(f"version {version} is not newer than {self._version}, which is served")
+        replaced = self._weights.load(staged)
+        self._forget()
+        if check is not None:
+            try:
+                self._check_canary(check)
+            except CanaryError:
+                self._weights.load(replaced)
+                self._forget()
+                raise
+        self._version = version
+        self._wake()
+
+    def _forget(self) -> None:
+        """Begin with an empty cache, but for what is kept. Numbers that are not finite would spoil later versions, even
+        where they are masked, and a version may leave some in slots whose log-probs nobody has seen."""
+        kept = self._scheduler.forget(self._keep_cache)
+        for index in self._unproven.keys() - kept:
+            self._cache.wipe(index)
+            del self._unproven[index]
+
+    def _check_canary(self, check: CanaryCheck) -> None:
+        """Raises CanaryError. The canary's slot is empty, before and afterwards."""
+        by, tokens = "the embedded engine", check.canary.tokens[: self._max_length]
+        self._unproven[self._canary_slot] = len(tokens)
+        try:
+            layout = Layout(self._cache, [SlotChunk(self._canary_slot, 0, len(tokens))])
+            ids = torch.tensor(tokens, device=self._device)
+            logits = self._model(ids[None], position_ids=layout.positions, use_cache=False, layout=layout).logits[0]
+            logprobs = logits[:-1].float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+            answer = logprobs.cpu().numpy()
+        except Exception as error:
+            self._error_logger.exception("the canary could not be computed", error)
+            raise self._canary.refuse(check, by, repr(error)) from error
+        self._canary.judge(check, answer, self._precision, by, len(tokens))
+
+    def _step(self) -> None:
+        try:
+            self._advance(self._scheduler.plan())
+        except Exception as error:
+            failed = EngineError(f"a forward pass failed: {error!r}")
+            self._error_logger.exception(f"the requests in a forward pass end: {failed}", error)
+            self._scheduler.fail_all(failed, waiting=False)
+
+    def _advance(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:
+        complete = [index for index, (slot, chunk) in enumerate(work) if chunk.end == len(slot.tokens)]
+        for slot, chunk in work:
+            self._unproven[slot.index] = max(self._unproven.get(slot.index, 0), chunk.end)
+        tokens, logprobs, alternatives = self._forward(work, complete)
+        self._note_experts(work)
+        for slot, chunk in work:
+            slot.cached = chunk.end
+        for index, token, logprob, others in zip(complete, tokens, logprobs, alternatives, strict=True):
+            slot, chunk = work[index]
+            if math.isfinite(logprob):
+                if self._unproven[slot.index] <= chunk.end:
+                    del self._unproven[slot.index]
+                self._sampled += 1
+                self._scheduler.append(slot, token, logprob, self._version, others)
+            else:
+                self._cache.wipe(slot.index)
+                del self._unproven[slot.index]
+                error = EngineError(f"version {self._version} gives logits that are not finite")
+                self._scheduler.fail(slot.request, error)
+
+    def _note_experts(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:
+        """Give the slots the experts of the tokens that the last pass has computed for the first time."""
+        if self._routers is None:
+            return
+        rows, begin = self._routers.take(), 0
+        for slot, chunk in work:
+            end = begin + chunk.end - chunk.start
+            slot.experts += rows[begin + len(slot.experts) - chunk.start : end]
+            begin = end
+
+    def _forward(
+        self, work: Sequence[tuple[Slot, SlotChunk]], complete: Sequence[int]
+    ) -> tuple[list[int], list[float], list[tuple[list[int], list[float]]]]:
+        """One pass over `work`; a token, its log-prob and the alternatives for each chunk in `complete`, which end
+        their sequences."""
+        layout = Layout(self._cache, [chunk for _, chunk in work])
+        if self._routers is not None:
+            self._routers.take()
+        ids = [token for slot, chunk in work for token in slot.tokens[chunk.start : chunk.end]]
+        logits = self._model(
+            input_ids=torch.tensor(ids, device=self._device)[None],
+            position_ids=layout.positions,
+            use_cache=False,
+            logits_to_keep=torch.from_numpy(layout.last[complete]).to(self._device),
+            layout=layout,
+        ).logits[0]
+        slots = [work[index][0] for index in complete]
+        temperature = torch.tensor([slot.request.temperature for slot in slots], device=self._device)
+        noise = uniforms([slot.request.key for slot in slots], [len(slot.tokens) for slot in slots])
+        tokens, logprobs = sample(logits, temperature, torch.from_numpy(noise).to(self._device))
+        wanted = max((slot.request.wanted for slot in slots), default=0)
+        if not wanted:
+            return tokens.tolist(), logprobs.tolist(), [([], [])] * len(slots)
+        likeliest = (each.tolist() for each in most_likely(logits, temperature, wanted))
+        return tokens.tolist(), logprobs.tolist(), list(zip(*likeliest, strict=True))
+
+
+def _precision(dtype: str | None, model: Any) -> str:
+    """As in `weights.canary.TOLERANCES`."""
+    if dtype in LARGEST_INTEGER:
+        return INT4 if dtype == INT4 else QUANTIZED
+    return dtype_name(model.dtype)

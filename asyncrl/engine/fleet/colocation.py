@@ -1,0 +1,174 @@
+"""The servers' turns on GPUs that they share with the learner (cluster.colocated; machine/gpu_lock.py has the locks).
+
+    the learner's ──lock taken──► ours ──the learner asks──► ending ──no server has memory──► the learner's
+
+What holds:
+
+- A server's process is started in our turn alone. One that is starting when the learner asks is waited for.
+- In `ending`, each endpoint ends its requests, whose turns of episodes go on later, and has its server free weights and
+  cache. A server that fails in this, or takes longer than `RELEASE_S`, is ended: nobody knows what it holds.
+- The lock is given back once each process has freed its memory or has ended. Processes inherit the lock, so that it is
+  theirs for as long as they live if their actor is killed.
+- What a server has behind the address of its weights is worth nothing after a turn of the learner's. It gets memory for
+  them, loads a whole version, and then gets memory for its cache and requests. If that fails, it is ended, and started
+  again.
+- A learner that dies, in whatever state, asks no more: the turn becomes ours, and the servers load the version that the
+  actor has. Its successor asks again before it loads anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from asyncrl.engine.fleet.condition import Condition
+from asyncrl.engine.fleet.server import CACHE, MEMORY, WEIGHTS, FreeingServer, ServerFaultError
+from asyncrl.engine.fleet.update import Update
+from asyncrl.machine.gpu_lock import ServersLock
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.05
+RELEASE_S = 180.0
+"""How long a server that answers may take to end its requests and to free its memory."""
+
+
+class ServerProcess(Protocol):
+    """The process of a server, which is started again when it has ended."""
+
+    url: str
+    starts: int
+    """How many processes there were so far."""
+    answering: bool
+    freed: bool
+    """Whether the process has no memory of GPUs worth mentioning."""
+
+    @property
+    def running(self) -> bool: ...
+
+    def end(self) -> None:
+        """Kill the process, if it runs."""
+
+
+class ServerTurns:
+    """The turns of an actor's servers. `changed` is called when one begins or is to end."""
+
+    def __init__(
+        self, lock: ServersLock, release_s: float = RELEASE_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.ours = False
+        self.version = lock.version()
+        """The version that the learner published before our turn; servers had better wait for it."""
+        self.changed: Callable[[], None] = lambda: None
+        self.lock = lock
+        self._release_s = release_s
+        self._clock = clock
+        self._servers: dict[str, ServerProcess] = {}
+        self._condition = Condition()
+        self._began: float | None = None
+        self._counts = {"gpu_turns": 0.0, "gpu_release_s": 0.0, "gpu_resume_s": 0.0}
+
+    def add(self, server: ServerProcess) -> None:
+        self._servers[server.url] = server
+
+    def process(self, url: str) -> ServerProcess:
+        """The process of the server at `url`."""
+        return self._servers[url]
+
+    def counters(self) -> dict[str, float]:
+        """Since the start: turns that have begun, seconds from the learner's asking to our giving back, and seconds
+        from the beginning of a turn to the first server that is ready."""
+        return dict(self._counts)
+
+    async def begun(self) -> None:
+        """Return in our turn. What the caller does until it awaits again is within the turn."""
+        await self._condition.wait_for(lambda: self.ours)
+
+    def resumed(self) -> None:
+        """A server is ready."""
+        if self._began is not None:
+            self._counts["gpu_resume_s"] += self._clock() - self._began
+            self._began = None
+
+    async def keep(self) -> None:
+        """Have one turn after the other; returns only by cancellation."""
+        while True:
+            while not self.lock.take():
+                await asyncio.sleep(POLL_S)
+            self._counts["gpu_turns"] += 1
+            self._began, self.version = self._clock(), self.lock.version()
+            self._set(True)
+            while not self.lock.is_wanted():
+                await asyncio.sleep(POLL_S)
+            asked, self._began = self._clock(), None
+            self._set(False)
+            await self._all_free()
+            # Nothing is awaited between the last look and this: no process is started in between.
+            self.lock.give_back()
+            self._counts["gpu_release_s"] += self._clock() - asked
+
+    def _set(self, ours: bool) -> None:
+        self.ours = ours
+        self._condition.notify_all()
+        self.changed()
+
+    async def _all_free(self) -> None:
+        """Return once no process has memory. Those that take too long are ended."""
+        since: dict[str, float] = {}
+        while held := [each for each in self._servers.values() if each.running and not each.freed]:
+            for server in held:
+                if not server.answering:
+                    since.pop(server.url, None)  # It has a limit of its own for its start.
+                elif self._clock() - since.setdefault(server.url, self._clock()) > self._release_s:
+                    logger.error("%s has not freed its memory within %g s; it is ended", server.url, self._release_s)
+                    server.end()
+            await asyncio.sleep(POLL_S)
+
+
+class ServerMemory:
+    """What `server` has of the memory of GPUs that it shares in `turns`."""
+
+    def __init__(self, server: FreeingServer, turns: ServerTurns) -> None:
+        self._server = server
+        self._turns = turns
+        self._freed: set[str] = set()
+        self._freed_by = 0
+
+    async def free(self) -> None:
+        """Free all of it. The server is idle. Raises ServerFaultError."""
+        process = self._turns.process(self._server.url)
+        # A server that refuses a flush still has requests in its queues, and would die of freeing its memory.
+        await self._server.flush()
+        self._freed_by, freeing = process.starts, [each for each in MEMORY if each not in self._freed]
+        self._freed.update(freeing)
+        await self._server.free(freeing)
+        process.freed = True
+
+    async def regain_weights(self) -> None:
+        """Have memory for weights again, in a turn of ours. Raises ServerFaultError."""
+        process = self._turns.process(self._server.url)
+        if process.starts != self._freed_by or not process.running:
+            self._freed.clear()
+            raise ServerFaultError(f"{self._server.url} ended while the learner had its GPUs")
+        process.freed = False
+        await self._server.regain([WEIGHTS])
+        self._freed.discard(WEIGHTS)
+
+    async def regain_cache(self, update: Update) -> None:
+        """Have memory for the cache again, if it was freed: the server has loaded `update`. Raises ServerFaultError."""
+        if self._freed:
+            update.drop_copies()
+            await self._server.regain([CACHE])
+            self._freed.clear()
+
+    def give_up(self) -> None:
+        """End the server's process if it failed between freeing its memory and having all of it again."""
+        if self._freed:
+            process = self._turns.process(self._server.url)
+            # The one that freed memory may have ended, which is why a call of ours failed, and another one started.
+            if process.starts == self._freed_by:
+                process.end()
+        self._freed.clear()

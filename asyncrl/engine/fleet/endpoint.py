@@ -1,0 +1,291 @@
+"""One server of the fleet: joined, brought to the newest weights, watched, and joined again after a fault.
+
+    LOST ──join──► STALE ──load a whole update──► READY ◄──a check passes──┐
+                     ▲                              │  └──a request fails──► SUSPECT
+                     └───────a newer update─────────┴─────────────────────────┘
+    any state ──a fault of join, load or check──► LOST
+    STALE or READY ──the learner wants the GPUs──► FREED ──they are ours again──► STALE
+
+Only a READY endpoint is given requests, and its server has exactly the weights of `version`. Until that is `proved`,
+answers wait. A fault in an update (see updater.py) leads to LOST: a server with unknown weights gets no requests until
+a whole update has succeeded. What the server reported of its weights before it joined does not count. Requests in
+flight end with a fault when their endpoint is lost.
+
+FREED is there with cluster.colocated alone (see colocation.py): a fault between it and the next READY ends the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import Enum, auto
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.engine.base import PlacedImage
+from asyncrl.engine.fleet.colocation import ServerMemory, ServerTurns
+from asyncrl.engine.fleet.condition import Condition
+from asyncrl.engine.fleet.in_flight import RequestsInFlight
+from asyncrl.engine.fleet.pauses import PushPauses
+from asyncrl.engine.fleet.server import FreeingServer, InferenceServer, Segment, ServerFaultError, check_segment
+from asyncrl.engine.fleet.settings import FleetSettings
+from asyncrl.engine.fleet.update import Update
+from asyncrl.engine.fleet.updater import ServerUpdater
+from asyncrl.errors import EngineError, WeightsError
+from asyncrl.types import NO_VERSION, Sampling
+
+logger = logging.getLogger(__name__)
+
+RETRY_DOUBLINGS = 5
+
+
+class EndpointState(Enum):
+    LOST = auto()
+    STALE = auto()
+    READY = auto()
+    FREED = auto()
+    SUSPECT = auto()
+
+
+class Endpoint:
+    """`target` gives the update that the server should have; the policy's ids are less than `vocabulary`.
+
+    `changed` is called at every change of state; `notify` lets the endpoint look at its target at once. `counts` gets
+    `server_faults`, `server_updates` and `canary_failures`, `pauses` each stop by an update. `fault` is the reason why
+    the server is lost, "" if it is not. With `turns` the server shares its GPUs with the learner, and has none of their
+    memory while `rests` is true.
+    """
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        target: Callable[[Endpoint], Update | None],
+        changed: Callable[[], None],
+        vocabulary: int,
+        counts: Counter[str],
+        pauses: PushPauses,
+        settings: FleetSettings,
+        turns: ServerTurns | None = None,
+        rests: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.server = server
+        self.state = EndpointState.LOST
+        self.version = self.proved = NO_VERSION
+        self.fault = ""
+        self._target = target
+        self._changed = changed
+        self._vocabulary = vocabulary
+        self._counts = counts
+        self._settings = settings
+        self._rests = rests
+        self._requests = RequestsInFlight(server)
+        self._memory = None if turns is None else ServerMemory(cast("FreeingServer", server), turns)
+        self.updater = ServerUpdater(server, self._requests, self._memory, counts, pauses, settings)
+        self._failed_updates = 0
+        self._label = ""
+        self._logged = ""
+        self._condition = Condition()
+        self._keeper = asyncio.create_task(self._keep(), name=f"endpoint {server.url}")
+
+    @property
+    def ready(self) -> bool:
+        return self.state is EndpointState.READY
+
+    @property
+    def lost(self) -> bool:
+        return self.state is EndpointState.LOST
+
+    @property
+    def salt(self) -> str | None:
+        """The name of the prefix cache of the version that it has; None where versions have none of their own."""
+        return self._label if self._settings.salted else None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that the server has not answered yet."""
+        return len(self._requests)
+
+    def notify(self) -> None:
+        self._condition.notify_all()
+
+    async def generate(
+        self,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        salt: str | None = None,
+        routed_from: int | None = None,
+        images: Sequence[PlacedImage] = (),
+    ) -> Segment:
+        """As the server does. Cancelling the call aborts the request.
+
+        Raises ServerFaultError also where the server was lost meanwhile, or answers with weights of another owner, with
+        ids outside the vocabulary or with impossible log-probs.
+        """
+        rid, label = uuid.uuid4().hex, self._label
+        asked: dict[str, Any] = {} if routed_from is None else {"routed_from": routed_from}
+        asked |= {"images": images} if images else {}
+        try:
+            async with self._requests.one(rid):
+                segment = await self.server.generate(rid, tokens, sampling, stop, salt, **asked)
+                await self.updater.verdict()
+            check_segment(segment, self._vocabulary)
+            self._check_labels(segment, label)
+        except TimeoutError as error:
+            raise ServerFaultError(f"{self.server.url} was lost") from error
+        except ServerFaultError:
+            if self.ready:
+                self._enter(EndpointState.SUSPECT)
+            raise
+        return segment
+
+    async def logprobs(
+        self, tokens: NDArray[np.int32], start: int, images: Sequence[PlacedImage] = ()
+    ) -> tuple[NDArray[np.float32], int]:
+        """The log-probs float32[T - start] of `tokens` from `start` on, behind `images`, at temperature 1 and without a
+        grammar, and the version that gives them. Raises EngineError: the server is not ready, fails, or gets other
+        weights meanwhile."""
+        label, version = self._label, self.version
+        if not self.ready or self.updater.proving:
+            raise ServerFaultError(f"{self.server.url} takes no requests now")
+        try:
+            async with self._requests.one(uuid.uuid4().hex):
+                shown: dict[str, Any] = {"images": images} if images else {}
+                found = await self.server.logprobs(tokens.tolist(), self.salt, start, **shown)
+        except TimeoutError as error:
+            raise ServerFaultError(f"{self.server.url} was lost") from error
+        if not self.ready or self._label != label:
+            raise ServerFaultError(f"{self.server.url} gets other weights")
+        return found, version
+
+    def lose(self) -> None:
+        """End the requests in flight with a fault."""
+        self._requests.interrupt()
+
+    async def leave(self, grace_s: float) -> None:
+        """Keep the server no longer. Requests in flight may end within `grace_s`, unless this interrupts an update."""
+        grace_s = grace_s if self.ready and not self.updater.proving else 0.0
+        self._keeper.cancel()
+        try:
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            await self._requests.idle(grace_s)
+            self.lose()
+            await self._requests.aborted()
+            with suppress(EngineError):
+                await self.server.leave()
+        finally:
+            await self.server.close()
+
+    def _check_labels(self, segment: Segment, sent_under: str) -> None:
+        """Without spans a request never meets an update, so that its label is that under which it was sent."""
+        owner = _owner(sent_under)
+        for span in segment.spans:
+            if _owner(span.label) != owner or (not self.server.spans and span.label != sent_under):
+                raise ServerFaultError(f"{self.server.url} answered with weights {span.label!r}, which are not ours")
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._serve()
+            except Exception as error:
+                if (task := asyncio.current_task()) and task.cancelling():
+                    raise
+                if not isinstance(error, EngineError | WeightsError):
+                    logger.exception("an unexpected error of %s", self.server.url)
+                self._log(error)
+                self.fault = str(error)
+            if self._memory is not None:
+                self._memory.give_up()
+            self.version = NO_VERSION
+            self._enter(EndpointState.LOST)
+            # An answer that waits for a verdict which did not come must not go on.
+            self.lose()
+            await asyncio.sleep(self._settings.retry_s * 2 ** min(self._failed_updates, RETRY_DOUBLINGS))
+
+    async def _serve(self) -> None:
+        """Join the server and keep its weights up to date. Returns only by an error."""
+        await self.server.join()
+        logger.info("%s joined", self.server.url)
+        self._enter(EndpointState.STALE)
+        while True:
+            await self._condition.wait_for(
+                lambda: self._rests() or self._newer() or self._suspect, self._settings.check_s
+            )
+            if self._memory is not None and self._rests():
+                await self._rest(self._memory)
+            elif update := self._newer():
+                await self._update(update)
+            else:
+                await self.server.check()
+                if self._suspect:
+                    self._enter(EndpointState.READY)
+
+    @property
+    def _suspect(self) -> bool:
+        return self.state is EndpointState.SUSPECT
+
+    def _newer(self) -> Update | None:
+        target = self._target(self)
+        return target if target is not None and target.version > self.version else None
+
+    async def _rest(self, memory: ServerMemory) -> None:
+        """Free the server's memory, and get that of its weights back when the GPUs are ours again."""
+        self._enter(EndpointState.STALE)
+        await self._requests.abort_all()
+        await memory.free()
+        self.version = NO_VERSION
+        self._enter(EndpointState.FREED)
+        await self._condition.wait_for(lambda: not self._rests())
+        self._enter(EndpointState.STALE)
+        await memory.regain_weights()
+
+    def _is_too_new(self, update: Update) -> bool:
+        """Whether the server was leased to an older version meanwhile, and must not go on to `update`."""
+        target = self._target(self)
+        return target is not None and target.version < update.version
+
+    async def _update(self, update: Update) -> None:
+        self._failed_updates += 1
+        with update.kept():
+            # The server takes requests under its version until the update is ready to be loaded.
+            await self.server.prepare(update)
+            if self._is_too_new(update):
+                self._failed_updates = 0
+                return
+            self._enter(EndpointState.STALE)
+            loaded = partial(self._take_requests, update)
+            await self.updater.switch(update, self.version != NO_VERSION, loaded)
+        self._failed_updates = 0
+        self.proved = update.version
+        self.fault = ""
+        self._counts["server_updates"] += 1
+        self._take_requests(update)
+
+    def _take_requests(self, update: Update) -> None:
+        self.version, self._label = update.version, update.label
+        # A request that failed before the verdict is a reason to check the server.
+        self._enter(self.state if self._suspect else EndpointState.READY)
+
+    def _log(self, error: Exception) -> None:
+        if self.state is not EndpointState.LOST:
+            self._counts["server_faults"] += 1
+            logger.warning("%s is lost, its requests go to other servers: %s", self.server.url, error)
+        elif str(error) != self._logged:
+            logger.info("waiting for %s: %s", self.server.url, error)
+            self._logged = str(error)
+
+    def _enter(self, state: EndpointState) -> None:
+        self.state = state
+        self.notify()
+        self._changed()
+
+
+def _owner(label: str) -> str:
+    return label.partition("-")[2]

@@ -1,0 +1,399 @@
+"""The fleet: many servers as one `Engine` (see base).
+
+A turn goes on until it is whole, through updates, aborts and lost servers. Its tokens are kept, except for those of a
+request whose server died: these are sampled anew. So a request asks for one segment of the turn at most. A turn under a
+grammar is one request: see partial_turn.
+
+The fleet's `version` is the newest that one of its servers has reached, and only servers that have reached it are given
+requests. An update returns once the first server serves it. The others follow at their own pace, so that a slow or dead
+one delays nobody. Evaluations may have a server of their own meanwhile: see routing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
+from asyncrl.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.fleet.condition import Condition
+from asyncrl.engine.fleet.discovery import Discovery
+from asyncrl.engine.fleet.endpoint import Endpoint
+from asyncrl.engine.fleet.folders import Folders
+from asyncrl.engine.fleet.grammar_mass import measure_grammar
+from asyncrl.engine.fleet.in_flight import interrupt
+from asyncrl.engine.fleet.partial_turn import PartialTurn, without_recomputed
+from asyncrl.engine.fleet.pauses import PushPauses
+from asyncrl.engine.fleet.prefixes import ComputedPrefixes
+from asyncrl.engine.fleet.routing import EvaluationLease, Routes
+from asyncrl.engine.fleet.server import InferenceServer, Segment, ServerFaultError
+from asyncrl.engine.fleet.settings import FleetSettings
+from asyncrl.engine.fleet.update import Update
+from asyncrl.errors import EngineError, WeightsError
+from asyncrl.masking import masked_text
+from asyncrl.network.throttle import Throttled
+from asyncrl.observe.spans import NoSpans, Spans
+from asyncrl.types import NO_VERSION, Sampling
+from asyncrl.weights.canary import CanaryCheck, CanaryError, CanaryJudge
+from asyncrl.weights.folders import Folder, Weights
+from asyncrl.weights.manifest import check_covers
+from asyncrl.weights.threads import in_own_thread
+
+logger = logging.getLogger(__name__)
+
+
+class Fleet:
+    """An engine over the servers that `discover` names, each opened by `open_server`.
+
+    `expected` has names and shapes of the policy's tensors, `vocabulary` its size. `folders` hold the learner's
+    folders, and the versions that are written for servers that load folders. With `turns` the servers share their GPUs
+    with the learner. `spans` get each segment, and each stop of a server by a push. With `routed` the turns have the
+    experts of their tokens.
+    """
+
+    def __init__(
+        self,
+        discover: Discovery,
+        open_server: Callable[[str], InferenceServer],
+        *,
+        expected: Mapping[str, tuple[int, ...]],
+        vocabulary: int,
+        settings: FleetSettings | None = None,
+        folders: Folders | None = None,
+        turns: ServerTurns | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        spans: Spans | None = None,
+        routed: bool = False,
+        marks: Sequence[int] = (),
+    ) -> None:
+        self._marks = marks
+        self._routed: dict[str, int] | None = {} if routed else None
+        self._refusals = Throttled(logger, "experts of tokens are refused")
+        self._spans = spans or NoSpans()
+        self._discover = discover
+        self._open_server = open_server
+        self.expected = expected
+        self._vocabulary = vocabulary
+        self._settings = settings or FleetSettings()
+        self._folders = folders
+        self._endpoints: dict[str, Endpoint] = {}
+        self._leaving: dict[asyncio.Task[None], Endpoint] = {}
+        self._routes = Routes()
+        self._prefixes = ComputedPrefixes()
+        self._salts: dict[str, str | None] = {}
+        self._lease = EvaluationLease(clock)
+        self._turns: dict[str, asyncio.Timeout] = {}
+        self._newest: Update | None = None
+        self._version = NO_VERSION
+        self._owner = uuid.uuid4().hex
+        self._counts: Counter[str] = Counter()
+        self._pauses = PushPauses(clock, self._spans)
+        self._idle = IdleClock(clock)
+        self._changed = Condition()
+        self._shared = turns
+        if turns is not None:
+            turns.changed = self._on_change
+
+    @property
+    def version(self) -> int:
+        """The newest version that a server has reached; it never goes back."""
+        return self._version
+
+    @property
+    def takes_grammars(self) -> bool:
+        return True
+
+    async def keep(self) -> None:
+        """Find servers and keep them up to date; returns only by cancellation. Nothing is served without it."""
+        while True:
+            urls = await self._discover()
+            if urls is not None:
+                self._set_urls(dict.fromkeys(url.rstrip("/") for url in urls))
+            self._on_change()
+            await asyncio.sleep(self._settings.check_s)
+
+    async def generate(
+        self,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        session: str,
+        images: Sequence[PlacedImage] = (),
+    ) -> Generation:
+        """As in the protocol. Raises EngineError also where servers fail again and again, or there is none."""
+        check_ids(tokens, self._vocabulary)
+        if session in self._turns:
+            raise EngineError(f"session {session} is generating already; its turns come one after another")
+        known, marks = self._routed_from(session, len(tokens)), self._marks if images else ()
+        turn = PartialTurn(tokens, sampling, self._settings.segment_tokens, known, marks)
+        # `release` ends the turn through this scope.
+        scope = self._turns[session] = asyncio.timeout(None)
+        self._idle.busy()
+        try:
+            async with scope:
+                await self._complete(turn, stop, session, images)
+            generation = turn.generation()
+        except TimeoutError:
+            generation = turn.generation("abort")
+        finally:
+            del self._turns[session]
+            if not self._turns:
+                self._idle.idle()
+            if is_released := scope.when() is not None:
+                # An answer that came at that moment was noted for the session.
+                self._forget(session)
+        self._counts["tokens"] += len(generation.tokens)
+        if self._routed is not None and turn.routed_from is not None and not is_released:
+            self._routed[session] = turn.routed_from
+        return generation
+
+    def _routed_from(self, session: str, length: int) -> int | None:
+        """The first of the session's `length` tokens whose experts it has not got yet; all, where it went back."""
+        if self._routed is None:
+            return None
+        known = self._routed.get(session, 0)
+        return known if known <= length else 0
+
+    def release(self, session: str) -> None:
+        self._forget(session)
+        self._lease.release(session)
+        if session in self._turns:
+            interrupt(self._turns[session])
+
+    def _forget(self, session: str) -> None:
+        """Know nothing of what was computed for the session, and where."""
+        if self._routed is not None:
+            self._routed.pop(session, None)
+        self._routes.release(session)
+        self._prefixes.forget(session)
+        self._salts.pop(session, None)
+
+    async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
+        """As in the protocol; returns once the first server serves `version` or a newer one. A server that fails the
+        `check` is lost until it passes one. Where all are lost, this ends: the next call may have the same version,
+        which servers go on trying, or a newer one.
+
+        `weights` are kept for servers that join later, and must not change; a folder may go once this returns. Raises
+        UnavailableError: the folder has gone.
+        """
+        newest = self._newest.version if self._newest else NO_VERSION
+        if version < newest or version <= self._version:
+            raise WeightsError(f"version {version} is not newer than {newest}, which the servers have or are getting")
+        if version > newest:
+            await self._offer(version, weights, check)
+        before = {url: endpoint.updater.refused.get(version, 0) for url, endpoint in self._endpoints.items()}
+        await self._changed.wait_for(lambda: self._version >= version or self._all_refuse(version, before))
+        if self._version < version:
+            raise CanaryError(f"no server is left for version {version}{self._last_fault()}")
+
+    async def _offer(self, version: int, weights: Weights, check: CanaryCheck | None) -> None:
+        if check is not None:
+            check.canary.check_ids(self._vocabulary)
+        # Servers do not check this: SGLang ignores a name that it does not know, and dies of a wrong shape.
+        if isinstance(weights, Folder):
+            assert self._folders is not None
+            weights.manifest.check_covers(self.expected)
+            weights = await in_own_thread(partial(self._folders.hold, weights))
+        else:
+            check_covers(version, {name: tuple(tensor.shape) for name, tensor in weights.items()}, self.expected)
+        self._newest = Update(version, f"{version}-{self._owner}", weights, self._folders, check)
+        self._lease.offer(self._newest)
+        self._on_change()
+
+    def _all_refuse(self, version: int, before: Mapping[str, int]) -> bool:
+        """Whether all servers but the leased one are lost, and one of them has failed the canary of `version` more
+        often than `before` says."""
+        asked = {url: each for url, each in self._endpoints.items() if each is not self._lease.endpoint}
+        refuses = any(each.updater.refused.get(version, 0) > before.get(url, 0) for url, each in asked.items())
+        return refuses and all(each.lost for each in asked.values())
+
+    async def wait_for_version(self, version: int, pin: str | None = None) -> None:
+        if pin is not None:
+            self._lease.pin(pin, version)
+            if self._newest is not None:
+                self._lease.offer(self._newest)
+            self._on_change()
+        await self._changed.wait_for(lambda: self._version >= version)
+
+    def stats(self) -> EngineStats:
+        """As in the protocol; `counters` are of segments, faults and servers."""
+        names = (
+            *("server_faults", "server_updates", "segments", "cut_segments", "lost_segments", "recomputed_tokens"),
+            *("grammar_tokens", "grammar_tokens_unmeasured", "grammar_restarts"),
+            *(("routed_tokens", "routed_bytes", "routed_refused") if self._routed is not None else ()),
+        )
+        counters = {
+            "servers": len(self._endpoints),
+            "servers_ready": sum(endpoint.ready for endpoint in self._endpoints.values()),
+            "servers_leased": int(self._lease.endpoint is not None),
+            **{name: self._counts[name] for name in names},
+            **self._pauses.counters,
+            **self._canary_counters(),
+            **(self._shared.counters() if self._shared is not None else {}),
+        }
+        return EngineStats(self._counts["tokens"], *self._idle.read(), len(self._turns), counters)
+
+    def _canary_counters(self) -> dict[str, float]:
+        """Those of the server with the largest difference, but failures of all servers."""
+        judges = [endpoint.updater.canary for endpoint in self._endpoints.values()] or [CanaryJudge()]
+        worst = max(judges, key=lambda judge: judge.difference)
+        return {**worst.counters, "canary_failures": self._counts["canary_failures"]}
+
+    async def close(self) -> None:
+        """Leave all servers at once and remove the folders, within `close_s`.
+
+        A server that has not ended its part by then is left as it is. A version that is still being written goes when
+        that ends, before the process does.
+        """
+        deadline = asyncio.get_running_loop().time() + self._settings.close_s
+        for url in list(self._endpoints):
+            self._leave(url, 0.0)
+        for endpoint in self._leaving.values():
+            endpoint.lose()
+        if self._leaving:
+            _, late = await asyncio.wait(self._leaving, timeout=self._settings.close_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+            if late:
+                logger.warning("%d servers did not answer in time, and are left as they are", len(late))
+        if self._folders is not None:
+            removal = asyncio.ensure_future(in_own_thread(self._folders.close))
+            left_s = max(0.0, deadline - asyncio.get_running_loop().time())
+            if not (await asyncio.wait([removal], timeout=left_s))[0]:
+                logger.warning("the folders of weights are not removed yet; they go before the process ends")
+
+    async def _complete(
+        self, turn: PartialTurn, stop: Sequence[int], session: str, images: Sequence[PlacedImage]
+    ) -> None:
+        failures = 0
+        while True:
+            endpoint = await self._ready(session)
+            salt = self._salts.setdefault(session, endpoint.salt)
+            self._counts["segments"] += 1
+            try:
+                about = {"episode": session.partition("/")[0], "server": masked_text(endpoint.server.url)}
+                with self._spans.span("segment", **about) as values:
+                    segment = await endpoint.generate(turn.tokens, turn.sampling, stop, salt, turn.routed_from, images)
+                    values |= {"tokens": len(segment.tokens), "finish": segment.finish}
+            except ServerFaultError as fault:
+                self._counts["lost_segments"] += 1
+                # A server may fail requests and pass every check: the next request goes to another one.
+                self._routes.release(session)
+                failures, reason = failures + 1, str(fault)
+            else:
+                server, settings = endpoint.server, self._settings
+                self._counts["recomputed_tokens"] += self._prefixes.again(
+                    session, server.url, len(turn.tokens), segment, server.retracts(settings.mode), not settings.salted
+                )
+                if turn.add(self._count_routing(segment, len(turn.tokens), server)):
+                    if turn.has_grammar:
+                        turn.grammar_mass = mass = await measure_grammar(turn, endpoint, images)
+                        self._counts["grammar_tokens"] += len(mass)
+                        self._counts["grammar_tokens_unmeasured"] += len(mass) - int(np.count_nonzero(mass))
+                    return
+                self._counts["cut_segments"] += segment.finish == "cut"
+                self._counts["grammar_restarts"] += turn.has_grammar
+                reason = f"{endpoint.server.url} aborted it without a token"
+                if turn.has_grammar:
+                    failures += 1
+                    reason = f"{endpoint.server.url} cut it, and a turn under a grammar starts over then"
+                else:
+                    failures = 0 if len(segment.tokens) or not endpoint.ready else failures + 1
+            if failures >= self._settings.attempts:
+                raise EngineError(f"{failures} requests in a row failed, the last one because {reason}")
+
+    def _count_routing(self, segment: Segment, prompt: int, server: InferenceServer) -> Segment:
+        """The segment of a request that continued `prompt` tokens, with those experts that sampled."""
+        if segment.routing_fault:
+            self._counts["routed_refused"] += 1
+            self._refusals.say(f"{server.url}: {segment.routing_fault}")
+        if server.retracts(self._settings.mode):
+            segment = without_recomputed(segment, prompt)
+        if segment.routing is not None:
+            self._counts["routed_tokens"] += len(segment.routing.rows)
+            self._counts["routed_bytes"] += segment.routing.rows.nbytes
+        return segment
+
+    async def _ready(self, session: str) -> Endpoint:
+        """The endpoint that serves the session, as soon as one can. The learner's turns on shared GPUs may take any
+        time. Raises EngineError: none can for `wait_s`."""
+        wait_s = self._settings.wait_s
+        while True:
+            await self._changed.wait_for(lambda: not self._rests())
+            found = await self._changed.wait_for(lambda: self._assign(session) or self._rests(), wait_s)
+            if isinstance(found, Endpoint):
+                return found
+            if not found:
+                raise EngineError(
+                    f"no server was ready for {wait_s:g} s{self._last_fault()}; see the log for the reason"
+                )
+
+    def _assign(self, session: str) -> Endpoint | None:
+        """The endpoint that serves the session now, if one can."""
+        leased, update = self._lease.endpoint, self._lease.update
+        if leased is not None and update is not None and self._lease.covers(session):
+            # It may serve an older version until it gets its own.
+            return self._routes.assign(session, [leased], update.version)
+        others = [endpoint for endpoint in self._endpoints.values() if endpoint is not leased]
+        return self._routes.assign(session, others, self._version)
+
+    def _last_fault(self) -> str:
+        faults = [endpoint.fault for endpoint in self._endpoints.values() if endpoint.fault]
+        return f" (one is lost: {faults[0]})" if faults else ""
+
+    def _set_urls(self, urls: Mapping[str, None]) -> None:
+        for url in self._endpoints.keys() - urls.keys():
+            logger.info("%s leaves the fleet", url)
+            self._leave(url, self._settings.wait_s)
+        for url in urls.keys() - self._endpoints.keys():
+            self._endpoints[url] = Endpoint(
+                self._open_server(url),
+                self._target_of,
+                self._on_change,
+                self._vocabulary,
+                self._counts,
+                self._pauses,
+                self._settings,
+                self._shared,
+                self._rests,
+            )
+
+    def _leave(self, url: str, grace_s: float) -> None:
+        endpoint = self._endpoints.pop(url)
+        task = asyncio.create_task(endpoint.leave(grace_s))
+        self._leaving[task] = endpoint
+        task.add_done_callback(self._leaving.pop)
+
+    def _rests(self) -> bool:
+        """Whether the GPUs are the learner's, or the version that it has just published is on its way. That one does
+        not come before a server has the version that came last."""
+        if self._shared is None:
+            return False
+        newest = self._newest.version if self._newest is not None else NO_VERSION
+        return not self._shared.ours or (newest < self._shared.version and newest <= self._version)
+
+    def _target_of(self, endpoint: Endpoint) -> Update | None:
+        return self._lease.update if endpoint is self._lease.endpoint else self._newest
+
+    def _on_change(self) -> None:
+        """An endpoint has changed, or the weights that endpoints should have."""
+        endpoints = self._endpoints.values()
+        self._version = max([self._version, *(endpoint.proved for endpoint in endpoints)])
+        if self._shared is not None and any(endpoint.ready for endpoint in endpoints):
+            self._shared.resumed()
+        self._lease.renew(endpoints)
+        for endpoint in endpoints:
+            if endpoint.lost:
+                self._prefixes.lose(endpoint.server.url)
+        self._changed.notify_all()
+        for endpoint in endpoints:
+            endpoint.notify()

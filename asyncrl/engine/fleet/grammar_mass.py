@@ -1,0 +1,41 @@
+"""What a grammar left of the policy's probability at each token of a turn.
+
+Where the grammar allows the tokens A, a token was sampled from mu(a) = pi(a) / Z, with the mass Z that pi gives to A.
+The server reported log mu. It tells log pi for the finished turn without the grammar: log Z = log pi - log mu.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.engine.base import PlacedImage
+from asyncrl.engine.fleet.endpoint import Endpoint
+from asyncrl.engine.fleet.partial_turn import PartialTurn
+from asyncrl.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+
+async def measure_grammar(
+    turn: PartialTurn, endpoint: Endpoint, images: Sequence[PlacedImage] = ()
+) -> NDArray[np.float32]:
+    """Z float32[G] for the sampled tokens of a whole turn, by the server that has just sampled it behind `images`. It
+    is 0 where it is not known: at a temperature other than 1, on tokens of older weights, and where the server
+    fails."""
+    sampled = turn.generation()
+    mass = np.zeros(len(sampled.tokens), np.float32)
+    if turn.temperature != 1:
+        return mass
+    try:
+        policy, version = await endpoint.logprobs(turn.tokens, len(turn.tokens) - len(mass), images)
+    except EngineError as error:
+        logger.info("a turn under a grammar will not be trained: %s", error)
+        return mass
+    known = (sampled.versions == version) & np.isfinite(policy)
+    # Rounding may take it above 1.
+    mass[known] = np.exp(np.minimum(policy - sampled.logprobs, 0.0))[known]
+    return mass

@@ -1,0 +1,82 @@
+"""The requests that one server has not answered yet, and the ends that they can be given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from asyncrl.engine.fleet.condition import Condition
+from asyncrl.engine.fleet.server import InferenceServer, ServerFaultError
+from asyncrl.errors import EngineError
+
+ABORT_S = 60.0
+ABORT_RETRY_S = 0.1
+"""An abort that overtakes a request does not end it: aborts are repeated until none is in flight."""
+
+
+class RequestsInFlight:
+    """Those to `server`."""
+
+    def __init__(self, server: InferenceServer) -> None:
+        self._server = server
+        self._scopes: set[asyncio.Timeout] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._idle = Condition()
+
+    def __len__(self) -> int:
+        return len(self._scopes)
+
+    @asynccontextmanager
+    async def one(self, rid: str) -> AsyncIterator[None]:
+        """The request `rid` is in flight meanwhile. Cancelling the body aborts it on the server.
+
+        Raises TimeoutError: the body was interrupted.
+        """
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._scopes.add(scope)
+                yield
+        except asyncio.CancelledError:
+            abort = asyncio.create_task(self._abort(rid))
+            self._aborts.add(abort)
+            abort.add_done_callback(self._aborts.discard)
+            raise
+        finally:
+            self._scopes.discard(scope)
+            if not self._scopes:
+                self._idle.notify_all()
+
+    async def idle(self, seconds: float) -> bool:
+        """Whether no request was in flight at some moment of the next `seconds`."""
+        return await self._idle.wait_for(lambda: not self._scopes, seconds)
+
+    async def abort_all(self) -> None:
+        """Have the server end all of them: each answers with what it has. Raises ServerFaultError: some do not end."""
+        for _ in range(int(ABORT_S / ABORT_RETRY_S)):
+            if not self._scopes:
+                return
+            await self._server.abort()
+            if await self.idle(ABORT_RETRY_S):
+                return
+        raise ServerFaultError(f"requests did not end within {ABORT_S:g} s of being aborted")
+
+    def interrupt(self) -> None:
+        """End all of them here, whatever the server does."""
+        for scope in self._scopes:
+            interrupt(scope)
+
+    async def aborted(self) -> None:
+        """Return once the server knows of every request that was cancelled."""
+        await asyncio.gather(*self._aborts)
+
+    async def _abort(self, rid: str) -> None:
+        with suppress(EngineError):
+            await self._server.abort(rid)
+
+
+def interrupt(scope: asyncio.Timeout) -> None:
+    """Have the body of `scope` end with TimeoutError now."""
+    if not scope.expired():
+        scope.reschedule(asyncio.get_running_loop().time())

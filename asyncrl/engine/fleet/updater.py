@@ -1,0 +1,174 @@
+"""How one server is brought from one version of the weights to the next.
+
+    paused: pause ──► load, flush ──► resume ──► canary ──► answers go on their way
+    idle:   abort or drain ──► load, flush ──► canary, new requests ──► answers go on their way
+    behind: abort and load ──► flush ──► canary, new requests ──► answers go on their way
+
+A server that can tell which version sampled which token is paused, and its requests go on afterwards. Another one must
+have none. Some of these put updates behind the requests that they have: they get the update with the abort, and load it
+while answers are still on their way.
+
+An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server answers
+nothing, so it goes on with its requests for that moment, and one that had requests before would be idle, so it gets new
+ones. What these answer meanwhile waits for the verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from asyncrl.engine.fleet.colocation import ServerMemory
+from asyncrl.engine.fleet.condition import Condition
+from asyncrl.engine.fleet.in_flight import RequestsInFlight
+from asyncrl.engine.fleet.pauses import PushPauses
+from asyncrl.engine.fleet.server import InferenceServer, ServerFaultError
+from asyncrl.engine.fleet.settings import FleetSettings
+from asyncrl.engine.fleet.update import Update
+from asyncrl.errors import EngineError
+from asyncrl.weights.canary import CanaryError, CanaryJudge
+
+logger = logging.getLogger(__name__)
+
+
+class ServerUpdater:
+    """Updates `server`, which has `requests` in flight, and with `memory` shares its GPUs with the learner.
+
+    `counts` gets `canary_failures`, and `pauses` each stop. `canary` judged the newest version; `refused` has the
+    version whose canary the server failed last, and how often.
+    """
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        requests: RequestsInFlight,
+        memory: ServerMemory | None,
+        counts: Counter[str],
+        pauses: PushPauses,
+        settings: FleetSettings,
+    ) -> None:
+        self.canary = CanaryJudge()
+        self.refused: dict[int, int] = {}
+        self._server = server
+        self._requests = requests
+        self._memory = memory
+        self._counts = counts
+        self._pauses = pauses
+        self._settings = settings
+        self._proving = False
+        self._proved = Condition()
+
+    @property
+    def proving(self) -> bool:
+        """Whether it is not known which weights the server has."""
+        return self._proving
+
+    async def switch(self, update: Update, serving: bool, loaded: Callable[[], None] = lambda: None) -> None:
+        """Bring the server to `update`, which it has prepared. `serving`: it had a version before, and so it stops;
+        then `loaded` is called as soon as it may get requests again, whose answers wait for the verdict.
+
+        After an error its weights are unknown, and answers that wait for the verdict do so until the next one. Raises
+        ServerFaultError, WeightsError, and CanaryError where the server does not repeat what the learner gave.
+        """
+        if self._settings.mode in ("in_place", "retract") and self._server.spans:
+            await self._switch_paused(update, serving)
+        else:
+            await self._switch_idle(update, serving, loaded)
+        self._proving = False
+        self._proved.notify_all()
+
+    async def verdict(self) -> None:
+        """Return once it is known that the server has the weights with which it has just answered."""
+        await self._proved.wait_for(lambda: not self._proving)
+
+    async def _switch_paused(self, update: Update, serving: bool) -> None:
+        server, clock = self._server, self._pauses.clock
+        told = clock()
+        # A request that an earlier actor or the server's warm-up left there would keep a pause in place from the flush.
+        await server.pause("retract" if self._flushes(serving) else self._settings.mode)
+        stopped = clock()
+        await self._load(update, serving)
+        loaded = clock()
+        self._proving = update.check is not None
+        await server.resume()
+        if serving:
+            self._pauses.add(server.url, update.version, told, stopped, loaded)
+        await self._prove(update)
+
+    async def _switch_idle(self, update: Update, serving: bool, loaded: Callable[[], None]) -> None:
+        settings, clock = self._settings, self._pauses.clock
+        drained = settings.mode == "drain" and await self._requests.idle(settings.drain_s)
+        told = clock()
+        if not drained and self._server.loads_behind_requests:
+            stopped = await self._load_behind_requests(update, serving)
+        else:
+            if not drained:
+                await self._requests.abort_all()
+            stopped = clock()
+            await self._load(update, serving)
+        if serving:
+            self._proving = update.check is not None
+            self._pauses.add(self._server.url, update.version, told, stopped, clock())
+            loaded()
+        await self._prove(update)
+
+    async def _load_behind_requests(self, update: Update, serving: bool) -> float:
+        """Load while the server answers requests that end. Returns when the last one was answered: only then may the
+        cache be flushed, since a request that overtook the update may have put prefixes of other weights there."""
+        load = asyncio.create_task(self._server.load(update))
+        try:
+            await self._requests.abort_all()
+            stopped = self._pauses.clock()
+            if self._flushes(serving):
+                await self._server.flush()
+            await load
+        finally:
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
+        if self._memory is not None:
+            await self._memory.regain_cache(update)
+        return stopped
+
+    def _flushes(self, serving: bool) -> bool:
+        """A server that comes back may have computed prefixes with half an update, or with weights that failed their
+        canary."""
+        return not (self._settings.salted and serving)
+
+    async def _load(self, update: Update, serving: bool) -> None:
+        """Load and flush at once: no request runs meanwhile, so nothing gets into the cache that is flushed."""
+        flush = asyncio.create_task(self._server.flush()) if self._flushes(serving) else None
+        try:
+            await self._server.load(update)
+            if flush is not None:
+                await flush
+        finally:
+            if flush is not None:
+                flush.cancel()
+                await asyncio.gather(flush, return_exceptions=True)
+        if self._memory is not None:
+            await self._memory.regain_cache(update)
+
+    async def _prove(self, update: Update) -> None:
+        check, server = update.check, self._server
+        if check is None:
+            return
+        by = f"{server.url} (by {server.way})"
+        try:
+            try:
+                salt = update.label if self._settings.salted else None
+                answer = await server.logprobs(check.canary.tokens, salt)
+            except EngineError as error:
+                # A server that fails may have wrong weights; one that refuses cannot answer any canary.
+                advice = "" if isinstance(error, ServerFaultError) else "; weights.canary=false does without"
+                raise self.canary.refuse(check, by, str(error), advice) from error
+            self.canary.judge(check, answer, server.precision, by)
+        except CanaryError:
+            self._counts["canary_failures"] += 1
+            self.refused = {update.version: self.refused.get(update.version, 0) + 1}
+            raise
+        logger.info(
+            "%s repeats the canary of version %d: %.2g on average, %.2g is allowed",
+            *(by, update.version, self.canary.difference, self.canary.allowed),
+        )

@@ -1,0 +1,265 @@
+"""The next forward pass: which sessions have slots, and which of their tokens it computes. There are no tensors here.
+
+Invariants:
+- A session has at most one request at a time, and a slot at most one session.
+- Requests get slots in the order they came. Where none is free, the session that has been idle longest loses its slot.
+- An idle session keeps its slot: its next request computes only the tokens behind the longest common prefix.
+- A sequence that lacks several tokens gets a copy of the longest prefix that another slot has computed, if that is more
+  than its own. The members of a group share their prompt, and all tasks the text of the tools.
+- It waits for a pass if an older request computes at least half of what it lacks in that pass, and copies that then.
+- A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the others, oldest request
+  first. So a prompt of any length slows the others by a bounded amount.
+- After `forget` no earlier key or value is used; where it keeps them, only sessions that have them go on with them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.engine.base import Alternatives, Generation
+from asyncrl.errors import EngineError
+from asyncrl.modelling.routing import RoutedTokens
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One call of `generate`: at most `limit` tokens after `prompt` int32[P], with `wanted` alternatives at each. It
+    ends once, through `future`."""
+
+    session: str
+    prompt: NDArray[np.int32]
+    temperature: float
+    limit: int
+    stop: frozenset[int]
+    key: int
+    wanted: int = 0
+    future: Future[Generation] = field(default_factory=Future)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    alternatives: list[tuple[list[int], list[float]]] = field(default_factory=list)
+
+    def finish(self, reason: str, experts: Sequence[NDArray[np.uint8]] = ()) -> None:
+        """End the request, whose sequence begins with tokens of these `experts`, if these are known."""
+        if self.future.set_running_or_notify_cancel():
+            tokens, versions = np.array(self.tokens, np.int32), np.array(self.versions, np.int32)
+            routing = (RoutedTokens(0, np.stack(experts)),) if len(experts) else ()
+            logprobs, others = np.array(self.logprobs, np.float32), self._alternatives()
+            self.future.set_result(Generation(tokens, logprobs, versions, reason, routing=routing, alternatives=others))
+
+    def _alternatives(self) -> Alternatives | None:
+        if not self.alternatives:
+            return None
+        tokens, logprobs = zip(*self.alternatives, strict=True)
+        return Alternatives(np.array(tokens, np.int32), np.array(logprobs, np.float32))
+
+    def fail(self, error: EngineError) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A session's row of the cache, which holds the first `cached` of its `tokens` (prompt and sampled). `experts` are
+    those that computed each token for the first time, uint8[W], where the engine records them: a token that is computed
+    again keeps those that sampled with it. `is_mixed`: it has keys and values of an older version, which no other
+    session may copy."""
+
+    index: int
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    cached: int = 0
+    experts: list[NDArray[np.uint8]] = field(default_factory=list)
+    is_mixed: bool = False
+
+
+class SlotChunk(NamedTuple):
+    """The tokens [start, end) of the sequence in slot `slot`, which the next pass computes."""
+
+    slot: int
+    start: int
+    end: int
+
+
+class Scheduler:
+    """Plans passes over `slots` sequences, with `prefill_tokens` prompt tokens at most. `copy` is called with two slots
+    and a number of tokens: it copies what the first slot has of so many tokens into the second."""
+
+    def __init__(self, slots: int, prefill_tokens: int, copy: Callable[[int, int, int], None]) -> None:
+        self._prefill_tokens = prefill_tokens
+        self._copy = copy
+        self._free = list(range(slots))  # a heap: attention covers all slots up to the highest in use
+        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._running: dict[str, Slot] = {}
+        self._idle: OrderedDict[str, Slot] = OrderedDict()
+
+    @property
+    def running(self) -> Collection[Slot]:
+        """The slots of requests, in the order in which these got them."""
+        return self._running.values()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is any request, running or waiting."""
+        return bool(self._running or self._waiting)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises EngineError where its session has one already."""
+        if self._request(request.session):
+            raise EngineError(f"session {request.session!r} is generating already; await it or release it first")
+        self._waiting[request.session] = request
+
+    def plan(self) -> list[tuple[Slot, SlotChunk]]:
+        """The chunks of the next pass, those of one token first. Copies the prefixes that they share with others."""
+        self._admit()
+        single: list[tuple[Slot, SlotChunk]] = []
+        longer: list[tuple[Slot, SlotChunk]] = []
+        budget = self._prefill_tokens
+        for slot in self._running.values():
+            if budget and len(slot.tokens) - slot.cached > 1:
+                self._share(slot)
+                if any(not other.is_mixed and _shares_half(slot, other, chunk.end) for other, chunk in longer):
+                    continue
+            count = len(slot.tokens) - slot.cached
+            if count > 1:
+                count = min(count, budget)
+                budget -= count
+            if count:
+                chunk = SlotChunk(slot.index, slot.cached, slot.cached + count)
+                (single if count == 1 else longer).append((slot, chunk))
+        return single + longer
+
+    def append(
+        self,
+        slot: Slot,
+        token: int,
+        logprob: float,
+        version: int,
+        alternatives: tuple[list[int], list[float]] = ([], []),
+    ) -> None:
+        """Add a sampled token, which may end the request. `alternatives` are the likeliest tokens and their log-probs,
+        of which the request keeps as many as it wants."""
+        request = slot.request
+        slot.tokens.append(token)
+        request.tokens.append(token)
+        request.logprobs.append(logprob)
+        request.versions.append(version)
+        if request.wanted:
+            likeliest, their_logprobs = alternatives
+            request.alternatives.append((likeliest[: request.wanted], their_logprobs[: request.wanted]))
+        if token in request.stop:
+            self._end(slot, "stop")
+        elif len(request.tokens) == request.limit:
+            self._end(slot, "length")
+
+    def release(self, session: str) -> None:
+        """Forget a session; its request, if there is one, ends with the tokens so far."""
+        if request := self._drop(session):
+            request.finish("abort")
+
+    def cancel(self, request: Request) -> None:
+        """Release the request's session, unless the session has another request by now."""
+        if self._request(request.session) is request:
+            self.release(request.session)
+
+    def fail(self, request: Request, error: EngineError) -> None:
+        """Forget a session, whose request ends with an error."""
+        self._drop(request.session)
+        request.fail(error)
+
+    def fail_all(self, error: EngineError, waiting: bool = True) -> None:
+        """Fail the running requests, and those that wait for a slot where `waiting`."""
+        requests = [slot.request for slot in self._running.values()]
+        for request in [*requests, *(self._waiting.values() if waiting else ())]:
+            self.fail(request, error)
+
+    def forget(self, keep: bool = False) -> set[int]:
+        """The whole cache is of an older version: running sequences are computed again, idle sessions lose their slots.
+        Where `keep`, sessions go on with what they have. Returns the slots whose contents are still used."""
+        if keep:
+            kept = [*self._running.values(), *self._idle.values()]
+            for slot in kept:
+                slot.is_mixed = slot.cached > 0
+            return {slot.index for slot in kept}
+        for slot in self._running.values():
+            slot.cached = 0
+        while self._idle:
+            self._evict()
+        return set()
+
+    def _request(self, session: str) -> Request | None:
+        slot = self._running.get(session)
+        return slot.request if slot else self._waiting.get(session)
+
+    def _drop(self, session: str) -> Request | None:
+        """Take a session out of every state (it may wait and have an idle slot); returns its request if any."""
+        request = self._request(session)
+        self._waiting.pop(session, None)
+        if slot := self._running.pop(session, None) or self._idle.pop(session, None):
+            heapq.heappush(self._free, slot.index)
+        return request
+
+    def _admit(self) -> None:
+        while self._waiting and (self._free or self._idle):
+            session, request = self._waiting.popitem(last=False)
+            self._running[session] = self._slot_for(session, request)
+
+    def _slot_for(self, session: str, request: Request) -> Slot:
+        slot = self._idle.pop(session, None)
+        if slot is None:
+            if not self._free:
+                self._evict()
+            slot = Slot(heapq.heappop(self._free), request)
+        # At least one token is left to compute: it gives the distribution of the next one.
+        prompt = request.prompt.tolist()
+        shared = _common_prefix(slot.tokens, prompt, min(slot.cached, len(prompt) - 1))
+        slot.request, slot.tokens, slot.cached = request, prompt, shared
+        slot.is_mixed &= shared > 0
+        del slot.experts[shared:]
+        return slot
+
+    def _share(self, slot: Slot) -> None:
+        tokens, source, shared = slot.tokens, slot, slot.cached
+        for other in chain(self._running.values(), self._idle.values()):
+            limit = 0 if other.is_mixed else min(other.cached, len(tokens) - 1)
+            if limit > shared and other.tokens[shared] == tokens[shared]:
+                common = _common_prefix(other.tokens, tokens, limit)
+                if common > shared:
+                    source, shared = other, common
+        if source is not slot:
+            self._copy(source.index, slot.index, shared)
+            slot.experts += source.experts[len(slot.experts) : shared]
+            slot.cached = shared
+            slot.is_mixed = False
+
+    def _evict(self) -> None:
+        _, slot = self._idle.popitem(last=False)
+        heapq.heappush(self._free, slot.index)
+
+    def _end(self, slot: Slot, reason: str) -> None:
+        session = slot.request.session
+        self._idle[session] = self._running.pop(session)
+        slot.request.finish(reason, slot.experts)
+
+
+def _shares_half(slot: Slot, other: Slot, end: int) -> bool:
+    """Whether the first `end` tokens of `other` have at least half of those that `slot` lacks."""
+    tokens, cached = slot.tokens, slot.cached
+    limit = min(end, len(tokens) - 1)
+    if limit <= cached or other.tokens[cached] != tokens[cached]:
+        return False
+    return 2 * (_common_prefix(other.tokens, tokens, limit) - cached) >= len(tokens) - cached
+
+
+def _common_prefix(first: Sequence[int], second: Sequence[int], limit: int) -> int:
+    """How many of their first `limit` tokens are the same."""
+    return next((index for index in range(limit) if first[index] != second[index]), limit)

@@ -1,0 +1,204 @@
+"""An SGLang server of our own: started, restarted when it dies, and ended with this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from asyncrl.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.fleet.http import Http
+from asyncrl.errors import ConfigError, EngineError
+from asyncrl.machine.child import group_has_ended, kill_group_soon, last_lines, start_guarded
+from asyncrl.masking import masked
+from asyncrl.modelling.opening import server_overrides
+from asyncrl.modelling.source import source_of
+from asyncrl.modelling.tokenizer import tokenizer_source
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema import ServerConfig, TrainConfig
+
+logger = logging.getLogger(__name__)
+
+OWN_VARIABLES: Mapping[str, str] = {"SGLANG_VLM_CACHE_SIZE_MB": "0"}
+"""Of the environment of a server. SGLang 0.5.23 keeps the features of images by their pixels, also when the weights of
+the vision tower change, unless this memory has no room."""
+OVERRIDES_FLAG = "--json-model-override-args"
+POLL_S = 0.25
+STOP_S = 1.0
+"""A server that has not ended by itself so long after a SIGTERM is killed."""
+ENDED_POLL_S = 0.02
+KILLED_S = 30.0
+"""For the processes of a server to end once they were killed: one that hangs in the kernel may never do so."""
+
+
+def server_count(server: ServerConfig) -> int:
+    """How many servers an actor starts, on the GPUs that it sees."""
+    return max(1, torch.cuda.device_count() // server.tp_size) if server.count is None else server.count
+
+
+def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
+    """The command line of the actor's server number `index`."""
+    engine, server, model = config.engine, config.engine.server, config.model
+    source = source_of(model)
+    command = [engine.python, "-m", "sglang.launch_server", "--model-path", source.path, "--dtype", model.dtype]
+    if source.revision is not None:
+        command += ["--revision", source.revision]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--random-seed", str(config.run.seed + index)]
+    command += ["--tp-size", str(server.tp_size), "--base-gpu-id", str(index * server.tp_size)]
+    command += ["--sleep-on-idle"]
+    if server.memory is not None and (index in server.shared or not server.shared):
+        command += ["--mem-fraction-static", str(server.memory)]
+    if engine.return_routed_experts:
+        command += ["--enable-return-routed-experts"]
+    if model.tokenizer is not None:
+        command += ["--tokenizer-path", tokenizer_source(model).path]
+    if model.trust_remote_code:
+        command += ["--trust-remote-code"]
+    if overrides := server_overrides(model):
+        command += [OVERRIDES_FLAG, json.dumps(overrides)]
+    if config.cluster.colocated and not server.on_cpu:
+        command += ["--enable-memory-saver"]
+    return [*command, *server.arguments]
+
+
+class LaunchedServer:
+    """The server at `url` that `command` starts, with its output in `log`.
+
+    It may take `start_s` to answer. Once it has run, `max_failures` starts in a row may fail. With `turns` it is
+    started in one of these alone.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        start_s: float,
+        max_failures: int,
+        turns: ServerTurns | None = None,
+    ) -> None:
+        self.url = url
+        self.starts = 0
+        self.answering = False
+        self.freed = False
+        self.process: subprocess.Popen[bytes] | None = None
+        self._command = command
+        self._log = log
+        self._environment = environment
+        self._start_s = start_s
+        self._max_failures = max_failures
+        self._was_killed = False
+        self._turns = turns
+        if turns is not None:
+            turns.add(self)
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process."""
+        return self.process is not None
+
+    def end(self) -> None:
+        """Kill the process, if there is one; `keep` starts the next one."""
+        if self.process is not None:
+            kill_group_soon(self.process)
+
+    async def keep(self) -> None:
+        """Keep the server running; returns only by cancellation, and ends the server then.
+
+        A first start that is killed, by whomever, is tried once more: SGLang kills itself where it cannot start, too.
+        Raises ConfigError: the server never started. EngineError: it ran before, and does not start any more.
+        """
+        has_run, failures = False, 0
+        try:
+            while True:
+                if await self._run_once():
+                    has_run, failures = True, 0
+                    logger.warning("the server at %s ended; starting it again", self.url)
+                    continue
+                failures += 1
+                reason = f"the server at {self.url} does not start; the end of its log:\n{last_lines(self._log)}"
+                if not has_run and self._was_killed and failures == 1:
+                    logger.warning("the server at %s was killed before it answered; starting it again", self.url)
+                    continue
+                if not has_run:
+                    raise ConfigError(f"{reason}\nCheck engine.python and engine.server")
+                if failures > self._max_failures:
+                    raise EngineError(reason)
+        finally:
+            await self._stop()
+
+    async def _run_once(self) -> bool:
+        """Run one process until it ends. Whether it ever answered."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.which(self._command[0]) is None:
+            raise ConfigError(f"engine.python={self._command[0]}: there is no such program")
+        files: Sequence[int] = ()
+        if self._turns is not None:
+            await self._turns.begun()
+            files = [self._turns.lock.file]
+        logger.info(
+            "starting the server at %s; its log is %s; CUDA_VISIBLE_DEVICES=%s; %s",
+            *(self.url, self._log, os.environ.get("CUDA_VISIBLE_DEVICES", "")),
+            shlex.join(masked(self._command)),
+        )
+        self.process, self.freed = (
+            start_guarded(self._command, self._log, {**self._environment, **OWN_VARIABLES}, files),
+            False,
+        )
+        self.starts += 1
+        answered = self.answering = await self._answers(self.process)
+        self._was_killed = self.process.poll() == -signal.SIGKILL
+        while answered and self.process.poll() is None:
+            await asyncio.sleep(POLL_S)
+        await self._stop()
+        return answered
+
+    async def _answers(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether the server answers before it ends and in time."""
+        http = Http(self.url)
+        try:
+            async with asyncio.timeout(self._start_s):
+                while process.poll() is None:
+                    with suppress(EngineError):
+                        await http.get("/get_model_info", self._start_s)
+                        return True
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            logger.error("the server at %s did not answer within %g s", self.url, self._start_s)
+        finally:
+            await http.close()
+        return False
+
+    async def _stop(self) -> None:
+        self.answering = False
+        process = self.process
+        if process is None:
+            return
+        process.terminate()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                while process.poll() is None:
+                    await asyncio.sleep(ENDED_POLL_S)
+        # Nothing here waits for one server alone: others end meanwhile.
+        kill_group_soon(process)
+        # With its memory of GPUs it counts as running: others get them afterwards, the learner or its next process.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KILLED_S):
+                while process.poll() is None or not group_has_ended(process.pid):
+                    await asyncio.sleep(ENDED_POLL_S)
+        if process.stdin is not None:
+            process.stdin.close()
+        self.process = None

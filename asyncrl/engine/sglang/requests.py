@@ -1,0 +1,227 @@
+"""SGLang's requests and answers, without a socket.
+
+SGLang takes log-probs after temperature and before any filter, so only the temperature is ever set. At temperature 0 it
+takes the largest logit and reports log-probs at temperature 1, as an engine must. The stop token is among the sampled.
+
+Under a grammar the logits of other tokens become -inf before that, so that log-probs are those of the renormalised rest
+(tests/sglang/test_grammars.py).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.engine.base import Alternatives, PlacedImage, collapsed
+from asyncrl.engine.fleet.server import Segment, ServerFaultError, Span, TokenId, as_segment
+from asyncrl.modelling.routing import RoutedTokens, RoutingError, RoutingShape
+from asyncrl.types import Sampling
+
+NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+"""Named in every request, since a server may have been started with other defaults."""
+
+
+def generate_body(
+    rid: str,
+    tokens: NDArray[np.int32],
+    sampling: Sampling,
+    stop: Sequence[int],
+    salt: str | None,
+    routed_from: int | None = None,
+    images: Sequence[PlacedImage] = (),
+) -> dict[str, Any]:
+    """The body of `/generate`. With `routed_from` it asks for the experts of all tokens from there on. SGLang wants one
+    placeholder for each of the `images`, and repeats it by its own count of features."""
+    body: dict[str, Any] = {
+        "rid": rid,
+        "input_ids": collapsed(tokens, images).tolist(),
+        "return_logprob": True,
+        "sampling_params": {
+            "temperature": sampling.temperature,
+            "max_new_tokens": sampling.max_new_tokens,
+            "stop_token_ids": stop,
+            **({} if sampling.grammar is None else {sampling.grammar.kind: sampling.grammar.text}),
+            **NEUTRAL,
+        },
+    }
+    if sampling.alternatives:
+        body["top_logprobs_num"] = sampling.alternatives
+    if routed_from is not None:
+        body |= {"return_routed_experts": True, "routed_experts_start_len": routed_from}
+    if images:
+        body["image_data"] = _urls(images)
+    return body if salt is None else {**body, "extra_key": salt}
+
+
+def _urls(images: Sequence[PlacedImage]) -> list[str]:
+    """Bare base64 of a JPEG begins with a slash, and SGLang 0.5.23 takes it for the path of a file."""
+    return [f"data:image;base64,{base64.b64encode(each.data).decode()}" for each in images]
+
+
+def logprob_body(
+    tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
+) -> dict[str, Any]:
+    """The body of `/generate` that samples nothing and asks for the log-probs of `tokens` from `start` on, where
+    `images` stand before it."""
+    body: dict[str, Any] = {
+        "input_ids": collapsed(np.array(tokens, np.int32), images).tolist(),
+        "return_logprob": True,
+        "logprob_start_len": start - 1,
+        "sampling_params": {"temperature": 1.0, "max_new_tokens": 0, **NEUTRAL},
+    }
+    if images:
+        body["image_data"] = _urls(images)
+    return body if salt is None else {**body, "extra_key": salt}
+
+
+class _Given(msgspec.Struct, array_like=True, gc=False):
+    """Log-prob and token of the prompt; its first token has no log-prob."""
+
+    logprob: float | None
+    token: TokenId
+
+
+class _GivenMeta(msgspec.Struct, gc=False):
+    input_token_logprobs: list[_Given]
+
+
+class _GivenAnswer(msgspec.Struct, gc=False):
+    meta_info: _GivenMeta
+
+
+_GIVEN = msgspec.json.Decoder(_GivenAnswer)
+
+
+def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArray[np.float32]:
+    """The log-probs [T - start] in an answer to `logprob_body`; nan where the server gives none.
+
+    Raises ServerFaultError: the answer is of another form, or of other tokens.
+    """
+    try:
+        given = _GIVEN.decode(answer).meta_info.input_token_logprobs
+    except (ValueError, RecursionError) as error:
+        raise ServerFaultError(f"log-probs of /generate are not as expected: {error}: {answer[:300]!r}") from error
+    # The token before them has no log-prob; some releases leave it out.
+    wanted = list(tokens[start:])
+    if [each.token for each in given][-len(wanted) :] != wanted:
+        raise ServerFaultError(f"/generate gives log-probs of other tokens: {answer[:300]!r}")
+    return np.array([each.logprob for each in given][-len(wanted) :], np.float32)
+
+
+class _Sampled(msgspec.Struct, array_like=True, gc=False):
+    """Log-prob, token and text, of which the first is read: the tokens stand in `output_ids` as well."""
+
+    logprob: float
+
+
+class _Likely(msgspec.Struct, array_like=True, gc=False):
+    """Log-prob, token and text of one of the likeliest tokens."""
+
+    logprob: float
+    token: TokenId
+
+
+class _Finish(msgspec.Struct, gc=False):
+    type: str
+    matched: Any = None
+
+
+class _Meta(msgspec.Struct, gc=False):
+    finish_reason: _Finish
+    weight_version: str
+    weight_versions: tuple[Span, ...] | None = None
+    output_token_logprobs: list[_Sampled] | None = None
+    routed_experts: str | None = None
+    output_top_logprobs: list[list[_Likely] | None] | None = None
+    prompt_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct, gc=False):
+    output_ids: list[TokenId]
+    meta_info: _Meta
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+class RoutingRequest(NamedTuple):
+    """What a request asked for: experts of a model of this `shape`, of the tokens from `start` on, where it continued
+    `prompt` tokens."""
+
+    shape: RoutingShape
+    start: int
+    prompt: int
+
+
+def read_segment(
+    answer: bytes,
+    sampling: Sampling,
+    stop: Sequence[int],
+    routing: RoutingRequest | None = None,
+    shown: int | None = None,
+) -> Segment:
+    """The segment in an answer of `/generate` to a request with `sampling`, which asked for `routing`. Experts that are
+    none of the model's are left out: tokens without any can be trained, too. A request that showed images continued
+    `shown` tokens, those of the images among them.
+
+    Raises ServerFaultError: the answer lacks what a trajectory needs, or the server saw images of other sizes.
+    """
+    try:
+        decoded = _ANSWER.decode(answer)
+    except (ValueError, RecursionError) as error:
+        raise ServerFaultError(f"an answer of /generate is not as expected: {error}: {answer[:300]!r}") from error
+    tokens, meta = decoded.output_ids, decoded.meta_info
+    if tokens and shown is not None and meta.prompt_tokens not in (None, shown):
+        raise ServerFaultError(
+            f"the server made {meta.prompt_tokens} tokens of a prompt with images that has {shown}: it cuts images "
+            "otherwise than the image processor of model.path; start it with the files of model.path, and without "
+            "limits of its own on the pixels of an image"
+        )
+    if "NaN" in str(meta.finish_reason.matched):
+        raise ServerFaultError("the server sampled from logits that are not finite")
+    logprobs = [sampled.logprob for sampled in meta.output_token_logprobs or ()]
+    # Servers before 0.5.22 name one version for all tokens.
+    spans = (Span(meta.weight_version, 0, len(tokens)),) if meta.weight_versions is None else meta.weight_versions
+    segment = as_segment(tokens, logprobs, spans, sampling, stop, meta.finish_reason.type)
+    if sampling.alternatives:
+        segment = replace(segment, alternatives=_alternatives(meta.output_top_logprobs, len(tokens)))
+    if routing is None or meta.routed_experts is None:
+        return segment
+    try:
+        return replace(segment, routing=_read_routing(meta.routed_experts, routing, len(tokens)))
+    except ValueError as error:
+        return replace(segment, routing_fault=str(error))
+
+
+def _alternatives(given: Sequence[list[_Likely] | None] | None, count: int) -> Alternatives | None:
+    """Those of `count` tokens, if the server gave as many at each."""
+    known = [each for each in given or () if each]
+    if not known or len(known) != count or len({len(each) for each in known}) != 1:
+        return None
+    tokens = [[one.token for one in each] for each in known]
+    logprobs = [[one.logprob for one in each] for each in known]
+    return Alternatives(np.array(tokens, np.int32), np.array(logprobs, np.float32))
+
+
+def _read_routing(text: str, routing: RoutingRequest, sampled: int) -> RoutedTokens:
+    """The rows of base64 of int32[tokens, layers, top_k], where layers without a router have meaningless numbers.
+
+    Raises ValueError (RoutingError is one): they are none of the model's. A start behind the last row that there is
+    gives no rows.
+    """
+    shape, start = routing.shape, routing.start
+    numbers = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
+    expected = max(0, routing.prompt + sampled - 1 - start)
+    if numbers.size != expected * shape.depth * shape.top_k:
+        raise RoutingError(
+            f"{numbers.size} numbers came for {expected} tokens in {shape.depth} layers with {shape.top_k} experts"
+        )
+    experts = numbers.reshape(expected, shape.depth, shape.top_k)[:, list(shape.layers)]
+    shape.check(experts)
+    return RoutedTokens(start, shape.pack(experts))

@@ -1,0 +1,280 @@
+"""One SGLang server, of two generations.
+
+From 0.5.22 on, an update has a begin and an end call, and answers tell which version sampled which token. Earlier
+servers have neither, and crash if they are flushed while they have requests: no request may continue there through an
+update.
+
+With SGLang's overlap schedule, which is on by default on GPUs, a pause `in_place` leaves the results of the last step
+in a queue. Their tokens, one a request, are counted after the update, and so would have the new version although the
+old one sampled them. A pause `retract` takes them first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.engine.base import PlacedImage
+from asyncrl.engine.fleet.http import Http, ServerRefusedError
+from asyncrl.engine.fleet.overrides import check_overrides
+from asyncrl.engine.fleet.server import Segment, ServerFaultError, as_segment
+from asyncrl.engine.fleet.update import Update
+from asyncrl.engine.sglang.launch import OVERRIDES_FLAG, server_count
+from asyncrl.engine.sglang.requests import (
+    RoutingRequest,
+    generate_body,
+    logprob_body,
+    read_logprobs,
+    read_segment,
+)
+from asyncrl.engine.sglang.transports.base import CONTROL_S, ServerEnd, Transport
+from asyncrl.engine.sglang.ways import ServerFacts, WaySettings, choose, facts_of
+from asyncrl.modelling.opening import open_config, server_overrides
+from asyncrl.modelling.routing import RoutingShape, routing_shape
+from asyncrl.types import Sampling
+from asyncrl.weights.canary import QUANTIZED, UNKNOWN
+from asyncrl.weights.threads import in_own_thread
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema import TrainConfig
+
+logger = logging.getLogger(__name__)
+
+SPANS_SINCE = (0, 5, 22)
+FLUSHES = 500
+FLUSH_RETRY_S = 0.01
+
+
+class SglangServer:
+    """An `InferenceServer` (see the fleet's protocol) at `url`.
+
+    The server must take `context` tokens, and have changed its model's configuration by `overrides`. A check may take
+    `silence_s`, a call of an update `load_s`. `settings` say how weights get into it, the actor's own servers run on
+    `taken_gpus`, and `look` finds out which ways are possible. It must tell the experts of tokens if the policy's
+    `routing` is given.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        context: int,
+        settings: WaySettings | None = None,
+        taken_gpus: Sequence[int] = (),
+        silence_s: float = 60.0,
+        load_s: float = 300.0,
+        overrides: Mapping[str, Any] | None = None,
+        look: Callable[[str, int, Mapping[str, Any], Sequence[int]], ServerFacts] = facts_of,
+        routing: RoutingShape | None = None,
+    ) -> None:
+        self.url = url
+        self._http = Http(url)
+        self._context = context
+        self._silence_s = silence_s
+        self._end = ServerEnd(url, self._http, load_s)
+        self._settings = settings or WaySettings()
+        self._taken_gpus = taken_gpus
+        self._look = look
+        self._routing = routing
+        self._overrides = overrides or {}
+        self._transports: dict[str, Transport] = {}
+        self._left_out = ""
+        self._label: str | None = None
+        self._overlaps = False
+        self.precision = UNKNOWN
+
+    @classmethod
+    def of(cls, config: TrainConfig, url: str) -> SglangServer:
+        """As configured."""
+        weights, launched = config.weights, config.engine.server
+        return cls(
+            url,
+            context=config.actor.max_tokens,
+            settings=WaySettings(
+                weights.into_servers, weights.bucket_mb << 20, weights.timeout_s, config.network.insecure
+            ),
+            taken_gpus=range(server_count(launched) * launched.tp_size) if config.engine.launches else (),
+            silence_s=config.engine.silence_s,
+            load_s=weights.load_s,
+            overrides=server_overrides(config.model),
+            routing=routing_shape(open_config(config.model)) if config.engine.return_routed_experts else None,
+        )
+
+    @property
+    def spans(self) -> bool:
+        return self._end.spans
+
+    @property
+    def loads_behind_requests(self) -> bool:
+        """Without a pause SGLang's updates do that. Spans would tell of tokens that two parts of an update sampled
+        between them as if they were the version's."""
+        return not self.spans
+
+    @property
+    def way(self) -> str:
+        """How weights go into the server; "" where it has not joined or takes none."""
+        return next(iter(self._transports), "")
+
+    async def join(self) -> None:
+        """As in the protocol; also refuses a server whose context is too short, whose configuration differs, or that
+        does not tell experts."""
+        info = await self._get("server_info")
+        self._end.spans = _version(info) >= SPANS_SINCE
+        self._overlaps = not info.get("disable_overlap_schedule", True)
+        self._end.ranks = int(info.get("tp_size") or 1)
+        self.precision = _precision(info)
+        longest = info.get("context_length")
+        if longest and int(longest) < self._context:
+            raise ServerFaultError(
+                f"{self.url} takes {longest} tokens, actor.max_tokens is {self._context}; "
+                "start the server with a longer --context-length"
+            )
+        given = json.loads(info.get("json_model_override_args") or "{}")
+        check_overrides(self.url, self._overrides, given, OVERRIDES_FLAG)
+        if self._routing is not None and not info.get("enable_return_routed_experts"):
+            raise ServerFaultError(
+                f"{self.url} does not tell the experts of tokens, for which engine.return_routed_experts asks; start "
+                "the server with --enable-return-routed-experts"
+            )
+        self._label = None
+        await self.leave()
+        await self._choose_ways(info)
+        await self.abort()
+        await self.resume()
+        if self.spans:
+            with suppress(ServerRefusedError):
+                await self._post("/end_weight_update")
+        # A flush collects garbage. That takes 0.4 s unless the objects of the start are frozen, as a warm-up does.
+        with suppress(ServerRefusedError, ServerFaultError):
+            await self._post("/freeze_gc")
+
+    async def check(self) -> None:
+        """As in the protocol. `/health` answers 503 while a pause lasts; the scheduler answers `/server_info`."""
+        await self._get("server_info")
+        model = await self._get("model_info")
+        if self._label is not None and model.get("weight_version") != self._label:
+            raise ServerFaultError(f"{self.url} has weights {model.get('weight_version')!r}, not {self._label!r}")
+
+    async def generate(
+        self,
+        rid: str,
+        tokens: NDArray[np.int32],
+        sampling: Sampling,
+        stop: Sequence[int],
+        salt: str | None,
+        routed_from: int | None = None,
+        images: Sequence[PlacedImage] = (),
+    ) -> Segment:
+        routing = None
+        if routed_from is not None and self._routing is not None:
+            routing = RoutingRequest(self._routing, routed_from, len(tokens))
+        body = msgspec.json.encode(generate_body(rid, tokens, sampling, stop, salt, routing and routing.start, images))
+        try:
+            answer = await self._http.call("POST", "/generate", body)
+        except ServerRefusedError as error:
+            # So it answers to one that is aborted while it waits for an update.
+            if f"{rid} was aborted" in str(error):
+                return as_segment((), (), (), sampling, stop, "abort")
+            raise
+        return read_segment(answer, sampling, stop, routing, len(tokens) if images else None)
+
+    async def logprobs(
+        self, tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
+    ) -> NDArray[np.float32]:
+        body = msgspec.json.encode(logprob_body(tokens, salt, start, images))
+        return read_logprobs(await self._http.call("POST", "/generate", body, self._end.load_s), tokens, start)
+
+    async def abort(self, rid: str | None = None) -> None:
+        await self._post("/abort_request", {"abort_all": True} if rid is None else {"rid": rid})
+
+    async def pause(self, mode: str) -> None:
+        await self._post("/pause_generation", {"mode": "retract" if self.retracts(mode) else mode})
+
+    def retracts(self, mode: str) -> bool:
+        return mode == "retract" or self._overlaps
+
+    async def resume(self) -> None:
+        await self._post("/continue_generation")
+
+    async def prepare(self, update: Update) -> None:
+        await self._by_a_way(lambda transport: transport.prepare(update))
+
+    async def load(self, update: Update) -> None:
+        await self._by_a_way(lambda transport: transport.send(update))
+        self._label = update.label
+
+    async def _choose_ways(self, info: Mapping[str, Any]) -> None:
+        facts = await in_own_thread(partial(self._look, *self._end.address, info, self._taken_gpus))
+        ways, self._left_out = choose(self._settings.wanted, facts)
+        self._transports = {way.name: way.make(self._end, facts, self._settings) for way in ways}
+        if ways:
+            names = ", else ".join(self._transports)
+            logger.info("weights go into %s by %s%s", self.url, names, self._left_out and f" ({self._left_out})")
+
+    async def _by_a_way(self, act: Callable[[Transport], Awaitable[None]]) -> None:
+        """Act by the best way that is left. A way that the server refuses is left out until the server joins again."""
+        while self._transports:
+            name, transport = next(iter(self._transports.items()))
+            try:
+                return await act(transport)
+            except ServerRefusedError as error:
+                del self._transports[name]
+                await transport.reset()
+                self._left_out += f"{self._left_out and '; '}not by {name}: {error}"
+                logger.warning("weights do not go into %s by %s: %s", self.url, name, error)
+        raise ServerFaultError(f"{self.url} takes no weights, {self._left_out}; see weights.into_servers")
+
+    async def flush(self) -> None:
+        """As in the protocol. The server refuses while a request that has just answered is still in its queues."""
+        for _ in range(FLUSHES):
+            with suppress(ServerRefusedError):
+                return await self._post("/flush_cache")
+            await asyncio.sleep(FLUSH_RETRY_S)
+        raise ServerFaultError(f"{self.url} keeps the prefixes of older weights: it refuses to flush them")
+
+    async def free(self, memory: Sequence[str]) -> None:
+        """As in the protocol. Its scheduler ends with an error where it is not idle, or freed the same before."""
+        await self._end.post("/release_memory_occupation", {"tags": list(memory)})
+
+    async def regain(self, memory: Sequence[str]) -> None:
+        await self._end.post("/resume_memory_occupation", {"tags": list(memory)})
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def leave(self) -> None:
+        for transport in self._transports.values():
+            await transport.reset()
+
+    async def _get(self, path: str) -> Any:
+        """The answer to /`path`, or to /get_`path`, its name in older servers."""
+        for name in (path, f"get_{path}"):
+            with suppress(ServerRefusedError):
+                return await self._http.get(f"/{name}", self._silence_s)
+        raise ServerFaultError(f"{self.url} is no SGLang server of a known kind: it has no /{path}")
+
+    async def _post(self, path: str, body: Any = None) -> None:
+        await self._http.post(path, body, CONTROL_S)
+
+
+def _precision(info: Mapping[str, Any]) -> str:
+    if info.get("quantization") or "fp" in str(info.get("kv_cache_dtype")):
+        return QUANTIZED
+    return str(info.get("dtype") or UNKNOWN)
+
+
+def _version(info: Any) -> tuple[int, ...]:
+    numbers = re.match(r"\d+(\.\d+)*", str(info.get("version", "")))
+    if numbers is None:
+        raise ServerFaultError(f"/server_info has no version: {str(info)[:200]}")
+    return tuple(int(number) for number in numbers.group().split("."))

@@ -1,0 +1,143 @@
+"""vLLM's requests and answers, without a socket.
+
+There are two endpoints. The answers of `/inference/v1/generate` tell which weights sampled which token; a server has it
+that was started with `--enable-scale-out`. `/v1/completions` is always there, and its answers say nothing of weights.
+
+Under a grammar the logits of other tokens become -inf before log-probs are taken: they are those of the renormalised
+rest (tests/vllm/test_grammars.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.engine.fleet.server import Segment, ServerFaultError, Span, TokenId, as_segment
+from asyncrl.types import Sampling
+
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+}
+"""Named in every request: for the others vLLM takes the `generation_config.json` of the model's folder."""
+
+_GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+"""vLLM's names of the kinds of grammars."""
+
+NO_LOGPROB = -9999.0
+"""What vLLM writes instead of a log-prob that is not a number, or is missing."""
+
+
+def generate_body(
+    rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salt: str | None
+) -> dict[str, Any]:
+    """The body of `/inference/v1/generate`."""
+    parameters = {**_parameters(sampling, stop), "detokenize": False}
+    body = {"request_id": rid, "token_ids": tokens.tolist(), "sampling_params": parameters}
+    return body if salt is None else {**body, "cache_salt": salt}
+
+
+def completion_body(
+    model: str, rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salt: str | None
+) -> dict[str, Any]:
+    """The body of `/v1/completions`."""
+    body = {"model": model, "request_id": rid, "prompt": tokens.tolist(), "return_token_ids": True}
+    body |= _parameters(sampling, stop)
+    return body if salt is None else {**body, "cache_salt": salt}
+
+
+def logprob_body(model: str, tokens: Sequence[int], salt: str | None) -> dict[str, Any]:
+    """The body of `/v1/completions` that asks for the log-probs of `tokens`; it must sample one token."""
+    body = {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+    return {**body, **NEUTRAL} if salt is None else {**body, **NEUTRAL, "cache_salt": salt}
+
+
+def _parameters(sampling: Sampling, stop: Sequence[int]) -> dict[str, Any]:
+    """`logprobs` 0 asks for those of the sampled tokens alone. Only end tokens in `stop` end a request.
+
+    Under a grammar the model's own end tokens end it, too: vLLM allows them once the grammar is complete, and if it
+    ignored one it would go on without any grammar.
+    """
+    grammar = sampling.grammar
+    own = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens, "stop_token_ids": stop}
+    if grammar is not None:
+        own["structured_outputs"] = {_GRAMMARS[grammar.kind]: grammar.text}
+    return {**own, "ignore_eos": grammar is None, "logprobs": 0, **NEUTRAL}
+
+
+class _Sampled(msgspec.Struct, gc=False):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    """Those of `/inference/v1/generate` have `content`, those of `/v1/completions` `token_logprobs`."""
+
+    content: list[_Sampled] | None = None
+    token_logprobs: list[float] | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    finish_reason: str
+    token_ids: list[TokenId] | None
+    logprobs: _Logprobs | None
+    weight_versions: tuple[Span, ...] | None = None
+
+
+class _Answer(msgspec.Struct, gc=False):
+    choices: tuple[_Choice]
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+class _Prompted(msgspec.Struct, gc=False):
+    """For each token of the prompt its log-prob by its id; none for the first."""
+
+    prompt_logprobs: list[dict[str, _Sampled] | None]
+
+
+class _PromptedAnswer(msgspec.Struct, gc=False):
+    choices: tuple[_Prompted]
+
+
+_PROMPTED = msgspec.json.Decoder(_PromptedAnswer)
+
+
+def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArray[np.float32]:
+    """The log-probs [T - start] in an answer to `logprob_body`.
+
+    Raises ServerFaultError: the answer is of another form, or of other tokens.
+    """
+    try:
+        [choice] = _PROMPTED.decode(answer).choices
+        wanted = zip(tokens[start:], choice.prompt_logprobs[start:], strict=True)
+        given = [(each or {})[str(token)].logprob for token, each in wanted]
+    except (KeyError, ValueError, RecursionError) as error:
+        raise ServerFaultError(f"log-probs of a prompt are not as expected: {error!r}: {answer[:300]!r}") from error
+    return np.array(given, np.float32)
+
+
+def read_segment(answer: bytes, sampling: Sampling, stop: Sequence[int], label: str | None = None) -> Segment:
+    """The segment in an answer of either endpoint to a request with `sampling`. `label` is that of all its tokens where
+    the answer has none.
+
+    Raises ServerFaultError: the answer lacks what a trajectory needs.
+    """
+    try:
+        [choice] = _ANSWER.decode(answer).choices
+    except (ValueError, RecursionError) as error:
+        raise ServerFaultError(f"an answer is not as expected: {error}: {answer[:300]!r}") from error
+    tokens, found = choice.token_ids or [], choice.logprobs or _Logprobs()
+    logprobs = found.token_logprobs or [sampled.logprob for sampled in found.content or ()]
+    if min(logprobs, default=0.0) <= NO_LOGPROB:
+        raise ServerFaultError("some tokens have no log-prob")
+    spans = (choice.weight_versions or ()) if label is None else (Span(label, 0, len(tokens)),)
+    return as_segment(tokens, logprobs, spans, sampling, stop, choice.finish_reason)

@@ -1,0 +1,84 @@
+"""From the configuration to an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+from asyncrl.engine.embedded import EmbeddedEngine
+from asyncrl.engine.fleet.fleet import Fleet
+from asyncrl.engine.opening import open_engine
+from asyncrl.errors import ConfigError
+from asyncrl.modelling.shapes import model_shapes
+from tests.engine.fleet.fakes import FakeSglang, sample, serving
+from tests.engine.support import VOCABULARY, tiny_model
+from tests.mixtures import save_mixture
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    tiny_model().save_pretrained(folder)
+    return folder
+
+
+def configured(model: Path, tmp_path: Path) -> TrainConfig:
+    config = TrainConfig(model=ModelConfig(path=str(model)))
+    config.run.dir = str(tmp_path)
+    config.actor.max_tokens = 64
+    return config
+
+
+def test_the_tensors_that_a_fleet_expects_are_those_of_the_embedded_engine(model: Path) -> None:
+    policy = model_shapes(ModelConfig(path=str(model)))
+    engine = EmbeddedEngine(tiny_model(), EngineConfig(slots=1, max_length=8))
+    assert policy.tensors == engine.expected
+    assert policy.vocabulary == VOCABULARY
+
+
+async def test_a_configured_fleet_pushes_whole_models_by_folder_and_serves(model: Path, tmp_path: Path) -> None:
+    config, server = configured(model, tmp_path), FakeSglang()
+
+    async def load(body: Any) -> Any:
+        server.weights, server.label = 7, body["weight_version"]
+        assert {each.name for each in Path(body["model_path"]).iterdir()} >= {"config.json", "model.safetensors"}
+        return {}
+
+    server.answers["update_weights_from_disk"] = load
+    async with serving(server):
+        config.engine.kind, config.engine.urls = "sglang", [server.url]
+        opened = open_engine(config)
+        assert isinstance(opened.engine, Fleet)
+        keepers = [asyncio.ensure_future(keep()) for keep in opened.keepers]
+        await opened.engine.update_weights(7, dict(tiny_model().named_parameters()))
+        assert (await sample(opened.engine, 3)).versions.tolist() == [7, 7, 7]
+        for keeper in keepers:
+            keeper.cancel()
+        await opened.engine.close()
+
+
+async def test_servers_of_our_own_have_a_keeper_each(model: Path, tmp_path: Path) -> None:
+    config = configured(model, tmp_path)
+    config.engine.kind = "sglang"
+    config.engine.urls = ["http://127.0.0.1:1"]
+    without = len(open_engine(config).keepers)
+    config.engine.launch, config.engine.server.count = True, 2
+    assert len(open_engine(config).keepers) == without + 2
+
+
+@pytest.mark.parametrize("kind", ["embedded", "sglang"])
+def test_experts_of_a_model_without_any_or_too_many_for_a_message_are_refused_by_name(
+    model: Path, tmp_path: Path, kind: str
+) -> None:
+    config = configured(model, tmp_path)
+    config.engine = EngineConfig(kind=kind, urls=["http://127.0.0.1:1"], return_routed_experts=True)
+    with pytest.raises(ConfigError, match="experts of a qwen3 model cannot be replayed"):
+        open_engine(config)
+    config.model.path = str(save_mixture(tmp_path / "mixture", "qwen3_moe"))
+    config.network.max_message_mb, config.actor.max_tokens = 1, (1 << 18) + 1
+    with pytest.raises(ConfigError, match=r"network\.max_message_mb.* 4 bytes a token"):
+        open_engine(config)
