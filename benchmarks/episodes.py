@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.actor.recorder import EpisodeLimits
-from asyncrl.actor.toolbox import Toolbox, ToolLimits
-from asyncrl.actor.tools.calculator import Calculator
 from asyncrl.chat.chat import Chat
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.engine.base import Engine
+from asyncrl.tools.calculator import Calculator
+from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Purpose, Task, Ticket
 from benchmarks.clients import Client
 

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128
 
-from asyncrl.actor.offered import Offer
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import as_tool, open_chat
 from asyncrl.chat.messages import read_messages
@@ -38,6 +37,7 @@ from asyncrl.errors import DataError, RefusedError, StoppedError
 from asyncrl.machine.files import when_there_is_room
 from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.tokenizer import tokenizer_source
+from asyncrl.tools.offered import Offer
 
 log = logging.getLogger(__name__)
 

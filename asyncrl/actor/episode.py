@@ -18,12 +18,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.environments.environments import Environments, OpenEnvironment
 from asyncrl.actor.images import EpisodeImages, ImageDesk, OutgoingImages, TooManyImagesError
-from asyncrl.actor.interactions.users import InteractionLimits, Interactions, OpenInteraction
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
 from asyncrl.actor.steps import Split
-from asyncrl.actor.toolbox import OpenTools, Toolbox
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message
 from asyncrl.chat.parsing import ParsedTurn
@@ -32,6 +29,9 @@ from asyncrl.engine.base import Engine, Generation
 from asyncrl.errors import BusyError, RefusedError, StoppedError
 from asyncrl.grammar import KEY, read_grammar
 from asyncrl.observe.spans import NoSpans, Spans, Value
+from asyncrl.tools.environments.environments import Environments, OpenEnvironment
+from asyncrl.tools.interactions.users import InteractionLimits, Interactions, OpenInteraction
+from asyncrl.tools.toolbox import OpenTools, Toolbox
 from asyncrl.types import Grammar, Sampling, Ticket, ToolCall, Trajectory
 
 ReadTurn = Callable[[str, bool], ParsedTurn]

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from asyncrl.actor.environments.classes import environment_classes
-from asyncrl.actor.environments.environments import Environments
 from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer, Watch, unwatched
 from asyncrl.actor.group_demonstrations import DemonstrationRecorder
 from asyncrl.actor.images import ImageDesk
-from asyncrl.actor.interactions.registry import load_interactions
-from asyncrl.actor.interactions.users import InteractionLimits, Interactions
-from asyncrl.actor.mcp.tools import mcp_classes
-from asyncrl.actor.offered import Offer
 from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.actor.steps import Split, find_split
-from asyncrl.actor.toolbox import Toolbox, ToolLimits
-from asyncrl.actor.tools.registry import tool_classes
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import check_tools, open_chat, report_rewritings
 from asyncrl.config.schema import ActorConfig, TrainConfig
 from asyncrl.engine.base import Engine
 from asyncrl.grammar import read_grammar
 from asyncrl.observe.spans import NoSpans, Spans
+from asyncrl.tools.environments.classes import environment_classes
+from asyncrl.tools.environments.environments import Environments
+from asyncrl.tools.interactions.registry import load_interactions
+from asyncrl.tools.interactions.users import InteractionLimits, Interactions
+from asyncrl.tools.mcp.tools import mcp_classes
+from asyncrl.tools.offered import Offer
+from asyncrl.tools.registry import tool_classes
+from asyncrl.tools.toolbox import Toolbox, ToolLimits
 
 
 def open_toolbox(actor: ActorConfig, spans: Spans | None = None, shows_images: bool = False) -> Toolbox | Environments:

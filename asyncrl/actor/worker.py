@@ -17,7 +17,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from asyncrl.actor.contained import contained
 from asyncrl.actor.images import OutgoingImages
 from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.errors import AsyncrlError, StoppedError
@@ -26,6 +25,7 @@ from asyncrl.observe.spans import NoSpans, Spans, Value
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.link import CREDITS
 from asyncrl.text import cut, reason_of
+from asyncrl.tools.contained import contained
 from asyncrl.types import Purpose, Ticket, Trajectory
 
 log = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from asyncrl.actor.interactions.base import Interaction, Response
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.answers import after_thoughts
 from asyncrl.scoring.rules.exact_number import MARK, final_number, true_number
+from asyncrl.tools.interactions.base import Interaction, Response
 from asyncrl.types import Task
 
 TEXTS = {"right": "That is right.", "wrong": "That is wrong. Look for the mistake, and try again."}

@@ -24,7 +24,6 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from asyncrl.actor.offered import Offer
 from asyncrl.actor.runner import open_runner
 from asyncrl.chat.chat import Chat
 from asyncrl.config.commands import command_name
@@ -45,6 +44,7 @@ from asyncrl.scoring.answers import answer_texts, response_text
 from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import RuleSet, load_rules
 from asyncrl.text import reason_of
+from asyncrl.tools.offered import Offer
 from asyncrl.trial.engines import ScriptedEngine, open_trial_engine, read_answers
 from asyncrl.trial.transcript import Transcript
 from asyncrl.types import Purpose, Task, Ticket, Trajectory

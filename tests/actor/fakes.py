@@ -15,12 +15,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
-from asyncrl.actor.interactions.users import InteractionLimits, Interactions
 from asyncrl.actor.recorder import EpisodeLimits
-from asyncrl.actor.toolbox import Toolbox, ToolLimits
-from asyncrl.actor.tools.base import Tool
 from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import EngineStats, Generation, PlacedImage
+from asyncrl.tools.base import Tool
+from asyncrl.tools.interactions.users import InteractionLimits, Interactions
+from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Purpose, Role, Sampling, Ticket, Trajectory
 from tests.helpers import make_task
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.actor.recorder import EpisodeLimits, LimitError
-from asyncrl.actor.toolbox import Toolbox, ToolLimits
-from asyncrl.actor.tools.base import Tool
 from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import Generation
 from asyncrl.errors import InvariantError, RefusedError, ToolError
+from asyncrl.tools.base import Tool
+from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Finish, Grammar, Ticket, Trajectory
 from tests.actor.fakes import (
     CHATML,

@@ -16,20 +16,20 @@ from PIL import Image
 
 from asyncrl.actor import images as actor_images
 from asyncrl.actor import recorder
-from asyncrl.actor.environments.classes import environment_classes
-from asyncrl.actor.environments.environments import Environments
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.actor.images import ImageDesk
-from asyncrl.actor.interactions.base import Interaction, Response
-from asyncrl.actor.interactions.users import InteractionLimits, Interactions
-from asyncrl.actor.results import cut_content, joined, read_content
-from asyncrl.actor.toolbox import Toolbox, ToolLimits
-from asyncrl.actor.tools.base import Tool
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig, ImagesConfig
 from asyncrl.engine.base import collapsed
 from asyncrl.errors import RefusedError, ToolError
 from asyncrl.modelling.images import digest_of
+from asyncrl.tools.base import Tool
+from asyncrl.tools.environments.classes import environment_classes
+from asyncrl.tools.environments.environments import Environments
+from asyncrl.tools.interactions.base import Interaction, Response
+from asyncrl.tools.interactions.users import InteractionLimits, Interactions
+from asyncrl.tools.results import cut_content, joined, read_content
+from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Role, Trajectory
 from tests.actor.fakes import LIMITS, Script, ScriptedEngine, assert_trains_what_was_sampled, call, make_ticket
 from tests.vision import IMAGE_TOKEN, MERGE, PATCH, encoded, vision_desk, vision_tokenizer

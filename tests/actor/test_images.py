@@ -15,9 +15,7 @@ import pytest
 
 from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.actor.images import EpisodeImages, ImageDesk
-from asyncrl.actor.interactions.users import InteractionLimits, Interactions
 from asyncrl.actor.recorder import CompletionRequest, LimitError, Recorder
-from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.prompt_lengths import prompt_tokens
 from asyncrl.chat.template import answer
@@ -26,6 +24,8 @@ from asyncrl.engine.base import PlacedImage, collapsed
 from asyncrl.engine.sglang.requests import generate_body
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import digest_of
+from asyncrl.tools.interactions.users import InteractionLimits, Interactions
+from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Sampling, Ticket
 from tests.actor.fakes import LIMITS, ScriptedEngine, assert_trains_what_was_sampled, make_ticket
 from tests.actor.test_recorder import generation

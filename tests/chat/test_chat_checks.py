@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import check_tasks, check_tools, report_rewritings
 from asyncrl.chat.formats.base import WrittenCall
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import ConfigError
+from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Finish
 from tests.actor.fakes import ScriptedEngine, make_tokenizer, make_tool, play_with_tools
 from tests.templates.families import FAMILIES, tokenizer

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.actor.tools.base import ToolRefusal
 from asyncrl.demo.arithmetic import (
     Expression,
     arithmetic_task,
@@ -20,6 +19,7 @@ from asyncrl.demo.arithmetic import (
 from asyncrl.demo.step_scorer import GSM8K
 from asyncrl.demo.tool import StepCalculator
 from asyncrl.demo.transcripts import demonstration, judged
+from asyncrl.tools.base import ToolRefusal
 
 expressions = st.integers().map(lambda seed: random_expression(random.Random(seed)))
 numbers = st.integers(-999, 999)

@@ -9,8 +9,8 @@ from typing import Literal
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from asyncrl.actor.tools.base import ToolRefusal
 from asyncrl.demo.tool import StepCalculator
+from asyncrl.tools.base import ToolRefusal
 
 server = MCPServer("calculator")
 left = int(sys.argv[1])

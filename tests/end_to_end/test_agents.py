@@ -9,11 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from asyncrl.actor.tools.base import ToolRefusal
 from asyncrl.demo.arithmetic import opening, parse
 from asyncrl.demo.tool import StepCalculator
 from asyncrl.demo.transcripts import TOOLS
 from asyncrl.replay.stored import StoredRun
+from asyncrl.tools.base import ToolRefusal
 from asyncrl.types import Role, Task
 from tests.end_to_end.support import Run
 

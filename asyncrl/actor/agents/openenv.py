@@ -26,9 +26,9 @@ from asyncrl.actor.agents.server import (
     read_reward,
 )
 from asyncrl.actor.chat_api.result import AgentError, AgentResult
-from asyncrl.actor.finishing import finish
 from asyncrl.errors import RefusedError, UnavailableError
 from asyncrl.text import cut
+from asyncrl.tools.finishing import finish
 from asyncrl.types import Task
 
 FIELD = "openenv"

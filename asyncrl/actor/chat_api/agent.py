@@ -11,13 +11,13 @@ from typing import Any, cast
 from asyncrl.actor.chat_api.result import Agent, AgentError, AgentResult, checked
 from asyncrl.actor.chat_api.server import Bounds, ChatCounts, EpisodeServer
 from asyncrl.actor.chat_api.sessions import Sessions
-from asyncrl.actor.contained import contained
-from asyncrl.actor.environments.thread import EpisodeThread
 from asyncrl.actor.episode import Episode
 from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
 from asyncrl.plain import copied
 from asyncrl.text import reason_of
+from asyncrl.tools.contained import contained
+from asyncrl.tools.environments.thread import EpisodeThread
 from asyncrl.types import Task
 
 __all__ = ["Agent", "AgentError", "AgentPlayer", "AgentResult", "load_agent"]

@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from asyncrl.actor.chat_api.result import AgentError, AgentResult, error_in, read_result, task_body
-from asyncrl.actor.finishing import finish
 from asyncrl.errors import ConfigError
 from asyncrl.machine.child import guarded
 from asyncrl.machine.program_protocol import ProgramProtocol
 from asyncrl.network.throttle import ErrorLogger
+from asyncrl.tools.finishing import finish
 from asyncrl.types import Task
 
 log = logging.getLogger(__name__)

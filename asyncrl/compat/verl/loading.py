@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from asyncrl.actor.interactions.base import Interaction, Response
 from asyncrl.compat.verl.names import provide_verl
 from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
 from asyncrl.compat.verl.protocol import DataProto
@@ -15,6 +14,7 @@ from asyncrl.compat.verl.rewarding import ComputeScore
 from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.rules.verl import as_config
+from asyncrl.tools.interactions.base import Interaction, Response
 
 KNOWN: Mapping[str, Callable[..., Any]] = {
     **MANAGERS,

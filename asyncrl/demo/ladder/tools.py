@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from asyncrl.actor.tools.base import Tool, ToolRefusal
-from asyncrl.actor.tools.delayed import Delayed
 from asyncrl.demo.ladder.expressions import Nested
+from asyncrl.tools.base import Tool, ToolRefusal
+from asyncrl.tools.delayed import Delayed
 
 _STATES = "expressions"
 """Where the episode's expressions are in `shared`, the oldest first."""

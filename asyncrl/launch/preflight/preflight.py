@@ -168,9 +168,9 @@ def _check_policy(config: TrainConfig) -> None:
 def _check_tools(config: TrainConfig) -> None:
     from asyncrl.actor.chat_api.agent import load_agent
     from asyncrl.actor.chat_api.program import check_command
-    from asyncrl.actor.interactions.registry import load_interactions
-    from asyncrl.actor.offered import Offer
     from asyncrl.actor.steps import find_split
+    from asyncrl.tools.interactions.registry import load_interactions
+    from asyncrl.tools.offered import Offer
 
     find_split(config.actor.step_split)
     load_interactions(config.actor.interactions)
@@ -203,9 +203,9 @@ def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the model's chat template does not take the tools or the data, or a row shows images that
     nothing reads."""
     from asyncrl.actor.images import READS_NONE, reads_images
-    from asyncrl.actor.offered import Offer
     from asyncrl.chat.chat_checks import check_tasks, check_tools, open_chat
     from asyncrl.chat.image_sources import image_blocks
+    from asyncrl.tools.offered import Offer
 
     chat, offer, reads = open_chat(config), Offer(config.actor), reads_images(config)
     for functions in offer.every:
@@ -221,7 +221,7 @@ def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
 def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the tools of a row cannot be created, or are not all on offer. They are released again."""
     from asyncrl.actor.runner import open_toolbox
-    from asyncrl.actor.toolbox import Toolbox
+    from asyncrl.tools.toolbox import Toolbox
 
     toolbox = open_toolbox(config.actor)
     is_tools = isinstance(toolbox, Toolbox)
@@ -263,8 +263,8 @@ def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
 def _check_users(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: a simulated user cannot start with the first row that names it, no row names one, or a row
     names another one. Those that started are finalized again."""
-    from asyncrl.actor.interactions.registry import load_interactions
-    from asyncrl.actor.interactions.users import InteractionLimits, Interactions
+    from asyncrl.tools.interactions.registry import load_interactions
+    from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 
     if not config.actor.interactions or not files:
         return

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.actor.interactions.registry import load_interactions
-from asyncrl.actor.interactions.users import InteractionLimits, Interactions
 from asyncrl.chat.chat import Chat
 from asyncrl.compat.verl import DataProto, load_reward_manager, provide_verl
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.rules.registry import load_rules
+from asyncrl.tools.interactions.registry import load_interactions
+from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.types import Finish
 from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
 from tests.compat.verl.operations import CharTokenizer

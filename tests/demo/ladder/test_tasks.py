@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.tools.base import Tool, ToolRefusal
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
@@ -30,6 +29,7 @@ from asyncrl.demo.ladder.tools import LadderCalculator, Undo
 from asyncrl.demo.ladder.transcripts import demonstration
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.transcript import Passage
+from asyncrl.tools.base import Tool, ToolRefusal
 from asyncrl.types import Task
 
 

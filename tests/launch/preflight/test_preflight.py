@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from asyncrl.actor.tools.base import Tool, ToolRefusal
 from asyncrl.config.schema import (
     ActorConfig,
     DataConfig,
@@ -30,6 +29,7 @@ from asyncrl.data.rendered import read_rendered
 from asyncrl.errors import ConfigError, DataError, UnavailableError
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports
 from asyncrl.launch.preflight.preflight import preflight
+from asyncrl.tools.base import Tool, ToolRefusal
 from tests.engine.sglang.pythons import python_with
 from tests.engine.support import tiny_model
 from tests.templates.families import tokenizer
@@ -460,7 +460,7 @@ class Flight:
 
 
 def test_each_environment_is_reset_with_the_first_row_that_names_it_before_the_run_starts(tmp_path: Path):
-    games, named = "tests.actor.environments.games", f"{Flight.__module__}.Flight"
+    games, named = "tests.tools.environments.games", f"{Flight.__module__}.Flight"
     several = {"flight": named, "quiet": f"{games}.Quiet"}
     rows: list[Mapping[str, Any]] = [
         {"environment": "quiet", "extra_info": {"city": None}},

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from asyncrl.actor.chat_api.agent import ChatCounts
-from asyncrl.actor.interactions.users import InteractionCounts
-from asyncrl.actor.toolbox import ToolCounts
 from asyncrl.observe.registry import BY_WRITER, describe
 from asyncrl.observe.registry.page import SECTIONS, page
 from asyncrl.replay.counters import COUNTERS, DEPTHS
+from asyncrl.tools.interactions.users import InteractionCounts
+from asyncrl.tools.toolbox import ToolCounts
 from tests.observe.registry.unknown import unknown
 from tests.observe.registry.written import logged, names_of, phases
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.interactions.registry import load_interactions
 from asyncrl.compat.verl.configuration.command import main, refused, translated
 from asyncrl.compat.verl.configuration.script import script_words
 from asyncrl.compat.verl.configuration.source import read_verl
@@ -23,6 +22,7 @@ from asyncrl.config.compose import read
 from asyncrl.config.keys import OPTIONS, option_of
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.tools.interactions.registry import load_interactions
 
 HERE = Path(__file__).parent
 

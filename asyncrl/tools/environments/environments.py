@@ -1,0 +1,321 @@
+"""The environments of an actor, and the one in which an episode is played.
+
+An episode has an object of its own. `reset` gets the task's row, and the text or images that it returns stand at the
+end of the prompt. What a tool raises is the policy's to read, since the environment may refuse a move in this way. A
+failure of the environment itself fails the episode, whose ticket is tried again: `reset` or `get_reward` raises, or a
+call takes too long, after which nobody knows the object's state. Calls run one after another, also those of one turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from numbers import Real
+from typing import Any
+
+from asyncrl.chat.history import Message
+from asyncrl.chat.parsing import MalformedCall
+from asyncrl.data.facts import ENVIRONMENT
+from asyncrl.errors import ToolError
+from asyncrl.network.throttle import ErrorLogger
+from asyncrl.observe.spans import NoSpans, Spans
+from asyncrl.plain import copied
+from asyncrl.text import reason_of
+from asyncrl.tools.base import ToolRefusal
+from asyncrl.tools.contained import contained
+from asyncrl.tools.environments.classes import EnvironmentClass, Function, class_of
+from asyncrl.tools.environments.thread import EpisodeThread
+from asyncrl.tools.finishing import finish
+from asyncrl.tools.results import Content, cut_content, joined, read_content
+from asyncrl.tools.toolbox import ToolCounts, ToolLimits
+from asyncrl.types import Task, Ticket, ToolCall
+
+log = logging.getLogger(__name__)
+
+CLOSE = "_close"
+"""An optional method that releases what the object holds."""
+
+Read = Callable[[Any], Any]
+
+MAX_STUCK = 1000
+"""Threads with calls that never return, above which no further episode begins: each of them holds memory."""
+
+
+@dataclass(slots=True)
+class EnvironmentCounts:
+    """Since the start: episodes that an environment began; calls of tools that raised, which the policy read; failures
+    of an environment itself. `stuck` threads have a call now that took too long."""
+
+    resets: int = 0
+    errors: int = 0
+    failures: int = 0
+    stuck: int = 0
+
+
+class Environments:
+    """The environments on offer, by the names by which tasks choose them. `limits` hold for each call, where `retries`
+    are those of `reset` with another object; `spans` get each call."""
+
+    def __init__(self, classes: Mapping[str, EnvironmentClass], limits: ToolLimits, spans: Spans | None = None) -> None:
+        self.limits = limits
+        self.spans = spans or NoSpans()
+        self.counts = EnvironmentCounts()
+        self.tool_counts = ToolCounts()
+        self._classes = classes
+        self._error_logger = ErrorLogger(log)
+        self._lock = threading.Lock()
+
+    def counters(self) -> Mapping[str, float]:
+        """What is counted, by the names of metrics."""
+        named = {"tool": asdict(self.tool_counts), "environment": asdict(self.counts)}
+        return {f"{kind}_{name}": count for kind, each in named.items() for name, count in each.items()}
+
+    async def close(self) -> None:
+        """They hold nothing beyond episodes."""
+
+    @asynccontextmanager
+    async def open(self, ticket: Ticket) -> AsyncIterator[OpenEnvironment]:
+        """The environment of one episode after its `reset`.
+
+        Raises ToolError: the task names none that is on offer, or a tool that it does not have, or `reset` failed.
+        """
+        if self.counts.stuck >= MAX_STUCK:
+            raise ToolError(f"{MAX_STUCK} calls of environments never returned; mend what they wait for")
+        opened = await self._begin(ticket)
+        try:
+            yield opened
+        finally:
+            await finish(opened.close())
+
+    async def _begin(self, ticket: Ticket) -> OpenEnvironment:
+        """Raises ToolError: it failed too often."""
+        cls, row = class_of(self._classes, ticket.task), row_of(ticket.task, several="" not in self._classes)
+        reason = ""
+        for _ in range(self.limits.retries + 1):
+            opened = OpenEnvironment(cls, ticket, self)
+            try:
+                with self.spans.span("reset", episode=ticket.id):
+                    await opened.reset(copied(row))
+            except ToolError as error:
+                reason = str(error)
+                await finish(opened.close())
+            except BaseException:
+                await finish(opened.close())
+                raise
+            else:
+                self.counts.resets += 1
+                return opened
+        raise ToolError(f"{reason} ({self.limits.retries + 1} tries)")
+
+    def failed(self, reason: str, cause: Exception) -> ToolError:
+        """Counts and logs a failure, and returns it as an error to raise."""
+        self.counts.failures += 1
+        self._error_logger.exception(reason, cause)
+        return ToolError(reason)
+
+    def raised(self, reason: str, cause: Exception) -> None:
+        """Counts and logs what a tool raised."""
+        self.counts.errors += 1
+        self._error_logger.exception(reason, cause)
+
+    def change_stuck(self, by: int) -> None:
+        """Threads end where they run."""
+        with self._lock:
+            self.counts.stuck += by
+
+
+def row_of(task: Task, several: bool) -> dict[str, Any]:
+    """What `reset` gets: the fields of `extra_info`, and the task's own under the names that they have in files. Where
+    there are several environments, the field that chooses one is left out."""
+    row = {name: value for name, value in task.extra_info.items() if not (several and name == ENVIRONMENT)}
+    row |= {"prompt": list(task.messages), "ground_truth": task.ground_truth, "data_source": task.data_source}
+    return row
+
+
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
+def _shown(result: Any) -> Content:
+    """What the policy sees: texts and images, or the text of anything else. Raises what `read_content` raises."""
+    content = None if isinstance(result, str) else read_content(result)
+    # A class of the user may be a text of another kind.
+    return str.__str__(str(result)) if content is None else content
+
+
+def _observation(result: Any) -> Content | None:
+    """Raises TypeError, and what `read_content` raises."""
+    if isinstance(result, str):
+        return _shown(result)
+    content = read_content(result)
+    if content is None and result is not None:
+        raise TypeError(f"it returned {type(result).__name__}, not a text, a list of texts and images, or None")
+    return content
+
+
+def _reward(result: Any) -> float:
+    """Raises TypeError; OverflowError: no float is so large."""
+    if not isinstance(result, Real) or not math.isfinite(result):
+        raise TypeError(f"it returned {result!r:.100}, not a finite number")
+    return float(result)
+
+
+class OpenEnvironment:
+    """One episode's object of the class `cls`. It is made by `reset`; after a call that took too long it takes no
+    further one."""
+
+    def __init__(self, cls: EnvironmentClass, ticket: Ticket, environments: Environments) -> None:
+        self._cls = cls
+        self._ticket = ticket
+        self._environments = environments
+        self._what = f"environment {cls.name}"
+        self._object: Any = None
+        self._observation: Content | None = None
+        self._lost = False
+        self._thread = EpisodeThread(f"environment-{ticket.id}", self._thread_ended)
+        self._given_up = False
+        self.functions = _offered(cls, ticket.task)
+        self.shown = [{"type": "function", "function": function} for function in self.functions.values()]
+
+    async def reset(self, row: Mapping[str, Any]) -> None:
+        """Make the object and begin the episode. Raises ToolError."""
+        self._object = await self._within_limits("__init__", self._cls.make)
+        reset = self._object.reset
+        observation = await self._within_limits("reset", partial(reset, **_taken(reset, row)), _observation)
+        max_chars = self._environments.limits.max_chars
+        self._observation = None if observation is None else cut_content(observation, max_chars)
+
+    def prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages of the task, with what `reset` returned behind the last one of the user."""
+        return tuple(messages) if not self._observation else _with_behind(messages, self._observation)
+
+    async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
+        """The results of the calls, one after another. Raises ToolError: one took too long."""
+        self._environments.tool_counts.calls += len(calls)
+        max_chars = self._environments.limits.max_chars
+        return [cut_content(await self._answer(call), max_chars) for call in calls]
+
+    async def rewards(self) -> dict[str, float]:
+        """What `get_reward` returns, by the environment's name; empty if it has no such method. Raises ToolError."""
+        if not self._cls.rewards:
+            return {}
+        return {self._cls.name: await self._within_limits("get_reward", self._object.get_reward, _reward)}
+
+    async def close(self) -> None:
+        """Release what the object holds, once. Never raises: the episode's outcome stands."""
+        if inspect.getattr_static(self._object, CLOSE, None) is not None and not self._lost:
+            try:
+                await self._within_limits(CLOSE, lambda: getattr(self._object, CLOSE)())
+            except ToolError:
+                log.debug("%s was not closed, as was logged and counted", self._what)
+        if self._thread.is_busy:
+            self._given_up = True
+            self._environments.change_stuck(1)
+        self._thread.close()
+
+    async def _answer(self, call: ToolCall | MalformedCall) -> Content:
+        counts = self._environments.tool_counts
+        if isinstance(call, MalformedCall):
+            counts.unknown += call.unknown
+            counts.malformed += not call.unknown
+            return call.error
+        try:
+            with self._environments.spans.span(f"tool {call.name}", episode=self._ticket.id):
+                method = partial(getattr(self._object, call.name), **copied(dict(call.arguments)))
+                content: Content = await self._call(call.name, method, _shown)
+                return content
+        except ToolError:
+            raise
+        except ToolRefusal as refusal:
+            counts.refused += 1
+            return str(refusal)
+        except Exception as error:  # noqa: BLE001 - the policy reads it
+            self._environments.raised(f"tool {call.name} of {self._what} raised {reason_of(error)}", error)
+            return f"Error: {_message_of(error)}"
+
+    async def _within_limits(self, name: str, method: Callable[[], Any], read: Read = _as_it_is) -> Any:
+        """Raises ToolError: the method raised, returned what cannot be read, or took too long."""
+        try:
+            return await self._call(name, method, read)
+        except ToolError:
+            raise
+        except Exception as error:
+            raise self._failed(name, reason_of(error), error) from error
+
+    async def _call(self, name: str, method: Callable[[], Any], read: Read) -> Any:
+        """What `read` makes of the method's result. Raises what either raises; ToolError: they took too long."""
+        limit = asyncio.timeout(self._environments.limits.timeout_s)
+        try:
+            async with limit:
+                return await contained(partial(self._result, method, read))
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            self._lost = True
+            seconds = f"it took more than actor.environment_timeout_s={self._environments.limits.timeout_s:g}"
+            raise self._failed(name, seconds, error) from error
+        except asyncio.CancelledError:
+            self._lost = self._thread.is_busy
+            raise
+
+    async def _result(self, method: Callable[[], Any], read: Read) -> Any:
+        function = method.func if isinstance(method, partial) else method
+        result = method() if inspect.iscoroutinefunction(function) else await self._thread.call(method)
+        if inspect.isawaitable(result):  # also of a method whose decorator hides that it is a coroutine function
+            result = await result
+        if result is None or type(result) in (str, int, float, bool):
+            return read(result)
+        # Code of the user, too: it may raise, and take long.
+        return await self._thread.call(partial(read, result))
+
+    def _failed(self, name: str, reason: str, cause: Exception) -> ToolError:
+        return self._environments.failed(f"{name} of {self._what} failed: {reason}", cause)
+
+    def _thread_ended(self) -> None:
+        if self._given_up:
+            self._environments.change_stuck(-1)
+
+
+def _offered(cls: EnvironmentClass, task: Task) -> Mapping[str, Function]:
+    """The tools of the episode: all of the class or, if the task has its own schemas, those that these name.
+
+    Raises ToolError: the class has no such tool.
+    """
+    if not task.tools:
+        return cls.functions
+    schemas = {schema["name"]: schema for schema in (tool.get("function", tool) for tool in task.tools)}
+    if unknown := sorted(set(schemas) - set(cls.functions)):
+        raise ToolError(f"task {task.id} offers {', '.join(unknown)}, which environment {cls.name} does not have")
+    return schemas
+
+
+def _with_behind(messages: Sequence[Message], content: Content) -> tuple[Message, ...]:
+    """The messages with `content` at the end of the last one of the user, or as its only one."""
+    last = max((index for index, each in enumerate(messages) if each["role"] == "user"), default=None)
+    if last is None:
+        return (*messages, {"role": "user", "content": content})
+    changed = {**messages[last], "content": joined(messages[last]["content"], content)}
+    return (*messages[:last], changed, *messages[last + 1 :])
+
+
+def _taken(reset: Callable[..., Any], row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of the row that `reset` takes: all if it has `**kwargs`, else those that it names."""
+    parameters = inspect.signature(reset).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return row
+    return {name: value for name, value in row.items() if name in parameters}
+
+
+def _message_of(error: Exception) -> str:
+    """What the error says, or else its type."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001 - an error of the user may not even have a text
+        return type(error).__name__

@@ -1,0 +1,88 @@
+"""A thread of one episode, in which its synchronous methods run one after another.
+
+An environment may hold what belongs to one thread, such as a connection of sqlite3. A call that takes too long cannot
+be stopped: its thread is given up, and ends when the call returns. It never keeps the process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+from asyncrl.text import reason_of
+from asyncrl.tools.contained import EscapeError
+
+T = TypeVar("T")
+
+
+class _Outcome(NamedTuple):
+    value: Any = None
+    error: Exception | None = None
+
+
+_Work = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[_Outcome]"]
+
+
+class EpisodeThread:
+    """Begins with its first call and ends after `close`. `ended` is called in the thread when it has ended."""
+
+    def __init__(self, name: str, ended: Callable[[], None] = lambda: None) -> None:
+        self._name = name
+        self._ended = ended
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._running = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call has not returned yet, such as one whose waiter was cancelled."""
+        return self._running > 0
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """The result of `function`. Raises what it raises; EscapeError in place of what would end the thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_Outcome] = loop.create_future()
+        self._running += 1
+        self._work.put((function, loop, future))
+        outcome = await future
+        if outcome.error is not None:
+            raise outcome.error
+        value: T = outcome.value
+        return value
+
+    def close(self) -> None:
+        """End the thread after the calls that it has."""
+        if self._thread is not None:
+            self._work.put(None)
+
+    def _run(self) -> None:
+        try:
+            while (work := self._work.get()) is not None:
+                function, loop, future = work
+                outcome = _outcome(function)
+                # A loop that was closed meanwhile has nobody left who waits.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(self._tell, future, outcome)
+        finally:
+            self._ended()
+
+    def _tell(self, future: asyncio.Future[_Outcome], outcome: _Outcome) -> None:
+        self._running -= 1
+        if not future.done():
+            future.set_result(outcome)
+
+
+def _outcome(function: Callable[[], Any]) -> _Outcome:
+    try:
+        return _Outcome(function())
+    except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
+        return _Outcome(error=error)
+    except BaseException as error:  # noqa: BLE001 - the thread must answer, whatever ends the call
+        return _Outcome(error=EscapeError(f"it raised {reason_of(error)}"))

@@ -1,0 +1,142 @@
+"""The tool `fetch`: the text of a web page, without a browser, from the hosts that `actor.fetch.hosts` allows.
+
+A request goes to a public address alone (`network.public`), and so does each redirection, whose host must be allowed,
+too. What cannot be fetched because of the URL is the policy's to read; a server that fails is a failure of the tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+from yarl import URL
+
+from asyncrl.config.schema import ActorConfig
+from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.network.public import Connect, get_public, public_connector
+from asyncrl.tools.base import Tool, ToolRefusal
+from asyncrl.tools.page_text import page_text
+
+AT_ONCE = 16
+"""Pages that the episodes of one actor fetch at the same time."""
+
+THREADS = 2
+REDIRECTIONS = 5
+LONGEST_URL = 2000
+NOTE_CHARS = 80
+"""Characters of a result that are left for the note on its parts."""
+
+_ENTRY = re.compile(r"(\*\.)?([^\s/:@*?#\[\]]+|\[[0-9a-fA-F:.]+\])(?::([0-9]{1,5}))?")
+
+
+class AllowedHosts:
+    """The hosts of `actor.fetch.hosts`: `HOST`, `*.HOST` for all below it, each at the usual port of http and https, or
+    at the one behind a colon. Raises ConfigError."""
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        if not entries:
+            raise ConfigError("actor.tools: fetch needs the hosts that it may reach: actor.fetch.hosts=[HOST, ...]")
+        self._entries = [_read_entry(entry) for entry in entries]
+        self.shown = f"{', '.join(entries):.500}"
+
+    def check(self, url: URL) -> None:
+        """Raises RefusedError: the URL is of another host, or at another port."""
+        host = (url.raw_host or "").rstrip(".")
+        for below, name, port in self._entries:
+            is_named = host.endswith(f".{name}") if below else host == name
+            if is_named and (url.is_default_port() if port is None else url.port == port):
+                return
+        at = f"{url.host}:{url.explicit_port}" if url.explicit_port else url.host
+        raise RefusedError(f"{at} is not allowed; the allowed hosts are {self.shown}")
+
+
+def _read_entry(entry: str) -> tuple[bool, str, int | None]:
+    """Whether it is for hosts below the name, the name, and the port."""
+    found = _ENTRY.fullmatch(entry)
+    try:
+        host = URL.build(scheme="http", host=found[2].strip("[]").rstrip(".")).raw_host if found else None
+    except ValueError:
+        host = None
+    if found is None or host is None:
+        raise ConfigError(f"actor.fetch.hosts: {entry!r} is no host; write HOST, *.HOST or HOST:PORT, without http://")
+    return bool(found[1]), host, int(found[3]) if found[3] else None
+
+
+class PageReader:
+    """Reads pages for the episodes of one actor: their texts, each within `timeout_s` and of a page of at most
+    `max_bytes`. `connect` makes what opens the connections."""
+
+    def __init__(
+        self, hosts: AllowedHosts, max_bytes: int, timeout_s: float, connect: Connect = public_connector
+    ) -> None:
+        self._hosts = hosts
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._connect = connect
+        self._free = asyncio.Semaphore(AT_ONCE)
+        # Of its own: a page that takes long to read must not keep the threads of others.
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="page")
+
+    async def read(self, url: str) -> str:
+        """Raises RefusedError: the URL is not allowed, or has no text; UnavailableError: its server failed."""
+        limits = self._max_bytes, self._timeout_s, REDIRECTIONS
+        async with self._free:
+            fetched = await get_public(url, *limits, self._hosts.check, self._connect)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, page_text, fetched)
+
+
+class FetchPage(Tool):
+    """A page is fetched once an episode, as long as no other is: its parts are those of one text."""
+
+    schema: ClassVar[Mapping[str, Any]] = {
+        "name": "fetch",
+        "description": "Gets a web page as plain text.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "url": {"type": "string", "description": "the address of the page, such as https://example.org/page"},
+                "part": {"type": "integer", "description": "which part of a long page, from 1; 1 if left out"},
+            },
+            "required": ["url"],
+        },
+    }
+    reader: ClassVar[PageReader]
+    part_chars: ClassVar[int]
+
+    @classmethod
+    def configured(cls, actor: ActorConfig) -> type[Tool]:
+        if importlib.util.find_spec("lxml") is None:
+            raise ConfigError("actor.tools: fetch needs the extra: pip install 'asyncrl[fetch]'")
+        hosts, max_bytes = AllowedHosts(actor.fetch.hosts), int(actor.fetch.max_mb * 2**20)
+        reader = PageReader(hosts, max_bytes, actor.tool_timeout_s)
+        part_chars = max(1, actor.max_tool_chars - NOTE_CHARS)
+        schema = {**cls.schema, "description": f"{cls.schema['description']} Allowed hosts: {hosts.shown}."}
+        return type(cls.__name__, (cls,), {"reader": reader, "part_chars": part_chars, "schema": schema})
+
+    async def create(self, **kwargs: Any) -> None:
+        self._page: tuple[str, str] | None = None
+
+    async def execute(self, arguments: Mapping[str, Any]) -> str:
+        url, part = arguments["url"].strip(), arguments.get("part", 1)
+        text = await self._text(url)
+        parts = max(1, -(-len(text) // self.part_chars))
+        if not 1 <= part <= parts:
+            raise ToolRefusal(f"Error: the page has the parts 1 to {parts}.")
+        shown = text[(part - 1) * self.part_chars : part * self.part_chars]
+        return shown if parts == 1 else f"{shown}\n(part {part} of {parts})"
+
+    async def _text(self, url: str) -> str:
+        if self._page is not None and self._page[0] == url:
+            return self._page[1]
+        if len(url) > LONGEST_URL:
+            raise ToolRefusal(f"Error: the address has more than {LONGEST_URL} characters.")
+        try:
+            text = await self.reader.read(url)
+        except RefusedError as error:
+            raise ToolRefusal(f"Error: {error}") from error
+        self._page = url, text or "(the page has no text)"
+        return self._page[1]

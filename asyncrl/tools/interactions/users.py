@@ -1,0 +1,206 @@
+"""The simulated users of an actor, and the one that an episode talks to.
+
+A task chooses its user by `extra_info.interaction_kwargs.name`; a task without `interaction_kwargs` has none. A user
+that was started is finalized exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, NamedTuple, TypeVar
+
+from asyncrl.errors import InteractionError
+from asyncrl.network.throttle import ErrorLogger
+from asyncrl.plain import copied
+from asyncrl.text import reason_of
+from asyncrl.tools.contained import contained
+from asyncrl.tools.finishing import finish
+from asyncrl.tools.interactions.base import Interaction
+from asyncrl.tools.results import Content, cut_content, read_content
+from asyncrl.types import LARGEST_FLOAT32, Ticket
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+KWARGS = "interaction_kwargs"
+"""The field of a task's `extra_info` that names the user, and has its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionLimits:
+    """Seconds of one call; messages of a user that an episode takes (None: any number), and characters of one."""
+
+    timeout_s: float = 60.0
+    max_messages: int | None = None
+    max_chars: int = 4096
+
+
+@dataclass(slots=True)
+class InteractionCounts:
+    """Since the start: responses of users, among them those that ended the conversation; failed calls."""
+
+    responses: int = 0
+    ended: int = 0
+    failures: int = 0
+
+
+class UserReply(NamedTuple):
+    """What a user made of the policy's turn: whether the conversation ends, its message, and the turn's score."""
+
+    ends: bool
+    content: Content
+    score: float | None
+
+
+class Interactions:
+    """The users on offer by name."""
+
+    def __init__(self, users: Mapping[str, Interaction], limits: InteractionLimits) -> None:
+        self._users = users
+        self._limits = limits
+        self.counts = InteractionCounts()
+        self._error_logger = ErrorLogger(log)
+
+    @asynccontextmanager
+    async def open(self, ticket: Ticket) -> AsyncIterator[OpenInteraction | None]:
+        """The user of one episode; None if its task has none, or if no users are on offer.
+
+        Raises InteractionError: the task's user is not on offer, or failed to start.
+        """
+        kwargs = ticket.task.extra_info.get(KWARGS)
+        if not kwargs or not self._users:
+            yield None
+            return
+        name = str(kwargs.get("name")) if isinstance(kwargs, Mapping) else ""
+        if name not in self._users:
+            raise InteractionError(
+                f"task {ticket.task.id} has extra_info.{KWARGS}.name={name!r:.100}; actor.interactions has "
+                f"{', '.join(self._users)}"
+            )
+        calls = _Calls(self._limits.timeout_s, self.counts, self._error_logger)
+        opened = OpenInteraction(self._users[name], ticket.id, kwargs, self._limits, calls)
+        try:
+            await opened.start()
+            yield opened
+        finally:
+            await finish(opened.finalize())
+
+
+class _Calls:
+    """Calls of users' methods: their time limit, and what is told of those that fail."""
+
+    def __init__(self, timeout_s: float, counts: InteractionCounts, error_logger: ErrorLogger) -> None:
+        self.counts = counts
+        self._timeout_s = timeout_s
+        self._error_logger = error_logger
+
+    async def __call__(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of `call`. Raises InteractionError: it raised or took too long; `what` names it."""
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                return await contained(call)
+        except Exception as error:
+            reason = reason_of(error)
+            if limit.expired():
+                reason = f"it took more than actor.interaction_timeout_s={self._timeout_s:g}"
+            raise self.failed(f"{what} failed: {reason}", error) from error
+
+    def failed(self, reason: str, cause: Exception | None = None) -> InteractionError:
+        """Counts and logs a failure, and returns it as an error to raise."""
+        error = InteractionError(reason)
+        self.counts.failures += 1
+        self._error_logger.exception(reason, cause or error)
+        return error
+
+
+class OpenInteraction:
+    """The user `interaction` in the episode `instance_id`, whose task has the arguments `kwargs` for it."""
+
+    def __init__(
+        self,
+        interaction: Interaction,
+        instance_id: str,
+        kwargs: Mapping[str, Any],
+        limits: InteractionLimits,
+        calls: _Calls,
+    ) -> None:
+        self._interaction = interaction
+        self._id = instance_id
+        self._kwargs = kwargs
+        self._limits = limits
+        self._calls = calls
+        self._what = f"the simulated user {interaction.name}"
+        self._responses = 0
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the policy may read the last response: the limit of messages allows it."""
+        return self._limits.max_messages is None or self._responses <= self._limits.max_messages
+
+    async def start(self) -> None:
+        """Raises InteractionError, as the other methods do."""
+        kwargs = copied(dict(self._kwargs))
+        await self._call("start_interaction", lambda user: user.start_interaction(self._id, **kwargs))
+
+    async def respond(self, messages: Sequence[Mapping[str, Any]]) -> UserReply:
+        """The user's response to the policy's turn, the last of `messages`."""
+        given, kwargs = copied(([dict(message) for message in messages], dict(self._kwargs)))
+        result = await self._call("generate_response", lambda user: user.generate_response(self._id, given, **kwargs))
+        reply = self._read(result)
+        if reply.score is None:
+            score = await self._call("calculate_score", lambda user: user.calculate_score(self._id))
+            reply = self._read((reply.ends, reply.content, score))
+        self._responses += 1
+        self._calls.counts.responses += 1
+        self._calls.counts.ended += reply.ends
+        return reply
+
+    async def finalize(self) -> None:
+        """Never raises: the episode's outcome stands."""
+        try:
+            await self._call("finalize_interaction", lambda user: user.finalize_interaction(self._id))
+        except InteractionError:
+            log.debug("%s was not finalized, as was logged and counted", self._what)
+
+    async def _call(self, name: str, call: Callable[[Interaction], Awaitable[T]]) -> T:
+        return await self._calls(f"{name} of {self._what}", lambda: call(self._interaction))
+
+    def _read(self, result: Any) -> UserReply:
+        """Raises InteractionError: it is no response."""
+        match result:
+            case (ends, said, (Real() | None) as score, *_) if _is_yes_or_no(ends) and _is_score(score):
+                if (content := self._content(said)) is not None:
+                    content = cut_content(content, self._limits.max_chars)
+                    return UserReply(bool(ends), content, None if score is None else float(score))
+        raise self._calls.failed(
+            f"{self._what} gave {result!r:.200}; generate_response must return whether the conversation ends, a text "
+            "or a list of texts and images, a score that is finite as a float32 or None, and further data"
+        )
+
+    def _content(self, said: Any) -> Content | None:
+        """Raises InteractionError: an image cannot be saved."""
+        try:
+            return read_content(said)
+        except (ValueError, TypeError, OSError) as error:
+            raise self._calls.failed(f"{self._what} gave an image that cannot be saved: {error}", error) from error
+
+
+def _is_score(value: Any) -> bool:
+    # A comparison with nan is false.
+    return value is None or bool(abs(value) <= LARGEST_FLOAT32)
+
+
+def _is_yes_or_no(value: Any) -> bool:
+    """False for an array, which is neither."""
+    try:
+        bool(value)
+    except Exception:  # noqa: BLE001 - the caller refuses it
+        return False
+    return True

@@ -1,0 +1,102 @@
+"""What the policy reads of the result of an MCP tool."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from mcp_types import (
+    AudioContent,
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+
+from asyncrl.tools.results import Content
+
+
+def result_content(result: CallToolResult, shows_images: bool) -> tuple[Content, int]:
+    """The result's texts, its structured content and, where the policy `shows_images`, its images; and how many of its
+    parts are not shown, which are named in the text."""
+    parts = [_part(block, shows_images) for block in result.content]
+    texts = [part.text for part in parts if part.is_text]
+    structured = result.structured_content
+    if structured is not None and not _says(texts, structured):
+        parts.append(_Part(json.dumps(structured, ensure_ascii=False)))
+    content: list[Mapping[str, Any]] = []
+    for is_image, group in groupby(parts, lambda part: part.image is not None):
+        if is_image:
+            content += ({"type": "image", "image": part.image} for part in group)
+        else:
+            content.append({"type": "text", "text": "\n".join(part.text for part in group)})
+    unshown = sum(part.is_named for part in parts)
+    if any(block["type"] == "image" for block in content):
+        return content, unshown
+    return (content[0]["text"] if content else ""), unshown
+
+
+def text_of(content: Content) -> str:
+    """The texts of a content alone."""
+    return content if isinstance(content, str) else "\n".join(block["text"] for block in content if "text" in block)
+
+
+class _Part(NamedTuple):
+    """A text, the file of an image, or with `is_named` the name of what is not shown."""
+
+    text: str = ""
+    image: bytes | None = None
+    is_named: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        return self.image is None and not self.is_named
+
+
+def _part(block: ContentBlock, shows_images: bool) -> _Part:
+    match block:
+        case TextContent():
+            return _Part(block.text)
+        case ResourceLink():
+            return _Part(f"{block.name}: {block.uri}")
+        case EmbeddedResource(resource=BlobResourceContents() as resource):
+            return _Part(f"[{resource.uri} ({resource.mime_type or 'binary'}) is not shown]", is_named=True)
+        case EmbeddedResource(resource=TextResourceContents() as resource):
+            return _Part(resource.text)
+        case ImageContent():
+            with suppress(ValueError):
+                if shows_images:
+                    return _Part(image=base64.b64decode(block.data, validate=True))
+            return _Part(f"[an image ({block.mime_type}) is not shown]", is_named=True)
+        case AudioContent():
+            return _Part(f"[a sound ({block.mime_type}) is not shown]", is_named=True)
+    return _Part(f"[{block.type} is not shown]", is_named=True)
+
+
+def _says(texts: Sequence[str], structured: Any) -> bool:
+    """Whether the texts say the same already. Servers repeat it as JSON; those of the package `mcp` wrap a plain result
+    as {"result": ...}, and give a list as one text for each element."""
+    values = [structured]
+    if isinstance(structured, dict) and structured.keys() == {"result"}:
+        values.append(structured["result"])
+    read = [_read(text) for text in texts]
+    return any(
+        value in read or (isinstance(value, str) and value in texts) or (isinstance(value, list) and read == value)
+        for value in values
+    ) or (values[-1] == list(texts))
+
+
+def _read(text: str) -> Any:
+    """The value of a JSON text, or else the text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

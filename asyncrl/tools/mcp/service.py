@@ -1,0 +1,194 @@
+"""The sessions of one MCP server, which the tools of all episodes share.
+
+A server that keeps state has a session for each episode, which begins with the episode's first call. If it is lost
+after it has answered a call, the episode fails, since another session would answer from another state. A `shared`
+server has one session for all, which is opened again when it is lost.
+
+After a failure the next start waits, longer after each further failure, until a call is answered. Only a few sessions
+start at once, since a program may take seconds of processor time to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from asyncrl.machine.group_guard import GroupGuard
+from asyncrl.tools.base import StateLostError, ToolRefusal
+from asyncrl.tools.finishing import finish
+from asyncrl.tools.mcp.results import result_content, text_of
+from asyncrl.tools.mcp.session import Link, Session, SessionError
+from asyncrl.tools.mcp.settings import McpServer
+from asyncrl.tools.results import Content
+
+STARTS_AT_ONCE = 4
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 30.0
+
+EMPTY = "(no output)"
+
+
+@dataclass(slots=True)
+class McpCounts:
+    """Since the start: sessions that began; starts that failed; sessions that were lost, and among them those with
+    which the state of an episode was lost; calls that the server answered with an error; parts of results that are not
+    shown, such as images. `sessions` are open now."""
+
+    sessions: int = 0
+    started: int = 0
+    start_failures: int = 0
+    lost: int = 0
+    states_lost: int = 0
+    errors: int = 0
+    unshown: int = 0
+
+
+def link_to(server: McpServer, guard: GroupGuard) -> Link:
+    """A way to the server. Raises ConfigError: a variable is missing."""
+    if server.url is not None:
+        from asyncrl.tools.mcp.http import UrlLink
+
+        return UrlLink(server.url, server.filled(server.headers, os.environ))
+    from asyncrl.tools.mcp.stdio import ProgramLink
+
+    return ProgramLink(server.command, server.filled(server.env, os.environ), server.cwd, guard)
+
+
+class McpService:
+    """The sessions of `server`, for a policy that sees its images if it `shows_images`. `clock` gives seconds."""
+
+    def __init__(
+        self, server: McpServer, shows_images: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name = server.name
+        self.server = server
+        self.shows_images = shows_images
+        self.counts = McpCounts()
+        self._guard = GroupGuard()
+        self._clock = clock
+        self._slots = asyncio.Semaphore(server.sessions)
+        self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._failures = 0
+        self._not_before = 0.0
+        self._for_all = _EpisodeSession(self)
+
+    def counters(self) -> Mapping[str, float]:
+        return {f"mcp_{name}": count for name, count in asdict(self.counts).items()}
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[_EpisodeSession]:
+        """The session of one episode. It begins with its first call."""
+        if self.server.shared:
+            yield self._for_all
+            return
+        async with self._slots:
+            session = _EpisodeSession(self)
+            try:
+                yield session
+            finally:
+                await finish(session.close())
+
+    async def close(self) -> None:
+        await self._for_all.close()
+        self._guard.close()
+
+    async def open(self) -> Session:
+        """A new session, as soon as one may start. Raises SessionError."""
+        async with self._starting:
+            if (wait_s := self._not_before - self._clock()) > 0:
+                await asyncio.sleep(wait_s)
+            try:
+                session = await Session.open(link_to(self.server, self._guard), self.server)
+            except SessionError:
+                self.counts.start_failures += 1
+                self._failed()
+                raise
+        self.counts.started += 1
+        self.counts.sessions += 1
+        return session
+
+    def lost(self) -> None:
+        """A session was lost."""
+        self.counts.lost += 1
+        self._failed()
+
+    def succeeded(self) -> None:
+        """A call was answered."""
+        self._failures = 0
+
+    def _failed(self) -> None:
+        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self._failures, 16))
+        self._failures += 1
+        self._not_before = self._clock() + wait_s
+
+
+class _EpisodeSession:
+    """What tools call: one session at a time, which is opened when it is needed."""
+
+    def __init__(self, service: McpService) -> None:
+        self._service = service
+        self._opening: asyncio.Task[Session] | None = None
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
+        """What the policy reads of the result. Raises ToolRefusal: the server answered with an error; StateLostError;
+        SessionError, AnswerError: the call may be tried again."""
+        counts = self._service.counts
+        session = await self._opened()
+        try:
+            result = await session.call(name, arguments)
+        except ToolRefusal:
+            counts.errors += 1
+            self._service.succeeded()
+            raise
+        except SessionError as error:
+            self._give_up(session)
+            if session.answered and not self._service.server.shared:
+                counts.states_lost += 1
+                raise StateLostError(f"the session with MCP server {self._service.name} was lost: {error}") from error
+            raise
+        self._service.succeeded()
+        content, unshown = result_content(result, self._service.shows_images)
+        counts.unshown += unshown
+        if result.is_error:
+            counts.errors += 1
+            raise ToolRefusal(text_of(content) or "Error: the tool failed and did not say why.")
+        return content or EMPTY
+
+    async def close(self) -> None:
+        opening, self._opening = self._opening, None
+        if opening is None:
+            return
+        opening.cancel()
+        await asyncio.wait({opening})
+        if (session := _opened_by(opening)) is not None:
+            self._service.counts.sessions -= 1
+            await session.close()
+
+    async def _opened(self) -> Session:
+        """The session, which calls that come while it starts wait for together. Raises SessionError."""
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._service.open())
+        opening = self._opening
+        try:
+            return await asyncio.shield(opening)
+        except Exception:
+            if self._opening is opening:
+                self._opening = None
+            raise
+
+    def _give_up(self, session: Session) -> None:
+        """Several calls may tell of the same loss."""
+        if self._opening is not None and _opened_by(self._opening) is session:
+            self._opening = None
+            self._service.counts.sessions -= 1
+            self._service.lost()
+
+
+def _opened_by(opening: asyncio.Task[Session]) -> Session | None:
+    if not opening.done() or opening.cancelled() or opening.exception() is not None:
+        return None
+    return opening.result()

@@ -1,0 +1,203 @@
+"""A session with an MCP server: its handshake, its tools and its calls, each within a time limit.
+
+A task of its own holds the connection, since the package `mcp` opens and closes one in the same task, and cancels that
+task when the connection breaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeVar
+
+from mcp import ClientSession, MCPError
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_PARAMS,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    Implementation,
+    ListToolsRequest,
+    ListToolsResult,
+    PaginatedRequestParams,
+    Tool,
+)
+from pydantic import BaseModel
+
+from asyncrl import __version__
+from asyncrl.text import reason_of
+from asyncrl.tools.base import ToolRefusal
+from asyncrl.tools.finishing import finish
+from asyncrl.tools.mcp.settings import McpServer
+from asyncrl.tools.mcp.stdio import MAX_MESSAGE_BYTES, TOO_LARGE
+
+CLOSE_S = 5.0
+"""For a connection to close; then its task is cancelled, which kills a program at once."""
+
+MAX_PAGES = 100
+"""Of a list of tools, which may have MAX_MESSAGE_BYTES characters."""
+
+CLOSED = (CONNECTION_CLOSED, "Connection closed")
+"""How the package `mcp` says that a connection is closed. Servers use the code for errors of their own, too."""
+
+Result = TypeVar("Result", bound=BaseModel)
+
+
+class SessionError(Exception):
+    """The session is over: the server ended, broke the connection, or took too long."""
+
+
+class AnswerError(Exception):
+    """The server failed to answer a call; the session goes on."""
+
+
+class Link(Protocol):
+    """A way to a server."""
+
+    @property
+    def remark(self) -> str:
+        """What it knows of the end of the server, to stand behind a reason."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the server has ended, or has forgotten the session."""
+        ...
+
+    def open(self) -> AbstractAsyncContextManager[Any]:
+        """The streams of one connection."""
+        ...
+
+
+class Session:
+    """A session with `server` over `link`. `answered` calls had an answer so far."""
+
+    def __init__(self, link: Link, server: McpServer) -> None:
+        self.answered = 0
+        self._link = link
+        self._server = server
+        self._closing = asyncio.Event()
+        self._ready: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
+        self._holding = asyncio.create_task(self._hold())
+
+    @classmethod
+    async def open(cls, link: Link, server: McpServer) -> Session:
+        """A session after its handshake. Raises SessionError."""
+        session = cls(link, server)
+        both: set[asyncio.Future[Any]] = {session._holding, session._ready}
+        try:
+            done, _ = await asyncio.wait(both, timeout=server.start_s, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            await finish(session.close())
+            raise
+        if session._ready in done:
+            return session
+        raise await session._over("" if done else f"it did not start within start_s={server.start_s:g}")
+
+    @property
+    def is_over(self) -> bool:
+        return self._closing.is_set() or self._holding.done()
+
+    async def tools(self) -> list[Tool]:
+        """All tools, page by page. Raises SessionError, AnswerError."""
+        tools: list[Tool] = []
+        cursor: str | None = None
+        size = 0
+        for _ in range(MAX_PAGES):
+            request = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
+            page = await self._ask(request, ListToolsResult, self._server.start_s)
+            tools += page.tools
+            size += sum(len(tool.model_dump_json()) for tool in page.tools)
+            cursor = page.next_cursor
+            if cursor is None:
+                return tools
+            if size > MAX_MESSAGE_BYTES:
+                break
+        raise AnswerError(f"its list of tools does not end: {len(tools)} so far")
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
+        """The result of a call. Raises ToolRefusal: the policy may read why; SessionError, AnswerError."""
+        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=dict(arguments)))
+        result = await self._ask(request, CallToolResult, self._server.timeout_s)
+        self.answered += 1
+        return result
+
+    async def close(self) -> None:
+        """End the session, and the program where it is one. Never raises."""
+        self._closing.set()
+        if self._ready.done():
+            await asyncio.wait({self._holding}, timeout=CLOSE_S)
+        self._holding.cancel()
+        await asyncio.wait({self._holding}, timeout=CLOSE_S)
+        self._ready.cancel()
+        _forget_error(self._holding)
+
+    async def _hold(self) -> None:
+        who = Implementation(name="asyncrl", version=__version__)
+        async with self._link.open() as (read, write), ClientSession(read, write, client_info=who) as client:
+            try:
+                await client.initialize()
+            except MCPError as error:
+                if error.code != UNSUPPORTED_PROTOCOL_VERSION:
+                    raise
+                await client.discover()
+            if not self._ready.done():
+                self._ready.set_result(client)
+            await self._closing.wait()
+
+    async def _ask(self, request: Any, kind: type[Result], limit_s: float) -> Result:
+        if self.is_over:
+            raise SessionError("the session is over")
+        before = self.answered
+        asking = asyncio.ensure_future(self._ready.result().send_request(request, kind))
+        both: set[asyncio.Future[Any]] = {asking, self._holding}
+        try:
+            done, _ = await asyncio.wait(both, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asking.add_done_callback(_forget_error)
+            asking.cancel()
+        # At a URL each call is a request of its own, and another session would not mend a server that hangs.
+        if not done and self._server.shared and (self._server.url is not None or self.answered > before):
+            raise AnswerError(f"it did not answer within {limit_s:g} s; the calls of other episodes go on")
+        if not done:
+            raise await self._over(f"it did not answer within {limit_s:g} s")
+        if asking not in done:
+            raise await self._over("")
+        try:
+            return asking.result()
+        except MCPError as error:
+            if TOO_LARGE in error.message:
+                self.answered += 1
+                raise ToolRefusal(f"Error: {TOO_LARGE}; ask for less.") from error
+            if error.code == INVALID_PARAMS:
+                self.answered += 1
+                raise ToolRefusal(f"Error: {error.message}") from error
+            if self._link.is_over or (error.code, error.message) == CLOSED:
+                raise await self._over(error.message) from error
+            raise AnswerError(f"it answered with the error {error.code}: {error.message:.500}") from error
+        except ValueError as error:
+            raise AnswerError(f"its result is none of MCP: {reason_of(error):.500}") from error
+        except Exception as error:
+            raise await self._over(reason_of(error)) from error
+
+    async def _over(self, reason: str) -> SessionError:
+        """Close the session. The error to raise, with what is known of the reason."""
+        await finish(self.close())
+        if self._holding.done() and not self._holding.cancelled() and (error := self._holding.exception()):
+            reason = _first_reason(error)
+        return SessionError(f"{reason or 'the connection ended'}{self._link.remark}")
+
+
+def _forget_error(task: asyncio.Future[Any]) -> None:
+    """Look at the error of a task that nobody waits for, which asyncio would log."""
+    if task.done() and not task.cancelled():
+        task.exception()
+
+
+def _first_reason(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return reason_of(error)

@@ -1,0 +1,145 @@
+"""The tools of MCP servers: what they list, checked and named, and the classes of which episodes have objects."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, ClassVar
+
+from asyncrl.config.schema import ActorConfig
+from asyncrl.data.sendable import schemas
+from asyncrl.errors import ConfigError
+from asyncrl.machine.group_guard import GroupGuard
+from asyncrl.masking import masked
+from asyncrl.text import encodable
+from asyncrl.tools.base import Service, Tool, ToolRefusal
+from asyncrl.tools.mcp.settings import McpServer, read_servers
+from asyncrl.tools.results import Content
+
+MAX_TOOLS = 128
+"""Of one server: the policy reads all of them in each prompt."""
+
+MAX_NAME = 64
+_NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+Function = Mapping[str, Any]
+
+
+class McpTool(Tool):
+    """A tool that its server knows as `listed`."""
+
+    listed: ClassVar[str]
+    limits_itself = True
+
+    async def execute(self, arguments: Mapping[str, Any]) -> Content:
+        answer: Content = await self.session.call(self.listed, arguments)
+        return answer
+
+
+def mcp_functions(actor: ActorConfig) -> dict[str, Function]:
+    """The function objects of all servers by the names that the policy uses. Raises ConfigError."""
+    return {str(function["name"]): function for _, _, function in _offered(actor)}
+
+
+def mcp_classes(actor: ActorConfig, shows_images: bool = False) -> dict[str, type[Tool]]:
+    """A class for each tool by the name that the policy uses; those of one server have one service.
+    `shows_images`: whether the policy sees images. Raises ConfigError."""
+    if not actor.mcp_servers:
+        return {}
+    from asyncrl.tools.mcp.service import McpService
+
+    services: dict[str, Service] = {}
+    classes: dict[str, type[Tool]] = {}
+    for server, listed, function in _offered(actor):
+        service = services.setdefault(server.name, McpService(server, shows_images))
+        parts = {"listed": listed, "schema": function, "service": service}
+        classes[function["name"]] = type("McpTool", (McpTool,), parts)
+    return classes
+
+
+def _offered(actor: ActorConfig) -> list[tuple[McpServer, str, Function]]:
+    """For each tool its server, the server's own name of it, and what the policy is shown."""
+    offered: dict[str, tuple[McpServer, str, Function]] = {}
+    for server in read_servers(actor):
+        _check_installed(server)
+        for listed, function in _listed(server).items():
+            name = str(function["name"])
+            if name in offered:
+                other = offered[name][0]
+                whose = "twice" if other is server else f"as {other.setting} does"
+                raise ConfigError(f"{server.setting} offers {name} {whose}; set its prefix, or choose its tools")
+            offered[name] = server, listed, function
+    return list(offered.values())
+
+
+def _check_installed(server: McpServer) -> None:
+    try:
+        import mcp
+    except ImportError as error:
+        raise ConfigError(f"{server.setting} needs the package mcp: pip install 'asyncrl[mcp]'") from error
+    del mcp
+
+
+@cache
+def _listed(server: McpServer) -> Mapping[str, Function]:
+    """What the policy is shown of each tool, by the server's own names. A process asks a server once: it starts it,
+    and ends it again. Raises ConfigError."""
+    # In a thread, for this one may have an event loop already.
+    with ThreadPoolExecutor(1) as thread:
+        tools = thread.submit(lambda: asyncio.run(_ask(server))).result()
+    chosen = _chosen(server, tools)
+    return {name: _function(server, name, chosen[name]) for name in chosen}
+
+
+async def _ask(server: McpServer) -> Sequence[Any]:
+    from asyncrl.tools.mcp.service import link_to
+    from asyncrl.tools.mcp.session import AnswerError, Session, SessionError
+
+    with GroupGuard() as guard:
+        try:
+            session = await Session.open(link_to(server, guard), server)
+            try:
+                return await session.tools()
+            finally:
+                await session.close()
+        except (SessionError, AnswerError, ToolRefusal) as error:
+            what = " ".join(masked(server.command)) or server.url
+            raise ConfigError(f"{server.setting} does not list its tools: {error} ({what})") from error
+
+
+def _chosen(server: McpServer, tools: Iterable[Any]) -> dict[str, Any]:
+    """The tools that are offered, by the server's own names."""
+    listed = {tool.name: tool for tool in tools}
+    names = server.tools or tuple(listed)
+    if unknown := [name for name in names if name not in listed]:
+        some = ", ".join(list(listed)[:MAX_TOOLS])
+        raise ConfigError(f"{server.setting}.tools: the server does not list {', '.join(unknown)}; it has {some}")
+    if len(names) > MAX_TOOLS:
+        raise ConfigError(
+            f"{server.setting} lists {len(names)} tools; choose at most {MAX_TOOLS} of them, such as "
+            f"tools=[{', '.join(names[:3])}]"
+        )
+    if not names:
+        raise ConfigError(f"{server.setting} lists no tools; leave it out")
+    return {name: listed[name] for name in names}
+
+
+def _function(server: McpServer, name: str, tool: Any) -> Function:
+    """The tool as an OpenAI function object. Raises ConfigError: no message or no template can carry it."""
+    shown = _NO_NAME.sub("_", server.prefix + name)
+    if len(shown) > MAX_NAME:
+        raise ConfigError(f"{server.setting}: the name {shown} has more than {MAX_NAME} letters; choose other tools")
+    parameters = {"type": "object", "properties": {}, **tool.input_schema}
+    try:
+        (function,) = schemas(
+            encodable({"name": shown, "description": tool.description or "", "parameters": parameters})
+        )
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{server.setting}: the schema of {name} cannot be used: {error}") from error
+    if not isinstance(parameters["properties"], dict):
+        raise ConfigError(f"{server.setting}: the schema of {name} has no mapping of properties")
+    result: Function = function
+    return result

@@ -1,0 +1,51 @@
+"""What an actor's configuration offers the policy: the schemas of the tools of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from asyncrl.config.schema import ActorConfig
+from asyncrl.errors import ConfigError
+from asyncrl.tools.environments.classes import class_of, environment_classes
+from asyncrl.tools.mcp.tools import mcp_functions
+from asyncrl.tools.registry import tool_classes
+from asyncrl.types import Task
+
+Functions = Mapping[str, Mapping[str, Any]]
+
+
+class Offer:
+    """The tools of `actor.tools` and `actor.mcp_servers`, or of the environments. Raises ConfigError: one of them
+    cannot be used."""
+
+    def __init__(self, actor: ActorConfig) -> None:
+        self.environments = environment_classes(actor)
+        self._tools: dict[str, Mapping[str, Any]] = {}
+        if not actor.has_environments:
+            self._tools = {name: tool.schema for name, tool in tool_classes(actor).items()}
+            for name, function in mcp_functions(actor).items():
+                if name in self._tools:
+                    raise ConfigError(
+                        f"actor.mcp_servers: a server and actor.tools both offer {name}; set the server's prefix, or "
+                        "leave the tool out of actor.tools"
+                    )
+                self._tools[name] = function
+
+    def functions(self, task: Task) -> Functions:
+        """The function objects by name that the policy may call where the task has no schemas of its own.
+
+        Raises ToolError: the task names an environment that is not on offer.
+        """
+        return class_of(self.environments, task).functions if self.environments else self._tools
+
+    @property
+    def always(self) -> Functions:
+        """Those that every task has; where tasks choose one of several environments there are none."""
+        only = self.environments.get("")
+        return only.functions if only else self._tools
+
+    @property
+    def every(self) -> list[Functions]:
+        """The function objects by name of each environment, or of the tools."""
+        return [each.functions for each in self.environments.values()] or [self._tools]

@@ -1,0 +1,87 @@
+"""The tool `python`: runs a program in a sandbox, under limits, and answers with what it printed.
+
+An exception of the program, a timeout or an exceeded limit is an answer, not a failure of the tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, ClassVar
+
+from asyncrl.config.schema import ActorConfig
+from asyncrl.errors import ConfigError
+from asyncrl.sandbox import sandbox
+from asyncrl.sandbox.sandboxes import THIS_MACHINE, Sandbox, check_sandbox, open_sandbox
+from asyncrl.tools.base import Tool
+
+
+class PythonSandbox(Tool):
+    """Each call is a new process, or container, in a new folder: no names or files are kept between calls."""
+
+    schema: ClassVar[Mapping[str, Any]] = {
+        "name": "python",
+        "description": "Runs a Python program and returns what it prints.",
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "the program"}},
+            "required": ["code"],
+        },
+    }
+
+    backend: ClassVar[Sandbox] = THIS_MACHINE
+    slots: ClassVar[AbstractAsyncContextManager[Any]] = nullcontext()
+
+    @classmethod
+    def configured(cls, actor: ActorConfig) -> type[Tool]:
+        if actor.sandbox.kind == "builtin":
+            return cls
+        known = {
+            "backend": open_sandbox(actor.sandbox),
+            "slots": asyncio.Semaphore(actor.sandbox.at_once),
+            # The time for a program is a limit of its own, and a container or a server takes its time before.
+            "limits_itself": True,
+        }
+        return type(cls.__name__, (cls,), known)
+
+    @classmethod
+    def prepare(cls) -> None:
+        prepare_sandbox(cls.backend)
+
+    async def create(
+        self, wall_s: float | None = None, cpu_s: float | None = None, memory_mb: int | None = None, **kwargs: Any
+    ) -> None:
+        """By default 8 s, of which 4 s of processor time, and 1024 MB. `wall_s` must stay below `actor.tool_timeout_s`,
+        else slow programs count as failures of the tool."""
+        self._limits = sandbox.SandboxLimits(
+            8.0 if wall_s is None else wall_s, 4.0 if cpu_s is None else cpu_s, 1024 if memory_mb is None else memory_mb
+        )
+
+    async def execute(self, arguments: Mapping[str, Any]) -> str:
+        async with self.slots:
+            ran = await self.backend.run(arguments["code"], self._limits)
+        printed = ran.printed.strip()
+        note = remark(ran, self._limits) or ("" if printed else "(no output; print what you want to see)")
+        return "\n".join(part for part in (printed, note) if part)
+
+
+def prepare_sandbox(opened: Sandbox) -> None:
+    """Warn of what the sandbox lacks. Raises ConfigError: it runs no programs here."""
+    try:
+        check_sandbox(opened)
+    except sandbox.SandboxError as error:
+        raise ConfigError(f"actor.sandbox: {error}") from error
+
+
+def remark(ran: sandbox.ProgramResult, limits: sandbox.SandboxLimits) -> str:
+    """How the program ended; empty where it ended well."""
+    if ran.status is None:
+        return f"Error: stopped after {limits.wall_s:g} s."
+    if ran.reason:
+        return f"Error: {ran.reason}."
+    if ran.killed:
+        time = f"after {math.ceil(limits.cpu_s)} s of CPU time, " if math.isfinite(limits.cpu_s) else ""
+        return f"Error: stopped, {time}for want of memory or for too many processes."
+    return f"Error: the program ended with status {ran.status}." if ran.status else ""

@@ -1,0 +1,79 @@
+"""The tool `python_session`: a Python interpreter that an episode has for itself, and that keeps what calls define.
+
+A call is a cell of a notebook. What it raises is an answer. A call that takes too long, or that ends the interpreter,
+ends the session; its answer says that the state is lost, and the next call begins a new session.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import psutil
+
+from asyncrl.config.schema import ActorConfig
+from asyncrl.errors import ConfigError
+from asyncrl.sandbox import sandbox
+from asyncrl.sandbox.containers import ContainerSandbox
+from asyncrl.sandbox.sandboxes import CONTAINERS, Sandbox, open_sandbox
+from asyncrl.sandbox.session import SessionServer
+from asyncrl.tools.base import Tool
+from asyncrl.tools.python_sandbox import prepare_sandbox, remark
+from asyncrl.tools.sessions import EpisodeSession, SessionService
+
+LOST = "The session was restarted: its variables, imports and files are lost."
+
+
+class PythonSession(Tool):
+    """The policy calls it by the name of the tool without a state, so that tasks can have either."""
+
+    schema: ClassVar[Mapping[str, Any]] = {
+        "name": "python",
+        "description": (
+            "Runs Python code, and returns what it prints and the value of its last expression. Variables, imports and "
+            "files are kept between calls."
+        ),
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "the code"}},
+            "required": ["code"],
+        },
+    }
+    # The time for a cell is a limit of its own, and a call may wait for memory before.
+    limits_itself: ClassVar[bool] = True
+    service: ClassVar[SessionService]
+    backend: ClassVar[Sandbox]
+    session: EpisodeSession
+
+    @classmethod
+    def configured(cls, actor: ActorConfig) -> type[Tool]:
+        if actor.sandbox.kind == "http":
+            raise ConfigError("actor.sandbox.kind=http: a server keeps no sessions; python_session needs another kind")
+        server: SessionServer | ContainerSandbox = SessionServer()
+        if actor.sandbox.kind in CONTAINERS:
+            server = ContainerSandbox(actor.sandbox.kind, actor.sandbox.image, actor.sandbox.arguments)
+        total_mb = actor.sandbox.memory_mb or psutil.virtual_memory().total // 2 >> 20
+        service = SessionService(server.start, server.close, total_mb)
+        return type(cls.__name__, (cls,), {"service": service, "backend": open_sandbox(actor.sandbox)})
+
+    @classmethod
+    def prepare(cls) -> None:
+        prepare_sandbox(cls.backend)
+
+    async def create(self, wall_s: float | None = None, memory_mb: int | None = None, **kwargs: Any) -> None:
+        """By default 8 s a program, and 1024 MB."""
+        wall_s, memory_mb = 8.0 if wall_s is None else wall_s, 1024 if memory_mb is None else memory_mb
+        total_mb = self.service.budget.total_mb
+        if memory_mb > total_mb:
+            raise ValueError(
+                f"memory_mb={memory_mb} is more than actor.sandbox.memory_mb={total_mb}, that of all sessions"
+            )
+        self._limits = sandbox.SandboxLimits(wall_s, math.inf, memory_mb)
+
+    async def execute(self, arguments: Mapping[str, Any]) -> str:
+        ran = await self.session.run(arguments["code"], self._limits)
+        printed = ran.printed.strip()
+        if ran.status == 0:
+            return printed or "(no output)"
+        return "\n".join(part for part in (printed, remark(ran, self._limits), LOST) if part)

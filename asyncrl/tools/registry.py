@@ -1,0 +1,46 @@
+"""Tools by name: the built-in ones, and any class by its dotted path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from asyncrl.config.imports import imported
+from asyncrl.config.schema import ActorConfig
+from asyncrl.errors import ConfigError
+from asyncrl.plain import copied
+from asyncrl.tools.base import Tool
+
+BUILT_IN: Mapping[str, str] = {
+    "calculator": "asyncrl.tools.calculator.Calculator",
+    "fetch": "asyncrl.tools.fetch.FetchPage",
+    "python": "asyncrl.tools.python_sandbox.PythonSandbox",
+    "python_session": "asyncrl.tools.python_session.PythonSession",
+    "search": "asyncrl.tools.search.tool.SearchPassages",
+    "slow_calculator": "asyncrl.tools.delayed.SlowCalculator",
+}
+
+
+def tool_classes(actor: ActorConfig) -> dict[str, type[Tool]]:
+    """The classes that `actor.tools` names, by the names that the policy uses. Raises ConfigError."""
+    classes: dict[str, type[Tool]] = {}
+    for name in actor.tools:
+        cls = _load(name).configured(copied(actor))
+        shown = str(cls.schema["name"])
+        if shown in classes:
+            raise ConfigError(f"actor.tools: {name!r} and another tool are both called {shown!r}; keep one of them")
+        cls.prepare()
+        classes[shown] = cls
+    return classes
+
+
+def _load(name: str) -> type[Tool]:
+    path = BUILT_IN.get(name, name)
+    if "." not in path:
+        known = ", ".join(BUILT_IN)
+        raise ConfigError(f"actor.tools: there is no tool {name!r}; use one of {known}, or the dotted path of a class")
+    cls = imported(path, f"actor.tools: {name!r}", "the dotted path of a class, such as my_tools.Weather")
+    if not (isinstance(cls, type) and issubclass(cls, Tool)):
+        raise ConfigError(f"actor.tools: {name!r} must be a subclass of asyncrl.tools.base.Tool")
+    if not isinstance(getattr(cls, "schema", None), Mapping) or "name" not in cls.schema:
+        raise ConfigError(f"actor.tools: {name!r} needs a `schema` with name, description and parameters")
+    return cls

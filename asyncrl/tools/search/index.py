@@ -1,0 +1,191 @@
+"""Full-text search (BM25, by bm25s) in a corpus of the user, which is indexed once a host.
+
+- An index is a folder of the cache whose name has the digest of the corpus' bytes: a changed corpus gets another one.
+- Whoever needs an index that is not there locks its name and writes it under a hidden one, which becomes the name when
+  it is whole. The others wait, and then find it. After a kill the next process begins anew.
+- An index is memory-mapped: all processes of a host share its pages. Only the vocabulary is in the memory of each.
+
+The score is Lucene's variant of BM25 with k1 = 1.5 and b = 0.75. Passages of the same score keep their order in the
+corpus. Source: Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond (2009); Lu, BM25S (2024).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import importlib.util
+import json
+import logging
+import re
+import shutil
+import unicodedata
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from asyncrl.data.converters.rows import published_rows, text_of
+from asyncrl.errors import ConfigError, DataError
+from asyncrl.machine.files import sync, write_whole
+from asyncrl.machine.long_work import long_work, unmeasured_work
+from asyncrl.tools.search.passages import TitledPassage, passage_of
+
+logger = logging.getLogger(__name__)
+
+SHIPPED = Path(__file__).with_name("facts.jsonl")
+"""A small corpus to try things with: one fact a passage."""
+
+DEFAULT_PLACE = "~/.cache/asyncrl/search"
+FORM = 1
+"""Of an index. Another one has other files, or finds other passages."""
+
+ROWS_AT_ONCE = 1 << 14
+_PASSAGES = "passages.arrow"
+_COLUMNS = pa.schema([("title", pa.large_string()), ("text", pa.large_string())])
+_WORD = re.compile(r"\w+")
+
+
+def words(text: str) -> list[str]:
+    """The words of a text as the index has them: in lower case, without accents."""
+    if not text.isascii():
+        text = "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+    return _WORD.findall(text.casefold())
+
+
+class CorpusIndex:
+    """The passages of a corpus, a file of JSON lines or Parquet. `place` is the folder of indexes."""
+
+    def __init__(self, corpus: str | None, place: str | None = None) -> None:
+        self._corpus = Path(corpus).expanduser() if corpus is not None else SHIPPED
+        self._place = Path(place or DEFAULT_PLACE).expanduser()
+
+    def prepare(self) -> None:
+        """Build the index, unless this host has it. Raises ConfigError: the corpus cannot be read or has no words, or
+        the index cannot be written."""
+        if importlib.util.find_spec("bm25s") is None:
+            raise ConfigError("actor.tools: search needs the extra: pip install 'asyncrl[search]'")
+        try:
+            self._place.mkdir(parents=True, exist_ok=True)
+            folder = self._folder
+            if not folder.exists():
+                with _locked(folder.with_name(f"{folder.name}.lock"), self._corpus):
+                    if not folder.exists():
+                        _build(self._corpus, folder)
+        except (OSError, DataError) as error:
+            raise ConfigError(f"actor.search.corpus: {self._corpus} cannot be indexed: {error}") from error
+
+    async def find(self, query: str, topk: int) -> Sequence[TitledPassage]:
+        """As `PassageSource`."""
+        return await asyncio.to_thread(self.search, query, topk)
+
+    def search(self, query: str, topk: int) -> list[TitledPassage]:
+        """At most `topk` passages that have a word of the query, the best first."""
+        bm25, passages = self._opened
+        ids = bm25.get_tokens_ids(words(query))
+        if not ids:
+            return []
+        rows = best(bm25.get_scores_from_ids(ids), topk)
+        return [TitledPassage(*(passages[name][int(row)].as_py() for name in _COLUMNS.names)) for row in rows]
+
+    @cached_property
+    def _folder(self) -> Path:
+        return self._place / f"{self._corpus.stem}-{FORM}-{_digest(self._corpus, self._place)}"
+
+    @cached_property
+    def _opened(self) -> tuple[Any, pa.Table]:
+        from bm25s import BM25
+
+        bm25 = BM25.load(self._folder, mmap=True, show_progress=False)
+        return bm25, pa.ipc.open_file(pa.memory_map(str(self._folder / _PASSAGES))).read_all()
+
+
+def best(scores: np.ndarray, topk: int) -> np.ndarray:
+    """The indices of the highest scores above 0, float32[D], at most `topk`, the best first; equal ones in order."""
+    count = min(topk, int(np.count_nonzero(scores > 0)))
+    if not count:
+        return np.empty(0, np.intp)
+    lowest = np.partition(scores, -count)[-count]
+    found = np.flatnonzero(scores >= lowest)
+    return found[np.argsort(-scores[found], kind="stable")][:count]
+
+
+def _digest(corpus: Path, place: Path) -> str:
+    """Of the bytes of a corpus. It is computed again only if the file's size or time of change is another one."""
+    path = str(corpus.resolve())
+    known = place / f"{hashlib.sha256(path.encode()).hexdigest()[:16]}.json"
+    with _locked(known.with_suffix(".lock"), corpus):
+        about = corpus.stat()
+        now = {"path": path, "bytes": about.st_size, "changed": about.st_mtime_ns}
+        try:
+            noted = json.loads(known.read_text())
+            if noted.items() >= now.items():
+                return str(noted["digest"])
+        except (OSError, ValueError, KeyError, AttributeError):
+            logger.debug("no digest of %s is known", corpus)
+        with corpus.open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+        write_whole(known, json.dumps({**now, "digest": digest}))
+        return digest
+
+
+@contextmanager
+def _locked(path: Path, corpus: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("another process indexes %s: waiting for it", corpus)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(corpus: Path, folder: Path) -> None:
+    """Raises DataError, OSError."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    vocabulary: dict[str, int] = {}
+    ids = _write_passages(corpus, partial / _PASSAGES, vocabulary)
+    if not vocabulary:
+        raise DataError("it has no words")
+    with unmeasured_work(f"indexing {len(ids):,} passages of {corpus.name}"):
+        from bm25s import BM25
+
+        bm25 = BM25()
+        bm25.index((ids, vocabulary), create_empty_token=False, show_progress=False)
+        bm25.save(partial, show_progress=False)
+    for file in partial.iterdir():
+        sync(file)
+    partial.rename(folder)
+    sync(folder.parent)
+
+
+def _write_passages(corpus: Path, path: Path, vocabulary: dict[str, int]) -> list[list[int]]:
+    """The numbers of the words of each passage, by a vocabulary that grows meanwhile."""
+    from bm25s.stopwords import STOPWORDS_EN
+
+    stop, ids, rows = frozenset(STOPWORDS_EN), list[list[int]](), _passages(corpus)
+    with long_work(f"reading {corpus.name}", 0, "passages") as advance, pa.ipc.new_file(path, _COLUMNS) as writer:
+        while part := list(islice(rows, ROWS_AT_ONCE)):
+            writer.write_batch(pa.RecordBatch.from_arrays(list(map(list, zip(*part, strict=True))), schema=_COLUMNS))
+            for title, text in part:
+                kept = (word for word in words(f"{title} {text}") if word not in stop)
+                ids.append([vocabulary.setdefault(word, len(vocabulary)) for word in kept])
+            advance(len(part))
+    return ids
+
+
+def _passages(corpus: Path) -> Iterator[TitledPassage]:
+    """Raises DataError."""
+    for place, row in published_rows(str(corpus)):
+        text = text_of(row.get("text"))
+        passage = TitledPassage(text_of(row.get("title")), text) if text else passage_of(text_of(row.get("contents")))
+        if not passage.text:
+            raise DataError(f"{place} has no text: a passage has `title` and `text`, or `contents` with both")
+        yield passage

@@ -1,0 +1,174 @@
+"""The Python sessions of an actor's episodes, within the memory that they may take together.
+
+The session of an episode begins with its first call, once its limit of memory fits beside those of the others. It ends
+with the episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
+from asyncrl.tools.base import StateLostError
+from asyncrl.tools.finishing import finish
+
+
+class Cells(Protocol):
+    """An interpreter that runs cells: an `Interpreter`, or one in a container."""
+
+    async def run(self, code: str, wall_s: float) -> ProgramResult: ...
+
+    async def close(self) -> None: ...
+
+
+Start = Callable[[SandboxLimits], Awaitable[Cells]]
+"""Starts a session. Raises SandboxError."""
+
+
+@dataclass(slots=True)
+class InterpreterCounts:
+    """Since the start: sessions that began; starts that failed; calls that took too long; calls with which a session
+    ended otherwise, because of the program; calls that found their session ended because it `ran_in_pause`; sessions
+    that this machine ended, with the state of their episode. Now: `open` sessions, and episodes `waiting` for
+    memory."""
+
+    open: int = 0
+    waiting: int = 0
+    started: int = 0
+    start_failures: int = 0
+    late: int = 0
+    ended: int = 0
+    ran_in_pause: int = 0
+    states_lost: int = 0
+
+
+class MemoryBudget:
+    """Divides `total_mb` among holders, who wait in the order in which they come."""
+
+    def __init__(self, total_mb: int) -> None:
+        self.total_mb = total_mb
+        self._free_mb = total_mb
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, size_mb: int) -> None:
+        """`size_mb` is at most `total_mb`."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size_mb, turn))
+        self._admit()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give(size_mb)
+            else:
+                with suppress(ValueError):
+                    self._waiting.remove((size_mb, turn))
+                self._admit()
+            raise
+
+    def give(self, size_mb: int) -> None:
+        self._free_mb += size_mb
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._free_mb:
+            size_mb, turn = self._waiting.popleft()
+            # Who is cancelled runs later than who gives in the same turn of the loop.
+            if not turn.cancelled():
+                self._free_mb -= size_mb
+                turn.set_result(None)
+
+
+class SessionService:
+    """The sessions of all episodes, which `start` starts and `stop` ends for good."""
+
+    name = "python sessions"
+
+    def __init__(self, start: Start, stop: Callable[[], None], total_mb: int) -> None:
+        self.counts = InterpreterCounts()
+        self.budget = MemoryBudget(total_mb)
+        self.start = start
+        self._stop = stop
+
+    def counters(self) -> Mapping[str, float]:
+        return {f"python_{name}": count for name, count in asdict(self.counts).items()}
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[EpisodeSession]:
+        session = EpisodeSession(self)
+        try:
+            yield session
+        finally:
+            await finish(session.close())
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._stop)
+
+
+class EpisodeSession:
+    """What an episode has of the service: one session at a time. Where a call ends it, the next call begins another."""
+
+    def __init__(self, service: SessionService) -> None:
+        self._service = service
+        self._one_at_a_time = asyncio.Lock()
+        self._session: Cells | None = None
+        self._held_mb = 0
+        self._has_state = False
+
+    async def run(self, code: str, limits: SandboxLimits) -> ProgramResult:
+        """What the cell printed; its status is 0 where the session goes on. Raises SandboxError: the call may be tried
+        again; StateLostError."""
+        async with self._one_at_a_time:
+            session = self._session or await self._begin(limits)
+            try:
+                ran = await session.run(code, limits.wall_s)
+            except SandboxError as error:
+                self._forget()
+                if not self._has_state:
+                    raise
+                self._service.counts.states_lost += 1
+                raise StateLostError(f"the session was lost: {error}") from error
+            self._has_state = ran.status == 0
+            if not self._has_state:
+                self._forget()
+                counts = self._service.counts
+                counts.late += ran.status is None
+                counts.ran_in_pause += bool(ran.reason)
+                counts.ended += ran.status is not None and not ran.reason
+            return ran
+
+    async def close(self) -> None:
+        session = self._session
+        if session is not None:
+            self._forget()
+            await session.close()
+        self._service.budget.give(self._held_mb)
+        self._held_mb = 0
+
+    async def _begin(self, limits: SandboxLimits) -> Cells:
+        counts = self._service.counts
+        if not self._held_mb:
+            counts.waiting += 1
+            try:
+                await self._service.budget.take(limits.memory_mb)
+            finally:
+                counts.waiting -= 1
+            self._held_mb = limits.memory_mb
+        try:
+            self._session = await self._service.start(limits)
+        except SandboxError:
+            counts.start_failures += 1
+            raise
+        self._has_state = False
+        counts.started += 1
+        counts.open += 1
+        return self._session
+
+    def _forget(self) -> None:
+        self._session = None
+        self._service.counts.open -= 1

@@ -1,0 +1,238 @@
+"""The tools of an actor, and the tools that one episode has open.
+
+The policy reads what a tool answers, text or images, and the text of a refusal or of a malformed call, as the result.
+If a tool raises anything else, or takes too long, the call is tried again; then ToolError ends the episode. Every open
+tool is released exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from asyncrl.chat.parsing import MalformedCall
+from asyncrl.errors import ToolError
+from asyncrl.network.throttle import ErrorLogger
+from asyncrl.observe.spans import NoSpans, Spans
+from asyncrl.plain import copied
+from asyncrl.text import reason_of
+from asyncrl.tools.base import StateLostError, Tool, ToolRefusal
+from asyncrl.tools.contained import contained
+from asyncrl.tools.finishing import finish
+from asyncrl.tools.results import Content, cut_content, read_content
+from asyncrl.types import Ticket, ToolCall
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLimits:
+    """Seconds of one try, further tries after a failed one, and characters of a result that the policy sees."""
+
+    timeout_s: float = 10.0
+    retries: int = 2
+    max_chars: int = 4096
+
+
+@dataclass(slots=True)
+class ToolCounts:
+    """Since the start: the policy's calls, among them malformed ones, those of tools that do not exist, and refused
+    ones; tries in which a tool failed."""
+
+    calls: int = 0
+    malformed: int = 0
+    unknown: int = 0
+    refused: int = 0
+    failures: int = 0
+
+
+class Toolbox:
+    """The tools on offer, by the names that the policy uses. `spans` get each call."""
+
+    def __init__(self, classes: Mapping[str, type[Tool]], limits: ToolLimits, spans: Spans | None = None) -> None:
+        self._classes = classes
+        # A tool may change the schema of its class, which the policy reads.
+        self._functions = {name: copied(dict(cls.schema)) for name, cls in classes.items()}
+        self._limits = limits
+        self._spans = spans or NoSpans()
+        self.counts = ToolCounts()
+        self._error_logger = ErrorLogger(log)
+        self._services = {cls.service.name: cls.service for cls in classes.values() if cls.service is not None}
+
+    @property
+    def functions(self) -> dict[str, Mapping[str, Any]]:
+        """The tools' own function objects by name."""
+        return dict(self._functions)
+
+    def counters(self) -> Mapping[str, float]:
+        """What is counted, by the names of metrics."""
+        counted = Counter({f"tool_{name}": count for name, count in asdict(self.counts).items()})
+        for service in self._services.values():
+            counted.update(service.counters())
+        return counted
+
+    async def close(self) -> None:
+        """Release what its services hold beyond episodes."""
+        for service in self._services.values():
+            await service.close()
+
+    @asynccontextmanager
+    async def open(self, ticket: Ticket) -> AsyncIterator[OpenTools]:
+        """The tools of one episode: all on offer or, if the task has its own schemas, those that the schemas name.
+
+        Raises ToolError: the task names a tool that is not on offer, or a tool cannot be created.
+        """
+        schemas = self._schemas(ticket)
+        tools = {name: self._classes[name](ticket.id) for name in schemas}
+        shared: dict[str, Any] = {}
+        async with AsyncExitStack() as stack:
+            sessions = await self._sessions(tools, stack)
+            for tool in tools.values():
+                tool.shared = shared
+                tool.session = sessions[tool.service.name] if tool.service is not None else None
+            try:
+                opened = OpenTools(
+                    ticket.id, tools, schemas, self._limits, self.counts, self._error_logger, self._spans
+                )
+                await opened.create(ticket.task.tools_kwargs)
+                yield opened
+            finally:
+                await finish(self._release_all(tools))
+
+    async def _sessions(self, tools: Mapping[str, Tool], stack: AsyncExitStack) -> dict[str, Any]:
+        """A session with each service of the tools. All episodes wait for them in the same order: else one could hold
+        what another waits for."""
+        used = sorted({tool.service.name for tool in tools.values() if tool.service is not None})
+        return {name: await stack.enter_async_context(self._services[name].session()) for name in used}
+
+    async def _release_all(self, tools: Mapping[str, Tool]) -> None:
+        for name, tool in tools.items():
+            try:
+                async with asyncio.timeout(self._limits.timeout_s):
+                    await contained(tool.release)
+            except Exception as error:
+                self._error_logger.exception(
+                    f"tool {name} failed to release; the episode's outcome stands: {reason_of(error)}", error
+                )
+
+    def _schemas(self, ticket: Ticket) -> dict[str, Mapping[str, Any]]:
+        if not ticket.task.tools:
+            return self.functions
+        schemas = {schema["name"]: schema for schema in (tool.get("function", tool) for tool in ticket.task.tools)}
+        if unknown := sorted(set(schemas) - set(self._classes)):
+            raise ToolError(
+                f"task {ticket.task.id} offers {', '.join(unknown)}; add it to actor.tools or actor.mcp_servers"
+            )
+        return schemas
+
+
+class OpenTools:
+    """The tools of one `episode`. `functions` maps a name to its function object; `shown` is for the template."""
+
+    def __init__(
+        self,
+        episode: str,
+        tools: Mapping[str, Tool],
+        functions: Mapping[str, Mapping[str, Any]],
+        limits: ToolLimits,
+        counts: ToolCounts,
+        error_logger: ErrorLogger,
+        spans: Spans,
+    ) -> None:
+        self.functions = functions
+        self._episode = episode
+        self._spans = spans
+        self.shown = [{"type": "function", "function": function} for function in functions.values()]
+        self._tools = tools
+        self._limits = limits
+        self._counts = counts
+        self._error_logger = error_logger
+        self._used: set[str] = set()
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+        """The messages with which the episode begins: those of its task."""
+        return tuple(messages)
+
+    async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
+        """Prepare each tool with its own entry, which may be under `create_kwargs`, as in verl's data."""
+        for name, tool in self._tools.items():
+            kwargs = dict(tools_kwargs.get(name) or {})
+            # A row of Parquet has the field of other rows, as null.
+            inner = kwargs.pop("create_kwargs", None)
+            kwargs = kwargs if inner is None else inner
+            await self._within_limits(name, "create", tool.create, **kwargs)
+
+    async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
+        """The results of the calls, in their order. The calls run at the same time. Raises ToolError."""
+        self._counts.calls += len(calls)
+        answers = await asyncio.gather(*map(self._answer, calls), return_exceptions=True)
+        results = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            results.append(cut_content(answer, self._limits.max_chars))
+        return results
+
+    async def rewards(self) -> dict[str, float]:
+        """The rewards of the tools that were used. Raises ToolError."""
+        rewards = {}
+        for name in sorted(self._used):
+            reward = float(await self._within_limits(name, "reward", self._tools[name].reward))
+            if not math.isfinite(reward):
+                raise ToolError(f"the reward of tool {name} is {reward}")
+            rewards[name] = reward
+        return rewards
+
+    async def _answer(self, call: ToolCall | MalformedCall) -> Content:
+        if isinstance(call, MalformedCall):
+            self._counts.unknown += call.unknown
+            self._counts.malformed += not call.unknown
+            return call.error
+        self._used.add(call.name)
+        tool = self._tools[call.name]
+        try:
+            with self._spans.span(f"tool {call.name}", episode=self._episode):
+                answer = await self._within_limits(call.name, "execute", tool.execute, call.arguments)
+        except ToolRefusal as refusal:
+            self._counts.refused += 1
+            return str(refusal)
+        try:
+            # A picture in memory becomes a file, which takes a while.
+            content = answer if isinstance(answer, str) else await asyncio.to_thread(read_content, answer)
+        except (ValueError, TypeError, OSError) as error:
+            raise ToolError(f"tool {call.name} answered with an image that cannot be saved: {error}") from error
+        if content is None:
+            kind = type(answer).__name__
+            raise ToolError(f"tool {call.name} answered with {kind}, not with text, or a list of texts and images")
+        return content
+
+    async def _within_limits(
+        self, name: str, what: str, method: Callable[..., Awaitable[T]], /, *arguments: Any, **kwargs: Any
+    ) -> T:
+        """Try a method of a tool until it succeeds, each time with copies of the arguments, which it may change.
+
+        Raises ToolError: it failed too often.
+        """
+        limit_s = None if self._tools[name].limits_itself else self._limits.timeout_s
+        for attempt in range(1, self._limits.retries + 2):
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await contained(lambda: method(*copied(arguments), **copied(kwargs)))
+            except ToolRefusal:
+                raise
+            except StateLostError as error:
+                self._counts.failures += 1
+                raise ToolError(f"tool {name} failed to {what}: {error}") from error
+            except Exception as error:
+                self._counts.failures += 1
+                reason = reason_of(error)
+                self._error_logger.exception(f"tool {name} failed to {what}, attempt {attempt}: {reason}", error)
+        raise ToolError(f"tool {name} failed to {what} {attempt} times, at last with {reason}")
