@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
-from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.chat.chat import Chat
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.engine.base import Engine
+from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.recorder import EpisodeLimits
 from asyncrl.tools.calculator import Calculator
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Purpose, Task, Ticket

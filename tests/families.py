@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.modelling.weight_format import model_tensors
-from tests.actor.fakes import make_tokenizer
+from tests.episode.fakes import make_tokenizer
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 64,

@@ -24,10 +24,10 @@ from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.replay.leaving import leave
 
 if TYPE_CHECKING:
-    from asyncrl.actor.episode import EpisodeRunner
     from asyncrl.actor.rollout_metrics import RolloutMetrics
     from asyncrl.actor.worker import RolloutWorker
     from asyncrl.engine.base import Engine
+    from asyncrl.episode.episode import EpisodeRunner
     from asyncrl.network.keys import ClientKeys
     from asyncrl.observe.reports import Reports
     from asyncrl.weights.receiver import Receiver

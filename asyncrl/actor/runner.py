@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer, Watch, unwatched
-from asyncrl.actor.group_demonstrations import DemonstrationRecorder
-from asyncrl.actor.images import ImageDesk
-from asyncrl.actor.recorder import EpisodeLimits
-from asyncrl.actor.steps import Split, find_split
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import check_tools, open_chat, report_rewritings
 from asyncrl.config.schema import ActorConfig, TrainConfig
 from asyncrl.engine.base import Engine
+from asyncrl.episode.episode import EpisodeRunner, Player, ToolPlayer, Watch, unwatched
+from asyncrl.episode.group_demonstrations import DemonstrationRecorder
+from asyncrl.episode.images import ImageDesk
+from asyncrl.episode.recorder import EpisodeLimits
+from asyncrl.episode.steps import Split, find_split
 from asyncrl.grammar import read_grammar
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.tools.environments.classes import environment_classes

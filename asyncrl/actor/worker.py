@@ -17,8 +17,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from asyncrl.actor.images import OutgoingImages
 from asyncrl.actor.rollout_metrics import RolloutMetrics
+from asyncrl.episode.images import OutgoingImages
 from asyncrl.errors import AsyncrlError, StoppedError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans, Value

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.images import without_images
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import as_tool
+from asyncrl.episode.images import without_images
 from asyncrl.types import Task
 
 

@@ -1,6 +1,6 @@
 """Demonstrations as tokens, in files that every rank of a learner maps into its memory.
 
-A start renders them once (`asyncrl.actor.demonstrations` with the policy's chat template) and writes them into the
+A start renders them once (`asyncrl.episode.demonstrations` with the policy's chat template) and writes them into the
 run's folder. The folder's name depends on all that the tokens depend on, so another start finds them again.
 """
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from asyncrl.actor.images import reads_images
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.engine.base import Engine
@@ -25,6 +24,7 @@ from asyncrl.engine.sglang.launch import STOP_S as SERVER_STOP_S
 from asyncrl.engine.sglang.launch import LaunchedServer, server_command, server_count
 from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.engine.vllm.server import VllmServer
+from asyncrl.episode.images import reads_images
 from asyncrl.errors import ConfigError
 from asyncrl.machine import process
 from asyncrl.machine.gpu_lock import ServersLock

@@ -21,7 +21,7 @@ from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import Outcome
 from asyncrl.replay.feed import Feed
 from asyncrl.types import Purpose, Role, Ticket, ToolCall, Trajectory, Turn
-from tests.actor.fakes import ScriptedEngine, make_tokenizer, play_with_tools
+from tests.episode.fakes import ScriptedEngine, make_tokenizer, play_with_tools
 from tests.fake_replay import FakeReplay, feed_ticket
 from tests.helpers import GENEROUS_S, TOO_LARGE, FakeMetrics, FakeSpans, async_until, make_task, make_trajectory
 from tests.tools.interactions.support import Recorded, on_offer

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from asyncrl.chat.chat import Chat
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError
-from tests.actor.fakes import CHATML, END, QWEN3, byte_level, make_tokenizer
+from tests.episode.fakes import CHATML, END, QWEN3, byte_level, make_tokenizer
 
 QUESTION = {"role": "user", "content": "5*3?"}
 TOOLS = [{"type": "function", "function": {"name": "echo", "description": "é", "parameters": {"type": "object"}}}]

@@ -18,7 +18,7 @@ from asyncrl.data.reading import TaskFile
 from asyncrl.errors import ConfigError
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Finish
-from tests.actor.fakes import ScriptedEngine, make_tokenizer, make_tool, play_with_tools
+from tests.episode.fakes import ScriptedEngine, make_tokenizer, make_tool, play_with_tools
 from tests.templates.families import FAMILIES, tokenizer
 
 WITHOUT_TOOLS = {"gemma2", "gemma3", "phi3_5", "phi4", "granite"}

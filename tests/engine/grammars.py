@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from asyncrl.engine.base import Generation
 from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.types import Grammar, Sampling
-from tests.actor.fakes import make_tokenizer
 from tests.engine import real
 from tests.engine.real import STOP_ID, prompts
 from tests.engine.support import parameters
+from tests.episode.fakes import make_tokenizer
 from tests.helpers import async_until
 
 WORDS = tuple("".join(letters) + end for letters in product("ab", repeat=3) for end in ("yes", "no"))

@@ -30,9 +30,9 @@ from asyncrl.machine.child import kill_group, last_lines, start_guarded
 from asyncrl.machine.ports import free_ports
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import CanaryError
-from tests.actor.fakes import make_tokenizer
 from tests.engine.fleet.fakes import kept
 from tests.engine.support import VOCABULARY, assert_exact, canary_check, parameters, swapped_layers, tiny_model
+from tests.episode.fakes import make_tokenizer
 from tests.helpers import OWN_RUN
 
 logger = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.actor.branches import Branch
 from asyncrl.config.schema import EngineConfig
 from asyncrl.engine.base import Generation
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.router_watch import RouterWatch
+from asyncrl.episode.branches import Branch
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.routing import RoutedTokens, routing_shape
 from asyncrl.types import Role, Sampling

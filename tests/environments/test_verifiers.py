@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer, AgentResult
-from asyncrl.actor.episode import EpisodeRunner
-from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.chat.chat import Chat
 from asyncrl.data.command import convert
 from asyncrl.data.converters.verifiers import PROGRAM
 from asyncrl.data.reading import TaskFile
+from asyncrl.episode.episode import EpisodeRunner
+from asyncrl.episode.recorder import EpisodeLimits
 from asyncrl.errors import DataError
 from asyncrl.types import Role, Task, Trajectory
-from tests.actor.fakes import CHATML, ScriptedEngine, assert_trains_what_was_sampled, make_ticket, make_tokenizer
 from tests.environments.toys import TOY, TOYS
+from tests.episode.fakes import CHATML, ScriptedEngine, assert_trains_what_was_sampled, make_ticket, make_tokenizer
 
 ADD = {"verifiers-0.3": "add", "verifiers-0.4": "adder_add"}
 TOKENIZER = make_tokenizer(CHATML)

@@ -15,7 +15,7 @@ from asyncrl.chat.chat_checks import open_chat
 from asyncrl.config.schema import ActorConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.end_tokens import end_tokens
-from tests.actor.fakes import END, QWEN3, make_tokenizer
+from tests.episode.fakes import END, QWEN3, make_tokenizer
 
 TOKENIZER = make_tokenizer(QWEN3)
 TEXT_END, TURN_END, START = TOKENIZER.convert_tokens_to_ids(["<|endoftext|>", END, "<|im_start|>"])

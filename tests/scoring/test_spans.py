@@ -9,16 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.actor.steps import split_steps
 from asyncrl.algorithms.view import View
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ScoringConfig, ShapingConfig
+from asyncrl.episode.steps import split_steps
 from asyncrl.learner.local_batch import build_episodes, build_local_batch
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.shaping import earned, step_texts
 from asyncrl.types import BatchPlan, Role, Turn
-from tests.actor.fakes import END, ids, make_tokenizer
 from tests.algorithms.support import make_rollouts
+from tests.episode.fakes import END, ids, make_tokenizer
 from tests.helpers import make_task, make_trajectory
 from tests.scoring.fakes import InProcess, TextPRM, lease
 

@@ -15,7 +15,7 @@ from asyncrl.errors import AsyncrlError, ConfigError, ScoringError
 from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.types import Role, Turn
-from tests.actor.fakes import ids, make_tokenizer
+from tests.episode.fakes import ids, make_tokenizer
 from tests.helpers import GENEROUS_S, has_ended, living, make_trajectory, until
 from tests.scoring.fakes import answered, rule_input
 

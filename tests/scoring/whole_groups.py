@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from asyncrl.types import Lease, Role, Task, Turn
-from tests.actor.fakes import ids, make_tokenizer
+from tests.episode.fakes import ids, make_tokenizer
 from tests.helpers import make_trajectory
 
 TOKENIZER = make_tokenizer()

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.chat_api.agent import AgentPlayer
-from asyncrl.actor.episode import EpisodeRunner
-from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import Generation
+from asyncrl.episode.episode import EpisodeRunner
+from asyncrl.episode.recorder import EpisodeLimits
 from asyncrl.types import Sampling, Task
-from tests.actor.fakes import CHATML, END, ScriptedEngine, ids, make_ticket, make_tokenizer
+from tests.episode.fakes import CHATML, END, ScriptedEngine, ids, make_ticket, make_tokenizer
 
 LIMITS = EpisodeLimits(max_turns=300, max_turn_tokens=20, max_tokens=2000, max_total_tokens=10**6)
 

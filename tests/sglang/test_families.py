@@ -29,9 +29,9 @@ from asyncrl.machine.child import last_lines
 from asyncrl.machine.ports import free_ports
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import Weights, read_folder, write_folder
-from tests.actor.fakes import make_tokenizer
 from tests.engine.real import fleet_over, prompts, run
 from tests.engine.support import parameters, plain_logprobs
+from tests.episode.fakes import make_tokenizer
 from tests.families import FAMILIES, family_model
 from tests.sglang.support import ARGUMENTS, ENVIRONMENT
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from asyncrl.actor.branches import Branch
 from asyncrl.config.schema import ModelConfig
 from asyncrl.engine.base import Generation
 from asyncrl.engine.router_watch import RouterWatch
 from asyncrl.engine.sglang.server import SglangServer
+from asyncrl.episode.branches import Branch
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import joined
 from asyncrl.modelling.routing import RoutingShape

@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.actor.fakes import byte_level
+from tests.episode.fakes import byte_level
 
 _FOLDER = Path(__file__).parent / "jinja"
 

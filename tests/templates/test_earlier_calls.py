@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.actor.demonstrations import demonstration_tokens
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.messages import read_messages
 from asyncrl.data.demonstrations import DemonstrationFile
 from asyncrl.data.reading import TaskFile
+from asyncrl.episode.demonstrations import demonstration_tokens
 from asyncrl.errors import RefusedError
-from tests.actor.fakes import make_tokenizer
+from tests.episode.fakes import make_tokenizer
 from tests.templates.families import FAMILIES, tokenizer
 
 Message = dict[str, Any]

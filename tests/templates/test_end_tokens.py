@@ -7,18 +7,18 @@ import asyncio
 import numpy as np
 import pytest
 
-from asyncrl.actor.demonstrations import demonstration_tokens
-from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.formats.base import WrittenCall
 from asyncrl.chat.messages import read_messages
 from asyncrl.data.demonstrations import Demonstration
 from asyncrl.engine.base import Generation
+from asyncrl.episode.demonstrations import demonstration_tokens
+from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.scoring.answers import answer_texts
 from asyncrl.types import NO_VERSION, Finish, Role, ToolCall
 from tests.actor.chat_api.support import episode as agents_episode
 from tests.actor.chat_api.support import user
-from tests.actor.fakes import ScriptedEngine, assert_trains_what_was_sampled, make_ticket, make_tool, play_with_tools
+from tests.episode.fakes import ScriptedEngine, assert_trains_what_was_sampled, make_ticket, make_tool, play_with_tools
 from tests.templates.families import tokenizer
 
 FURTHER = {

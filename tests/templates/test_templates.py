@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import rewritings
 from asyncrl.chat.contents import OWN_MARKS
@@ -18,9 +17,10 @@ from asyncrl.chat.formats.base import Format
 from asyncrl.chat.formats.registry import FORMATS
 from asyncrl.chat.messages import read_messages, read_tools
 from asyncrl.engine.base import Generation
+from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.errors import RefusedError
 from asyncrl.types import Role
-from tests.actor.fakes import make_ticket
+from tests.episode.fakes import make_ticket
 from tests.templates.families import FAMILIES, tokenizer
 
 NAMES = pytest.mark.parametrize("name", FAMILIES)

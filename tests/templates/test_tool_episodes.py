@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from asyncrl.actor.demonstrations import demonstration_tokens
 from asyncrl.chat.formats.base import WrittenCall
 from asyncrl.chat.messages import read_messages
 from asyncrl.data.demonstrations import Demonstration
 from asyncrl.engine.base import Generation
+from asyncrl.episode.demonstrations import demonstration_tokens
 from asyncrl.scoring.answers import answer_texts
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Finish, ToolCall
-from tests.actor.fakes import ScriptedEngine, assert_trains_what_was_sampled, make_ticket, make_tool, play_with_tools
+from tests.episode.fakes import ScriptedEngine, assert_trains_what_was_sampled, make_ticket, make_tool, play_with_tools
 from tests.templates.families import tokenizer
 from tests.templates.test_templates import REFUSED, REWRITTEN, SPOKEN, as_written, chat_of, rendered
 

@@ -17,7 +17,7 @@ from asyncrl.network.public import Connect, public_connector
 from asyncrl.tools.fetch import AllowedHosts, FetchPage, PageReader
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import ToolCall
-from tests.actor.fakes import make_ticket
+from tests.episode.fakes import make_ticket
 from tests.network.web import Handler, Names, to_loopback, web_server
 
 PAGE = "<html><head><title>Bees</title></head><body><nav>menu</nav><main>A bee has five eyes.</main></body></html>"

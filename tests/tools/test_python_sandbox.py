@@ -18,7 +18,7 @@ from asyncrl.tools.python_sandbox import PythonSandbox
 from asyncrl.tools.registry import tool_classes
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import ToolCall
-from tests.actor.fakes import make_ticket
+from tests.episode.fakes import make_ticket
 from tests.helpers import GENEROUS_S
 from tests.network.web import web_server
 

@@ -23,7 +23,7 @@ from asyncrl.tools.registry import tool_classes
 from asyncrl.tools.sessions import MemoryBudget
 from asyncrl.tools.toolbox import OpenTools, Toolbox, ToolLimits
 from asyncrl.types import ToolCall
-from tests.actor.fakes import make_ticket
+from tests.episode.fakes import make_ticket
 from tests.helpers import GENEROUS_S, async_until, living, until
 from tests.sandbox.waking import WAKING
 

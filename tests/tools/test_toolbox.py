@@ -16,7 +16,7 @@ from asyncrl.errors import ToolError
 from asyncrl.tools.base import Tool, ToolRefusal
 from asyncrl.tools.toolbox import OpenTools, Toolbox, ToolCounts, ToolLimits
 from asyncrl.types import ToolCall
-from tests.actor.fakes import make_ticket, make_tool
+from tests.episode.fakes import make_ticket, make_tool
 
 UNKNOWN = '<tool_call>{"name": "dig", "arguments": {}}</tool_call>'
 LIMITS = ToolLimits(timeout_s=5.0, retries=2, max_chars=100)

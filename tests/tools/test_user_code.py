@@ -10,10 +10,10 @@ import pytest
 
 from asyncrl import wire
 from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
-from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer
-from asyncrl.actor.steps import split_steps
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
+from asyncrl.episode.episode import EpisodeRunner, Player, ToolPlayer
+from asyncrl.episode.steps import split_steps
 from asyncrl.plain import copied
 from asyncrl.tools.base import Tool
 from asyncrl.tools.environments.classes import environment_classes
@@ -25,7 +25,7 @@ from asyncrl.tools.registry import tool_classes
 from asyncrl.tools.results import read_content
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Role, Ticket, ToolCall, Trajectory, Turn
-from tests.actor.fakes import LIMITS, QWEN3, ScriptedEngine, make_ticket, make_tokenizer
+from tests.episode.fakes import LIMITS, QWEN3, ScriptedEngine, make_ticket, make_tokenizer
 from tests.helpers import make_trajectory
 
 ARGUMENTS = {"where": "Paris", "filters": {"years": [1990, 2000], "tags": [{"name": "a"}]}}

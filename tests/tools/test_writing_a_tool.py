@@ -11,7 +11,7 @@ import pytest
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
 from asyncrl.tools.registry import BUILT_IN, tool_classes
-from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
+from tests.episode.fakes import ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
 
 PAGE = (Path(__file__).parents[2] / "docs" / "writing_a_tool.md").read_text()
 

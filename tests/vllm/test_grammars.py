@@ -8,10 +8,10 @@ from asyncrl.engine.base import Generation
 from asyncrl.engine.vllm.server import VllmServer
 from asyncrl.errors import EngineError
 from asyncrl.types import Grammar, Sampling
-from tests.actor.fakes import make_tokenizer
 from tests.engine.grammars import Taken, assert_long, assert_words, push_under_long_turns, sample_under_grammars
 from tests.engine.real import STOP_ID, prompts, run
 from tests.engine.support import parameters
+from tests.episode.fakes import make_tokenizer
 from tests.vllm.test_real_server import (
     DEFAULTS,
     KINDS,

@@ -11,8 +11,8 @@ from typing import Any, cast
 from asyncrl.actor.chat_api.result import Agent, AgentError, AgentResult, checked
 from asyncrl.actor.chat_api.server import Bounds, ChatCounts, EpisodeServer
 from asyncrl.actor.chat_api.sessions import Sessions
-from asyncrl.actor.episode import Episode
 from asyncrl.config.imports import imported
+from asyncrl.episode.episode import Episode
 from asyncrl.errors import ConfigError
 from asyncrl.plain import copied
 from asyncrl.text import reason_of

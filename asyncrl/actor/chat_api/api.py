@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.episode import Completion
-from asyncrl.actor.recorder import CompletionRequest
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message
+from asyncrl.episode.episode import Completion
+from asyncrl.episode.recorder import CompletionRequest
 from asyncrl.errors import RefusedError
 
 MAX_COUNT = 128

@@ -23,11 +23,11 @@ from asyncrl.actor.chat_api.api import (
     read_stop,
     refuse_fields,
 )
-from asyncrl.actor.episode import Completion
-from asyncrl.actor.recorder import CompletionRequest
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message
 from asyncrl.chat.messages import read_messages, read_tools
+from asyncrl.episode.episode import Completion
+from asyncrl.episode.recorder import CompletionRequest
 from asyncrl.errors import RefusedError
 from asyncrl.grammar import FORMS, KEY, read_grammar
 

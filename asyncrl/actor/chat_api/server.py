@@ -28,12 +28,12 @@ from asyncrl.actor.chat_api.chat_completions import ChatCompletions
 from asyncrl.actor.chat_api.responses import Responses
 from asyncrl.actor.chat_api.session_routes import MAX_BODY_BYTES, SessionRoutes, key_of
 from asyncrl.actor.chat_api.sessions import Sessions
-from asyncrl.actor.episode import Episode
-from asyncrl.actor.images import TooManyImagesError
-from asyncrl.actor.recorder import CompletionRequest, LimitError
 from asyncrl.chat.chat import NO_FORMAT
 from asyncrl.chat.messages import MAX_LEVELS
 from asyncrl.chat.parsing import ParsedTurn
+from asyncrl.episode.episode import Episode
+from asyncrl.episode.images import TooManyImagesError
+from asyncrl.episode.recorder import CompletionRequest, LimitError
 from asyncrl.errors import RefusedError
 from asyncrl.network.http_server import ConnectionBounds, HttpServer, shows_key
 from asyncrl.network.throttle import ErrorLogger

@@ -16,13 +16,13 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from asyncrl.actor.steps import split_steps
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.process_keys import SPLITS, STEPS, read_keys
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.reward_managers import NaiveRewardManager
 from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardRow, require_finite
 from asyncrl.compat.verl.trajectories import to_trajectories
+from asyncrl.episode.steps import split_steps
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.models.registry import load_prm
 from asyncrl.scoring.scorer import Scorer

@@ -24,7 +24,7 @@ def check_demonstrations(config: TrainConfig, stop: threading.Event | None = Non
     """Render them into the run's folder, unless it has them. Raises DataError, ConfigError and StoppedError as
     `prepare_demonstrations`."""
     if config.algorithm.sft.path:
-        from asyncrl.actor.demonstrations import prepare_demonstrations
+        from asyncrl.episode.demonstrations import prepare_demonstrations
 
         prepare_demonstrations(config, config.algorithm.sft.path, stop)
 

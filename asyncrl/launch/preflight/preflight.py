@@ -168,7 +168,7 @@ def _check_policy(config: TrainConfig) -> None:
 def _check_tools(config: TrainConfig) -> None:
     from asyncrl.actor.chat_api.agent import load_agent
     from asyncrl.actor.chat_api.program import check_command
-    from asyncrl.actor.steps import find_split
+    from asyncrl.episode.steps import find_split
     from asyncrl.tools.interactions.registry import load_interactions
     from asyncrl.tools.offered import Offer
 
@@ -202,9 +202,9 @@ def _check_algorithm(config: TrainConfig) -> None:
 def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the model's chat template does not take the tools or the data, or a row shows images that
     nothing reads."""
-    from asyncrl.actor.images import READS_NONE, reads_images
     from asyncrl.chat.chat_checks import check_tasks, check_tools, open_chat
     from asyncrl.chat.image_sources import image_blocks
+    from asyncrl.episode.images import READS_NONE, reads_images
     from asyncrl.tools.offered import Offer
 
     chat, offer, reads = open_chat(config), Offer(config.actor), reads_images(config)

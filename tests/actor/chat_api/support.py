@@ -12,12 +12,12 @@ import pytest
 
 from asyncrl.actor.chat_api.agent import AgentPlayer, AgentResult
 from asyncrl.actor.chat_api.server import Bounds
-from asyncrl.actor.episode import EpisodeRunner
-from asyncrl.actor.images import ImageDesk
-from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.chat.chat import Chat
+from asyncrl.episode.episode import EpisodeRunner
+from asyncrl.episode.images import ImageDesk
+from asyncrl.episode.recorder import EpisodeLimits
 from asyncrl.types import Task, Trajectory
-from tests.actor.fakes import (
+from tests.episode.fakes import (
     CHATML,
     END,
     Script,

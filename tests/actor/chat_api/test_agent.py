@@ -16,12 +16,12 @@ import pytest
 from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer, AgentResult, load_agent
 from asyncrl.actor.chat_api.result import MAX_METRICS
 from asyncrl.actor.chat_api.server import MAX_REQUEST_BYTES
-from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.engine.base import Generation
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError, EngineError, InvariantError
 from asyncrl.types import Finish, Grammar, Role, Task
 from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER, TOOL, episode, says, user
-from tests.actor.fakes import (
+from tests.episode.fakes import (
     CHATML,
     END,
     Cut,

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.types import Grammar
 from tests.actor.chat_api.support import CHAT, Agent, episode, user
-from tests.actor.fakes import Cut, call
+from tests.episode.fakes import Cut, call
 
 TOOL = {"name": "echo", "input_schema": {"type": "object", "properties": {"text": {"type": "string"}}}}
 OTHER_TOOL = {"name": "other", "input_schema": {}}

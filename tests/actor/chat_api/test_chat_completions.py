@@ -16,7 +16,7 @@ from asyncrl.chat.thoughts import join_thought, split_thought
 from asyncrl.engine.base import Alternatives, Generation
 from asyncrl.types import Role
 from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER, TOOL, episode, says, user
-from tests.actor.fakes import END, QWEN3, call, ids, make_tokenizer
+from tests.episode.fakes import END, QWEN3, call, ids, make_tokenizer
 from tests.templates.families import tokenizer as family
 
 THOUGHT = "<think>\nhm\n</think>\n\n"

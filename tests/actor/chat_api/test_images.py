@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor import images as actor_images
-from asyncrl.actor import recorder
-from asyncrl.actor.images import ImageDesk
 from asyncrl.config.schema import ImagesConfig
+from asyncrl.episode import images as actor_images
+from asyncrl.episode import recorder
+from asyncrl.episode.images import ImageDesk
 from asyncrl.modelling.images import digest_of
 from tests.actor.chat_api.support import LIMITS, Agent, episode, says, user
-from tests.actor.fakes import call
+from tests.episode.fakes import call
 from tests.vision import PATCH, encoded, vision_desk, vision_tokenizer
 
 pytestmark = pytest.mark.slow

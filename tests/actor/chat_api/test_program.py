@@ -17,12 +17,12 @@ import pytest
 
 from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer
 from asyncrl.actor.chat_api.program import LAST_STDERR, MAX_LINE, AgentProgram, AgentPrograms
-from asyncrl.actor.episode import EpisodeRunner
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError
 from asyncrl.machine import guard
 from asyncrl.types import Trajectory
 from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER
-from tests.actor.fakes import END, ScriptedEngine, make_ticket
+from tests.episode.fakes import END, ScriptedEngine, make_ticket
 from tests.helpers import async_until, until
 
 ASK = """

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.types import Grammar
 from tests.actor.chat_api.support import CHAT, TOKENIZER, Agent, episode
-from tests.actor.fakes import END, Cut, call, ids
+from tests.episode.fakes import END, Cut, call, ids
 
 TOOL = {"type": "function", "name": "echo", "parameters": {"type": "object", "properties": {"text": {}}}}
 OTHER_TOOL = {"type": "function", "name": "other"}

@@ -13,10 +13,10 @@ from yarl import URL
 
 from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer
 from asyncrl.actor.chat_api.sessions import Sessions
-from asyncrl.actor.episode import EpisodeRunner
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.types import Trajectory
 from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER, user
-from tests.actor.fakes import END, ScriptedEngine, make_ticket
+from tests.episode.fakes import END, ScriptedEngine, make_ticket
 from tests.helpers import async_until
 
 KEY = "the key with which agents ask"

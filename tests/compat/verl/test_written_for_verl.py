@@ -20,8 +20,8 @@ from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.tools.interactions.registry import load_interactions
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.types import Finish
-from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
 from tests.compat.verl.operations import CharTokenizer
+from tests.episode.fakes import ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
 from tests.scoring.fakes import CharTokenizer as EpisodeTokenizer
 from tests.scoring.fakes import rule_input
 

@@ -19,8 +19,8 @@ from asyncrl.launch.preflight.prompts import prepare_data
 from asyncrl.replay.from_config import replay_settings
 from asyncrl.replay.store import Store
 from asyncrl.types import Task
-from tests.actor.fakes import CHATML, make_tokenizer
 from tests.data.verl_dataset import QuizDataset
+from tests.episode.fakes import CHATML, make_tokenizer
 
 QUIZ = [
     {"question": "Capital of France?", "answers": ["Paris"], "level": 1, "topic": "towns"},

@@ -20,7 +20,7 @@ from asyncrl.errors import DataError, StoppedError
 from asyncrl.launch.preflight.epochs import count_steps
 from asyncrl.launch.preflight.prompts import check_prompts, prepare_data
 from asyncrl.replay.from_config import replay_settings
-from tests.actor.fakes import CHATML, make_tokenizer
+from tests.episode.fakes import CHATML, make_tokenizer
 from tests.helpers import make_task
 
 SHORT, LONG = "1+2", "1+2" * 30

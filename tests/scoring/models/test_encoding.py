@@ -15,7 +15,7 @@ from asyncrl.scoring.models.encoding import (
 )
 from asyncrl.scoring.transcript import Passage, transcripts
 from asyncrl.types import Role, Step, Turn
-from tests.actor.fakes import END, ids, make_tokenizer
+from tests.episode.fakes import END, ids, make_tokenizer
 from tests.helpers import make_task, make_trajectory
 from tests.scoring.models.support import CHATML, byte_tokenizer
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
+from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
 from asyncrl.errors import ConfigError, ToolError
 from asyncrl.tools.base import Tool
 from asyncrl.tools.environments.classes import environment_classes
 from asyncrl.tools.environments.environments import Environments
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Trajectory
-from tests.actor.fakes import LIMITS, Said, ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
+from tests.episode.fakes import LIMITS, Said, ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
 from tests.helpers import async_until
 from tests.tools.environments import games
 

@@ -9,7 +9,7 @@ from typing import Any
 from asyncrl.tools.interactions.base import Interaction
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.types import Ticket
-from tests.actor.fakes import make_ticket
+from tests.episode.fakes import make_ticket
 
 Respond = Callable[[str, list[dict[str, Any]]], Awaitable[Any]]
 

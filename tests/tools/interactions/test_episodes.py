@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.chat.chat import Chat
+from asyncrl.episode.recorder import EpisodeLimits
 from asyncrl.errors import InteractionError
 from asyncrl.tools.interactions.users import InteractionCounts, Interactions
 from asyncrl.types import Finish, Role, Ticket, Trajectory
-from tests.actor.fakes import (
+from tests.episode.fakes import (
     CHATML,
     LIMITS,
     QWEN3,

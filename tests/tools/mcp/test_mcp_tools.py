@@ -25,7 +25,7 @@ from asyncrl.machine.ports import free_ports
 from asyncrl.tools.offered import Offer
 from asyncrl.tools.toolbox import OpenTools, Toolbox
 from asyncrl.types import ToolCall
-from tests.actor.fakes import make_ticket
+from tests.episode.fakes import make_ticket
 from tests.helpers import async_until, has_ended, until
 
 pytestmark = pytest.mark.slow

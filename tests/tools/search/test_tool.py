@@ -16,7 +16,7 @@ from asyncrl.tools.registry import tool_classes
 from asyncrl.tools.search.passages import TitledPassage, passage_of, shown
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import ToolCall
-from tests.actor.fakes import make_ticket
+from tests.episode.fakes import make_ticket
 from tests.network.web import web_server
 from tests.tools.search.test_retrieval import Server
 

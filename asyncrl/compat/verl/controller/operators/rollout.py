@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.runner import open_runner
 from asyncrl.config.schema import TrainConfig
 from asyncrl.engine.base import Engine
 from asyncrl.engine.opening import open_engine
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError
 from asyncrl.ids import ticket_id
 from asyncrl.text import reason_of

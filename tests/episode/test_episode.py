@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
-from asyncrl.actor.recorder import EpisodeLimits, LimitError
 from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import Generation
+from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.recorder import EpisodeLimits, LimitError
 from asyncrl.errors import InvariantError, RefusedError, ToolError
 from asyncrl.tools.base import Tool
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Finish, Grammar, Ticket, Trajectory
-from tests.actor.fakes import (
+from tests.episode.fakes import (
     CHATML,
     END,
     LIMITS,

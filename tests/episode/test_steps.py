@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.actor.steps import Split, find_split, split_steps
 from asyncrl.chat.chat import Chat
+from asyncrl.episode.steps import Split, find_split, split_steps
 from asyncrl.errors import ConfigError, InvariantError
 from asyncrl.types import Role, Turn
-from tests.actor.fakes import END, ids, make_tokenizer
+from tests.episode.fakes import END, ids, make_tokenizer
 
 TOKENIZER = make_tokenizer()
 CHAT = Chat(TOKENIZER)
@@ -61,7 +61,7 @@ def sentences(pieces: Sequence[str]) -> list[int]:
 
 
 def test_a_function_of_ones_own_names_the_tokens_with_which_steps_begin():
-    split = find_split("tests.actor.test_steps.sentences")
+    split = find_split("tests.episode.test_steps.sentences")
     assert texts(split, "One. Two.\nThree.", "Four") == ["One.", " Two.", "\nThree." + END, "Four" + END]
     assert texts(lambda pieces: [0], "One. Two.", "") == ["One. Two." + END, END]
 
@@ -77,7 +77,7 @@ def test_a_function_that_gives_no_such_tokens_fails_the_episode(begins: object):
     [
         ("word", "use turn, paragraph, line, or the dotted path"),
         ("no.such", "cannot be imported"),
-        ("tests.actor.test_steps.END", "is no function"),
+        ("tests.episode.test_steps.END", "is no function"),
     ],
 )
 def test_a_split_that_cannot_be_used_is_refused_with_the_fix(name: str, fix: str):

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
-from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import EngineStats, Generation, PlacedImage
+from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.recorder import EpisodeLimits
 from asyncrl.tools.base import Tool
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.tools.toolbox import Toolbox, ToolLimits

@@ -30,13 +30,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.branches import Branch, Prefix, image_arrays, moved, routed_experts
-from asyncrl.actor.images import EpisodeImages, GivenTokens
-from asyncrl.actor.steps import Split, split_steps
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message, same_value
 from asyncrl.chat.prompt_lengths import cut_prompt
 from asyncrl.engine.base import Generation, PlacedImage, collapsed
+from asyncrl.episode.branches import Branch, Prefix, image_arrays, moved, routed_experts
+from asyncrl.episode.images import EpisodeImages, GivenTokens
+from asyncrl.episode.steps import Split, split_steps
 from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
 from asyncrl.types import (
     MAX_IMAGES,

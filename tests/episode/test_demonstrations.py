@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.demonstrations import demonstration_tokens, prepare_demonstrations
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.demonstrations import Demonstration
 from asyncrl.data.rendered import read_rendered, rendered_folder
+from asyncrl.episode.demonstrations import demonstration_tokens, prepare_demonstrations
 from asyncrl.errors import DataError, RefusedError, StoppedError
-from tests.actor.fakes import (
+from tests.episode.fakes import (
     CHATML,
     END,
     QWEN3,
@@ -137,7 +137,7 @@ def test_demonstrations_are_rendered_once(config: TrainConfig, monkeypatch: pyte
     sources = config.algorithm.sft.path
     assert sources
     written = prepare_demonstrations(config, sources)
-    monkeypatch.setattr("asyncrl.actor.demonstrations.open_chat", None)
+    monkeypatch.setattr("asyncrl.episode.demonstrations.open_chat", None)
     assert prepare_demonstrations(config, sources).digest == written.digest
     found = read_rendered(rendered_folder(config, sources))
     first = ids(make_tokenizer(CHATML), f"<|im_start|>user\n1+2{END}\n<|im_start|>assistant\n3{END}")

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.images import EpisodeImages, ImageDesk, OutgoingImages, TooManyImagesError
-from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
-from asyncrl.actor.steps import Split
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message
 from asyncrl.chat.parsing import ParsedTurn
 from asyncrl.chat.template import answer, calling, result, with_reasoning
 from asyncrl.engine.base import Engine, Generation
+from asyncrl.episode.images import EpisodeImages, ImageDesk, OutgoingImages, TooManyImagesError
+from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
+from asyncrl.episode.steps import Split
 from asyncrl.errors import BusyError, RefusedError, StoppedError
 from asyncrl.grammar import KEY, read_grammar
 from asyncrl.observe.spans import NoSpans, Spans, Value

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from asyncrl.actor import images as actor_images
-from asyncrl.actor import recorder
-from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
-from asyncrl.actor.images import ImageDesk
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig, ImagesConfig
 from asyncrl.engine.base import collapsed
+from asyncrl.episode import images as actor_images
+from asyncrl.episode import recorder
+from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.images import ImageDesk
 from asyncrl.errors import RefusedError, ToolError
 from asyncrl.modelling.images import digest_of
 from asyncrl.tools.base import Tool
@@ -31,7 +31,7 @@ from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.tools.results import cut_content, joined, read_content
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Role, Trajectory
-from tests.actor.fakes import LIMITS, Script, ScriptedEngine, assert_trains_what_was_sampled, call, make_ticket
+from tests.episode.fakes import LIMITS, Script, ScriptedEngine, assert_trains_what_was_sampled, call, make_ticket
 from tests.vision import IMAGE_TOKEN, MERGE, PATCH, encoded, vision_desk, vision_tokenizer
 
 pytestmark = pytest.mark.slow

@@ -15,16 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
-from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
-from asyncrl.actor.group_demonstrations import DemonstrationRecorder
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.opening import all_tasks
+from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.group_demonstrations import DemonstrationRecorder
 from asyncrl.errors import DataError, RefusedError
 from asyncrl.launch.preflight.demonstrations import check_group_demonstrations
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import DEMONSTRATED, Finish, Role, Trajectory
-from tests.actor.fakes import (
+from tests.episode.fakes import (
     CHATML,
     END,
     LIMITS,

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.prompt_lengths import cut_prompt
 from asyncrl.chat.template import QUESTION, answer
 from asyncrl.engine.base import Generation
+from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
 from asyncrl.errors import BusyError, EngineError, InvariantError
 from asyncrl.types import Finish, Role, Trajectory
-from tests.actor.fakes import CHATML, END, ids, make_ticket, make_tokenizer
+from tests.episode.fakes import CHATML, END, ids, make_ticket, make_tokenizer
 
 TOKENIZER = make_tokenizer(CHATML)
 CHAT = Chat(TOKENIZER)

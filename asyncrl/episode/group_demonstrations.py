@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.actor.demonstrations import check_turn, said, with_names
-from asyncrl.actor.images import without_images
-from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, Recorder
-from asyncrl.actor.steps import Split
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import as_tool
 from asyncrl.chat.image_sources import image_blocks
 from asyncrl.chat.messages import read_messages
 from asyncrl.engine.base import Generation
+from asyncrl.episode.demonstrations import check_turn, said, with_names
+from asyncrl.episode.images import without_images
+from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, Recorder
+from asyncrl.episode.steps import Split
 from asyncrl.errors import RefusedError
 from asyncrl.types import DEMONSTRATED, Ticket, ToolCall, Trajectory
 

@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
-from asyncrl.actor.images import EpisodeImages, ImageDesk
-from asyncrl.actor.recorder import CompletionRequest, LimitError, Recorder
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.prompt_lengths import prompt_tokens
 from asyncrl.chat.template import answer
 from asyncrl.config.schema import ImagesConfig, ModelConfig, TrainConfig
 from asyncrl.engine.base import PlacedImage, collapsed
 from asyncrl.engine.sglang.requests import generate_body
+from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.images import EpisodeImages, ImageDesk
+from asyncrl.episode.recorder import CompletionRequest, LimitError, Recorder
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import digest_of
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Sampling, Ticket
-from tests.actor.fakes import LIMITS, ScriptedEngine, assert_trains_what_was_sampled, make_ticket
-from tests.actor.test_recorder import generation
+from tests.episode.fakes import LIMITS, ScriptedEngine, assert_trains_what_was_sampled, make_ticket
+from tests.episode.test_recorder import generation
 from tests.helpers import make_task
 from tests.replay.support import Core, make_settings
 from tests.vision import (
