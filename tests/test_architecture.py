@@ -203,7 +203,7 @@ def test_no_part_decides_by_the_wall_clock() -> None:
             "observe/sinks/json_lines.py",
             "observe/sinks/tensorboard.py",
             "observe/spans.py",
-            "actor/chat_api/server.py",
+            "agents/chat_api/server.py",
         ),
         *("learner/run.py", "doctor/sharing.py", "dashboard/overview.py"),
         *("results/environment.py", "machine/activity.py", "inspect/situation.py"),

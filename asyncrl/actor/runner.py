@@ -81,7 +81,7 @@ async def open_runner(
         users = Interactions(load_interactions(actor.interactions), of_users)
         player = ToolPlayer(toolbox, read_grammar(actor.response_format), users, watch)
     else:
-        from asyncrl.actor.chat_api.opening import open_agent
+        from asyncrl.agents.chat_api.opening import open_agent
 
         player = await open_agent(config, stack, images is not None)
     return EpisodeRunner(

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.chat_api.agent import AgentError
-from asyncrl.actor.chat_api.program import AgentPrograms
+from asyncrl.agents.chat_api.agent import AgentError
+from asyncrl.agents.chat_api.program import AgentPrograms
 from asyncrl.data.command import convert, main
 from asyncrl.data.converters.gym import PROGRAM
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import DataError
 from asyncrl.types import Task
-from tests.actor.agents.support import played, scores, shown
-from tests.actor.chat_api.support import LIMITS
+from tests.agents.chat_api.support import LIMITS
+from tests.agents.support import played, scores, shown
 from tests.helpers import GENEROUS_S
 
 pytestmark = pytest.mark.slow

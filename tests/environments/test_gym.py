@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.chat_api.program import AgentPrograms
+from asyncrl.agents.chat_api.program import AgentPrograms
 from asyncrl.data.command import convert
 from asyncrl.data.converters.gym import PROGRAM
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import DataError
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Task
-from tests.actor.agents.support import played, scores, shown
+from tests.agents.support import played, scores, shown
 from tests.end_to_end.support import Run
 from tests.environments.toys import TOYS
 from tests.learner.support import write_model

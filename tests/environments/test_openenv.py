@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from asyncrl.actor.agents.openenv import OpenEnvAgent
+from asyncrl.agents.openenv import OpenEnvAgent
 from asyncrl.data.command import convert
 from asyncrl.data.reading import TaskFile
 from asyncrl.machine.ports import free_ports
 from asyncrl.replay.stored import StoredRun
-from tests.actor.agents.support import played, scores, shown, task_with
-from tests.actor.agents.test_openenv import call_of
+from tests.agents.support import played, scores, shown, task_with
+from tests.agents.test_openenv import call_of
 from tests.end_to_end.support import Run
 from tests.environments.toys import TOYS
 from tests.helpers import until

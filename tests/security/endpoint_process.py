@@ -15,7 +15,7 @@ from dataclasses import asdict
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.chat_api.agent import AgentPlayer
+from asyncrl.agents.chat_api.agent import AgentPlayer
 from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import Generation
 from asyncrl.episode.episode import EpisodeRunner

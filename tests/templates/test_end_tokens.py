@@ -16,8 +16,8 @@ from asyncrl.episode.demonstrations import demonstration_tokens
 from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.scoring.answers import answer_texts
 from asyncrl.types import NO_VERSION, Finish, Role, ToolCall
-from tests.actor.chat_api.support import episode as agents_episode
-from tests.actor.chat_api.support import user
+from tests.agents.chat_api.support import episode as agents_episode
+from tests.agents.chat_api.support import user
 from tests.episode.fakes import ScriptedEngine, assert_trains_what_was_sampled, make_ticket, make_tool, play_with_tools
 from tests.templates.families import tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncrl import wire
-from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
+from asyncrl.agents.chat_api.agent import AgentPlayer, load_agent
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
 from asyncrl.episode.episode import EpisodeRunner, Player, ToolPlayer

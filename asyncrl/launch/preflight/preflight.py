@@ -166,8 +166,8 @@ def _check_policy(config: TrainConfig) -> None:
 
 
 def _check_tools(config: TrainConfig) -> None:
-    from asyncrl.actor.chat_api.agent import load_agent
-    from asyncrl.actor.chat_api.program import check_command
+    from asyncrl.agents.chat_api.agent import load_agent
+    from asyncrl.agents.chat_api.program import check_command
     from asyncrl.episode.steps import find_split
     from asyncrl.tools.interactions.registry import load_interactions
     from asyncrl.tools.offered import Offer

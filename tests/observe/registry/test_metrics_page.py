@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.actor.chat_api.agent import ChatCounts
+from asyncrl.agents.chat_api.agent import ChatCounts
 from asyncrl.observe.registry import BY_WRITER, describe
 from asyncrl.observe.registry.page import SECTIONS, page
 from asyncrl.replay.counters import COUNTERS, DEPTHS
@@ -31,7 +31,7 @@ PLACES = {
     ("evaluation", "eval/SOURCE/"): ("replay/tally.py:means",),
     ("actor", ""): (
         *("engine/fleet/fleet.py:stats", "engine/fleet/pauses.py:counters"),
-        *("actor/chat_api/agent.py:counters", "weights/canary.py:counters", "weights/receiver.py:counters"),
+        *("agents/chat_api/agent.py:counters", "weights/canary.py:counters", "weights/receiver.py:counters"),
     ),
     ("scoring", ""): ("scoring/stats.py:report", "scoring/stats.py:_means"),
     ("replay", ""): (

@@ -22,12 +22,12 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from asyncrl.actor.chat_api.anthropic_messages import AnthropicMessages
-from asyncrl.actor.chat_api.api import Api, Conversations, PolicyRequest
-from asyncrl.actor.chat_api.chat_completions import ChatCompletions
-from asyncrl.actor.chat_api.responses import Responses
-from asyncrl.actor.chat_api.session_routes import MAX_BODY_BYTES, SessionRoutes, key_of
-from asyncrl.actor.chat_api.sessions import Sessions
+from asyncrl.agents.chat_api.anthropic_messages import AnthropicMessages
+from asyncrl.agents.chat_api.api import Api, Conversations, PolicyRequest
+from asyncrl.agents.chat_api.chat_completions import ChatCompletions
+from asyncrl.agents.chat_api.responses import Responses
+from asyncrl.agents.chat_api.session_routes import MAX_BODY_BYTES, SessionRoutes, key_of
+from asyncrl.agents.chat_api.sessions import Sessions
 from asyncrl.chat.chat import NO_FORMAT
 from asyncrl.chat.messages import MAX_LEVELS
 from asyncrl.chat.parsing import ParsedTurn

@@ -9,11 +9,11 @@ from typing import Any
 
 from aiohttp import web
 
-from asyncrl.actor.chat_api.agent import Agent, AgentPlayer
+from asyncrl.agents.chat_api.agent import Agent, AgentPlayer
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.recorder import EpisodeLimits
 from asyncrl.types import Role, Task, Trajectory
-from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER
+from tests.agents.chat_api.support import CHAT, LIMITS, TOKENIZER
 from tests.episode.fakes import END, ScriptedEngine, assert_trains_what_was_sampled, make_ticket
 
 Json = Any

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from asyncrl.actor.chat_api.agent import AgentPlayer, AgentResult
-from asyncrl.actor.chat_api.server import Bounds
+from asyncrl.agents.chat_api.agent import AgentPlayer, AgentResult
+from asyncrl.agents.chat_api.server import Bounds
 from asyncrl.chat.chat import Chat
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.images import ImageDesk

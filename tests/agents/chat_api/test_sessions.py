@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer
-from asyncrl.actor.chat_api.sessions import Sessions
+from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer
+from asyncrl.agents.chat_api.sessions import Sessions
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.types import Trajectory
-from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER, user
+from tests.agents.chat_api.support import CHAT, LIMITS, TOKENIZER, user
 from tests.episode.fakes import END, ScriptedEngine, make_ticket
 from tests.helpers import async_until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.types import Role
-from tests.actor.chat_api.support import LIMITS, episode
+from tests.agents.chat_api.support import LIMITS, episode
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 LONG = replace(LIMITS, max_turn_tokens=1000, max_tokens=30_000, max_total_tokens=60_000)

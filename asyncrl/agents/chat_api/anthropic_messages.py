@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from asyncrl.actor.chat_api.api import (
+from asyncrl.agents.chat_api.api import (
     Api,
     Conversations,
     PolicyRequest,

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from asyncrl.actor.chat_api.result import AgentError, AgentResult, error_in, read_result, task_body
+from asyncrl.agents.chat_api.result import AgentError, AgentResult, error_in, read_result, task_body
 from asyncrl.errors import ConfigError
 from asyncrl.machine.child import guarded
 from asyncrl.machine.program_protocol import ProgramProtocol

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 
-from asyncrl.actor.chat_api.result import AgentError, AgentResult, error_in, read_result, task_body
+from asyncrl.agents.chat_api.result import AgentError, AgentResult, error_in, read_result, task_body
 from asyncrl.errors import AsyncrlError, RefusedError
 from asyncrl.types import Task
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from asyncrl.actor.agents.policy import Message, PolicyClient, PolicyTurn, policy_at, with_behind
-from asyncrl.actor.agents.server import (
+from asyncrl.agents.chat_api.result import AgentError, AgentResult
+from asyncrl.agents.policy import Message, PolicyClient, PolicyTurn, policy_at, with_behind
+from asyncrl.agents.server import (
     EnvironmentServer,
     ServerClient,
     ServerOptions,
@@ -25,7 +26,6 @@ from asyncrl.actor.agents.server import (
     read_object,
     read_reward,
 )
-from asyncrl.actor.chat_api.result import AgentError, AgentResult
 from asyncrl.errors import RefusedError, UnavailableError
 from asyncrl.text import cut
 from asyncrl.tools.finishing import finish

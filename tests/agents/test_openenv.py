@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType, web
 
-from asyncrl.actor.agents.openenv import OpenEnvAgent, observation_text
-from asyncrl.actor.chat_api.agent import AgentError, load_agent
+from asyncrl.agents.chat_api.agent import AgentError, load_agent
+from asyncrl.agents.openenv import OpenEnvAgent, observation_text
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.machine.ports import free_ports
-from tests.actor.agents.support import played, scores, served, shown, task_with
-from tests.actor.chat_api.support import LIMITS
+from tests.agents.chat_api.support import LIMITS
+from tests.agents.support import played, scores, served, shown, task_with
 from tests.helpers import async_until
 
 TEXT = {"type": "object", "properties": {"metadata": {"type": "object"}, "message": {"type": "string"}}}

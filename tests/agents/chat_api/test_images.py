@@ -16,7 +16,7 @@ from asyncrl.episode import images as actor_images
 from asyncrl.episode import recorder
 from asyncrl.episode.images import ImageDesk
 from asyncrl.modelling.images import digest_of
-from tests.actor.chat_api.support import LIMITS, Agent, episode, says, user
+from tests.agents.chat_api.support import LIMITS, Agent, episode, says, user
 from tests.episode.fakes import call
 from tests.vision import PATCH, encoded, vision_desk, vision_tokenizer
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from asyncrl.actor.chat_api.result import Agent, AgentError, AgentResult, checked
-from asyncrl.actor.chat_api.server import Bounds, ChatCounts, EpisodeServer
-from asyncrl.actor.chat_api.sessions import Sessions
+from asyncrl.agents.chat_api.result import Agent, AgentError, AgentResult, checked
+from asyncrl.agents.chat_api.server import Bounds, ChatCounts, EpisodeServer
+from asyncrl.agents.chat_api.sessions import Sessions
 from asyncrl.config.imports import imported
 from asyncrl.episode.episode import Episode
 from asyncrl.errors import ConfigError
@@ -25,8 +25,8 @@ __all__ = ["Agent", "AgentError", "AgentPlayer", "AgentResult", "load_agent"]
 Counters = Callable[[], Mapping[str, float]]
 
 BUILT_IN: Mapping[str, str] = {
-    "openenv": "asyncrl.actor.agents.openenv.OpenEnvAgent",
-    "nemo_gym": "asyncrl.actor.agents.nemo_gym.NemoGymAgent",
+    "openenv": "asyncrl.agents.openenv.OpenEnvAgent",
+    "nemo_gym": "asyncrl.agents.nemo_gym.NemoGymAgent",
 }
 """Agents of ours by the names that `actor.agent` may have."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrl.types import Grammar
-from tests.actor.chat_api.support import CHAT, TOKENIZER, Agent, episode
+from tests.agents.chat_api.support import CHAT, TOKENIZER, Agent, episode
 from tests.episode.fakes import END, Cut, call, ids
 
 TOOL = {"type": "function", "name": "echo", "parameters": {"type": "object", "properties": {"text": {}}}}

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from asyncrl.actor.chat_api.server import Bounds
+from asyncrl.agents.chat_api.server import Bounds
 from asyncrl.network.http_server import ConnectionBounds
-from tests.actor.chat_api.support import LIMITS, TOOL, Agent, episode, user
+from tests.agents.chat_api.support import LIMITS, TOOL, Agent, episode, user
 from tests.helpers import async_until
 
 ANSWER_S = 20.0

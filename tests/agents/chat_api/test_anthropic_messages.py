@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrl.types import Grammar
-from tests.actor.chat_api.support import CHAT, Agent, episode, user
+from tests.agents.chat_api.support import CHAT, Agent, episode, user
 from tests.episode.fakes import Cut, call
 
 TOOL = {"name": "echo", "input_schema": {"type": "object", "properties": {"text": {"type": "string"}}}}

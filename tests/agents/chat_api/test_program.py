@@ -15,13 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
-from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer
-from asyncrl.actor.chat_api.program import LAST_STDERR, MAX_LINE, AgentProgram, AgentPrograms
+from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer
+from asyncrl.agents.chat_api.program import LAST_STDERR, MAX_LINE, AgentProgram, AgentPrograms
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError
 from asyncrl.machine import guard
 from asyncrl.types import Trajectory
-from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER
+from tests.agents.chat_api.support import CHAT, LIMITS, TOKENIZER
 from tests.episode.fakes import END, ScriptedEngine, make_ticket
 from tests.helpers import async_until, until
 
@@ -296,7 +296,7 @@ def test_a_command_that_does_not_exist_is_refused():
 
 ACTOR = """
 import asyncio, sys
-from asyncrl.actor.chat_api.program import AgentPrograms
+from asyncrl.agents.chat_api.program import AgentPrograms
 from tests.helpers import make_task
 code = "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); "
 code += "open(sys.argv[1], 'w').write(f'{os.getpid()} {child.pid}\\\\n'); time.sleep(600)"

@@ -8,10 +8,10 @@ import secrets
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
-from asyncrl.actor.chat_api.program import AgentPrograms
-from asyncrl.actor.chat_api.server import WITH_IMAGES, Bounds
-from asyncrl.actor.chat_api.sessions import Sessions
+from asyncrl.agents.chat_api.agent import AgentPlayer, load_agent
+from asyncrl.agents.chat_api.program import AgentPrograms
+from asyncrl.agents.chat_api.server import WITH_IMAGES, Bounds
+from asyncrl.agents.chat_api.sessions import Sessions
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process

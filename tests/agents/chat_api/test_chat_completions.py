@@ -15,7 +15,7 @@ from asyncrl.chat.template import answer, calling, with_reasoning
 from asyncrl.chat.thoughts import join_thought, split_thought
 from asyncrl.engine.base import Alternatives, Generation
 from asyncrl.types import Role
-from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER, TOOL, episode, says, user
+from tests.agents.chat_api.support import CHAT, LIMITS, TOKENIZER, TOOL, episode, says, user
 from tests.episode.fakes import END, QWEN3, call, ids, make_tokenizer
 from tests.templates.families import tokenizer as family
 

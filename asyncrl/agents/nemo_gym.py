@@ -19,8 +19,9 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from asyncrl.actor.agents.policy import PolicyClient, policy_at
-from asyncrl.actor.agents.server import (
+from asyncrl.agents.chat_api.result import MAX_METRICS, METRIC_NAME, AgentError, AgentResult
+from asyncrl.agents.policy import PolicyClient, policy_at
+from asyncrl.agents.server import (
     EnvironmentServer,
     ServerClient,
     ServerOptions,
@@ -29,7 +30,6 @@ from asyncrl.actor.agents.server import (
     read_object,
     read_reward,
 )
-from asyncrl.actor.chat_api.result import MAX_METRICS, METRIC_NAME, AgentError, AgentResult
 from asyncrl.errors import UnavailableError
 from asyncrl.text import cut
 from asyncrl.types import Task

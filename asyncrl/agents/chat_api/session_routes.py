@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from asyncrl.actor.chat_api.sessions import MAX_WAIT_S, AgentSession, SessionOverError, Sessions
+from asyncrl.agents.chat_api.sessions import MAX_WAIT_S, AgentSession, SessionOverError, Sessions
 from asyncrl.errors import RefusedError
 from asyncrl.network.http_server import shows_key
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from asyncrl.actor.agents.nemo_gym import NemoGymAgent
-from asyncrl.actor.chat_api.agent import AgentError
+from asyncrl.agents.chat_api.agent import AgentError
+from asyncrl.agents.nemo_gym import NemoGymAgent
 from asyncrl.types import Trajectory
-from tests.actor.agents.support import played, scores, served, shown, task_with
-from tests.actor.agents.test_openenv import call_of
-from tests.actor.chat_api.support import LIMITS
+from tests.agents.chat_api.support import LIMITS
+from tests.agents.support import played, scores, served, shown, task_with
+from tests.agents.test_openenv import call_of
 
 ROW: Mapping[str, Any] = {
     "responses_create_params": {

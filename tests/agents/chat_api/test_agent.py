@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer, AgentResult, load_agent
-from asyncrl.actor.chat_api.result import MAX_METRICS
-from asyncrl.actor.chat_api.server import MAX_REQUEST_BYTES
+from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer, AgentResult, load_agent
+from asyncrl.agents.chat_api.result import MAX_METRICS
+from asyncrl.agents.chat_api.server import MAX_REQUEST_BYTES
 from asyncrl.engine.base import Generation
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError, EngineError, InvariantError
 from asyncrl.types import Finish, Grammar, Role, Task
-from tests.actor.chat_api.support import CHAT, LIMITS, TOKENIZER, TOOL, episode, says, user
+from tests.agents.chat_api.support import CHAT, LIMITS, TOKENIZER, TOOL, episode, says, user
 from tests.episode.fakes import (
     CHATML,
     END,
@@ -352,11 +352,11 @@ class Polite:
 
 
 def test_an_agent_is_found_by_its_path_and_refused_with_the_fix():
-    assert load_agent("tests.actor.chat_api.test_agent.my_agent", {}) is my_agent
+    assert load_agent("tests.agents.chat_api.test_agent.my_agent", {}) is my_agent
     for path, reason in (
         ("nowhere.agent", "cannot be imported"),
         ("asyncrl.types.Task", "agent_options"),
-        ("tests.actor.chat_api.test_agent.agent_of_two", "async def"),
+        ("tests.agents.chat_api.test_agent.agent_of_two", "async def"),
         ("x", "imported"),
     ):
         with pytest.raises(ConfigError, match=reason):
@@ -365,13 +365,13 @@ def test_an_agent_is_found_by_its_path_and_refused_with_the_fix():
 
 @pytest.mark.parametrize("name", ["polite", "Polite"])
 async def test_an_agent_gets_its_options_and_is_refused_with_others(name: str):
-    path = f"tests.actor.chat_api.test_agent.{name}"
+    path = f"tests.agents.chat_api.test_agent.{name}"
     agent = load_agent(path, {"how": 3})
     assert await agent(make_ticket("t/1").task, "", "") == {"polite": 3.0}
     with pytest.raises(ConfigError, match=r"loud.*agent_options|agent_options.*loud"):
         load_agent(path, {"how": 3, "loud": True})
     with pytest.raises(ConfigError, match=r"agent_options.*nobody is so polite"):
-        load_agent("tests.actor.chat_api.test_agent.Polite", {"how": 10})
+        load_agent("tests.agents.chat_api.test_agent.Polite", {"how": 10})
 
 
 async def test_metrics_of_an_agent_are_averaged_and_are_no_rewards() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from asyncrl.actor.chat_api.result import AgentError
+from asyncrl.agents.chat_api.result import AgentError
 
 FULL = ("context_length_exceeded", "turn_limit", "image_limit")
 """Codes of refusals that say that the conversation has no room for another turn."""

@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from asyncrl.actor.chat_api import opening
-from asyncrl.actor.chat_api.agent import AgentPlayer
-from asyncrl.actor.chat_api.server import Bounds, EpisodeServer
+from asyncrl.agents.chat_api import opening
+from asyncrl.agents.chat_api.agent import AgentPlayer
+from asyncrl.agents.chat_api.server import Bounds, EpisodeServer
 from asyncrl.errors import ConfigError
 from asyncrl.machine import ports
 from tests.helpers import async_until

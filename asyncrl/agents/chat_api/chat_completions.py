@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from asyncrl.actor.chat_api.api import (
+from asyncrl.agents.chat_api.api import (
     MAX_COUNT,
     Api,
     Conversations,
