@@ -30,13 +30,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig
-from asyncrl.learner.checkpoint import Checkpoints, Progress
-from asyncrl.learner.launcher import Membership, run_ranks
-from asyncrl.learner.loading import StoredModel, open_model, read_model
-from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.policy import Policy
-from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.learner.sharding import shard
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.model.loading import StoredModel, open_model, read_model
+from asyncrl.learner.model.optimizer import Trainable
+from asyncrl.learner.model.policy import Policy
+from asyncrl.learner.model.sharding import shard
+from asyncrl.learner.ranks.launcher import Membership, run_ranks
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from benchmarks.record import machine, write_result
 from benchmarks.shapes import SHAPES, make_model
 

@@ -24,10 +24,10 @@ import torch
 
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, TrainConfig
-from asyncrl.learner.batches import BatchSource
-from asyncrl.learner.keeping import EpisodeKeeper
-from asyncrl.learner.local_batch import build_episodes, build_local_batch
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.batch.batches import BatchSource
+from asyncrl.learner.batch.keeping import EpisodeKeeper
+from asyncrl.learner.batch.local_batch import build_episodes, build_local_batch
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.observe.kept.episode import KeptEpisode, KeptStep, row_of
 from asyncrl.observe.kept.reading import KeptEpisodes
 from asyncrl.observe.kept.recording import KeptRecorder

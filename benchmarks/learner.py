@@ -49,14 +49,14 @@ from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
 from asyncrl.launch.placement.placement import MOST_THREADS
-from asyncrl.learner.launcher import Membership, run_ranks
-from asyncrl.learner.local_batch import LocalBatch, build_episodes, build_local_batch
+from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
+from asyncrl.learner.batch.schedule import schedule
 from asyncrl.learner.memory import fit_memory, usable_bytes
-from asyncrl.learner.optimizer import Exchange, Trainable, UpdateResult
-from asyncrl.learner.policy import Policy
-from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.learner.schedule import schedule
-from asyncrl.learner.sharding import compiles, shard
+from asyncrl.learner.model.optimizer import Exchange, Trainable, UpdateResult
+from asyncrl.learner.model.policy import Policy
+from asyncrl.learner.model.sharding import compiles, shard
+from asyncrl.learner.ranks.launcher import Membership, run_ranks
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.learner.trainer import Minibatch, Trainer
 from asyncrl.machine.process import limit_threads
 from asyncrl.modelling.flops import ForwardFlops, measured_peak

@@ -12,7 +12,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.ranks.ranks import Ranks
 
 NCCL = "ncclDevKernel"
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from asyncrl.learner.bins import first_fit_decreasing, karmarkar_karp
-from asyncrl.learner.schedule import Passes, schedule
+from asyncrl.learner.batch.bins import first_fit_decreasing, karmarkar_karp
+from asyncrl.learner.batch.schedule import Passes, schedule
 from asyncrl.modelling.flops import ForwardFlops
 from benchmarks.record import write_result
 

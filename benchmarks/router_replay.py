@@ -31,10 +31,10 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.engine.fleet.http import Http
 from asyncrl.engine.sglang.requests import RoutingRequest, generate_body, read_segment
 from asyncrl.errors import EngineError
-from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.policy import Policy, load_policy
-from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.learner.routing_replay import CHANGED, CHOICES
+from asyncrl.learner.batch.packing import PackedSequences
+from asyncrl.learner.model.policy import Policy, load_policy
+from asyncrl.learner.model.routing_replay import CHANGED, CHOICES
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.machine.child import kill_group, last_lines, start_guarded
 from asyncrl.machine.ports import free_ports
 from asyncrl.modelling.routing import RoutingShape, routing_shape

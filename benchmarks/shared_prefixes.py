@@ -28,12 +28,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from asyncrl.algorithms.batch import Episodes, Totals
-from asyncrl.learner.bundles import schedule_shared
-from asyncrl.learner.local_batch import LocalBatch, build_episodes, build_local_batch
-from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.policy import Policy
-from asyncrl.learner.prefixes import EVERY
-from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.batch.bundles import schedule_shared
+from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
+from asyncrl.learner.batch.packing import PackedSequences
+from asyncrl.learner.batch.prefixes import EVERY
+from asyncrl.learner.model.policy import Policy
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.learner.trainer import Minibatch, Trainer
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Trajectory, Turn, runs_of

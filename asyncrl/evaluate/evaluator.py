@@ -31,11 +31,11 @@ def run(config: TrainConfig) -> None:
 
 
 def _run(config: TrainConfig, stop: threading.Event) -> None:
-    from asyncrl.learner.batches import open_batches
-    from asyncrl.learner.canary import canary_of_model
-    from asyncrl.learner.gathering import gather, plan_gather
-    from asyncrl.learner.loading import read_model
-    from asyncrl.learner.ranks import Ranks
+    from asyncrl.learner.batch.batches import open_batches
+    from asyncrl.learner.checkpoint.gathering import gather, plan_gather
+    from asyncrl.learner.model.canary import canary_of_model
+    from asyncrl.learner.model.loading import read_model
+    from asyncrl.learner.ranks.ranks import Ranks
     from asyncrl.learner.run import open_publisher
     from asyncrl.modelling.weight_format import WeightFormat
     from asyncrl.weights.manifest import DTYPES

@@ -90,20 +90,20 @@ def require_new(folder: Path) -> None:
 
 def write_policy(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
     """Write the policy of a checkpoint into `folder`, in place of what is there."""
-    from asyncrl.learner.export import export_checkpoint
+    from asyncrl.learner.checkpoint.export import export_checkpoint
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint(model, source, folder))
 
 
 def write_critic(config: TrainConfig, checkpoint: FinishedSteps, folder: Path) -> None:
     """Write the critic of a checkpoint into `folder`, in place of what is there."""
-    from asyncrl.learner.critic_export import export_checkpoint_critic
+    from asyncrl.learner.checkpoint.critic_export import export_checkpoint_critic
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint_critic(config.critic, config.model, source, folder))
 
 
 def write_adapter(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
     """Write the adapters of a checkpoint into `folder`, in place of what is there."""
-    from asyncrl.learner.export import export_checkpoint_adapter
+    from asyncrl.learner.checkpoint.export import export_checkpoint_adapter
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint_adapter(model, source, folder))

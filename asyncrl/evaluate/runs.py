@@ -32,8 +32,8 @@ def checkpoint_of(run: Path, config: TrainConfig, steps: int | str | None) -> Fi
     """The checkpoint after `steps` learner steps, the one with the BEST evaluation, or the newest. Raises
     CheckpointError, which lists those there are: there is none, or it is damaged."""
     # Loads torch, which takes seconds: a wrong name is refused before.
-    from asyncrl.learner.checkpoint import Checkpoints, step_of
-    from asyncrl.learner.ranks import Ranks
+    from asyncrl.learner.checkpoint.checkpoint import Checkpoints, step_of
+    from asyncrl.learner.ranks.ranks import Ranks
 
     checkpoints = Checkpoints(run / "checkpoints", config.learner.keep_checkpoints, Ranks.alone())
     kept = {step_of(folder): folder for folder in checkpoints.complete()}

@@ -12,8 +12,8 @@ import sys
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.learner.hosts import open_host
-from asyncrl.learner.launcher import Membership, Timeouts, run_ranks
+from asyncrl.learner.ranks.hosts import open_host
+from asyncrl.learner.ranks.launcher import Membership, Timeouts, run_ranks
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity, heartbeat
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from asyncrl.errors import StoppedError
-from asyncrl.learner.host_memory import OnHost
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.step_metrics import Phases
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine.gpu_lock import LearnerLock
+from asyncrl.machine.host_memory import OnHost
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.prefixes import EVERY
+from asyncrl.learner.batch.packing import PackedSequences
+from asyncrl.learner.batch.prefixes import EVERY
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine.long_work import unmeasured_work
 

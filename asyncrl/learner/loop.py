@@ -22,18 +22,18 @@ from asyncrl.config.changes import ConfigHistory
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.secrets import shown, shown_value
 from asyncrl.errors import StoppedError
-from asyncrl.learner.batches import BatchSource
-from asyncrl.learner.canary import canary_of
-from asyncrl.learner.checkpoint import Checkpoints, Progress
+from asyncrl.learner.batch.batches import BatchSource
+from asyncrl.learner.batch.demonstrations import DemonstrationFeed
+from asyncrl.learner.batch.fetching import BatchFetcher
+from asyncrl.learner.batch.keeping import EpisodeKeeper
+from asyncrl.learner.batch.local_batch import LocalBatch
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.gathering import gather, plan_gather
 from asyncrl.learner.colocation import Turns
-from asyncrl.learner.demonstrations import DemonstrationFeed
-from asyncrl.learner.failures import StepFailures
-from asyncrl.learner.fetching import BatchFetcher
-from asyncrl.learner.gathering import gather, plan_gather
-from asyncrl.learner.keeping import EpisodeKeeper
-from asyncrl.learner.local_batch import LocalBatch
+from asyncrl.learner.model.canary import canary_of
 from asyncrl.learner.profiling import profiled
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.ranks.failures import StepFailures
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.step_metrics import (
     TRACK,
     Phases,

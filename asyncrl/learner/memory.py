@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from asyncrl.learner.optimizer import Exchange, Trainable
-from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.policy import Policy
-from asyncrl.learner.ranks import Ranks, local_size
+from asyncrl.learner.batch.packing import PackedSequences
+from asyncrl.learner.model.optimizer import Exchange, Trainable
+from asyncrl.learner.model.policy import Policy
+from asyncrl.learner.ranks.ranks import Ranks, local_size
 from asyncrl.learner.trainer import Trainer
 
 logger = logging.getLogger(__name__)

@@ -22,26 +22,26 @@ from asyncrl.config.changes import ConfigHistory, recorded, values_of
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.rendered import longest, read_of_run
 from asyncrl.errors import ConfigError
-from asyncrl.learner.activity import END
-from asyncrl.learner.batches import BatchSource, open_batches
-from asyncrl.learner.checkpoint import Checkpoints, Progress
+from asyncrl.learner.batch.batches import BatchSource, open_batches
+from asyncrl.learner.batch.demonstrations import DemonstrationFeed
+from asyncrl.learner.batch.keeping import open_keeper
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.critic_export import export_critic, shared_critic
+from asyncrl.learner.checkpoint.export import export, export_adapter, folder_writer, save_code
 from asyncrl.learner.colocation import Turns
 from asyncrl.learner.compiling import compile_passes
-from asyncrl.learner.critic import load_critic
-from asyncrl.learner.critic_export import export_critic, shared_critic
-from asyncrl.learner.demonstrations import DemonstrationFeed
-from asyncrl.learner.determinism import be_deterministic
-from asyncrl.learner.export import export, export_adapter, folder_writer, save_code
-from asyncrl.learner.failures import StepFailures
-from asyncrl.learner.keeping import open_keeper
-from asyncrl.learner.launcher import Membership
-from asyncrl.learner.leaving import Leaving
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes
-from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.policy import Policy, load_policy, reference_of
-from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.learner.sharding import compiles
+from asyncrl.learner.model.critic import load_critic
+from asyncrl.learner.model.optimizer import Trainable
+from asyncrl.learner.model.policy import Policy, load_policy, reference_of
+from asyncrl.learner.model.sharding import compiles
+from asyncrl.learner.ranks.activity import END
+from asyncrl.learner.ranks.determinism import be_deterministic
+from asyncrl.learner.ranks.failures import StepFailures
+from asyncrl.learner.ranks.launcher import Membership
+from asyncrl.learner.ranks.leaving import Leaving
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.learner.step_metrics import Phases
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process

@@ -20,15 +20,15 @@ from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.ratio_bins import CORRECTED, RAW
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.critic import Critic, critic_summary
-from asyncrl.learner.local_batch import LocalBatch
-from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.packing import ForwardPass, PackedSequences
-from asyncrl.learner.policy import BaseOfPolicy, Policy
-from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.router_balance import Balance, load_summary
-from asyncrl.learner.routing_replay import REFUSED, replay_summary
-from asyncrl.learner.schedule import Passes
+from asyncrl.learner.batch.local_batch import LocalBatch
+from asyncrl.learner.batch.packing import ForwardPass, PackedSequences
+from asyncrl.learner.batch.schedule import Passes
+from asyncrl.learner.model.critic import Critic, critic_summary
+from asyncrl.learner.model.optimizer import Trainable
+from asyncrl.learner.model.policy import BaseOfPolicy, Policy
+from asyncrl.learner.model.router_balance import Balance, load_summary
+from asyncrl.learner.model.routing_replay import REFUSED, replay_summary
+from asyncrl.learner.ranks.ranks import Ranks
 
 LOSS = "learner/loss"
 NLL = "sft/nll"

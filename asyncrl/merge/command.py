@@ -80,7 +80,7 @@ def _own_run(source: Path) -> tuple[Path, int | None] | None:
     """The run that `source` is or belongs to, and the step of the checkpoint; None: it is no checkpoint of ours."""
     if (source / CONFIG_FILE).is_file() and (source / "checkpoints").is_dir():
         return source, None
-    from asyncrl.learner.checkpoint_files import COMPLETE, PROGRESS
+    from asyncrl.learner.checkpoint.checkpoint_files import COMPLETE, PROGRESS
 
     if not (source / PROGRESS).is_file():
         return None
@@ -106,7 +106,7 @@ def _merge_adapter(source: Path, to: Path, config: Path | None, dtype: str | Non
         raise CheckpointError(f"{source / _ADAPTERS} cannot be read: {error!r}") from error
     if not base or not isinstance(base, str | Path):
         raise ConfigError(f"{source / _ADAPTERS} names no model: name it with --config")
-    from asyncrl.learner.export import merge_adapter
+    from asyncrl.learner.checkpoint.export import merge_adapter
     from asyncrl.modelling.opening import open_config
 
     model = ModelConfig(str(base), revision=revision, lora=LoraConfig(path=str(source)))

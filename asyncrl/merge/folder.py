@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from asyncrl.errors import CheckpointError, ConfigError
-from asyncrl.learner.export import write_model
+from asyncrl.learner.checkpoint.export import write_model
 from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 
 _VALUE_HEADS = ("score.weight", "classifier.weight")

@@ -6,7 +6,7 @@ https://arxiv.org/abs/2309.14509). Where the heads cannot be dealt out equally, 
 all tokens for its own queries.
 
 With tensor parallelism the ranks of a group divide the matrices of the layers, too: attention and MLPs have all tokens
-of the pass, and this rank's heads and neurons (see learner/tensor_ranks.py).
+of the pass, and this rank's heads and neurons (see learner/model/tensor_ranks.py).
 
 torch.compile sees operators, which know the process group by its name.
 """

@@ -24,7 +24,7 @@ from asyncrl.launch.ownership import LOOK_S, StopRequests, exclusively
 from asyncrl.launch.preflight.models import check_adapters, check_existence, check_freezing, check_tokenizer
 from asyncrl.launch.processes import role_command, this_host
 from asyncrl.launch.run_folder import store_folders
-from asyncrl.learner.launcher import Membership, Timeouts, run_ranks
+from asyncrl.learner.ranks.launcher import Membership, Timeouts, run_ranks
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity
 from asyncrl.machine.files import write_whole
@@ -110,7 +110,7 @@ def _refuse(config: TrainConfig) -> None:
 def _prepare(config: TrainConfig, stop: threading.Event) -> None:
     """Check the model, render the demonstrations, and set the steps that their number and the epochs ask for."""
     from asyncrl.episode.demonstrations import prepare_demonstrations
-    from asyncrl.learner.optimizer import check_optimizer
+    from asyncrl.learner.model.optimizer import check_optimizer
 
     for check in (check_existence, check_tokenizer, check_freezing, check_adapters):
         check(config)

@@ -15,9 +15,9 @@ import torch
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError
-from asyncrl.learner.checkpoint import Checkpoints, Progress
-from asyncrl.learner.demonstrations import DemonstrationFeed
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.batch.demonstrations import DemonstrationFeed
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.step_metrics import Phases, StepMetrics, use_of_rank
 from asyncrl.learner.trainer import ImitationBatch, StepResult, Trainer
 from asyncrl.machine.long_work import LINE_S, LongWork

@@ -11,18 +11,18 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.rendered import RenderedDemonstrations, read_rendered, rendered_folder
-from asyncrl.learner.activity import END
-from asyncrl.learner.checkpoint import Checkpoints
+from asyncrl.learner.batch.demonstrations import DemonstrationFeed
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.export import export, export_adapter
 from asyncrl.learner.compiling import compile_passes
-from asyncrl.learner.demonstrations import DemonstrationFeed
-from asyncrl.learner.determinism import be_deterministic
-from asyncrl.learner.export import export, export_adapter
-from asyncrl.learner.leaving import Leaving
 from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes
-from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.policy import load_policy
-from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.learner.sharding import compiles
+from asyncrl.learner.model.optimizer import Trainable
+from asyncrl.learner.model.policy import load_policy
+from asyncrl.learner.model.sharding import compiles
+from asyncrl.learner.ranks.activity import END
+from asyncrl.learner.ranks.determinism import be_deterministic
+from asyncrl.learner.ranks.leaving import Leaving
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.learner.trainer import IMITATION_TEMPERATURE, Trainer
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity

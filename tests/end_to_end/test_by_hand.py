@@ -17,7 +17,7 @@ from asyncrl.machine.process import WORKER_VARIABLE
 from tests.chaos.world import World
 from tests.end_to_end.support import ROOT
 from tests.helpers import GENEROUS_S, make_task
-from tests.learner.test_ranks import contents
+from tests.learner.ranks.test_ranks import contents
 
 pytestmark = pytest.mark.long
 

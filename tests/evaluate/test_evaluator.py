@@ -15,11 +15,12 @@ from asyncrl.actor import __main__ as actor
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, TooManyFailuresError
 from asyncrl.evaluate import evaluator
-from asyncrl.learner import batches, run
-from asyncrl.learner.canary import canary_of, canary_of_model
-from asyncrl.learner.loading import read_model
-from asyncrl.learner.policy import load_policy
-from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner import run
+from asyncrl.learner.batch import batches
+from asyncrl.learner.model.canary import canary_of, canary_of_model
+from asyncrl.learner.model.loading import read_model
+from asyncrl.learner.model.policy import load_policy
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
 from asyncrl.weights.canary import Canary, CanaryCheck, CanaryError
 from tests.engine.support import swapped_layers

@@ -13,10 +13,10 @@ import yaml
 from asyncrl.config.locations import CARD_FILES
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.evaluate.export import export_run, main
-from asyncrl.learner.checkpoint_files import COMPLETE
-from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.checkpoint.checkpoint_files import COMPLETE
+from asyncrl.learner.ranks.ranks import Ranks, joined
+from tests.learner.ranks.test_ranks import contents
 from tests.learner.support import Run, make_config, write_model
-from tests.learner.test_ranks import contents
 
 pytestmark = pytest.mark.slow
 

@@ -28,7 +28,7 @@ from asyncrl.inspect.parquet import (
     TRAJECTORIES_FILE,
     export_run,
 )
-from asyncrl.learner.batches import RecordedReplay
+from asyncrl.learner.batch.batches import RecordedReplay
 from asyncrl.modelling.images import digest_of
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.records import TrajectoryRecord

@@ -17,17 +17,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import CriticConfig, LearnerConfig, ModelConfig, TrainConfig
-from asyncrl.learner.canary import canary_of
+from asyncrl.learner.batch.packing import PackedSequences
+from asyncrl.learner.batch.prefixes import EVERY
 from asyncrl.learner.compiling import compile_passes
-from asyncrl.learner.critic import load_critic
-from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.policy import load_policy, load_reference
-from asyncrl.learner.prefixes import EVERY
-from asyncrl.learner.ranks import Ranks, context_group, joined
+from asyncrl.learner.model.canary import canary_of
+from asyncrl.learner.model.critic import load_critic
+from asyncrl.learner.model.optimizer import Trainable
+from asyncrl.learner.model.policy import load_policy, load_reference
+from asyncrl.learner.ranks.ranks import Ranks, context_group, joined
 from asyncrl.learner.trainer import Trainer
+from tests.learner.model.test_models_beside_the_policy import RepeatingReplay, prime
 from tests.learner.support import VOCABULARY, PlannedReplay, Run, make_config, random_sequences, with_critic
-from tests.learner.test_models_beside_the_policy import RepeatingReplay, prime
 
 TEMPERATURE = 0.7
 MIXTURE = "mixture"

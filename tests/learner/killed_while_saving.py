@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from asyncrl.config.schema import LearnerConfig
-from asyncrl.learner.checkpoint import Checkpoints, Progress
-from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.model.optimizer import Trainable
+from asyncrl.learner.ranks.ranks import Ranks
 
 KILLS = 12
 

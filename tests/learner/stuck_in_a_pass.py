@@ -13,9 +13,9 @@ import torch
 from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.config.load import log_to_stderr
 from asyncrl.errors import StoppedError
-from asyncrl.learner.leaving import Leaving
 from asyncrl.learner.loop import Learner
-from asyncrl.learner.ranks import joined
+from asyncrl.learner.ranks.leaving import Leaving
+from asyncrl.learner.ranks.ranks import joined
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
 from asyncrl.observe.sinks import JsonLines

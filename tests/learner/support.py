@@ -30,13 +30,13 @@ from asyncrl.config.schema import (
 from asyncrl.data.rendered import RenderedDemonstrations, rendered_folder, write_rendered
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import StoppedError
-from asyncrl.learner.batches import BatchSource
-from asyncrl.learner.checkpoint import Checkpoints, Progress
-from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.policy import load_policy
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.batch.batches import BatchSource
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.state import Models
+from asyncrl.learner.model.optimizer import Trainable
+from asyncrl.learner.model.policy import load_policy
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.run import train
-from asyncrl.learner.state import Models
 from asyncrl.modelling.images import digest_of
 from asyncrl.modelling.routing import RoutingShape, routing_shape
 from asyncrl.observe.spans import Spans

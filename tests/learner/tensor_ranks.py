@@ -20,19 +20,19 @@ from torch.distributed.tensor import DTensor
 
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import LearnerConfig, ModelConfig, TrainConfig
-from asyncrl.learner import tensor_slices
+from asyncrl.learner.batch.packing import PackedSequences
+from asyncrl.learner.batch.prefixes import EVERY
 from asyncrl.learner.compiling import compile_passes
-from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.policy import Policy, load_policy
-from asyncrl.learner.prefixes import EVERY
-from asyncrl.learner.ranks import Ranks, context_group, joined, shard_of
-from asyncrl.learner.tensor_slices import Slices, gather_slice, sliced_product
+from asyncrl.learner.model import tensor_slices
+from asyncrl.learner.model.optimizer import Trainable
+from asyncrl.learner.model.policy import Policy, load_policy
+from asyncrl.learner.model.tensor_slices import Slices, gather_slice, sliced_product
+from asyncrl.learner.ranks.ranks import Ranks, context_group, joined, shard_of
 from asyncrl.learner.trainer import Trainer
 from tests.learner import context_ranks
 from tests.learner.context_ranks import TEMPERATURE, gradients, outputs, packed, write_family
+from tests.learner.model.test_models_beside_the_policy import RepeatingReplay
 from tests.learner.support import PlannedReplay, Run, make_config, random_sequences, with_critic
-from tests.learner.test_models_beside_the_policy import RepeatingReplay
 from tests.learner.two_ranks import fine_tuned, stop_one_of_two, with_frozen
 
 UNEVEN = {"intermediate_size": 22}

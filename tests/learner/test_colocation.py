@@ -13,9 +13,9 @@ import torch
 
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.host_memory import OnHost
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.machine.gpu_lock import ServersLock
+from asyncrl.machine.host_memory import OnHost
 from asyncrl.types import BatchPlan
 from tests.helpers import until
 from tests.learner.support import PlannedReplay, Run, assert_weights_equal, make_config, with_critic

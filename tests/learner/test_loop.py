@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import InvariantError, StoppedError, WeightsError
-from asyncrl.learner.canary import canary_of
-from asyncrl.learner.checkpoint import Progress
-from asyncrl.learner.failures import StepFailedError, StepFailures
-from asyncrl.learner.policy import load_policy
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.checkpoint.checkpoint import Progress
+from asyncrl.learner.model.canary import canary_of
+from asyncrl.learner.model.policy import load_policy
+from asyncrl.learner.ranks.failures import StepFailedError, StepFailures
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.run import remove_repeated
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import JsonLines, metrics_file

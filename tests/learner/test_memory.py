@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig
 from asyncrl.learner.memory import fit_exchange, tell_exchange
-from asyncrl.learner.optimizer import Exchange, Trainable
-from asyncrl.learner.policy import load_policy
-from asyncrl.learner.ranks import EXPERT_MESH, Ranks
-from asyncrl.learner.sharding import units_of
+from asyncrl.learner.model.optimizer import Exchange, Trainable
+from asyncrl.learner.model.policy import load_policy
+from asyncrl.learner.model.sharding import units_of
+from asyncrl.learner.ranks.ranks import EXPERT_MESH, Ranks
 
 ONCE, GATHERED = Exchange(once=True), Exchange(reshard=0.0)
 

@@ -30,14 +30,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import LearnerConfig, LoraConfig, ModelConfig, TrainConfig
 from asyncrl.errors import CheckpointError, StoppedError
-from asyncrl.learner.checkpoint import Checkpoints, Progress
-from asyncrl.learner.gathering import gather, plan_gather
-from asyncrl.learner.loading import open_model
-from asyncrl.learner.optimizer import Exchange, Trainable
-from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.policy import Policy
-from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.learner.sharding import shard
+from asyncrl.learner.batch.packing import PackedSequences
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.gathering import gather, plan_gather
+from asyncrl.learner.model.loading import open_model
+from asyncrl.learner.model.optimizer import Exchange, Trainable
+from asyncrl.learner.model.policy import Policy
+from asyncrl.learner.model.sharding import shard
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.observe.spans import open_spans

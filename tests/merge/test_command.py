@@ -13,7 +13,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from asyncrl.errors import CheckpointError, ConfigError
-from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.merge.command import main, merge
 from tests.families import family_model
 from tests.learner.support import Run, make_config, write_model

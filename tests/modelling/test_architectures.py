@@ -19,9 +19,9 @@ from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.engine.base import Generation
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.errors import ConfigError
-from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.policy import load_policy
-from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.batch.packing import PackedSequences
+from asyncrl.learner.model.policy import load_policy
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.types import Sampling
 from tests.engine.support import assert_exact, plain_logprobs, prompt
 

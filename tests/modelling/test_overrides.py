@@ -24,11 +24,11 @@ from asyncrl.engine.fleet.overrides import check_overrides
 from asyncrl.engine.fleet.server import ServerFaultError
 from asyncrl.engine.sglang.launch import server_command
 from asyncrl.errors import ConfigError
-from asyncrl.learner.export import folder_writer
-from asyncrl.learner.loading import read_model
-from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.policy import load_policy
-from asyncrl.learner.ranks import joined
+from asyncrl.learner.batch.packing import PackedSequences
+from asyncrl.learner.checkpoint.export import folder_writer
+from asyncrl.learner.model.loading import read_model
+from asyncrl.learner.model.policy import load_policy
+from asyncrl.learner.ranks.ranks import joined
 from asyncrl.modelling.opening import beside, open_config, server_overrides
 from asyncrl.modelling.overrides import override
 from tests.families import family_model

@@ -15,7 +15,7 @@ from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.sglang.launch import server_command
 from asyncrl.launch.preflight.models import check_existence
-from asyncrl.learner.loading import open_model, read_model
+from asyncrl.learner.model.loading import open_model, read_model
 from asyncrl.modelling.opening import beside, open_config
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.modelling.source import source_of

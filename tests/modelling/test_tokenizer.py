@@ -13,7 +13,7 @@ from asyncrl.engine.sglang.launch import server_command
 from asyncrl.errors import ConfigError
 from asyncrl.inspect.run import _decode_by
 from asyncrl.launch.preflight.models import check_tokenizer
-from asyncrl.learner.export import folder_writer
+from asyncrl.learner.checkpoint.export import folder_writer
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.scoring.verifier import policy_settings, policy_tokenizer

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from asyncrl.config.schema import ScoringConfig, ShapingConfig
-from asyncrl.learner.local_batch import build_episodes, build_local_batch
+from asyncrl.learner.batch.local_batch import build_episodes, build_local_batch
 from asyncrl.types import BatchPlan
 from tests.algorithms.support import alone, make_algorithm
 from tests.scoring.fakes import TextPRM, episode, lease, make_scorer

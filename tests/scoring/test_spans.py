@@ -13,7 +13,7 @@ from asyncrl.algorithms.view import View
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ScoringConfig, ShapingConfig
 from asyncrl.episode.steps import split_steps
-from asyncrl.learner.local_batch import build_episodes, build_local_batch
+from asyncrl.learner.batch.local_batch import build_episodes, build_local_batch
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.shaping import earned, step_texts
 from asyncrl.types import BatchPlan, Role, Turn

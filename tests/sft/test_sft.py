@@ -24,8 +24,8 @@ from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.inspect.run import find
 from asyncrl.launch.local import claim
 from asyncrl.launch.resume import words_of
-from asyncrl.learner.checkpoint import Checkpoints
-from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.machine.activity import Activity
 from asyncrl.report.run import read_run
 from asyncrl.sft.__main__ import run

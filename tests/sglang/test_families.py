@@ -24,7 +24,7 @@ from asyncrl.engine.sglang.families import PROVEN, UNPROVEN
 from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.engine.sglang.ways import WaySettings
 from asyncrl.errors import EngineError
-from asyncrl.learner.export import folder_writer
+from asyncrl.learner.checkpoint.export import folder_writer
 from asyncrl.machine.child import last_lines
 from asyncrl.machine.ports import free_ports
 from asyncrl.types import Sampling

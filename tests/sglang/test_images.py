@@ -16,10 +16,10 @@ from asyncrl.engine.base import Generation, PlacedImage
 from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.engine.sglang.ways import WaySettings
-from asyncrl.learner.gathering import gather_all
-from asyncrl.learner.local_batch import build_local_batch
-from asyncrl.learner.policy import Policy, load_policy
-from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.batch.local_batch import build_local_batch
+from asyncrl.learner.checkpoint.gathering import gather_all
+from asyncrl.learner.model.policy import Policy, load_policy
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.modelling.images import ImageReader, digest_of
 from asyncrl.types import Grammar, Sampling
 from tests.engine.real import fleet_over, run

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import UnavailableError, WeightsError
-from asyncrl.learner.export import folder_writer
+from asyncrl.learner.checkpoint.export import folder_writer
 from asyncrl.types import RunIdentity
 from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.folders import (

@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.config.schema import EngineConfig, TrainConfig, WeightsConfig
 from asyncrl.learner import run as learner
-from asyncrl.learner.launcher import VARIABLE
+from asyncrl.learner.ranks.launcher import VARIABLE
 from asyncrl.machine.activity import Activity
 from asyncrl.network.interfaces import loopback_interface
 from asyncrl.weights.group import agree_with_servers, keep_to_loopback

@@ -20,10 +20,10 @@ def check_learning(config: TrainConfig) -> None:
     balances = algorithm.balance_weight != 0 or algorithm.balance_bias_rate
     if not (learner.tensor_ranks > 1 or learner.expert_ranks > 1 or learner.router_replay or balances):
         return
-    from asyncrl.learner.expert_ranks import spreadable_experts
-    from asyncrl.learner.router_balance import Balance
-    from asyncrl.learner.routing_replay import RoutingReplay
-    from asyncrl.learner.tensor_ranks import check_division
+    from asyncrl.learner.model.expert_ranks import spreadable_experts
+    from asyncrl.learner.model.router_balance import Balance
+    from asyncrl.learner.model.routing_replay import RoutingReplay
+    from asyncrl.learner.model.tensor_ranks import check_division
     from asyncrl.modelling.shapes import empty_model
 
     policy = empty_model(config.model)
@@ -38,7 +38,7 @@ def check_learning(config: TrainConfig) -> None:
 
 def _check_sight(config: TrainConfig) -> None:
     from asyncrl.algorithms.compose import Algorithm
-    from asyncrl.learner.policy import check_vision
+    from asyncrl.learner.model.policy import check_vision
 
     learner = config.learner
     algorithm = Algorithm.from_config(config.algorithm, learner.minibatches)

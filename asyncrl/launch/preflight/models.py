@@ -91,7 +91,7 @@ def check_adapters(config: TrainConfig) -> int | None:
         sections.append(("implicit", config.implicit.path, config.implicit.lora))
     for section, path, lora in sections:
         if lora.is_used:
-            from asyncrl.learner.lora import add_adapters
+            from asyncrl.learner.model.lora import add_adapters
             from asyncrl.modelling.opening import beside
             from asyncrl.modelling.shapes import empty_model
 

@@ -147,7 +147,7 @@ def _check_devices(config: TrainConfig) -> None:
 
 
 def _check_optimizer(config: TrainConfig) -> None:
-    from asyncrl.learner.optimizer import check_optimizer
+    from asyncrl.learner.model.optimizer import check_optimizer
 
     check_optimizer(config.learner.optimizer)
 

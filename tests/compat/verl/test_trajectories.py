@@ -21,7 +21,7 @@ from asyncrl.compat.verl import (
     to_trajectories,
 )
 from asyncrl.errors import DataProtoError, InvariantError
-from asyncrl.learner.local_batch import build_episodes, build_local_batch
+from asyncrl.learner.batch.local_batch import build_episodes, build_local_batch
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Step, ToolCall, Trajectory, Turn
 from asyncrl.wire import encode, join, labels_message, trajectory_message
 from tests.helpers import make_labels, make_task, make_trajectory

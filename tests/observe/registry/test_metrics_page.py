@@ -23,7 +23,7 @@ PLACES = {
     ("learner", ""): (
         *("algorithms/metrics.py:summarise", "algorithms/metrics.py:_ages", "algorithms/metrics.py:_updates"),
         *("algorithms/metrics.py:_lags", "algorithms/metrics.py:episode_metrics", "algorithms/compose.py:summary"),
-        *("algorithms/losses/implicit.py:implicit_summary", "learner/critic.py:critic_summary"),
+        *("algorithms/losses/implicit.py:implicit_summary", "learner/model/critic.py:critic_summary"),
         "learner/step_metrics.py:values",
     ),
     ("learner", "weights/"): ("weights/publisher.py:measured",),

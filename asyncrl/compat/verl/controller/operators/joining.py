@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from asyncrl.compat.verl.controller.worker import RENDEZVOUS, Worker
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, DispatchError
-from asyncrl.learner.determinism import be_deterministic
-from asyncrl.learner.launcher import Meeting, Membership
-from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.ranks.determinism import be_deterministic
+from asyncrl.learner.ranks.launcher import Meeting, Membership
+from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.machine import process
 
 

@@ -19,10 +19,10 @@ from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import to_labels, to_trajectories
 from asyncrl.config.changes import ConfigChange, ConfigHistory
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.batches import BatchSource
-from asyncrl.learner.fetching import BatchFetcher, FetchedBatch, PackedModel
-from asyncrl.learner.local_batch import build_episodes
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.batch.batches import BatchSource
+from asyncrl.learner.batch.fetching import BatchFetcher, FetchedBatch, PackedModel
+from asyncrl.learner.batch.local_batch import build_episodes
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.types import BatchPlan, LabelNeeds, Labels, Trajectory
 

@@ -23,12 +23,12 @@ from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.learner.export import export
-from asyncrl.learner.gathering import gather_all, plan_gather
-from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.policy import Policy, load_policy, reference_of
-from asyncrl.learner.router_balance import Balance
+from asyncrl.learner.batch.packing import PackedSequences
+from asyncrl.learner.checkpoint.export import export
+from asyncrl.learner.checkpoint.gathering import gather_all, plan_gather
+from asyncrl.learner.model.optimizer import Trainable
+from asyncrl.learner.model.policy import Policy, load_policy, reference_of
+from asyncrl.learner.model.router_balance import Balance
 from asyncrl.learner.trainer import Trainer
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.weights.manifest import DTYPES

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from asyncrl.learner.checkpoint import Checkpoints, Progress
-from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.state import Models
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.state import Models
+from asyncrl.learner.ranks.ranks import Ranks
 
 KEPT = 1 << 30
 """Checkpoints that a folder keeps: all of them, since the program says what it saves where."""

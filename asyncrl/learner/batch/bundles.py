@@ -1,0 +1,95 @@
+"""Sequences that share a prefix are kept in one pass, which computes it once, where that saves time.
+
+A bundle is some consecutive sequences of a group. `schedule` takes it as one sequence, with the tokens and the cost
+that are left when prefixes are computed once. Larger bundles save more, smaller ones spread better over passes and
+ranks: bundles of several sizes are tried, and the fastest schedule counts. What `schedule` promises holds here too, but
+for the limit of a pass, which is one of the tokens that it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.learner.batch.schedule import PASS_SHARE, Passes, schedule
+
+Costs = Callable[[Sequence[int]], NDArray[np.float64]]
+"""The costs of sequences of these lengths."""
+
+
+def schedule_shared(
+    lengths: Sequence[int], shared: Sequence[int], costs_of: Costs, ranks: int, minibatches: int, limit: int
+) -> list[list[Passes]]:
+    """Sequence indices, ascending, by [minibatch][rank][pass]. A pass computes the first `shared` tokens of a sequence
+    only if it does not have the sequence before it; 0: nothing is shared."""
+    costs = costs_of(lengths)
+    whole = schedule(lengths, costs.tolist(), ranks, minibatches, limit)
+    if not any(shared):
+        return whole
+    plan = _Plan(lengths, shared, costs, costs_of(shared), ranks, limit)
+    return [plan.fastest(parts) for parts in whole]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Sequences with their costs and those of their shared prefixes."""
+
+    lengths: Sequence[int]
+    shared: Sequence[int]
+    costs: NDArray[np.float64]
+    saved: NDArray[np.float64]
+    ranks: int
+    limit: int
+
+    def fastest(self, whole: list[Passes]) -> list[Passes]:
+        """The passes of a minibatch by rank: `whole`, or faster ones of the same sequences."""
+        members = sorted(member for passes in whole for each in passes for member in each)
+        chains = _split(members, lambda chain, member: bool(chain) and not self.shared[member])
+        found, size = [whole], 1
+        while size < max(map(len, chains)):
+            size *= 2
+            found.append(self._of_bundles([bundle for chain in chains for bundle in self._bundles(chain, size)]))
+        a_pass = PASS_SHARE * self.limit * self.costs[members].sum() / sum(self.lengths[each] for each in members)
+        return min(found, key=lambda parts: self._in_lockstep(parts) + a_pass * len(parts[0]))
+
+    def _bundles(self, chain: Sequence[int], size: int) -> list[list[int]]:
+        """Sequences of which each shares a prefix with the one before it, at most `size` in a bundle."""
+        return _split(
+            chain,
+            lambda bundle, member: len(bundle) == size or self._tokens([*bundle, member]) > self.limit,
+        )
+
+    def _of_bundles(self, bundles: Sequence[Sequence[int]]) -> list[Passes]:
+        lengths, costs = [self._tokens(each) for each in bundles], [self._cost(each) for each in bundles]
+        (parts,) = schedule(lengths, costs, self.ranks, 1, self.limit)
+        return [[sorted(member for index in each for member in bundles[index]) for each in passes] for passes in parts]
+
+    def _tokens(self, members: Sequence[int]) -> int:
+        """The tokens that a pass of `members`, which ascend, computes at most."""
+        return sum(self.lengths[each] for each in members) - sum(self.shared[each] for each in _with_former(members))
+
+    def _cost(self, members: Sequence[int]) -> float:
+        return float(self.costs[list(members)].sum() - self.saved[_with_former(members)].sum())
+
+    def _in_lockstep(self, parts: list[Passes]) -> float:
+        """The largest cost on a rank, summed over passes."""
+        return sum(max(map(self._cost, each)) for each in zip(*parts, strict=True))
+
+
+def _with_former(members: Sequence[int]) -> list[int]:
+    """Those of `members` whose former sequence in the plan is one of them, too."""
+    return [member for former, member in pairwise(members) if former == member - 1]
+
+
+def _split(members: Sequence[int], begins: Callable[[list[int], int], bool]) -> list[list[int]]:
+    """`members` in parts, in order; `begins` says of the part so far and the next member whether it begins another."""
+    parts: list[list[int]] = [[]]
+    for member in members:
+        if begins(parts[-1], member):
+            parts.append([])
+        parts[-1].append(member)
+    return parts

@@ -1,0 +1,141 @@
+"""Which demonstrations a step learns, and this rank's part of them.
+
+The demonstrations are trained in the order of a permutation for each epoch, which depends on the run's seed alone. A
+place in this order is a number that a checkpoint keeps: what a step takes follows from the place at which it begins.
+What holds, and is tested:
+- Every demonstration comes once an epoch, and a step takes those behind the ones of the step before.
+- All ranks take the same ones, and have the same number of passes in each update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.config.schema import LearnerConfig, SftConfig
+from asyncrl.data.rendered import RenderedDemonstrations
+from asyncrl.errors import CheckpointError, ConfigError
+from asyncrl.learner.batch.fetching import PackedModel
+from asyncrl.learner.batch.local_batch import pack_demonstrations
+from asyncrl.learner.batch.prefixes import sharing_of
+from asyncrl.learner.batch.schedule import Passes, schedule
+from asyncrl.learner.checkpoint.checkpoint import Progress
+from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.learner.trainer import ImitationBatch
+from asyncrl.modelling.flops import ForwardFlops
+from asyncrl.observe.metrics import Value
+
+
+def sft_weight(config: SftConfig, step: int, total_steps: int) -> float:
+    """The weight of the loss of demonstrations at a learner step."""
+    done = min(1.0, step / (config.steps or total_steps))
+    falling = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.schedule]
+    return config.weight * falling
+
+
+class DemonstrationOrder:
+    """The order of `count` demonstrations, epoch after epoch."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._count = count
+        self._seed = seed
+        self._permutation = lru_cache(maxsize=2)(self._make)
+
+    def at(self, place: int) -> int:
+        """The demonstration at a place, which is counted over all epochs."""
+        epoch, within = divmod(place, self._count)
+        return int(self._permutation(epoch)[within])
+
+    def _make(self, epoch: int) -> NDArray[np.int64]:
+        return np.random.default_rng([self._seed, epoch]).permutation(self._count)
+
+
+class DemonstrationFeed:
+    """Builds the imitation batches of one rank. Raises ConfigError: the tokenizer has ids that the policy lacks."""
+
+    def __init__(
+        self, rendered: RenderedDemonstrations, seed: int, ranks: Ranks, policy: PackedModel, flops: ForwardFlops
+    ) -> None:
+        if (largest := int(rendered.tokens.max())) >= policy.vocabulary:
+            raise ConfigError(
+                f"a demonstration has the token id {largest}, and the policy has {policy.vocabulary} ids: "
+                "the tokenizer of model.path is that of another model"
+            )
+        self.rendered = rendered
+        self._order = DemonstrationOrder(len(rendered), seed)
+        self._ranks = ranks
+        self._policy = policy
+        self._flops = flops
+
+    def resume(self, progress: Progress) -> None:
+        """Go on from a checkpoint. Raises CheckpointError: it counts the rows of other demonstrations."""
+        if progress.demonstrations and progress.demonstrations_digest != self.rendered.digest:
+            raise CheckpointError(
+                f"the checkpoint has trained {progress.demonstrations} demonstrations of files that have other content "
+                "now: restore the files, or choose another run.name"
+            )
+        progress.demonstrations_digest = self.rendered.digest
+
+    def values(self, place: int) -> dict[str, Value]:
+        """The metrics of what was trained up to a place, and of what was too long."""
+        return {
+            "sft/epoch": place / len(self.rendered),
+            "sft/cut": float(self.rendered.cut),
+            "sft/left_out": float(self.rendered.left_out),
+        }
+
+    def beside(
+        self, place: int, sft: SftConfig, learner: LearnerConfig, step: int, updates: int
+    ) -> ImitationBatch | None:
+        """What a step of so many `updates` trains beside its episodes; None where the weight is 0."""
+        weight = sft_weight(sft, step, learner.total_steps)
+        if weight <= 0:
+            return None
+        if sft.tokens is None:
+            members = self.next(place, math.ceil(sft.share * learner.batch_size))
+        else:
+            members = self._next_tokens(place, sft.tokens)
+        return self.build(members, learner, updates, weight)
+
+    def next(self, place: int, count: int) -> list[int]:
+        """The `count` demonstrations from a place on."""
+        return [self._order.at(each) for each in range(place, place + count)]
+
+    def _next_tokens(self, place: int, tokens: int) -> list[int]:
+        """The fewest next demonstrations that have so many tokens to learn."""
+        found: list[int] = []
+        while tokens > 0:
+            found.append(self._order.at(place + len(found)))
+            tokens -= int(self.rendered.trained[found[-1]])
+        return found
+
+    def build(
+        self, members: Sequence[int], learner: LearnerConfig, updates: int = 1, weight: float = 1.0
+    ) -> ImitationBatch:
+        """The batch of the demonstrations `members`, of which each update takes an equal share, in order."""
+        lengths = self.rendered.lengths[list(members)].tolist()
+        costs = self._flops(lengths).tolist()
+        bounds = [len(members) * number // updates for number in range(updates + 1)]
+        passes, tokens = [], []
+        for start, end in pairwise(bounds):
+            passes.append(self._passes(lengths[start:end], costs[start:end], learner.micro_tokens, start))
+            tokens.append(int(self.rendered.trained[list(members[start:end])].sum()))
+        own = sorted(index for each in passes for one in each for index in one)
+        rows = [self.rendered.row(members[index]) for index in own]
+        device = self._ranks.device
+        sharing = sharing_of(learner.shared_prefixes, self._policy.shares_prefixes, device.type)
+        return ImitationBatch(pack_demonstrations(own, rows, device, sharing), passes, tokens, weight, len(members))
+
+    def _passes(self, lengths: Sequence[int], costs: Sequence[float], limit: int, first: int) -> Passes:
+        """The passes of this rank, or of its context group, in an update whose demonstrations have numbers from `first`
+        on."""
+        if not lengths:
+            return []
+        ranks = self._ranks
+        (parts,) = schedule(lengths, costs, ranks.groups, 1, limit * ranks.context_size)
+        return [[first + index for index in members] for members in parts[ranks.group]]

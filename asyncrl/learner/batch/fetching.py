@@ -1,0 +1,173 @@
+"""From a plan to this rank's batch. A thread fetches the next one while a step trains.
+
+The next plan is taken ahead where the replay's sampler may choose it then. The replay records it before it hands it
+out, so it is the plan that the step trains.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+from asyncrl.algorithms.batch import Episodes, Totals
+from asyncrl.algorithms.composition import label_needs
+from asyncrl.config.changes import ConfigHistory
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import InvariantError
+from asyncrl.learner.batch.batches import BatchSource
+from asyncrl.learner.batch.bundles import schedule_shared
+from asyncrl.learner.batch.keeping import EpisodeKeeper, Sample
+from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
+from asyncrl.learner.batch.prefixes import Sharing, sharing_of
+from asyncrl.learner.batch.schedule import Passes
+from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.learner.trainer import Minibatch
+from asyncrl.modelling.flops import ForwardFlops
+from asyncrl.modelling.images import ImageReader
+from asyncrl.modelling.packed_layout import send
+from asyncrl.modelling.routing import RoutingShape
+from asyncrl.modelling.vision import ImagePatches, VisionShape
+from asyncrl.observe.spans import NoSpans, Spans
+from asyncrl.types import BatchPlan, Trajectory
+
+LOOK_S = 0.2
+"""Seconds between two requests for a plan that is not there yet."""
+
+
+class PackedModel(Protocol):
+    """What a batch needs to know of the model that it is for."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def shares_prefixes(self) -> bool: ...
+
+    @property
+    def replays(self) -> RoutingShape | None:
+        """The shape of the routing that it can replay; None: it routes all tokens itself."""
+
+    @property
+    def vision(self) -> VisionShape | None:
+        """How images stand among its tokens; None: it reads none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FetchedBatch:
+    """What one rank needs to train a plan, and to keep a sample of it."""
+
+    plan: BatchPlan
+    minibatches: Sequence[Minibatch]
+    episodes: Episodes
+    batch: LocalBatch
+    sample: Sample
+
+
+@dataclass(eq=False)
+class BatchFetcher:
+    """Fetches and builds the batches of one rank, with `reader` the images of a policy that reads them. Nobody else may
+    use `replay` within `ahead_of`. The time of each fetch goes to `spans`."""
+
+    config: TrainConfig
+    history: ConfigHistory
+    ranks: Ranks
+    policy: PackedModel
+    flops: ForwardFlops
+    replay: BatchSource
+    keeper: EpisodeKeeper | None = None
+    reader: ImageReader | None = None
+    spans: Spans = field(default_factory=NoSpans)
+    _next: tuple[int, Future[FetchedBatch | None]] | None = field(default=None, init=False)
+
+    def take(self, plan: BatchPlan) -> FetchedBatch:
+        """The batch of `plan`. Raises what fetching it raises, also where it was fetched ahead."""
+        ahead, self._next = self._next, None
+        # A step that was skipped meanwhile may have failed to be fetched.
+        found = ahead[1].result() if ahead is not None and ahead[0] == plan.step else None
+        return found if found is not None and found.plan == plan else self._fetch(plan)
+
+    @contextmanager
+    def ahead_of(self, step: int) -> Iterator[None]:
+        """Within the block, a thread fetches the batch of `step`, once it has a plan. At the block's end all
+        ranks wait for what has begun."""
+        over = threading.Event()
+        with ThreadPoolExecutor(1, thread_name_prefix="next-batch") as thread:
+            fetched = thread.submit(self._fetch_ahead, step, over)
+            self._next = step, fetched
+            try:
+                yield
+                over.set()
+                self.ranks.together(lambda: wait([fetched]))
+            finally:
+                over.set()
+
+    def _fetch_ahead(self, step: int, over: threading.Event) -> FetchedBatch | None:
+        if step >= self.config.learner.total_steps:
+            return None
+        if self.ranks.device.type == "cuda":
+            torch.cuda.set_device(self.ranks.device)
+        while (plan := self.replay.plan_ahead(step)) is None:
+            if over.wait(LOOK_S):
+                return None
+        return None if plan.skipped else self._fetch(plan)
+
+    def _fetch(self, plan: BatchPlan) -> FetchedBatch:
+        with self.spans.span("batch", "batches", step=plan.step):
+            return self._build(plan)
+
+    def _build(self, plan: BatchPlan) -> FetchedBatch:
+        sharing = self._sharing(plan.step)
+        minibatches = self._minibatches(plan, sharing)
+        members = sorted(member for each in minibatches for passed in each.passes for member in passed)
+        labels = self.replay.labels(plan.ids)
+        trajectories = self.replay.fetch([plan.ids[member] for member in members])
+        device, vocabulary = self.ranks.device, self.policy.vocabulary
+        for each in trajectories:
+            if int(each.tokens.max()) >= vocabulary:
+                raise InvariantError(f"{each.id} has the token id {each.tokens.max()}; the policy has {vocabulary} ids")
+        config = self.history.at(plan.step)
+        learner, needs = config.learner, label_needs(config.algorithm)
+        episodes = build_episodes(plan, labels, device, config.algorithm.greedy_sibling, needs)
+        routing = self.policy.replays if learner.router_replay else None
+        images, vision = self._images(trajectories), self.policy.vision
+        batch = build_local_batch(
+            members, trajectories, device, sharing, learner.min_grammar_mass, routing, vision, images
+        )
+        sample = Sample(plan)
+        if self.keeper is not None:
+            own = dict(zip(members, trajectories, strict=True))
+            sample = self.keeper.sample(plan, labels, own, self.replay)
+        return FetchedBatch(plan, minibatches, episodes, batch, sample)
+
+    def _images(self, trajectories: Sequence[Trajectory]) -> dict[bytes, ImagePatches]:
+        owners = {name: each.id for each in trajectories for name in each.image_names}
+        if owners and self.reader is None:
+            raise InvariantError(f"{next(iter(owners.values()))} shows images, and model.path reads none")
+        reader = self.reader
+        return {name: reader.read(self.replay.image(owner, name)) for name, owner in owners.items() if reader}
+
+    def _sharing(self, step: int) -> Sharing | None:
+        shares = self.history.at(step).learner.shared_prefixes
+        return sharing_of(shares, self.policy.shares_prefixes, self.ranks.device.type)
+
+    def _minibatches(self, plan: BatchPlan, sharing: Sharing | None) -> list[Minibatch]:
+        config, common = self.history.at(plan.step).learner, plan.shared or [0] * len(plan.ids)
+        shared = [
+            count if sharing is not None and sharing.takes(count, length) else 0
+            for count, length in zip(common, plan.tokens, strict=True)
+        ]
+        ranks, limit = self.ranks, config.micro_tokens * self.ranks.context_size
+        parts = schedule_shared(plan.tokens, shared, self.flops, ranks.groups, config.minibatches, limit)
+        return [Minibatch(groups[ranks.group], self._totals(plan, groups)) for groups in parts]
+
+    def _totals(self, plan: BatchPlan, groups: Sequence[Passes]) -> Totals:
+        members = [member for passes in groups for members in passes for member in members]
+        totals = Totals.of(plan.sampled, plan.group_ids, members)
+        assert totals.group_tokens is not None
+        return replace(totals, group_tokens=send(totals.group_tokens, self.ranks.device))

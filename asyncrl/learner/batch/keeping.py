@@ -1,0 +1,276 @@
+"""The sample of each step that is kept for people to read: which groups, and what of them is gathered from the ranks.
+
+All ranks choose the same groups. The rank 0 has their trajectories, labels and tasks from the replay, and the ranks
+send it what only they know: advantages, importance weights and proximal log-probs of their tokens. Nothing that is
+trained depends on any of this.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from msgspec import structs
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.algorithms.compose import Algorithm
+from asyncrl.config import locations
+from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.errors import RefusedError, StoreError, WireError
+from asyncrl.learner.batch.batches import BatchSource
+from asyncrl.learner.batch.local_batch import LocalBatch
+from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.modelling.tokenizer import open_tokenizer
+from asyncrl.observe.kept.episode import ARRAYS, BEST, HELD_OUT, RANDOM, WORST, KeptEpisode, KeptStep, row_of
+from asyncrl.observe.kept.reading import EVALUATED_FOLDER
+from asyncrl.observe.kept.recording import KeptRecorder
+from asyncrl.observe.kept.showing import logged
+from asyncrl.observe.kept.writing import LARGEST_STEP
+from asyncrl.observe.metrics import Sink
+from asyncrl.types import NO_ROUTING, BatchPlan, Labels, Task, Trajectory
+
+logger = logging.getLogger(__name__)
+
+EVALUATED_PART = 8
+"""Held-out episodes have one of so many parts of the bytes."""
+BYTES_A_TOKEN = 32
+"""Of a kept token: 4 for its id, for its log-probs of two policies, its advantage, its weight and its grammar's mass,
+and some for what the turns hold beside tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The episodes of a plan that are kept: their indices, group by group, and the flags that say why. `left_out`
+    groups are too large to be kept."""
+
+    members: Sequence[int] = ()
+    why: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    left_out: int = 0
+
+
+def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: int, seed: int) -> Choice:
+    """The group with the best episode, the one with the worst, and random ones: `groups` in all, or as many as there
+    are. A group is too large if so many of its size do not fit into a step's share of `max_bytes`. Of episodes with
+    equal rewards a random one counts as the best or the worst."""
+    largest = LARGEST_STEP * max_bytes / max(1, groups)
+    found: dict[str, list[int]] = {}
+    for index, name in enumerate(plan.group_ids):
+        found.setdefault(name, []).append(index)
+    fitting = {
+        name: members
+        for name, members in found.items()
+        if BYTES_A_TOKEN * sum(plan.tokens[each] for each in members) <= largest
+    }
+    left_out = len(found) - len(fitting)
+    if not fitting or not groups:
+        return Choice(left_out=left_out if groups else 0)
+    rng = np.random.default_rng([seed, plan.step])
+    order = rng.permutation([each for members in fitting.values() for each in members]).tolist()
+    best, worst = max(order, key=rewards.__getitem__), min(order, key=rewards.__getitem__)
+    # A dictionary keeps the first of two equal names.
+    names = dict.fromkeys([plan.group_ids[best], plan.group_ids[worst]])
+    ends = len(names)
+    names |= dict.fromkeys(rng.permutation(list(fitting)).tolist())
+    chosen = list(names)[:groups]
+    members = [each for name in chosen for each in fitting[name]]
+    why: dict[int, list[str]] = {each: [] for each in members}
+    for flag, each in ((BEST, best), (WORST, worst)):
+        if each in why:
+            why[each].append(flag)
+    for name in chosen[ends:]:
+        for each in fitting[name]:
+            why[each].append(RANDOM)
+    return Choice(members, why, left_out)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """What is known of a step's kept episodes before the step is trained. The trajectories, the labels, which run
+    parallel to the chosen members, and the tasks by group are empty on all ranks but rank 0."""
+
+    plan: BatchPlan
+    choice: Choice = field(default_factory=Choice)
+    trajectories: Sequence[Trajectory] = ()
+    labels: Sequence[Labels] = ()
+    tasks: Mapping[str, Task | None] = field(default_factory=dict)
+
+    def with_numbers(self, numbers: NDArray[np.float32]) -> KeptStep:
+        """The sample with numbers float32[3, T] of the tokens of all members, one behind the other: a row for each of
+        `ARRAYS`."""
+        plan, ends = self.plan, accumulate(len(each) for each in self.trajectories)
+        episodes = []
+        for index, trajectory, labels, (start, end) in zip(
+            self.choice.members, self.trajectories, self.labels, pairwise([0, *ends]), strict=True
+        ):
+            task = self.tasks.get(trajectory.group_id)
+            row = row_of(plan.step, plan.version, trajectory, labels, task, self.choice.why[index])
+            arrays = dict(zip(ARRAYS, numbers[:, start:end], strict=True))
+            # Nobody looks at experts token by token, and they take more bytes than everything else.
+            played = structs.replace(trajectory, routed_experts=NO_ROUTING)
+            episodes.append(KeptEpisode(row, played, labels, task, **arrays))
+        return KeptStep(plan.step, episodes)
+
+
+class EpisodeKeeper:
+    """Keeps a sample of each step that this run trains, and of each evaluation. `recorder` and `evaluated` are those of
+    rank 0; other ranks have none."""
+
+    def __init__(
+        self, config: TrainConfig, ranks: Ranks, recorder: KeptRecorder | None, evaluated: KeptRecorder | None = None
+    ) -> None:
+        observe = config.observe
+        self._groups, self._max_bytes = observe.keep_episodes, observe.keep_episodes_mb << 20
+        self._seed = config.run.seed
+        self._ranks = ranks
+        self._recorder = recorder
+        self._evaluated = evaluated
+
+    def close(self) -> None:
+        for each in (self._recorder, self._evaluated):
+            if each is not None:
+                each.close()
+
+    def values(self) -> dict[str, float]:
+        """The metrics of what is kept."""
+        values = {} if self._recorder is None else self._recorder.values()
+        if self._evaluated is not None:
+            evaluated = self._evaluated.values()
+            values |= {f"{name}_evaluated": evaluated[name] for name in ("kept/episodes", "kept/bytes", "kept/lost")}
+        return values
+
+    def keep_evaluated(self, step: int, version: int, names: Sequence[str], replay: BatchSource) -> None:
+        """Keep these held-out episodes of the evaluation of a version, after so many steps. For rank 0."""
+        if self._evaluated is None or not names:
+            return
+        try:
+            trajectories, labels = replay.fetch(names), replay.labels(names)
+            tasks = [replay.task(name) for name in names]
+        except (RefusedError, StoreError, WireError) as error:
+            self._evaluated.lose(error)
+            return
+        self._evaluated.put(lambda: _evaluated_step(step, version, trajectories, labels, tasks))
+
+    def sample(
+        self, plan: BatchPlan, labels: Sequence[Labels], own: Mapping[int, Trajectory], replay: BatchSource
+    ) -> Sample:
+        """What is kept of a plan. `own` are the trajectories that this rank has fetched, by their index in the plan."""
+        choice = choose(plan, [each.reward for each in labels], self._groups, self._max_bytes, self._seed)
+        if self._recorder is not None and choice.members:
+            try:
+                return self._fetched(plan, choice, labels, own, replay)
+            except (RefusedError, StoreError, WireError) as error:
+                self._recorder.lose(error)
+        return Sample(plan, choice)
+
+    def _fetched(
+        self,
+        plan: BatchPlan,
+        choice: Choice,
+        labels: Sequence[Labels],
+        own: Mapping[int, Trajectory],
+        replay: BatchSource,
+    ) -> Sample:
+        missing = [each for each in choice.members if each not in own]
+        others = dict(zip(missing, replay.fetch([plan.ids[each] for each in missing]), strict=True))
+        firsts = {plan.group_ids[each]: plan.ids[each] for each in reversed(choice.members)}
+        return Sample(
+            plan,
+            choice,
+            [own[each] if each in own else others[each] for each in choice.members],
+            [labels[each] for each in choice.members],
+            {group: replay.task(name) for group, name in firsts.items()},
+        )
+
+    def seen(self, sample: Sample, batch: LocalBatch) -> Tensor | None:
+        """Where the training passes shall leave the policy's log-probs, float32[N]; None where nothing is kept."""
+        return torch.zeros_like(batch.tokens.behaviour) if sample.choice.members else None
+
+    def keep(self, sample: Sample, algorithm: Algorithm, batch: LocalBatch, seen: Tensor | None) -> None:
+        """Keep the sample of a step that was trained, with the log-probs that its passes left. Called by all ranks."""
+        if self._recorder is not None:
+            self._recorder.leave_out(sample.choice.left_out)
+        if seen is None:
+            return
+        numbers = self._ranks.sum_groups(self._numbers(sample, algorithm, batch, seen))
+        if self._recorder is None or not sample.trajectories:
+            return
+        if numbers[-1] > 0:
+            self._recorder.lose("a rank could not tell what it knows of them")
+        else:
+            self._recorder.put(partial(sample.with_numbers, numbers[:-1].view(len(ARRAYS), -1).numpy()))
+
+    def _numbers(self, sample: Sample, algorithm: Algorithm, batch: LocalBatch, seen: Tensor) -> Tensor:
+        """float32[3 T + 1] on the CPU: this rank's part of the numbers of all T tokens, 0 elsewhere, and behind them
+        whether it failed to work them out."""
+        plan, members = sample.plan, sample.choice.members
+        ends = list(accumulate(plan.tokens[each] for each in members))
+        numbers = torch.zeros(len(ARRAYS) * ends[-1] + 1)
+        table = numbers[:-1].view(len(ARRAYS), -1)
+        spans = {each: slice(start, end) for each, (start, end) in zip(members, pairwise([0, *ends]), strict=True)}
+        own = [each for each in members if each in batch.lengths]
+        try:
+            found = _own_numbers(own, algorithm, batch, seen) if own else torch.zeros(len(ARRAYS), 0)
+            for each, part in zip(own, found.split([plan.tokens[each] for each in own], 1), strict=True):
+                table[:, spans[each]] = part
+        except Exception:
+            logger.exception("the episodes of step %d are not kept", plan.step)
+            numbers[-1] = 1
+        return numbers
+
+
+def _own_numbers(members: Sequence[int], algorithm: Algorithm, batch: LocalBatch, seen: Tensor) -> Tensor:
+    """float32[3, T] on the CPU: `ARRAYS` of the tokens of `members`, which this rank trained."""
+    rows = batch.rows(members).to(seen.device)
+    tokens = batch.tokens.select(rows)
+    assert tokens.advantages is not None
+    proximal, weights = algorithm.importance(seen[rows], tokens)
+    return torch.stack([tokens.advantages, weights, proximal]).float().cpu()
+
+
+def _evaluated_step(
+    step: int,
+    version: int,
+    trajectories: Sequence[Trajectory],
+    labels: Sequence[Labels],
+    tasks: Sequence[Task | None],
+) -> KeptStep:
+    episodes = []
+    for trajectory, judged, task in zip(trajectories, labels, tasks, strict=True):
+        row = row_of(step, version, trajectory, judged, task, [HELD_OUT])
+        untrained = dict.fromkeys(ARRAYS, np.zeros(len(trajectory), np.float32))
+        episodes.append(KeptEpisode(row, trajectory, judged, task, **untrained))
+    return KeptStep(step, episodes)
+
+
+def open_keeper(config: TrainConfig, ranks: Ranks, metrics: Sink) -> EpisodeKeeper:
+    """The keeper of one rank. `metrics` gets the samples, too, where observe.upload has episodes."""
+    observe = config.observe
+    recorder = evaluated = None
+    run_dir, max_bytes = locations.run_dir(config.run), observe.keep_episodes_mb << 20
+    of_evaluations = max_bytes // EVALUATED_PART if observe.keep_evaluated else 0
+    if ranks.rank == 0 and observe.keep_episodes:
+        upload = _upload(config.model, metrics) if "episodes" in observe.upload else None
+        recorder = KeptRecorder(run_dir, max_bytes - of_evaluations, upload)
+    if ranks.rank == 0 and of_evaluations:
+        evaluated = KeptRecorder(run_dir, of_evaluations, folder=EVALUATED_FOLDER)
+    return EpisodeKeeper(config, ranks, recorder, evaluated)
+
+
+def _upload(model: ModelConfig, metrics: Sink) -> Callable[[KeptStep], None]:
+    """Gives the text of samples to `metrics`. The tokenizer is loaded for the first one."""
+
+    @cache
+    def tokenizer() -> Any:
+        return open_tokenizer(model)
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer().decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    return lambda kept: metrics.episodes(kept.step, [logged(each, decode) for each in kept.episodes])

@@ -1,0 +1,210 @@
+"""From the trajectories of a plan to what a rank trains: its batch, which gives packed forward passes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.algorithms.view import View
+from asyncrl.data.rendered import Rendered
+from asyncrl.errors import InvariantError
+from asyncrl.learner.batch.images import BatchImages, batch_images
+from asyncrl.learner.batch.packing import ForwardPass, PackedSequences
+from asyncrl.learner.batch.prefixes import Sharing
+from asyncrl.modelling.packed_layout import send
+from asyncrl.modelling.routing import RoutingError, RoutingShape
+from asyncrl.modelling.vision import ImagePatches, VisionShape
+from asyncrl.types import DEMONSTRATED, NO_VERSION, NOTHING_NEEDED, BatchPlan, LabelNeeds, Labels, Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalBatch:
+    """The episodes of the plan that this rank trains, packed in the order of the plan.
+
+    `tokens` are on the rank's device. What passes are built from stays on the host, which never waits for the device to
+    build one: ids int64[N] are the token ids of `tokens`, and mask bool[N] is theirs. A forward pass takes every branch
+    of an episode as a sequence: positions int64[N] restart with each branch, and `lengths` has the tokens of each
+    branch by the episode's index in the plan, ascending. A pass computes prefixes once that its sequences share and
+    `sharing` takes. With `routing` uint8[N, W] tokens go to these experts (see `PackedSequences`); `refused` counts the
+    episodes whose own were none of the model's. `images` are those that stand among the tokens, if any.
+    """
+
+    ids: Tensor
+    tokens: Tokens
+    mask: Tensor
+    positions: Tensor
+    lengths: dict[int, list[int]]
+    sharing: Sharing | None = None
+    routing: Tensor | None = None
+    refused: int = 0
+    images: BatchImages | None = None
+
+    def rows(self, members: Sequence[int]) -> Tensor:
+        """Where among the N tokens those of the episodes `members` are, int64, on the host."""
+        sizes = [sum(each) for each in self.lengths.values()]
+        spans = dict(zip(self.lengths, pairwise([0, *accumulate(sizes)]), strict=True))
+        return torch.cat([torch.arange(0), *(torch.arange(*spans[each]) for each in members)])
+
+    def forward_pass(self, members: Sequence[int]) -> ForwardPass:
+        """The tokens of the episodes `members` (ascending), on the host."""
+        rows = self.rows(members)
+        owners = torch.tensor(members, dtype=torch.int64)
+        sizes = torch.tensor([sum(self.lengths[each]) for each in members], dtype=torch.int64)
+        view = View.chosen(self.mask[rows], owners.repeat_interleave(sizes))
+        return ForwardPass(self._packed(members, rows), rows, view)
+
+    def _packed(self, members: Sequence[int], rows: Tensor) -> PackedSequences:
+        routing = self.routing
+        if not members:
+            missing = None if routing is None else routing.new_full((2, routing.shape[1]), 255)
+            dummy = PackedSequences.of([self.ids.new_zeros(2)])
+            return replace(dummy, uses=torch.zeros_like(dummy.uses), routing=missing)
+        lengths = [length for each in members for length in self.lengths[each]]
+        routing = None if routing is None else routing[rows]
+        images = None if self.images is None else self.images.chosen(rows)
+        return PackedSequences.build(
+            self.ids[rows], self.positions[rows], self.mask[rows], lengths, self.sharing, routing, images
+        )
+
+
+def build_local_batch(
+    members: Sequence[int],
+    trajectories: Sequence[Trajectory],
+    device: torch.device,
+    sharing: Sharing | None = None,
+    min_grammar_mass: float = 1.0,
+    routing: RoutingShape | None = None,
+    vision: VisionShape | None = None,
+    images: Mapping[bytes, ImagePatches] = MappingProxyType({}),
+) -> LocalBatch:
+    """The batch of `trajectories`, whose indices in the plan are `members`, ascending. Tokens are restricted where a
+    grammar left less than `min_grammar_mass`. With the model's `routing` they go to the experts that their engine used,
+    where these are known; those of an episode that are none of this model's are refused and counted. For a model that
+    reads images, `vision` says how, and `images` has those that the trajectories name.
+
+    Raises ImageError: see `batch_images`.
+    """
+    restricted = [_restricted(each, min_grammar_mass) for each in trajectories]
+    owners = [np.full(len(each), member) for member, each in zip(members, trajectories, strict=True)]
+    tokens = Tokens(
+        sequence=_joined(owners, torch.int64, device),
+        position=_joined([np.arange(len(each)) for each in trajectories], torch.int64, device),
+        mask=_joined([each.loss_mask for each in trajectories], torch.bool, device),
+        behaviour=_joined([each.logprobs for each in trajectories], torch.float32, device),
+        versions=_joined([each.versions for each in trajectories], torch.int64, device),
+        restricted=_joined(restricted, torch.bool, device) if any(each.any() for each in restricted) else None,
+        demonstrated=_demonstrated(trajectories, device),
+    )
+    host = torch.device("cpu")
+    ids = _joined([each.tokens for each in trajectories], torch.int64, host)
+    mask = _joined([each.loss_mask for each in trajectories], torch.bool, host)
+    lengths = [[end - start for start, end in each.branches] for each in trajectories]
+    positions = _joined([np.arange(length) for branches in lengths for length in branches], torch.int64, host)
+    seen = None if vision is None else batch_images(trajectories, images, vision)
+    batch = LocalBatch(ids, tokens, mask, positions, dict(zip(members, lengths, strict=True)), sharing, images=seen)
+    return batch if routing is None else _routed(batch, trajectories, routing)
+
+
+def _routed(batch: LocalBatch, trajectories: Sequence[Trajectory], shape: RoutingShape) -> LocalBatch:
+    rows, refused = [shape.missing(0)], 0
+    for each in trajectories:
+        found = each.routed_experts if each.routed_experts.size else shape.missing(len(each))
+        try:
+            shape.unpack(found)
+        except RoutingError as error:
+            logger.warning("%s is trained with the policy's own experts: %s", each.id, error)
+            found, refused = shape.missing(len(each)), refused + 1
+        rows.append(found)
+    return replace(batch, routing=torch.from_numpy(np.concatenate(rows)), refused=refused)
+
+
+def pack_demonstrations(
+    members: Sequence[int], rows: Sequence[Rendered], device: torch.device, sharing: Sharing | None = None
+) -> LocalBatch:
+    """The batch of demonstrations, whose indices in the step's are `members`, ascending. No policy sampled them, so
+    their tokens have neither log-probs nor versions."""
+    owners = [np.full(len(ids), member) for member, (ids, _) in zip(members, rows, strict=True)]
+    mask = _joined([each for _, each in rows], torch.bool, device)
+    positions = [np.arange(len(ids)) for ids, _ in rows]
+    tokens = Tokens(
+        sequence=_joined(owners, torch.int64, device),
+        position=_joined(positions, torch.int64, device),
+        mask=mask,
+        behaviour=torch.zeros_like(mask, dtype=torch.float32),
+        versions=torch.full_like(mask, NO_VERSION, dtype=torch.int64),
+    )
+    host = torch.device("cpu")
+    return LocalBatch(
+        ids=_joined([ids for ids, _ in rows], torch.int64, host),
+        tokens=tokens,
+        mask=_joined([each for _, each in rows], torch.bool, host),
+        positions=_joined(positions, torch.int64, host),
+        lengths={member: [len(ids)] for member, (ids, _) in zip(members, rows, strict=True)},
+        sharing=sharing,
+    )
+
+
+def _demonstrated(trajectories: Sequence[Trajectory], device: torch.device) -> Tensor | None:
+    """bool[N]: the tokens that demonstrations teach; None where none of the trajectories is one."""
+    if not any(each.is_demonstration for each in trajectories):
+        return None
+    return _joined([each.versions == DEMONSTRATED for each in trajectories], torch.bool, device)
+
+
+def _restricted(trajectory: Trajectory, least: float) -> NDArray[np.bool_]:
+    """bool[T]: where a grammar left the policy less than the mass `least`."""
+    mass = trajectory.grammar_mass
+    found: NDArray[np.bool_] = mass < least if mass.size else np.zeros(len(trajectory), np.bool_)
+    return found
+
+
+def build_episodes(
+    plan: BatchPlan,
+    labels: Sequence[Labels],
+    device: torch.device,
+    greedy_sibling: bool = False,
+    needs: LabelNeeds = NOTHING_NEEDED,
+) -> Episodes:
+    """The S episodes of the plan, for an algorithm that `needs` these labels. With `greedy_sibling` the first member of
+    every group in the plan is the greedy one. Raises InvariantError: labels do not meet the needs."""
+    if unmet := next((f"{each.trajectory_id}: {why}" for each in labels if (why := needs.unmet(each))), ""):
+        raise InvariantError(unmet)
+    order = {group: index for index, group in enumerate(dict.fromkeys(plan.group_ids))}
+    firsts = {plan.group_ids.index(group) for group in order}
+    steps = [len(each.step_scores) for each in labels]
+    shown = set(plan.demonstrations)
+    return Episodes(
+        group=torch.tensor([order[group] for group in plan.group_ids], device=device),
+        reward=_scores([each.reward for each in labels], device),
+        outcome=_scores([each.outcome for each in labels], device),
+        lengths=torch.tensor(plan.sampled, device=device),
+        step_scores=_joined([each.step_scores for each in labels], torch.float32, device),
+        step_sequence=torch.repeat_interleave(torch.tensor(steps)).to(device),
+        step_end=_joined([each.step_ends for each in labels], torch.int64, device),
+        extra={name: _scores([each.extra[name] for each in labels], device) for name in needs.scores},
+        version=plan.version,
+        greedy=torch.tensor([i in firsts for i in range(len(labels))], device=device) if greedy_sibling else None,
+        demonstrated=torch.tensor([i in shown for i in range(len(labels))], device=device) if shown else None,
+        priority=None if set(plan.weights) == {1.0} else _scores(plan.weights, device),
+    )
+
+
+def _joined(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.device) -> Tensor:
+    joined = np.concatenate(arrays) if arrays else np.zeros(0)
+    return send(torch.from_numpy(joined).to(dtype), device)
+
+
+def _scores(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)

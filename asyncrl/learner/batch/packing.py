@@ -1,0 +1,204 @@
+"""Sequences that a model computes in one forward pass, packed one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from asyncrl.algorithms.view import View
+from asyncrl.learner.batch.images import PackedImages
+from asyncrl.learner.batch.prefixes import Sharing, find_shared
+from asyncrl.modelling.context import ContextGroup
+from asyncrl.modelling.packed_layout import PackedLayout, send
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedSequences:
+    """Sequences for one forward pass, one after the other, as `layout` says: ids int64[U] and positions int64[U] in the
+    sequence.
+
+    - `needed` int64[M]: the tokens whose log-prob or value is needed.
+    - `before` int64[M]: the token before each of them in its sequence.
+    - `uses` float32[U]: for how many of the N tokens of the unshared sequences each token stands; 0 in padding, and in
+      a dummy that only takes part in the other ranks' pass.
+    - `copies` has two int64[K] where sequences share prefixes: among the N tokens of the unshared sequences those whose
+      log-prob is needed, and for each of them its index in `needed`.
+    - `routing` uint8[U, W], if experts are replayed: those that each token was sampled with, as
+      `modelling.routing.RoutingShape` packs them.
+    - `count` is N; without shared prefixes and padding N = U.
+    - `part` is this rank's part, where several ranks divide the tokens.
+    - `images` are those that stand among the tokens, if any.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    needed: Tensor
+    before: Tensor
+    layout: PackedLayout
+    count: int
+    uses: Tensor
+    copies: tuple[Tensor, Tensor] | None = None
+    routing: Tensor | None = None
+    part: RankPart | None = None
+    images: PackedImages | None = None
+
+    @property
+    def computed(self) -> tuple[Tensor, Tensor]:
+        """Ids of the tokens that this rank computes, and positions of those that its attention has: the same, or all
+        where ranks divide the layers."""
+        has_all = self.part is not None and self.part.group.divides_layers
+        return self.ids[self._rows], self.positions if has_all else self.positions[self._rows]
+
+    @property
+    def computed_routing(self) -> Tensor | None:
+        """The `routing` of the tokens that this rank computes."""
+        return None if self.routing is None else self.routing[self._rows]
+
+    @property
+    def computed_uses(self) -> Tensor:
+        """The `uses` of the tokens that this rank computes."""
+        return self.uses[self._rows]
+
+    @property
+    def _rows(self) -> slice:
+        return slice(None) if self.part is None else self.part.rows
+
+    @property
+    def sources(self) -> Tensor:
+        """The rows, among the tokens that this rank computes, of those before needed ones, int64[P]."""
+        return self.before if self.part is None else self.part.before
+
+    @property
+    def targets(self) -> Tensor:
+        """The ids of the needed tokens that follow `sources`, int64[P]."""
+        return self.ids[self.needed if self.part is None else self.needed[self.part.needed]]
+
+    @staticmethod
+    def of(sequences: Sequence[Tensor], sharing: Sharing | None = None) -> PackedSequences:
+        """Sequences int64[T] on the host; every token that has one before it is needed."""
+        positions = torch.cat([torch.arange(len(each)) for each in sequences])
+        lengths = [len(each) for each in sequences]
+        return PackedSequences.build(torch.cat(list(sequences)), positions, positions > 0, lengths, sharing)
+
+    @staticmethod
+    def build(
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        lengths: Sequence[int],
+        sharing: Sharing | None,
+        routing: Tensor | None = None,
+        images: PackedImages | None = None,
+    ) -> PackedSequences:
+        """N tokens on the host, in sequences of these `lengths`; those of `mask` bool[N] are needed, which never has
+        the first of a sequence. Prefixes that `sharing` takes are computed once, by the experts of `routing` uint8[N,
+        W] that one of their sequences has there. A prefix with `images` is shared where these are the same."""
+        needed = mask.nonzero()[:, 0]
+        keys = ids if images is None else images.keys(ids)
+        shared = None if sharing is None else find_shared(keys.numpy(), lengths, sharing)
+        if shared is None:
+            counts = PackedLayout.of(lengths), len(ids), torch.ones(len(ids))
+            return PackedSequences(ids, positions, needed, needed - 1, *counts, None, routing, images=images)
+        kept, rows, paths = (torch.from_numpy(each) for each in (shared.kept, shared.rows, shared.paths))
+        once, copies = rows[needed].unique(return_inverse=True)
+        layout = PackedLayout.of(shared.queries, shared.keys, paths)
+        before, uses = rows[kept[once] - 1], rows.bincount(minlength=len(kept)).float()
+        routing, images = None if routing is None else routing[kept], None if images is None else images.kept(kept)
+        tokens = ids[kept], positions[kept], once, before
+        return PackedSequences(*tokens, layout, len(ids), uses, (needed, copies), routing, images=images)
+
+    def padded(self) -> PackedSequences:
+        """The same with tokens behind the sequences, up to one of 16 sizes between a number and its double, so that few
+        shapes are compiled for and allocated. These tokens belong to no sequence, and nothing needs them."""
+        return self._padded(1 << max(4, (len(self.ids) - 1).bit_length() - 5))
+
+    def _padded(self, step: int) -> PackedSequences:
+        missing = -len(self.ids) % step
+        routing = None if self.routing is None else pad(self.routing, (0, 0, 0, missing), value=255)
+        ids, positions, uses = (pad(each, (0, missing)) for each in (self.ids, self.positions, self.uses))
+        images = None if self.images is None else self.images.padded(missing)
+        return replace(self, ids=ids, positions=positions, uses=uses, routing=routing, images=images)
+
+    def divided(self, group: ContextGroup | None) -> PackedSequences:
+        """The same on the host for a rank of `group`, whose ranks divide the tokens; None: it computes all of them."""
+        if group is None:
+            return self
+        padded = self._padded(group.size)
+        rows = group.rows(len(padded.ids))
+        needed = ((self.before >= rows.start) & (self.before < rows.stop)).nonzero()[:, 0]
+        part = RankPart(group, rows, needed, self.before[needed] - rows.start)
+        return replace(padded, layout=self.layout.divided(group, len(padded.ids)), part=part)
+
+    def to(self, device: torch.device) -> PackedSequences:
+        """The same on `device`; the host does not wait for it."""
+        ids, positions, needed, before, uses = (
+            send(each, device) for each in (self.ids, self.positions, self.needed, self.before, self.uses)
+        )
+        copies = None if self.copies is None else (send(self.copies[0], device), send(self.copies[1], device))
+        layout, routing = self.layout.to(device), None if self.routing is None else send(self.routing, device)
+        part = None if self.part is None else self.part.to(device)
+        images = None if self.images is None else self.images.to(device)
+        return PackedSequences(ids, positions, needed, before, layout, self.count, uses, copies, routing, part, images)
+
+    def unrouted(self) -> PackedSequences:
+        """The same for a model that routes its tokens itself."""
+        return self if self.routing is None else replace(self, routing=None)
+
+    def whole(self, states: Tensor) -> Tensor:
+        """The states [U, ...] of all tokens from those of the tokens that this rank computes."""
+        return states if self.part is None else self.part.group.gather(states)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """The values [P] at `sources`, at each of the N tokens that needs one; 0 elsewhere. Where ranks divide the
+        tokens, all of them get those of all."""
+        rows = self.needed
+        if self.part is not None:
+            values = self.part.group.collect(values, self.part.needed, len(rows))
+        if self.copies is not None:
+            rows, values = self.copies[0], values[self.copies[1]]
+        return values.new_zeros(self.count).index_put((rows,), values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankPart:
+    """The part of a pass that a rank of `group` computes: the tokens in `rows`.
+
+    - `needed` int64[P]: which of the M needed tokens follow one of these.
+    - `before` int64[P]: the row of that one in the part.
+    """
+
+    group: ContextGroup
+    rows: slice
+    needed: Tensor
+    before: Tensor
+
+    def to(self, device: torch.device) -> RankPart:
+        """The same on `device`; the host does not wait for it."""
+        return replace(self, needed=send(self.needed, device), before=send(self.before, device))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardPass:
+    """The sequences of a forward pass, which of the batch's tokens they are, int64[N], and which of these N are the
+    policy's. A pass without rows has a dummy sequence: the other ranks have some."""
+
+    packed: PackedSequences
+    rows: Tensor
+    view: View
+
+    def padded(self) -> ForwardPass:
+        """The same with `PackedSequences.padded`."""
+        return replace(self, packed=self.packed.padded())
+
+    def divided(self, group: ContextGroup | None) -> ForwardPass:
+        """The same with `PackedSequences.divided`."""
+        return replace(self, packed=self.packed.divided(group))
+
+    def to(self, device: torch.device) -> ForwardPass:
+        """The same on `device`; the host does not wait for it."""
+        view = self.view.moved(lambda values: send(values, device))
+        return ForwardPass(self.packed.to(device), send(self.rows, device), view)

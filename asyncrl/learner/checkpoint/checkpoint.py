@@ -1,0 +1,389 @@
+"""Checkpoints: any number of ranks may read what any other number wrote.
+
+A checkpoint holds the weights, the optimisers' state and the progress. Random numbers need no state, since every
+learner step seeds them. A copy of the state goes to host memory while training goes on; only the next update waits for
+it. Threads write the copy under a hidden name, rename it, and mark it complete; a folder without the mark is no
+checkpoint. Checksums of all its files tell later whether they are still what was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import re
+import shutil
+import threading
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from asyncrl.errors import CheckpointError
+from asyncrl.learner.checkpoint.checkpoint_files import COMPLETE, FORMAT, PROGRESS, CheckpointFiles, find_damage
+from asyncrl.learner.checkpoint.state import HostCopy, Models, read_state, read_weights
+from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.machine.files import when_there_is_room, write_whole
+from asyncrl.modelling.adapters import adapted_layers
+from asyncrl.types import BatchPlan
+from asyncrl.weights.threads import begin
+
+logger = logging.getLogger(__name__)
+
+DAMAGED = "damaged"
+"""The name of the mark once the checkpoint was found damaged."""
+RATINGS = "ratings.json"
+"""The file beside the checkpoints that has the value of an evaluation by step."""
+POLL_S = 0.1
+SAMPLED = 256
+"""Numbers in the first row of a frozen tensor by which it is recognised."""
+_STEP = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run has done: finished steps, running totals, evaluations without an answer so far (version by step),
+    what the algorithm keeps from step to step, the latest gradient norms and the loss scale of each model, how many
+    demonstrations were trained, and the digest of all that there are."""
+
+    step: int = 0
+    trajectories: int = 0
+    tokens: int = 0
+    updates_skipped: int = 0
+    updates_too_large: int = 0
+    updates_empty: int = 0
+    updates_overflowed: int = 0
+    steps_skipped: int = 0
+    evaluations: dict[int, int] = field(default_factory=dict)
+    algorithm: dict[str, float] = field(default_factory=dict)
+    norms: dict[str, list[float]] = field(default_factory=dict)
+    loss_scales: dict[str, list[float]] = field(default_factory=dict)
+    demonstrations: int = 0
+    demonstrations_digest: str = ""
+
+    def add(self, plan: BatchPlan, skipped: int, too_large: int, empty: int, overflowed: int) -> None:
+        """One more step is finished."""
+        self.step += 1
+        self.trajectories += len(plan.ids)
+        self.tokens += sum(plan.tokens)
+        self.count_updates(skipped, too_large, empty, overflowed)
+
+    def count_updates(self, skipped: int, too_large: int, empty: int, overflowed: int) -> None:
+        """Count the updates of a step that were left out."""
+        self.updates_skipped += skipped
+        self.updates_too_large += too_large
+        self.updates_empty += empty
+        self.updates_overflowed += overflowed
+
+    def keep_models(self, models: Models) -> None:
+        """Keep what models have beside weights and moments."""
+        self.norms = {name: list(model.norms) for name, model in models.items()}
+        scales = {name: model.loss_scale for name, model in models.items()}
+        self.loss_scales = {name: each.state() for name, each in scales.items() if each is not None}
+
+    def restore_models(self, models: Models) -> None:
+        """Give new models what was kept."""
+        for name, model in models.items():
+            model.norms.extend(self.norms.get(name, ()))
+            if model.loss_scale is not None and name in self.loss_scales:
+                model.loss_scale.restore(self.loss_scales[name])
+
+    def skip(self) -> None:
+        """One more step is finished that trained nothing."""
+        self.step += 1
+        self.steps_skipped += 1
+
+
+class Checkpoints:
+    """The checkpoints under `folder`, of which the newest `keep` stay, and the best `keep_best` of those that were
+    rated. Every method is called by all ranks alike, but for those of rank 0. A write that waits for room on the disk
+    ends when `stop` is set."""
+
+    def __init__(
+        self, folder: Path, keep: int, ranks: Ranks, stop: threading.Event | None = None, keep_best: int = 0
+    ) -> None:
+        self._folder = folder
+        self._keep_best = keep_best
+        self._stop = stop or threading.Event()
+        self._keep = keep
+        self._ranks = ranks
+        self._copy = HostCopy(ranks.device)
+        self._fingerprint = ""
+        self._base: str | None = None
+        self._moved = -1
+        self._writing: Future[int] | None = None
+        self._gives_up = threading.Event()
+
+    def complete(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return [folder for folder in self._folders() if (folder / COMPLETE).exists()]
+
+    def prepare(self, models: Models) -> None:
+        """Find what `save_prepared` saves, and begin to get the memory for it. Call this after each step."""
+        # Tensors stay where they are, but optimisers get the moments of a parameter when they first move it. To look at
+        # all tensors takes milliseconds of each step, in which a GPU would wait.
+        if self._moved != _moved(models):
+            self._find(models)
+        self._copy.changed()
+        if self._ranks.is_in_first_copy:
+            self._copy.reserve()
+
+    def _find(self, models: Models) -> None:
+        self._fingerprint, self._moved = _fingerprint(models), _moved(models)
+        if self._base is None:
+            self._base = _base(models)
+        if self._ranks.is_in_first_copy:
+            self._copy.find(models, self._ranks)
+
+    def save(self, progress: Progress, models: Models) -> None:
+        """Begin a checkpoint, once the one before it is complete. What happens to the models and to `progress` after
+        this returns is not in it.
+
+        Raises StoppedError on every rank: one was asked to stop while it waited for room on the disk.
+        """
+        self._find(models)
+        self._copy.changed()
+        copied = self.save_prepared(progress)
+        for model in models.values():
+            model.copied = copied
+
+    def save_prepared(self, progress: Progress) -> torch.cuda.Event | None:
+        """As `save`, of the models with which `prepare` was called last. They may be in the middle of a pass, as long
+        as no weight has changed since then, and none may change before the event that this returns, if any."""
+        self.wait()
+        files = CheckpointFiles(self._path(progress.step))
+        identity = {"fingerprint": self._fingerprint, "base": self._base, "ranks": self._ranks.shards}
+        content = {**asdict(progress), **identity}
+        make = partial(when_there_is_room, files.begin, self._stop, str(files.final))
+        self._ranks.together(make if self._ranks.rank == 0 else lambda: None)
+        if self._ranks.is_in_first_copy:
+            (tensors, copied), pending = self._copy.take(), list(progress.evaluations)
+            write = partial(self._write, files, tensors, copied, progress.step, json.dumps(content), pending)
+            self._writing = begin(write, "checkpoint", daemon=True)
+            return copied
+        return None
+
+    def _write(
+        self,
+        files: CheckpointFiles,
+        tensors: Mapping[str, Tensor],
+        copied: torch.cuda.Event | None,
+        step: int,
+        progress: str,
+        pending: Collection[int],
+    ) -> int:
+        started = time.monotonic()
+        with self._ranks.activity.finishing(f"the checkpoint {files.final.name}"):
+            if copied is not None:
+                with torch.cuda.device(self._ranks.device):
+                    copied.synchronize()
+            if not files.write(tensors, progress, self._ranks, self._gives_up):
+                return 0
+            self.clean(pending)
+        logger.info("%s is complete, %.1f s after its copy was begun", files.final, time.monotonic() - started)
+        return step
+
+    def wait(self) -> None:
+        """Return once no checkpoint is being written.
+
+        Raises StoppedError on every rank: as `save`. Raises on a rank whose part could not be written its OSError.
+        """
+        self._ranks.together(self._wait)
+
+    def _wait(self) -> None:
+        while (writing := self._writing) is not None and not writing.done():
+            if self._stop.is_set():
+                self._gives_up.set()
+            wait([writing], POLL_S)
+        if writing is not None:
+            writing.result()
+
+    def completed(self) -> int:
+        """The steps in a checkpoint that has become complete since the last call, on rank 0; else 0. Does not wait.
+        Raises as `wait`, without agreement of the ranks."""
+        if self._writing is None or not self._writing.done():
+            return 0
+        written, self._writing = self._writing, None
+        return written.result()
+
+    def close(self) -> None:
+        """Let the checkpoint that is being written become complete, unless the disk is full."""
+        self._gives_up.set()
+        if (writing := self._writing) is None:
+            return
+        with self._ranks.activity.waiting():
+            error = writing.exception()
+        if error is not None:
+            logger.warning("the last checkpoint was not written: %s", error)
+
+    def rate(self, step: int, value: float) -> None:
+        """Remember the evaluation of the weights after `step` steps; higher is better. For rank 0. Raises StoppedError:
+        as `save`."""
+        ratings = json.dumps({**self._ratings(), step: value})
+        when_there_is_room(lambda: write_whole(self._folder / RATINGS, ratings), self._stop, RATINGS)
+
+    def _ratings(self) -> dict[int, float]:
+        path = self._folder / RATINGS
+        try:
+            return {int(step): float(value) for step, value in json.loads(path.read_text()).items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read: {error!r}; restore it, or remove it to rate later checkpoints alone"
+            ) from error
+
+    def best(self) -> list[Path]:
+        """Complete checkpoints that were rated, the best one first, and of equal ones the newest. Raises
+        CheckpointError: the ratings cannot be read."""
+        ratings = self._ratings()
+        rated = [folder for folder in self.complete() if not math.isnan(ratings.get(step_of(folder), math.nan))]
+        return sorted(rated, key=lambda folder: (ratings[step_of(folder)], step_of(folder)), reverse=True)
+
+    def restore(self, models: Models) -> Progress | None:
+        """Load the newest undamaged checkpoint into `models`. Returns None, and changes nothing, where there is no
+        checkpoint. A damaged one loses its mark, and is not looked at again.
+
+        Raises CheckpointError: the checkpoint is of another model or format, or of adapters of another base, or all
+        are damaged.
+        """
+        self._base = _base(models)
+        # Rank 0 alone looks for checkpoints, since only it marks them: another rank may see the disk before a mark.
+        while step := self._ranks.agree(self._newest()):
+            folder = self._path(step)
+            damage = self.damage(folder)
+            if damage is None:
+                return self._load(folder, models)
+            logger.error("%s is damaged: %s; trying the checkpoint before it", folder, damage)
+            if self._ranks.rank == 0:
+                (folder / COMPLETE).rename(folder / DAMAGED)
+        if self._ranks.agree(any((folder / DAMAGED).exists() for folder in self._folders())):
+            raise CheckpointError(
+                f"every checkpoint in {self._folder} is damaged: restore one from a copy, or remove that folder to "
+                "train from the first step again, if the replay still has its data (replay.retention=all keeps them)"
+            )
+        return None
+
+    def covered(self) -> int:
+        """How many steps no resumed run will ask for again: those in the oldest checkpoint that stays. The first
+        weights count as a checkpoint while there are fewer than `keep`."""
+        complete = self.complete()
+        return step_of(complete[-self._keep]) if len(complete) >= self._keep else 0
+
+    def damage(self, folder: Path) -> str | None:
+        """What is wrong with the files of a checkpoint; None, on every rank, where nothing is. Each rank reads a part
+        of the files. Raises CheckpointError: it has another format."""
+        try:
+            mark = (folder / COMPLETE).read_text(errors="replace")
+            if mark != FORMAT and (not mark or mark.isdecimal()):
+                raise CheckpointError(
+                    f"{folder} was written by an earlier version of asyncrl, in another format: finish the run with "
+                    "that version, or begin another run.name with model.path at its last export"
+                )
+            damage = (
+                find_damage(folder, self._ranks.rank, self._ranks.size)
+                if mark == FORMAT
+                else f"its mark is {mark!r:.50}"
+            )
+        except OSError as error:
+            # The file is there, and the disk does not give it back.
+            damage = f"it cannot be read: {error}"
+        if not self._ranks.any(damage is not None):
+            return None
+        return damage or "another rank found it damaged"
+
+    def _load(self, folder: Path, models: Models) -> Progress:
+        values = json.loads((folder / PROGRESS).read_text())
+        fingerprint, ranks = values.pop("fingerprint"), values.pop("ranks")
+        if fingerprint != _fingerprint(models):
+            raise CheckpointError(
+                f"{folder} is a checkpoint of another model than model.path now names; choose another run.name"
+            )
+        # Checkpoints of earlier versions do not tell.
+        base = values.pop("base", self._base)
+        if self._ranks.any(self._ranks.rank == 0 and base != self._base):
+            raise CheckpointError(
+                f"{folder} has adapters alone, and the model that they belong to has other weights now: restore the "
+                "files of that model (docs/models.md), or choose another run.name"
+            )
+        values["evaluations"] = {int(step): version for step, version in values["evaluations"].items()}
+        read_state(models, folder, ranks, self._ranks)
+        progress = Progress(**values)
+        logger.info("resumed after step %d from %s", progress.step, folder)
+        return progress
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step:06d}"
+
+    def _newest(self) -> int:
+        """The step of the newest complete checkpoint; 0 where there is none. Only the newest `keep` count: the replay
+        need not have what was trained after an older one."""
+        marked = [each for each in self._folders() if (each / COMPLETE).exists() or (each / DAMAGED).exists()]
+        return max((step_of(each) for each in marked[-self._keep :] if (each / COMPLETE).exists()), default=0)
+
+    def _folders(self) -> list[Path]:
+        """The folders with the name of a checkpoint, oldest first. Others are left alone."""
+        return sorted((each for each in self._folder.glob("step-*") if _STEP.fullmatch(each.name)), key=step_of)
+
+    def clean(self, pending: Collection[int] = ()) -> None:
+        """Remove all but the newest and the best checkpoints, and those whose steps are `pending` an evaluation. For
+        rank 0, while no checkpoint is being written."""
+        keep = self.complete()[-self._keep :]
+        if self._keep_best:
+            keep += [*self.best()[: self._keep_best], *map(self._path, pending)]
+        for folder in [*self._folders(), *self._folder.glob(".tmp-*")]:
+            if folder not in keep:
+                shutil.rmtree(folder)
+
+
+def step_of(folder: Path) -> int:
+    """How many steps a checkpoint covers."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def read_policy(folder: Path, policy: nn.Module) -> None:
+    """As `read_model_of`, of the policy."""
+    read_model_of("policy", folder, policy)
+
+
+def read_model_of(name: str, folder: Path, module: nn.Module) -> None:
+    """Load the weights of the model `name` from a checkpoint into a module that is not sharded. Raises CheckpointError:
+    they cannot be read, or are another model's."""
+    try:
+        ranks = json.loads((folder / PROGRESS).read_text())["ranks"]
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    read_weights(name, module, folder, ranks)
+
+
+def _moved(models: Models) -> int:
+    """How many parameters have moments."""
+    return sum(len(model.moments()) for model in models.values())
+
+
+def _fingerprint(models: Models) -> str:
+    """Tells one architecture from another: a digest of the names and shapes of the parameters."""
+    layout = {
+        name: [(key, list(parameter.shape)) for key, parameter in model.module.named_parameters()]
+        for name, model in models.items()
+    }
+    return hashlib.sha256(json.dumps(layout).encode()).hexdigest()
+
+
+def _base(models: Models) -> str:
+    """Tells one base of adapters from another, whose weights no checkpoint has: on rank 0, which has the first row of
+    each tensor, a digest of the first rows of all that is frozen."""
+    digest = hashlib.sha256()
+    for model in models.values():
+        frozen = [each for each in model.module.parameters() if not each.requires_grad]
+        for each in frozen if adapted_layers(model.module) else []:
+            local = each.to_local() if isinstance(each, DTensor) else each
+            digest.update(local.detach()[:1].flatten()[:SAMPLED].cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

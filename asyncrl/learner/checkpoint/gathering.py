@@ -1,0 +1,185 @@
+"""A sharded model's weights in their published format, whole, one bucket after the other on rank 0.
+
+At any time the device of a rank has at most two buckets of gathered weights. Rank 0 has beside them one part that is
+being converted (see modelling/weight_format.py), such as the stacked experts of a layer, two or three times. The next
+bucket is gathered while the caller works with the last one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from asyncrl.learner.ranks.ranks import Ranks, shard_of
+from asyncrl.machine.long_work import tracked
+from asyncrl.modelling.adapters import LowRankUpdate, low_rank_updates
+from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat, model_tensors
+from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
+from asyncrl.weights.manifest import DTYPES, TensorSpec, dtype_name, new_bytes
+
+BUCKET_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GatherStep:
+    """What is gathered at once: tensors of one dtype, in whole parts, which become those of the published `bucket`."""
+
+    parts: tuple[ConvertedTensors, ...]
+    bucket: Bucket
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.bucket.entries[0].dtype]
+
+
+def plan_gather(weights: WeightFormat, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> list[GatherStep]:
+    """The steps in which the weights will be gathered: parameters in `dtype`, buffers in their own."""
+    steps: list[GatherStep] = []
+    room = 0
+    for part in weights.parts:
+        own = weights.buffer_dtypes.get(next(iter(part.model)), dtype)
+        entries = tuple(TensorSpec(name, dtype_name(own), shape) for name, shape in part.published.items())
+        size = Bucket(entries).nbytes
+        if steps and size <= room and steps[-1].dtype == own:
+            last = steps.pop()
+            steps.append(GatherStep((*last.parts, part), Bucket((*last.bucket.entries, *entries))))
+        else:
+            steps.append(GatherStep((part,), Bucket(entries)))
+            room = bucket_bytes
+        room -= size
+    return steps
+
+
+def gather(
+    model: nn.Module, steps: Sequence[GatherStep], weights: WeightFormat, ranks: Ranks
+) -> Iterator[GatheredBucket]:
+    """The published tensors of `model` in the buckets of a plan, on the device of rank 0; nothing on other ranks. Each
+    rank merges adapters into its shards, one after the other.
+
+    Every rank must iterate to the end. On a GPU a bucket's buffer is used again once the next one is asked for.
+    """
+    tensors, updates = model_tensors(model), low_rank_updates(model)
+    reuse = ranks.rank == 0 and ranks.device.type != "cpu"
+    largest = max((step.bucket.nbytes for step in steps), default=0) if reuse else 0
+    shared = torch.empty(largest, dtype=torch.uint8, device=ranks.device)
+    last: GatheredBucket | None = None
+    for step in steps:
+        gathering = _Gathering(step, tensors, updates, weights, ranks)
+        if last is not None:
+            yield last
+        last = gathering.finish(shared)
+    if last is not None:
+        yield last
+
+
+def gather_all(model: nn.Module, weights: WeightFormat, dtype: torch.dtype, ranks: Ranks) -> dict[str, Tensor]:
+    """All published tensors of `model` by name, as copies on rank 0's CPU; empty on other ranks. All ranks take
+    part."""
+    tensors: dict[str, Tensor] = {}
+    steps = plan_gather(weights, dtype)
+    buckets = gather(model, steps, weights, ranks)
+    for gathered in tracked(buckets, "gathering weights", len(steps), "buckets", ranks.activity):
+        tensors |= on_host(gathered)
+    return tensors
+
+
+class _Gathering:
+    """One step: communication starts when this is made, and ends in `finish`."""
+
+    def __init__(
+        self,
+        step: GatherStep,
+        tensors: Mapping[str, Tensor],
+        updates: Mapping[str, LowRankUpdate],
+        weights: WeightFormat,
+        ranks: Ranks,
+    ) -> None:
+        self._step = step
+        self._weights = weights
+        self._ranks = ranks
+        names = [name for part in step.parts for name in part.model]
+        self._shards = {name: _LocalShard.of(tensors[name], step.dtype, ranks, updates.get(name)) for name in names}
+        self._received: list[Tensor] = []
+        self._work = self._begin() if ranks.shards > 1 and ranks.is_in_first_copy else None
+
+    def _begin(self) -> dist.Work | None:
+        # Rank 0 has the largest shard of every tensor.
+        size = sum(shard.size(0, self._ranks.shards) for shard in self._shards.values())
+        sent = torch.empty(size, dtype=self._step.dtype, device=self._ranks.device)
+        start = 0
+        for shard in self._shards.values():
+            sent[start : start + shard.local.numel()] = shard.local
+            start += shard.local.numel()
+        if self._ranks.rank == 0:
+            self._received = [torch.empty_like(sent) for _ in range(self._ranks.shards)]
+        assert self._ranks.mesh is not None
+        work: dist.Work | None = dist.gather(
+            sent, self._received or None, group=self._ranks.mesh.get_group(-1), async_op=True
+        )
+        return work
+
+    def finish(self, shared: Tensor) -> GatheredBucket | None:
+        """The bucket on rank 0, at the start of `shared` on a GPU; None elsewhere."""
+        if self._work is not None:
+            self._work.wait()
+        if self._ranks.rank != 0:
+            return None
+        bucket = self._step.bucket
+        gathered = GatheredBucket(bucket, shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes))
+        views = bucket.views(gathered.flat)
+        for part in self._step.parts:
+            self._publish(part, views)
+        # The buffers of the next bucket are allocated while this object still lives.
+        self._received, self._shards, self._work = [], {}, None
+        return gathered
+
+    def _publish(self, part: ConvertedTensors, views: Mapping[str, Tensor]) -> None:
+        if part.unchanged:
+            [own], [target] = part.model, part.published
+            torch.cat(self._next(self._shards[own]), out=views[target].view(-1))
+            return
+        whole = {name: torch.cat(self._next(self._shards[name])).view(shape) for name, shape in part.model.items()}
+        for name, tensor in self._weights.publish(part, whole).items():
+            views[name].copy_(tensor)
+
+    def _next(self, shard: _LocalShard) -> list[Tensor]:
+        """What the ranks sent of the next tensor, whose local shard is given."""
+        if not self._received:
+            return [shard.local]
+        shards = []
+        for rank, rest in enumerate(self._received):
+            size = shard.size(rank, self._ranks.shards)
+            shards.append(rest[:size])
+            self._received[rank] = rest[size:]
+        return shards if shard.is_sharded else shards[:1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LocalShard:
+    """What this rank has of a tensor of `shape`, flat: some of its rows where it is sharded, else all of it."""
+
+    local: Tensor
+    shape: tuple[int, ...]
+    is_sharded: bool
+
+    @staticmethod
+    def of(tensor: Tensor, dtype: torch.dtype, ranks: Ranks, update: LowRankUpdate | None = None) -> _LocalShard:
+        own, is_sharded = tensor.detach(), False
+        if isinstance(own, DTensor):
+            is_sharded = own.placements[-1] == Shard(0) and own.device_mesh.size(-1) == ranks.shards
+            own = own.to_local() if is_sharded else own.full_tensor()
+        if update is not None:
+            own = update.added_to(own, is_sharded)
+        return _LocalShard(own.to(dtype).reshape(-1), tuple(tensor.shape), is_sharded)
+
+    def size(self, rank: int, ranks: int) -> int:
+        """Elements that `rank` has of it."""
+        if not self.is_sharded:
+            return math.prod(self.shape)
+        return len(shard_of(self.shape[0], rank, ranks)) * math.prod(self.shape[1:])

@@ -1,0 +1,197 @@
+"""Expert parallelism: tokens travel to the ranks that hold their experts, instead of all experts to all ranks.
+
+The S ranks of a copy hold the n experts of a layer in S equal parts, in their order, exactly as FSDP would shard them:
+files, checkpoints, pushes and optimizers see no difference. For the computation, E = learner.expert_ranks ranks that
+have all the experts among them form a group. S / E neighbours gather their parts, so that each has n / E whole experts;
+a token goes to the ranks of its own group that have its experts, and what these make of it comes back. With E = S no
+expert is ever gathered.
+
+As FSDP does for all other weights, the parts are float32, what is gathered and computed is in the model's dtype, and
+gradients are added up in float32 and divided by the number of ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+
+from asyncrl.errors import ConfigError
+from asyncrl.learner.ranks.ranks import Ranks, sharded
+from asyncrl.modelling.routers import extend
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertGroups:
+    """The process groups of this rank, of the mesh [replicas, E, S / E] of `size` ranks: `exchange` for tokens,
+    `gather` for the parts of its experts, and `copies` for gradients."""
+
+    mesh: DeviceMesh
+    size: int
+
+    @property
+    def exchange(self) -> dist.ProcessGroup:
+        return self.mesh.get_group("experts")
+
+    @property
+    def gather(self) -> dist.ProcessGroup:
+        return self.mesh.get_group("parts")
+
+    @property
+    def copies(self) -> dist.ProcessGroup:
+        return self.mesh.get_group("replicas")
+
+    @property
+    def ranks(self) -> int:
+        """E."""
+        return self.mesh["experts"].size()
+
+
+def spread_experts(model: nn.Module, ranks: Ranks, dtype: torch.dtype) -> set[nn.Parameter]:
+    """Spread the stacked experts of a Hugging Face `model`, which is neither compiled nor sharded yet, over the ranks,
+    if learner.expert_ranks says so. They compute in `dtype`. Returns their parameters, which FSDP must leave alone.
+
+    Raises ConfigError: the model has no such experts, or their number cannot be divided.
+    """
+    if ranks.expert_mesh is None:
+        return set()
+    groups = ExpertGroups(ranks.expert_mesh, ranks.size)
+    found = spreadable_experts(model, groups.ranks)
+    for experts in found:
+        count = experts.num_experts
+        if count % ranks.shards:
+            key = f"learner.expert_ranks={groups.ranks}"
+            raise ConfigError(f"{key}: {count} experts cannot be divided equally by the {ranks.shards} ranks of a copy")
+        own: Any = copy.copy(experts)
+        own.__dict__ = {**experts.__dict__, "_parameters": {}, "num_experts": count // groups.ranks}
+        for name, parameter in list(experts.named_parameters()):
+            experts.register_parameter(name, sharded(parameter, ranks))
+        # A tuple hides the module, which has no parameters of its own, from those that look for modules.
+        experts.spread = (own, groups, dtype)
+    extend(found, _SpreadExperts)
+    return {parameter for experts in found for parameter in experts.parameters()}
+
+
+def spreadable_experts(model: nn.Module, size: int) -> list[Any]:
+    """The stacked experts of each layer of a Hugging Face `model`. Raises ConfigError: it has none that
+    learner.expert_ranks=`size` could spread."""
+    key = f"learner.expert_ranks={size}"
+    # The mark of transformers' decorator, without which experts cannot be computed apart from their routing.
+    found: list[Any] = [each for each in model.modules() if hasattr(each, "_is_expert_parallel")]
+    if not found and any(_is_stacked(each) for each in model.modules()):
+        raise ConfigError(
+            f"{key}: transformers {transformers.__version__}, which is installed, cannot compute the stacked experts "
+            f"of a {type(model).__name__} apart from their routing; install a newer version, or use 1"
+        )
+    if not found:
+        raise ConfigError(f"{key}: a {type(model).__name__} has no stacked experts that could be spread; use 1")
+    for experts in found:
+        if any(len(each) != experts.num_experts for each in experts.parameters()):
+            raise ConfigError(f"{key}: experts of a {type(model).__name__} have weights that they share; use 1")
+        if experts.num_experts % size:
+            raise ConfigError(f"{key}: {experts.num_experts} experts cannot be divided equally by so many ranks")
+    return found
+
+
+def _is_stacked(module: nn.Module) -> bool:
+    """Whether a module has the matrices of several experts in one parameter."""
+    count = getattr(module, "num_experts", None)
+    return any(each.dim() == 3 and len(each) == count for each in module.parameters(recurse=False))
+
+
+class _SpreadExperts:
+    """The experts of a layer; `spread` has a module like this one for the experts of this rank, whose weights it gets
+    in each pass, the groups, and the dtype."""
+
+    spread: tuple[Any, ExpertGroups, torch.dtype]
+    num_experts: int
+
+    # Graphs cannot have sizes that other ranks say.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """As the module's own: states [T, D], numbers and weights [T, top_k] of the chosen experts; the sum [T, D]."""
+        own, groups, dtype = self.spread
+        tokens, top_k = chosen.shape
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=self.num_experts)
+        # Of each rank of the group: how many of its tokens go to each of this rank's experts.
+        arriving = torch.empty_like(counts)
+        dist.all_to_all_single(arriving, counts, group=groups.exchange)
+        arriving = arriving.view(groups.ranks, -1)
+        sent, received = torch.stack([counts.view(groups.ranks, -1).sum(1), arriving.sum(1)]).tolist()
+
+        given = _Exchanged.apply(states[order // top_k], sent, received, groups.exchange)  # type: ignore[no-untyped-call]
+        numbers = torch.arange(own.num_experts, device=states.device).repeat(groups.ranks)
+        numbers = numbers.repeat_interleave(arriving.flatten(), output_size=len(given))
+        parts = dict(self.named_parameters())  # type: ignore[attr-defined]
+        for name, part in parts.items():
+            setattr(own, name, _Gathered.apply(part.to_local(), dtype, states.device, groups))  # type: ignore[no-untyped-call]
+        made = own(given, numbers[:, None], torch.ones_like(given[:, :1]))
+        for name in parts:
+            delattr(own, name)
+        back = _Exchanged.apply(made, received, sent, groups.exchange)  # type: ignore[no-untyped-call]
+
+        weighted = back * weights.flatten()[order][:, None]
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+        together: Tensor = weighted[place].view(tokens, top_k, -1).sum(1).to(states.dtype)
+        return together
+
+
+class _Exchanged(torch.autograd.Function):
+    """Rows [sum of sent, D], so many for each rank of a group; returns those that they sent, [sum of received, D]. The
+    gradients travel back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.way = (received, sent, group)
+        return _exchange(rows, sent, received, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchange(gradient, *ctx.way), None, None, None
+
+
+def _exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    arrived = rows.new_empty(sum(received), rows.shape[1])
+    dist.all_to_all_single(arrived, rows.contiguous(), list(received), list(sent), group=group)
+    return arrived
+
+
+class _Gathered(torch.autograd.Function):
+    """The whole experts [n / E, ...] of a rank in `dtype` on `device`, of which it has the rows `part`. The backward
+    pass adds up the gradients of all ranks, and divides by their number."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, dtype: torch.dtype, device: torch.device, groups: ExpertGroups) -> Tensor:
+        ctx.groups, ctx.kept = groups, (part.shape, part.dtype, part.device)
+        own, parts = part.to(device, dtype), dist.get_world_size(groups.gather)
+        if parts == 1:
+            # An autograd function must not return its own argument.
+            return own.clone() if own is part else own
+        whole = own.new_empty(parts * len(own), *own.shape[1:])
+        dist.all_gather_into_tensor(whole, own.contiguous(), group=groups.gather)
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        groups, (shape, dtype, device) = ctx.groups, ctx.kept
+        own = gradient.float().contiguous()
+        if dist.get_world_size(groups.gather) > 1:
+            whole, own = own, own.new_empty(shape)
+            dist.reduce_scatter_tensor(own, whole, group=groups.gather)
+        if dist.get_world_size(groups.copies) > 1:
+            dist.all_reduce(own, group=groups.copies)
+        return (own / groups.size).to(device, dtype), None, None, None

@@ -1,0 +1,304 @@
+"""The policy: packed token ids in, their log-probs out. A Hugging Face causal language model, loaded, checked, and
+sharded with FSDP2; the critic is loaded in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import (
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.errors import ConfigError
+from asyncrl.learner.batch.images import image_encoder
+from asyncrl.learner.batch.packing import PackedSequences
+from asyncrl.learner.model.activations import Activations
+from asyncrl.learner.model.loading import StoredModel, open_model
+from asyncrl.learner.model.lora import with_adapters
+from asyncrl.learner.model.packed_check import attend_packed, hidden_states, logit_cap
+from asyncrl.learner.model.router_balance import RouterLoads
+from asyncrl.learner.model.routing_replay import RoutingReplay
+from asyncrl.learner.model.sharding import Frozen, compiles, shard
+from asyncrl.learner.model.value_head import new_value_head, values_of
+from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.modelling.adapters import without_adapters
+from asyncrl.modelling.attention import check_positions
+from asyncrl.modelling.freezing import freeze
+from asyncrl.modelling.logprobs import collision_probabilities, token_logprobs
+from asyncrl.modelling.packed_attention import PACKED
+from asyncrl.modelling.routers import route_in_float32
+from asyncrl.modelling.routing import RoutingShape
+from asyncrl.modelling.vision import VisionShape, sees_images
+from asyncrl.modelling.weight_format import WeightFormat
+from asyncrl.weights.manifest import DTYPES
+
+
+class Policy(nn.Module):
+    """Log-probs of packed tokens at `temperature`, of the Hugging Face causal language model `model`, which is not
+    sharded yet. `weight_format` converts its weights to what is published, and `loads` are those of its experts. With
+    `replays_routing` it sends tokens to the experts that a pass names. With a `value_head` it is the critic too, over
+    one backbone.
+
+    Raises ConfigError: see `WeightFormat`, `RoutingReplay` and `image_encoder`.
+    """
+
+    activations: Activations
+    """What its layers keep for the backward pass; there once it is sharded."""
+
+    def __init__(
+        self,
+        model: Any,
+        temperature: float,
+        compiled: bool = False,
+        replays_routing: bool = False,
+        value_head: nn.Linear | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.value_head = value_head
+        self.weight_format = WeightFormat(model)
+        route_in_float32(model)
+        self._replay = RoutingReplay(model) if replays_routing else None
+        self.loads = RouterLoads(model)
+        self._images = image_encoder(model)
+        self._temperature = temperature
+        self.is_compiled = compiled
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a pass may compute a prefix once that several sequences share."""
+        return bool(self.model.get_decoder().config._attn_implementation == PACKED)
+
+    @property
+    def vision(self) -> VisionShape | None:
+        """How images stand among its tokens; None: it reads none."""
+        return None if self._images is None else self._images.shape
+
+    @property
+    def replays(self) -> RoutingShape | None:
+        """The shape of the routing that it can replay; None: it routes all tokens itself."""
+        return None if self._replay is None else self._replay.shape
+
+    def replay_sums(self, packed: PackedSequences) -> dict[str, Tensor]:
+        """Counts of replayed experts in the last pass, which was `packed`: see `RoutingReplay.sums`."""
+        return {} if self._replay is None else self._replay.sums(packed)
+
+    @property
+    def pads_passes(self) -> bool:
+        """Whether passes should be padded: where layers are compiled, fewer sizes are faster."""
+        return self.is_compiled and self.shares_prefixes
+
+    def forward(
+        self,
+        packed: PackedSequences,
+        with_entropy: bool = False,
+        temperature: float | None = None,
+        with_collisions: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs float32[N], each of a token given those before it in its sequence, and entropies float32[N] of
+        the distributions they were drawn from, or None; with collisions, in their place the sums of squared
+        probabilities, without gradient. All are 0 on tokens that are not needed. They are of another `temperature` than
+        the policy's if one is given."""
+        return self._statistics(self._states(packed), packed, with_entropy, temperature, with_collisions)
+
+    def with_values(self, packed: PackedSequences, with_entropy: bool = False) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What `forward` gives, and from the same pass values float32[N]: at each needed token that of the state in
+        which it was sampled, 0 elsewhere. For a policy with a value head."""
+        assert self.value_head is not None
+        states = self._states(packed)
+        values = packed.spread(values_of(self.value_head, states))
+        return *self._statistics(states, packed, with_entropy), values
+
+    def values(self, packed: PackedSequences) -> Tensor:
+        """The values of `with_values` alone."""
+        assert self.value_head is not None
+        return packed.spread(values_of(self.value_head, self._states(packed)))
+
+    def _states(self, packed: PackedSequences) -> Tensor:
+        """The hidden states [M, D] that the needed tokens were sampled in."""
+        self.loads.begin(packed)
+        if self._replay is not None:
+            self._replay.begin(packed)
+        return hidden_states(self.model.get_decoder(), packed, self._images)[packed.sources]
+
+    def _statistics(
+        self,
+        states: Tensor,
+        packed: PackedSequences,
+        with_entropy: bool,
+        temperature: float | None = None,
+        with_collisions: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        head = self.model.get_output_embeddings()
+        logprobs, entropy = token_logprobs(
+            states,
+            packed.targets,
+            head,
+            temperature or self._temperature,
+            with_entropy,
+            self.is_compiled,
+            cap=logit_cap(self.model.config),
+        )
+        if with_collisions:
+            entropy = collision_probabilities(
+                states, head, temperature or self._temperature, cap=logit_cap(self.model.config)
+            )
+        return packed.spread(logprobs), None if entropy is None else packed.spread(entropy)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BaseOfPolicy:
+    """The model that a `policy` with adapters is without them: a reference that takes no memory."""
+
+    policy: Policy
+
+    def __call__(self, packed: PackedSequences) -> tuple[Tensor, Tensor | None]:
+        """As the policy without adapters, which routes all tokens itself. Use it without gradients."""
+        with without_adapters(self.policy):
+            result: tuple[Tensor, Tensor | None] = self.policy(replace(packed, routing=None))
+            return result
+
+
+def load_policy(
+    config: ModelConfig,
+    temperature: float,
+    ranks: Ranks,
+    length: int,
+    section: str = "model",
+    replays_routing: bool = False,
+    seed: int = 0,
+    with_values: bool = False,
+) -> Policy:
+    """The policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks. `section` is
+    the section that `config.freeze` and `config.lora` come from, `seed` that of new adapters; `replays_routing` is as
+    for Policy, which has a value head `with_values`.
+
+    Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `RoutingReplay`, `new_value_head` and
+    `load_sharded`.
+    """
+    stored = open_decoder(config, ranks, length)
+    freeze(stored.model, config.freeze, f"{section}.freeze")
+    stored = with_adapters(stored, config.lora, f"{section}.lora", seed)
+    hidden = stored.model.config.get_text_config().hidden_size
+    head = new_value_head(config, hidden) if with_values else None
+    policy = Policy(stored.model, temperature, compiles(config, ranks.device), replays_routing, head)
+    policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length)
+    # FSDP gathers the weights for these calls too.
+    for method in ("with_values", "values"):
+        register_fsdp_forward_method(policy, method)
+    return policy
+
+
+def reference_of(policy: Policy, config: TrainConfig, ranks: Ranks) -> Policy | BaseOfPolicy:
+    """The reference of a run's `policy`: what that is without its adapters, or a model of its own where it has none.
+
+    Raises ConfigError: see `load_reference`.
+    """
+    if config.model.lora.is_used:
+        return BaseOfPolicy(policy)
+    actor, on_host = config.actor, config.learner.reference_on_host
+    return load_reference(config.model, actor.temperature, ranks, actor.max_tokens, on_host)
+
+
+def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length: int, on_host: bool) -> Policy:
+    """The policy that `config` names, as `load_policy` gives it, in `config.dtype` and never trained. With `on_host`
+    its weights stay in the memory of the host, and each layer's are on the device during its forward pass alone.
+
+    Raises ConfigError: see `open_decoder` and `load_sharded`.
+    """
+    stored = open_decoder(config, ranks, length)
+    policy = Policy(stored.model, temperature, compiles(config, ranks.device))
+    policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length, Frozen(on_host))
+    return policy
+
+
+def open_decoder(config: ModelConfig, ranks: Ranks, length: int, with_head: bool = True) -> StoredModel:
+    """The causal language model that `config` names, for sequences of at most `length` tokens; `with_head` is as for
+    `open_model`.
+
+    Raises ConfigError: it cannot be loaded, or encodes positions otherwise for shorter sequences.
+    """
+    if config.attention not in ("auto", "sdpa") and ranks.device.type == "cpu":
+        raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use auto")
+    stored = open_model(config, ranks.activity, with_head)
+    if sees_images(stored.model.config):
+        check_vision(config.path, divides=ranks.context is not None, own_critic=not with_head)
+    with _advice(config.path, config):
+        check_positions(stored.model.config, length)
+    return stored
+
+
+def check_vision(path: str, divides: bool, own_critic: bool) -> None:
+    """Raises ConfigError: the model at `path` reads images, and ranks would divide its passes or layers, or a critic
+    would have no head of it."""
+    if own_critic:
+        raise ConfigError(
+            f"{path!r} reads images, and a critic of its own would see none: use critic.shared, or an advantage "
+            "without a critic"
+        )
+    if divides:
+        raise ConfigError(
+            f"{path!r} reads images, whose tokens ranks cannot divide: use learner.context_ranks=1 and "
+            "learner.tensor_ranks=1"
+        )
+
+
+def load_sharded(
+    root: nn.Module,
+    model: Any,
+    stored: StoredModel,
+    config: ModelConfig,
+    ranks: Ranks,
+    length: int,
+    frozen: Frozen | None = None,
+) -> Activations:
+    """Shard `root`, which holds the Hugging Face `model`, and read its shards of what is `stored`. Returns what its
+    layers keep for the backward pass.
+
+    Raises ConfigError: the weights cannot be read, or the model cannot be trained packed.
+    """
+    activations = shard(root, model, config, ranks, frozen)
+    device = torch.device("cpu") if frozen is not None and frozen.on_host else ranks.device
+    stored.read(root, device, ranks.activity)
+    if config.dtype == "float16":
+        _check_range(root, stored.model.name_or_path, ranks)
+    with _advice(stored.model.name_or_path, config):
+        compiled, dtype = compiles(config, ranks.device), DTYPES[config.dtype]
+        attend_packed(root, stored.model, config.attention, length, ranks, dtype, compiled)
+    return activations
+
+
+def _check_range(root: nn.Module, path: str, ranks: Ranks) -> None:
+    """Raises ConfigError on all ranks: a weight of one is beyond the range of float16."""
+    largest = torch.finfo(torch.float16).max
+    shards = (each.to_local() if isinstance(each, DTensor) else each for each in root.parameters())
+    if ranks.any(any(bool((each.detach().abs() > largest).any()) for each in shards)):
+        raise ConfigError(
+            f"{path!r} has weights beyond {largest:g}, which float16 cannot hold; use model.dtype=bfloat16"
+        )
+
+
+@contextmanager
+def _advice(path: str, config: ModelConfig) -> Iterator[None]:
+    """Add to an error what may be changed."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path!r} cannot be trained packed with model.attention={config.attention}: {error}; "
+            "use another model or attention"
+        ) from error
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"{path!r} cannot be loaded with model.attention={config.attention}: {error}") from error

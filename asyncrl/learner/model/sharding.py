@@ -1,0 +1,143 @@
+"""Models over the ranks, with FSDP2: what is gathered at once and in which dtype, what is compiled, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from asyncrl.config.schema import ModelConfig
+from asyncrl.learner.model.activations import Activations, attention_width
+from asyncrl.learner.model.expert_ranks import spread_experts
+from asyncrl.learner.model.tensor_ranks import divide_layers
+from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.modelling.adapters import adapted_layers
+from asyncrl.modelling.freezing import in_tower
+from asyncrl.weights.manifest import DTYPES
+
+UNIT_BYTES = 100e6
+"""On GPUs ranks gather at least so many bytes of layers at once. What the host does for each time takes longer than the
+GPU needs for a smaller layer."""
+
+
+def compiles(config: ModelConfig, device: torch.device) -> bool:
+    """Whether layers, and what follows the logits, are compiled."""
+    return device.type == "cuda" if config.compile is None else config.compile
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A model that is not trained; `on_host`: its weights stay in the memory of the host."""
+
+    on_host: bool = False
+
+
+def shard(
+    root: nn.Module,
+    model: Any,
+    config: ModelConfig,
+    ranks: Ranks,
+    frozen: Frozen | None = None,
+    unit_bytes: float | None = None,
+) -> Activations:
+    """Shard `root`, which holds the Hugging Face `model`, in place: decoder layers in units, then the rest. A unit is
+    gathered at once: consecutive layers until they have `unit_bytes` in `config.dtype`; None: UNIT_BYTES on a GPU, and
+    each layer by itself on the CPU.
+
+    Master weights are float32, computation and the weights gathered for it are in `config.dtype`; a frozen model, and
+    what adapters leave frozen, have no others. A layer is compiled and computed again without the hooks of FSDP, which
+    stay outside. Each unit gathers the weights of the next one before it runs. Returns what the layers keep for the
+    backward pass.
+    """
+    compiled = compiles(config, ranks.device)
+    precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
+    share = 1.0 if config.activations is None else config.activations
+    # Ranks that compute a pass together, or to which tokens or slices travel, must compute the same layers again.
+    agree = None if ranks.context is None else ranks.context.largest
+    divides_layers = ranks.context is not None and ranks.context.divides_layers
+    agree = ranks.largest if divides_layers or ranks.expert_mesh is not None else agree
+    activations = Activations(share, attention_width(model.config), agree)
+    if frozen is not None:
+        root.requires_grad_(False)
+    # What is frozen by patterns keeps the dtype of the rest, in which it is published.
+    keeps_masters = frozen is None and not adapted_layers(root)
+    convert(root, torch.float32 if keeps_masters else DTYPES[config.dtype])
+    offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if frozen and frozen.on_host else OffloadPolicy()
+    options: dict[str, Any] = {"mesh": ranks.mesh, "mp_policy": precision, "offload_policy": offload}
+    names = set(model._no_split_modules or ())
+    layers = {name: module for name, module in model.named_modules() if type(module).__name__ in names}
+    towers = [layer for name, layer in layers.items() if in_tower(name)]
+    named = {name: layer for name, layer in layers.items() if not in_tower(name)}
+    decoding = list(named.values())
+    if compiled:
+        _allow_graphs()
+    divided = divide_layers(model, decoding, ranks)
+    options["ignored_params"] = spread_experts(model, ranks, DTYPES[config.dtype]) | divided
+    # The tower's layers split images by their sizes, which no graph can. Its rotary angles stay float32.
+    for layer in towers:
+        activations.wrap_tower(layer)
+        fully_shard(layer, **options | {"mp_policy": replace(precision, cast_forward_inputs=False)})
+    for layer in decoding:
+        if compiled:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+        activations.wrap(layer)
+    if unit_bytes is None:
+        unit_bytes = UNIT_BYTES if ranks.device.type == "cuda" else 0.0
+    units = list(units_of(named, options["ignored_params"], unit_bytes / DTYPES[config.dtype].itemsize))
+    for unit in units:
+        fully_shard(unit, **options)
+    for layer, following in pairwise([*towers, *(unit[0] for unit in units)]):
+        layer.set_modules_to_forward_prefetch([following])
+    fully_shard(root, **options, reshard_after_forward=True)
+    return activations
+
+
+def units_of(
+    layers: Mapping[str, nn.Module], ignored: Collection[nn.Parameter], largest: float
+) -> Iterator[list[nn.Module]]:
+    """The layers by their names, in lists of neighbours. A list ends once it has `largest` numbers or more that are
+    not in the parameters `ignored`."""
+    unit: list[nn.Module] = []
+    size, before = 0, ""
+    for name, layer in layers.items():
+        parent = name.rpartition(".")[0]
+        if unit and (size >= largest or parent != before):
+            yield unit
+            unit, size = [], 0
+        unit.append(layer)
+        size += sum(each.numel() for each in layer.parameters() if each not in ignored)
+        before = parent
+    if unit:
+        yield unit
+
+
+def _allow_graphs() -> None:
+    """Let torch compile as many graphs as layers need, and no others."""
+    from torch._dynamo import config as compiler
+    from torch._inductor import config as kernels
+    from torch.fx.experimental import _config as shapes
+
+    # Models have kinds of layers, and each is compiled with and without gradients and shared prefixes. Beyond torch's
+    # limit, which is 8 for all models together, layers would not be compiled.
+    compiler.recompile_limit = max(compiler.recompile_limit, 64)
+    # Otherwise a graph takes only passes in which two sizes are equal that happened to be so in its first one, such as
+    # those of a single sequence.
+    shapes.use_duck_shape = False
+    # Otherwise kernels of norms are fused only where tokens are many, and each layer has graphs for up to four ranges
+    # of tokens. Fused, they cost a little more where tokens are few. Torch 2.11 has the name, others may not.
+    if hasattr(kernels.triton, "mix_order_reduction_non_strict_mode"):
+        kernels.triton.mix_order_reduction_non_strict_mode = True
+
+
+def convert(root: nn.Module, frozen: torch.dtype) -> None:
+    """Give the weights that are not trained the dtype `frozen`. All others are float32, and so are buffers, such as the
+    frequencies of rotary embeddings."""
+    root.float()
+    for parameter in root.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(frozen)

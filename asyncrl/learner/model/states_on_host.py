@@ -1,0 +1,74 @@
+"""Optimizer states that stay in the memory of the host (learner.optimizer_on_host). An update has a part of them on the
+device at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from asyncrl.learner.ranks.ranks import local_size
+
+PART = 1 << 26
+"""How many numbers of a rank's parameters have their states on the device together: 0.5 GB with AdamW."""
+
+
+@torch.no_grad()
+def step_with_states_on_host(optimizer: torch.optim.Optimizer, part: int = PART) -> None:
+    """As `optimizer.step()`, for optimizers that update each parameter by its own state. States are in the memory of
+    the host before and after; those of at most `part` numbers of this rank, or of one parameter, are on the device
+    meanwhile. Counters stay where they are."""
+    groups = [(group, group["params"]) for group in optimizer.param_groups]
+    try:
+        for group, _ in groups:
+            group["params"] = []
+        for group, parameters in groups:
+            for group["params"] in _parts([each for each in parameters if each.grad is not None], part):
+                _step(optimizer, group["params"])
+            group["params"] = []
+    finally:
+        for group, parameters in groups:
+            group["params"] = parameters
+    if torch.cuda.is_available():
+        # Whoever reads the states next does not wait for the copies.
+        torch.cuda.synchronize()
+
+
+def _step(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    states = optimizer.state
+    stored = {each: states[each] for each in parameters if each in states}
+    for each, state in stored.items():
+        states[each] = {key: _on_device(value, each.device) for key, value in state.items()}
+    optimizer.step()
+    for each in parameters:
+        states[each] = _on_host(states[each], stored.get(each, {}))
+
+
+def _parts(parameters: Sequence[nn.Parameter], part: int) -> Iterator[list[nn.Parameter]]:
+    chosen: list[nn.Parameter] = []
+    size = 0
+    for each in parameters:
+        if chosen and size + local_size(each) > part:
+            yield chosen
+            chosen, size = [], 0
+        chosen.append(each)
+        size += local_size(each)
+    if chosen:
+        yield chosen
+
+
+def _on_device(value: Tensor, device: torch.device) -> Tensor:
+    return value.to(device, non_blocking=True, copy=True) if value.dim() else value
+
+
+def _on_host(state: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state in the memory of the host, in the tensors that are `stored` there."""
+    return {
+        key: stored.get(key, _host_memory(value)).copy_(value, non_blocking=True) if value.dim() else value
+        for key, value in state.items()
+    }
+
+
+def _host_memory(value: Tensor) -> Tensor:
+    return torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)

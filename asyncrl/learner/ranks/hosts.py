@@ -1,0 +1,344 @@
+"""The learner's hosts: they start their ranks together, hear of each other, and end their ranks together.
+
+Each host has one launcher. That of host 0 waits until all are there, and checks that they share the run's folder and
+configuration. It hears every second what the ranks of each host do. If a rank or a whole host dies or hangs, the ranks
+of all hosts end with the reason, and each launcher fails; whoever starts the launchers again starts the next round.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from asyncrl.config import locations
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import AsyncrlError, ConfigError, StoppedError, UnavailableError
+from asyncrl.learner.ranks.activity import RankState, find_stuck
+from asyncrl.learner.ranks.launcher import Meeting, RanksError, Timeouts, all_ended
+from asyncrl.learner.ranks.rendezvous import (
+    MAX_MESSAGE_BYTES,
+    Alive,
+    Caller,
+    Ended,
+    Join,
+    Joined,
+    Request,
+    StoreCall,
+    Stored,
+    Verdict,
+    mark_of,
+    settings_of,
+)
+from asyncrl.machine.ports import listening
+from asyncrl.network.interfaces import interface_towards
+from asyncrl.network.keys import client_keys, server_keys
+from asyncrl.network.listener import Listener
+from asyncrl.network.throttle import Throttled
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+ANSWER_S = 5.0
+
+
+def open_host(config: TrainConfig, timeouts: Timeouts, stop: threading.Event) -> FirstHost | OtherHost:
+    """This host among the learner's. Raises ConfigError: its keys or its network interface are missing, or the address
+    of the first host is taken or not this machine's. StoppedError."""
+    return OtherHost(config, timeouts) if config.learner.node else FirstHost(config, timeouts, stop)
+
+
+def _meeting(config: TrainConfig, round_name: str) -> Meeting:
+    learner, ranks = config.learner, config.cluster.ranks
+    assert learner.rendezvous is not None
+    host, _, port = learner.rendezvous.rpartition(":")
+    interface = learner.interface or interface_towards(host, int(port))
+    return Meeting(learner.node * ranks, learner.nodes * ranks, f"tcp://{learner.rendezvous}", round_name, interface)
+
+
+class _Member(msgspec.Struct):
+    """What host 0 knows of another one. `silent_s` counts while host 0 itself runs."""
+
+    join: Join
+    tries: int = 0
+    silent_s: float = 0.0
+    states: list[RankState] = []
+    ended: str | None = None
+    told: bool = False
+
+
+class FirstHost:
+    """Host 0, which the others join, for one round."""
+
+    several = True
+
+    def __init__(self, config: TrainConfig, timeouts: Timeouts, stop: threading.Event) -> None:
+        self._timeouts = timeouts
+        self._others = range(1, config.learner.nodes)
+        self._folder = locations.run_dir(config.run)
+        self._round = uuid.uuid4().hex
+        self._meeting = _meeting(config, self._round)
+        self._settings = settings_of(config)
+        self._members: dict[int, _Member] = {}
+        self._replaced: set[str] = set()
+        self._store: dict[str, bytes] = {}
+        self._refused = self._over = ""
+        self._begun = self._stopping = self._final = False
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._malformed = Throttled(
+            logger, "refused a message of another host, which may have another version of asyncrl"
+        )
+        self._context = zmq.Context()
+        self._listener = listening(
+            lambda: Listener(self._context, self._meeting.place, server_keys(config.network), MAX_MESSAGE_BYTES),
+            f"learner.rendezvous={config.learner.rendezvous}",
+            stop,
+        )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        mark_of(self._folder, self._round, 0).touch()
+        self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
+        self._thread.start()
+
+    def meet(self, stop: threading.Event) -> Meeting:
+        """Wait for all hosts. Raises StoppedError; ConfigError: they cannot train together, with every reason."""
+        shown: list[int] = []
+        while True:
+            with self._lock:
+                absent, problems = self._absent(), self._problems()
+                self._begun = not absent and not problems
+                self._refused = "\n".join(problems) if not absent else ""
+            if self._begun:
+                logger.info("all hosts of the learner are there")
+                return self._meeting
+            if self._refused:
+                self._linger(ANSWER_S)
+                raise ConfigError(self._refused)
+            if absent != shown:
+                logger.info("waiting at %s for host %s", self._meeting.place, ", ".join(map(str, absent)))
+                shown = absent
+            if stop.wait(RETRY_S):
+                raise StoppedError("stopped while it waited for other hosts")
+
+    def _absent(self) -> list[int]:
+        """The hosts that have not joined, or still look for a file."""
+        tries = self._timeouts.folder / RETRY_S
+        seen = (node for node, each in self._members.items() if each.join.sees_folder or each.tries >= tries)
+        return sorted(set(self._others) - set(seen))
+
+    def _problems(self) -> list[str]:
+        found = []
+        for node, each in sorted(self._members.items()):
+            if different := dict(each.join.settings.items() ^ self._settings.items()):
+                found.append(
+                    f"host {node} and host 0 have different values of {', '.join(sorted(different))}: set equal ones"
+                )
+            if not each.join.sees_folder:
+                found.append(
+                    f"host {node} does not share the folder {self._folder.absolute()} with host 0: checkpoints need a "
+                    "run.dir that all hosts of the learner read and write"
+                )
+        return found
+
+    def report(self, states: Sequence[RankState], stopping: bool) -> bool:
+        """Whether the ranks must stop, given what those of this host do. Call it at every poll. Raises RanksError: the
+        ranks of all hosts must end."""
+        with self._lock:
+            self._stopping |= stopping
+            running = {node: each for node, each in self._members.items() if each.ended is None}
+            for node, each in running.items():
+                each.silent_s += self._timeouts.poll
+                if each.silent_s >= self._timeouts.silence:
+                    self._fail(f"host {node} has not been heard of for {each.silent_s:.0f} s")
+            every = [*states, *(state for each in running.values() for state in each.states)]
+            self._fail(find_stuck(every, self._timeouts.stuck) or "")
+            if self._over:
+                raise all_ended(self._over, self._final)
+            return self._stopping
+
+    def finish(self, reason: str, final: bool) -> None:
+        """The ranks of this host have ended, with a reason if they failed. Returns once the other hosts know."""
+        with self._lock:
+            self._fail(reason, final)
+        if self._begun:
+            self._linger(self._timeouts.others if self._over else self._timeouts.stop)
+        self.close()
+
+    def _fail(self, reason: str, final: bool = False) -> None:
+        if reason and not self._over:
+            self._over, self._final = reason, final
+
+    def _linger(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with self._lock:
+                if all(each.told or each.ended is not None for each in self._members.values()):
+                    return
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        self._listener.close()
+        self._context.destroy(linger=500)
+        for node in (0, *self._others):
+            mark_of(self._folder, self._round, node).unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        socket = self._listener.socket
+        while not self._closing.is_set():
+            if not socket.poll(50):
+                continue
+            sender, *rest = socket.recv_multipart()
+            try:
+                number, content = rest
+                request = msgspec.msgpack.decode(content, type=Request)
+                with self._lock:
+                    answer = self._answer(request)
+                socket.send_multipart([sender, number, msgspec.msgpack.encode(answer)])
+            except (ValueError, OSError, msgspec.MsgspecError, AsyncrlError, zmq.ZMQError) as error:
+                self._malformed.say(error)
+
+    def _answer(self, request: Request) -> Joined | Verdict | Stored:
+        if isinstance(request, Join):
+            return self._join(request)
+        if request.round != self._round:
+            return Verdict(False, "host 0 has begun another round")
+        if isinstance(request, StoreCall):
+            return self._stored(request)
+        member = self._members.get(request.node)
+        if member is None:
+            return Verdict(False, f"host {request.node} has not joined")
+        member.silent_s = 0.0
+        if isinstance(request, Ended):
+            member.ended, member.states = request.reason, []
+            self._fail(request.reason and f"host {request.node}: {request.reason}", request.final)
+        else:
+            member.states = request.states
+            self._stopping |= request.stopping
+        member.told = bool(self._over)
+        return Verdict(self._stopping, self._over, self._final)
+
+    def _join(self, join: Join) -> Joined:
+        if join.node not in self._others:
+            return Joined("", f"learner.nodes={len(self._others) + 1} has no host {join.node}", False, [])
+        twice = f"another host has learner.node={join.node} too; give each host its own"
+        if join.process in self._replaced:
+            return Joined("", twice, False, [])
+        known = self._members.get(join.node)
+        if known is not None and known.join.process != join.process:
+            if self._begun:
+                self._fail(f"host {join.node} began anew, or {twice}")
+                return Joined(self._round, "", False, [])
+            self._replaced.add(known.join.process)
+            known = None
+        both = join.sees_folder and mark_of(self._folder, self._round, join.node).exists()
+        member = self._members[join.node] = known or _Member(join)
+        member.join = msgspec.structs.replace(join, sees_folder=both)
+        member.tries += join.round == self._round
+        member.told = bool(self._refused)
+        return Joined(self._round, self._refused, self._begun, self._absent())
+
+    def _stored(self, call: StoreCall) -> Stored:
+        store, key = self._store, call.key
+        match call.method:
+            case "set":
+                store[key] = call.value
+            case "add":
+                store[key] = str(int(store.get(key, b"0")) + call.amount).encode()
+            case "compare_set" if store.get(key, b"") == call.expected:
+                store[key] = call.value
+            case "compare_set":
+                return Stored(store.get(key, call.expected))
+            case "delete_key":
+                return Stored(store.pop(key, None))
+        return Stored(store.get(key))
+
+
+class OtherHost:
+    """Every other host, for one round."""
+
+    several = True
+
+    def __init__(self, config: TrainConfig, timeouts: Timeouts) -> None:
+        self._config, self._timeouts = config, timeouts
+        self._node = config.learner.node
+        self._meeting = _meeting(config, "")
+        self._folder = locations.run_dir(config.run)
+        self._context = zmq.Context()
+        self._caller = Caller(self._context, self._meeting.place, client_keys(config.network))
+        self._verdict = Verdict(False, "")
+        self._states: Sequence[RankState] = ()
+        self._stopping = False
+        self._silent_s = 0.0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._exchange, name="rendezvous", daemon=True)
+
+    def meet(self, stop: threading.Event) -> Meeting:
+        """Join, and wait for all hosts. Raises StoppedError; ConfigError: they cannot train together, with every
+        reason; RanksError: host 0 has not answered for as long as a start may take, or a rank be stuck."""
+        process, joined, absent = uuid.uuid4().hex, Joined("", "", False, []), Throttled(logger, "waiting for hosts")
+        heard = time.monotonic()
+        while not joined.begun:
+            sees = bool(joined.round) and self._leave_mark(joined.round)
+            join = Join(self._node, process, settings_of(self._config), joined.round, sees)
+            try:
+                joined = self._caller.call(join, Joined, ANSWER_S)
+                heard = time.monotonic()
+            except UnavailableError as error:
+                absent.say(error)
+                if time.monotonic() - heard > max(self._timeouts.start, self._timeouts.stuck):
+                    raise RanksError(f"the first host of the learner: {error}") from error
+            if joined.refused:
+                raise ConfigError(joined.refused)
+            if stop.wait(0.0 if joined.begun else RETRY_S):
+                raise StoppedError("stopped while it waited for other hosts")
+        self._meeting = _meeting(self._config, joined.round)
+        self._thread.start()
+        return self._meeting
+
+    def _leave_mark(self, round_name: str) -> bool:
+        try:
+            if not mark_of(self._folder, round_name, 0).exists():
+                return False
+            mark_of(self._folder, round_name, self._node).touch()
+        except OSError as error:
+            logger.warning("the run's folder cannot be used: %s", error)
+            return False
+        return True
+
+    def _exchange(self) -> None:
+        while not self._closing.is_set():
+            request = Alive(self._meeting.round, self._node, list(self._states), self._stopping)
+            try:
+                self._verdict = self._caller.call(request, Verdict, ANSWER_S)
+                self._silent_s = 0.0
+            except (UnavailableError, ConfigError) as error:
+                logger.warning("the first host of the learner: %s", error)
+            self._closing.wait(self._timeouts.heartbeat)
+
+    def report(self, states: Sequence[RankState], stopping: bool) -> bool:
+        """As `FirstHost.report`."""
+        self._states, self._stopping = states, stopping or self._stopping
+        self._silent_s += self._timeouts.poll
+        if self._silent_s >= self._timeouts.silence:
+            raise all_ended(f"host 0 has not answered for {self._silent_s:.0f} s")
+        if self._verdict.over:
+            raise all_ended(self._verdict.over, self._verdict.final)
+        return self._verdict.stop
+
+    def finish(self, reason: str, final: bool) -> None:
+        """As `FirstHost.finish`."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+            try:
+                self._caller.call(Ended(self._meeting.round, self._node, reason, final), Verdict, ANSWER_S)
+            except (UnavailableError, ConfigError) as error:
+                logger.warning("host 0 does not know that the ranks of this host have ended: %s", error)
+        self._caller.close()
+        self._context.destroy(linger=0)

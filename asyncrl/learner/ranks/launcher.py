@@ -1,0 +1,348 @@
+"""The learner's ranks as processes of this machine: started together, watched, and ended together.
+
+The process that starts the ranks is not one of them. The ranks of one machine meet in a file of a folder that only this
+user can enter, so no port is open for their rendezvous; `hosts` has that of several machines. Each rank writes
+heartbeats into a pipe of its own, which tell what its main thread does. A rank without heartbeats is stopped or hangs.
+A rank with heartbeats may be stuck: see `activity`. A rank whose pipe has no reader ends itself. Linux also kills the
+ranks when the process that started them ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from asyncrl.config.exits import EXIT_HOPELESS, EXIT_STOPPED, EXIT_USAGE
+from asyncrl.errors import AsyncrlError, ConfigError, StoppedError, TooManyFailuresError
+from asyncrl.learner.ranks.activity import RankState, find_stuck, state_of
+from asyncrl.machine.activity import Activity
+from asyncrl.machine.child import ending_with_parent
+from asyncrl.machine.numa import cpus_near_gpus, format_cpus
+from asyncrl.machine.process import WORKER_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "ASYNCRL_RANK"
+"""The environment variable in which a rank gets its membership, as JSON."""
+ENDED = "; all ranks were ended"
+CAUSES = (-signal.SIGKILL, EXIT_USAGE, EXIT_HOPELESS)
+"""Statuses that no failure of another rank explains."""
+PIPE_BYTES = 1 << 16
+"""As many as a pipe holds."""
+SILENT_BEATS = 5
+"""A rank is shown as silent after the time of so many heartbeats."""
+BEGUN_S = 10.0
+"""How long to wait for a thread's first heartbeat, which takes a moment: where it fails, the rank goes on without."""
+KILLED_S = 10.0
+"""How long to wait for a process that was killed: one that hangs in the kernel may never end."""
+
+
+class RanksError(AsyncrlError):
+    """A rank died, hung or did not stop, and all ranks were ended; the message says which and how."""
+
+
+def all_ended(reason: str, final: bool = False) -> AsyncrlError:
+    """The error of a launcher that ended all its ranks for `reason`, which may be that of another launcher."""
+    message = f"{reason.removesuffix(ENDED)}{ENDED}"
+    return ConfigError(message) if final else RanksError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. They are counted in polls, so that no rank is blamed for a time in which this process did not run."""
+
+    poll: float = 0.25
+    heartbeat: float = 1.0
+    """Between two heartbeats of a rank."""
+    start: float = 300.0
+    """Until the first heartbeat of a rank, which loads libraries before: a minute on a cold network disk."""
+    silence: float = 40.0
+    """Without a heartbeat, after which a rank hangs."""
+    stuck: float = 1800.0
+    """Without progress of its main thread, after which a rank hangs."""
+    others: float = 5.0
+    """For the other ranks to end once one has failed: one of them may have the true reason."""
+    stop: float = 30.0
+    """For all ranks to end once they are asked to, and none has a checkpoint to finish."""
+    folder: float = 10.0
+    """Until a host sees the other's file in the run's folder: a network disk may show it late."""
+
+    @staticmethod
+    def within(limit_s: float) -> Timeouts:
+        """Those with which a rank that hangs is found within about `limit_s` once it has started."""
+        return Timeouts(silence=min(Timeouts().silence, limit_s), stuck=limit_s)
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where `size` ranks meet, of which those of this host begin with `first`: at a file of this machine, or at the
+    address of the first of several hosts, which have the name of a `round` and a network `interface`."""
+
+    first: int
+    size: int
+    place: str
+    round: str = ""
+    interface: str = ""
+
+
+class Hosts(Protocol):
+    """The hosts on which the ranks run, and whether there are several."""
+
+    several: bool
+
+    def meet(self, stop: threading.Event) -> Meeting:
+        """Where the ranks meet, once they can start."""
+
+    def report(self, states: Sequence[RankState], stopping: bool) -> bool:
+        """Whether the ranks must stop, given what those of this host do. Called at every poll. Raises RanksError: they
+        must end."""
+
+    def finish(self, reason: str, final: bool) -> None:
+        """The ranks of this host have ended, with a reason if they failed. `final`: no start will do better."""
+
+
+class OneHost:
+    """This machine alone, with `size` ranks."""
+
+    several = False
+
+    def __init__(self, size: int, timeouts: Timeouts) -> None:
+        self._size = size
+        self._stuck = timeouts.stuck
+        self._folder = tempfile.TemporaryDirectory(prefix="asyncrl-ranks-")
+
+    def meet(self, stop: threading.Event) -> Meeting:
+        return Meeting(0, self._size, str(Path(self._folder.name) / "rendezvous"))
+
+    def report(self, states: Sequence[RankState], stopping: bool) -> bool:
+        if stuck := find_stuck(states, self._stuck):
+            raise all_ended(stuck)
+        return False
+
+    def finish(self, reason: str, final: bool) -> None:
+        self._folder.cleanup()
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What a rank knows of its group: its number, in all and on its host, where they meet, its pipe for heartbeats, and
+    the seconds between two. There is no pipe where nobody watches it."""
+
+    rank: int
+    local: int
+    meeting: Meeting
+    pipe: int | None = None
+    interval_s: float = DEFAULT_TIMEOUTS.heartbeat
+
+    @staticmethod
+    def of_this_process() -> Membership | None:
+        """What `run_ranks` gave this process, or None where it was started otherwise."""
+        given = os.environ.get(VARIABLE)
+        return msgspec.json.decode(given, type=Membership) if given else None
+
+    def start_heartbeat(self, activity: Activity) -> None:
+        """Write heartbeats from now on, where there is a pipe: the first one before this returns, so that whoever hangs
+        behind it is found by its silence. Kills this process once nobody reads them."""
+        if self.pipe is not None:
+            begun = threading.Event()
+            arguments = [self.pipe, activity, begun]
+            threading.Thread(target=self._write_heartbeats, args=arguments, name="heartbeat", daemon=True).start()
+            begun.wait(BEGUN_S)
+
+    def _write_heartbeats(self, pipe: int, activity: Activity, begun: threading.Event) -> None:
+        try:
+            while True:
+                os.write(pipe, msgspec.json.encode(state_of(activity, self.rank)) + b"\n")
+                begun.set()
+                time.sleep(self.interval_s)
+        except BrokenPipeError:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Rank:
+    """One rank, running since it was made."""
+
+    def __init__(self, command: Sequence[str], local: int, meeting: Meeting, timeouts: Timeouts) -> None:
+        rank = meeting.first + local
+        self.name = f"rank {rank} of {meeting.size}"
+        self._timeouts = timeouts
+        self._heartbeats, write = os.pipe()
+        os.set_blocking(self._heartbeats, False)
+        membership = Membership(rank, local, meeting, write, timeouts.heartbeat)
+        variables = {VARIABLE: msgspec.json.encode(membership).decode(), WORKER_VARIABLE: f"learner-{rank}"}
+        near = cpus_near_gpus(os.environ, only=local)
+        try:
+            self._process = subprocess.Popen(
+                ending_with_parent(command, signal.SIGKILL, near),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **variables},
+                pass_fds=[write],
+            )
+        except OSError:
+            os.close(self._heartbeats)
+            raise
+        finally:
+            os.close(write)
+        self._silent = 0.0
+        self._state: RankState | None = None
+        self._still = 0.0
+        bound = f", bound to the CPUs {format_cpus(near)} near to its GPU" if near else ""
+        logger.info("%s is process %d%s", self.name, self._process.pid, bound)
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, minus a signal's number where one killed it; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def state(self) -> RankState | None:
+        """What its main thread did at its last heartbeat; None before the first one and after its end."""
+        if self._state is None or self.status is not None:
+            return None
+        return msgspec.structs.replace(self._state, still_s=self._still)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds without a heartbeat, once it had one and until its end."""
+        return 0.0 if self._state is None or self.status is not None else self._silent
+
+    def check_heartbeat(self) -> None:
+        """Call this at every poll. Raises RanksError: it runs, and had no heartbeat for too long."""
+        try:
+            *_, last, _ = b"", *os.read(self._heartbeats, PIPE_BYTES).split(b"\n")
+        except BlockingIOError:
+            last = b""
+        self._silent = 0.0 if last else self._silent + self._timeouts.poll
+        self._still += self._timeouts.poll
+        if last:
+            state = msgspec.json.decode(last, type=RankState)
+            if self._state is None or state.advances != self._state.advances or state.waits:
+                self._still = 0.0
+            self._state = state
+        limit = self._state.limit_s(self._timeouts.silence) if self._state is not None else self._timeouts.start
+        if self.status is None and self._silent >= limit:
+            last_seen = f"; before, {self._state}" if self._state is not None else ""
+            raise all_ended(f"{self.name} has not run for {self._silent:.0f} s: it was stopped, or hangs{last_seen}")
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def close(self) -> None:
+        """Kill it, if it still runs."""
+        self._process.kill()
+        try:
+            self._process.wait(KILLED_S)
+        except subprocess.TimeoutExpired:
+            logger.error("%s (process %d) was killed and does not end", self.name, self._process.pid)
+        os.close(self._heartbeats)
+
+
+def run_ranks(
+    command: Sequence[str],
+    count: int,
+    stop: threading.Event,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    hosts: Hosts | None = None,
+    activity: Activity | None = None,
+) -> None:
+    """Run `command` as `count` ranks on this machine, and those of the other `hosts`, until all ended with status 0.
+    `activity` is that of this process.
+
+    Raises StoppedError: `stop` was set before all were done. Raises RanksError: one died, hung, was asked to stop
+    alone, or did not stop in time. Raises ConfigError: one cannot be configured, or hosts do not fit together. All have
+    ended when this returns or raises. If this process is killed, the ranks are killed too.
+    """
+    hosts = hosts or OneHost(count, timeouts)
+    reason, final = "its launcher ended", False
+    try:
+        meeting = hosts.meet(stop)
+        with ExitStack() as stack:
+            ranks = [stack.enter_context(closing(_Rank(command, each, meeting, timeouts))) for each in range(count)]
+            _watch(ranks, stop, timeouts, hosts, activity or Activity())
+        reason = ""
+    except StoppedError:
+        reason = ""
+        raise
+    except AsyncrlError as error:
+        reason, final = str(error), isinstance(error, ConfigError | TooManyFailuresError)
+        raise
+    finally:
+        hosts.finish(reason, final)
+
+
+def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, hosts: Hosts, activity: Activity) -> None:
+    stopping: float | None = None
+    activity.enter("watch")
+    while True:
+        well = (None, 0) if stopping is None else (None, 0, EXIT_STOPPED)
+        failed = next((rank for rank in ranks if rank.status not in well), None)
+        if failed is not None and stopping is None:
+            raise _failure(ranks, timeouts, hosts)
+        if all(rank.status == 0 for rank in ranks):
+            return
+        # If a rank fails while all are stopping, the others would wait for it for ever.
+        if failed is not None or all(rank.status is not None for rank in ranks):
+            raise StoppedError("the ranks were asked to stop before they were done")
+        states = [rank.state for rank in ranks if rank.state is not None]
+        activity.advance()
+        activity.unfinished = sorted({what for each in states for what in each.unfinished})
+        if states:
+            _show(states[0], activity)
+        stops = hosts.report(states, stop.is_set()) or stop.is_set()
+        if stops and stopping is None:
+            stopping = 0.0
+            for rank in ranks:
+                rank.terminate()
+        time.sleep(timeouts.poll)
+        if stopping is not None and not activity.unfinished:
+            stopping += timeouts.poll
+            if stopping > timeouts.stop:
+                raise RanksError(f"the ranks did not stop within {timeouts.stop:.0f} s, and were killed")
+        for rank in ranks:
+            rank.check_heartbeat()
+        worst = max(ranks, key=lambda rank: rank.silent_s)
+        is_silent = worst.silent_s > SILENT_BEATS * timeouts.heartbeat
+        activity.miss(worst.name if is_silent else "", worst.silent_s)
+
+
+def _show(first: RankState, activity: Activity) -> None:
+    """Show what the first rank does as what this process does."""
+    if first.phase != activity.phase:
+        activity.enter(first.phase)
+    activity.work = first.work
+
+
+def _failure(ranks: Sequence[_Rank], timeouts: Timeouts, hosts: Hosts) -> AsyncrlError:
+    """Why the ranks must end, after others had time to end by themselves. Raises RanksError: another host knows."""
+    first = min((rank for rank in ranks if rank.status), key=lambda rank: rank.status not in CAUSES)
+    left = 0.0 if first.status in CAUSES else timeouts.others
+    while left > 0 and (hosts.several or any(rank.status is None for rank in ranks)):
+        if hosts.report([], False) and first.status == EXIT_STOPPED:
+            return StoppedError("the ranks of another host were asked to stop")
+        time.sleep(timeouts.poll)
+        left -= timeouts.poll
+    for rank in ranks:
+        if rank.status == EXIT_USAGE:
+            return ConfigError(f"{rank.name} cannot run; its message is above")
+        if rank.status == EXIT_HOPELESS:
+            return TooManyFailuresError(f"{rank.name} has ended the run; its message is above")
+    status = first.status or 0
+    if status == EXIT_STOPPED:
+        return all_ended(f"{first.name} was asked to stop, alone")
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return all_ended(f"{first.name} {how}")

@@ -1,0 +1,311 @@
+"""The learner's ranks: one process each, on one or several machines, on GPUs with NCCL or on the CPU with gloo.
+
+They send each other tensors and safetensors bytes. Nothing that arrives from a socket is unpickled.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeVar
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+import zmq
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from asyncrl.config.exits import EXIT_STOPPED
+from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.learner.ranks.activity import END
+from asyncrl.learner.ranks.host_store import HostStore
+from asyncrl.learner.ranks.launcher import DEFAULT_TIMEOUTS, Meeting, Membership
+from asyncrl.learner.ranks.leaving import Leaving, exit_now
+from asyncrl.learner.ranks.rendezvous import Caller
+from asyncrl.machine.activity import Activity
+from asyncrl.modelling.context import ContextGroup
+from asyncrl.modelling.devices import described
+from asyncrl.network.interfaces import loopback_interface
+from asyncrl.network.keys import ClientKeys
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ENDED_BY_LAUNCHER_S = 60.0
+"""A collective's time limit is so much longer than a rank may be stuck: the launcher, which knows the stuck one, ends
+the ranks first."""
+EXPERT_MESH = ("replicas", "experts", "parts")
+WAIT = timedelta(days=365)
+"""How long ranks wait for one that waits for the replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This rank among `size`, and what they do together. Every method is called by all ranks alike."""
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: DeviceMesh | None = None
+    """How the ranks communicate, [shards] or [replicas, shards]; None only where there is one."""
+    waiting: DeviceMesh | None = None
+    """The same ranks, without a time limit; None only where there is one rank."""
+    activity: Activity = field(default_factory=Activity)
+    leaving: Leaving = field(default_factory=Leaving)
+    context: ContextGroup | None = None
+    """The ranks that divide the tokens of a pass among them, and the layers if it says so, this one included; None:
+    each has passes of its own."""
+    expert_mesh: DeviceMesh | None = None
+    """The same ranks with the dimensions EXPERT_MESH; None: no tokens travel to experts (see `expert_ranks`)."""
+
+    @staticmethod
+    def alone() -> Ranks:
+        """This process on its CPU, without communication."""
+        return Ranks(0, 1, torch.device("cpu"))
+
+    @property
+    def shards(self) -> int:
+        """How many ranks hold a model together. The ranks from 0 on hold the first copy."""
+        return self.size if self.mesh is None else self.mesh.size(-1)
+
+    @property
+    def shard(self) -> int:
+        """Which shard of a model this rank holds; the ranks with the same one hold copies of it."""
+        return self.rank % self.shards
+
+    @property
+    def is_in_first_copy(self) -> bool:
+        """Whether this rank is one of those that hold the first copy of a model."""
+        return self.rank < self.shards
+
+    @property
+    def context_size(self) -> int:
+        """How many ranks divide the tokens of a pass."""
+        return 1 if self.context is None else self.context.size
+
+    @property
+    def groups(self) -> int:
+        """How many groups of ranks there are that have passes of their own."""
+        return self.size // self.context_size
+
+    @property
+    def group(self) -> int:
+        """Which of the groups this rank is in."""
+        return self.rank // self.context_size
+
+    @property
+    def is_first_of_group(self) -> bool:
+        """Whether what all ranks of its group have is counted on this one."""
+        return self.context is None or self.context.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The elementwise sum over ranks, on the device of `values`, which do not change. A sum on the CPU does not
+        wait for the GPU."""
+        self.activity.advance()
+        total = values.clone()
+        if self.size > 1:
+            dist.all_reduce(total)
+        return total
+
+    def sum_groups(self, values: Tensor) -> Tensor:
+        """The elementwise sum over groups of `values`, which all ranks of a group have."""
+        return self.sum(values if self.is_first_of_group else torch.zeros_like(values))
+
+    def merge(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sum over groups of each named tensor, on the CPU. All ranks of a group have the same, and a group may
+        lack names that others have."""
+        own = {name: tensor.detach().cpu().clone() for name, tensor in sums.items() if self.is_first_of_group}
+        gathered = [own]
+        if self.size > 1:
+            gathered = [safetensors.torch.load(each) for each in self._gather_bytes(safetensors.torch.save(own))]
+        names = dict.fromkeys(name for each in gathered for name in each)
+        return {name: torch.stack([each[name] for each in gathered if name in each]).sum(0) for name in names}
+
+    def _gather_bytes(self, own: bytes) -> list[bytes]:
+        """The bytes of every rank, in their order."""
+        sizes = self.sum(torch.eye(self.size, dtype=torch.int64)[self.rank] * len(own)).tolist()
+        sent = torch.zeros(max(sizes), dtype=torch.uint8)
+        sent[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(received, sent)
+        return [each[:size].numpy().tobytes() for each, size in zip(received, sizes, strict=True)]
+
+    def leave_if(self, stopped: bool, updating: bool | None = None, within_pass: bool = False) -> None:
+        """Raises StoppedError on every rank if `stopped` is true on any, so that none waits for one that left.
+
+        `updating`: whether weights change from here on; None: as before. `within_pass`: the main thread of this rank is
+        in the middle of something, and another thread asks (see `leaving`).
+        """
+        with self.leaving.turn:
+            self.activity.advance()
+            ranks = torch.tensor([int(stopped), int(within_pass)])
+            if self.waiting is not None:
+                dist.all_reduce(ranks, group=self.waiting.get_group())
+            anybody, abruptly = ranks.tolist()
+            self.leaving.is_leaving |= anybody > 0
+            self.leaving.is_abrupt |= abruptly > 0
+            if updating is not None:
+                self.leaving.is_updating = updating and not anybody
+        if anybody:
+            raise StoppedError("the learner was asked to stop")
+
+    def together(self, request: Callable[[], T]) -> T:
+        """This rank's answer to a request that may wait for as long as the replay or the disk does. Raises StoppedError
+        on every rank if the request of one does."""
+        answers: list[T] = []
+        with suppress(StoppedError), self.activity.waiting():
+            answers.append(request())
+        self.leave_if(not answers)
+        return answers[0]
+
+    def largest(self, value: float) -> float:
+        """The largest of the ranks' values."""
+        values = torch.zeros(self.size, dtype=torch.float64)
+        values[self.rank] = value
+        return float(self.sum(values).max())
+
+    def any(self, value: bool) -> bool:
+        """Whether `value` is true on one of the ranks."""
+        return bool(self.sum(torch.tensor(int(value))))
+
+    def agree(self, value: int) -> int:
+        """The value that rank 0 gives."""
+        return int(self.sum(torch.tensor(value if self.rank == 0 else 0, dtype=torch.int64)))
+
+    def barrier(self) -> None:
+        """Return once every rank has called this."""
+        self.sum(torch.zeros(()))
+
+
+def shard_of(rows: int, rank: int, ranks: int) -> range:
+    """Which of a sharded tensor's rows are on `rank`, as FSDP deals them out."""
+    share = -(-rows // ranks)
+    return range(min(rows, rank * share), min(rows, (rank + 1) * share))
+
+
+def sharded(parameter: nn.Parameter, ranks: Ranks) -> nn.Parameter:
+    """This rank's rows of a parameter, as FSDP would have them."""
+    assert ranks.mesh is not None
+    own = shard_of(len(parameter), ranks.shard, ranks.shards)
+    rows = parameter.detach()[own.start : own.stop].clone()
+    # A model that was loaded whole is on the host.
+    rows = rows if rows.is_meta else rows.to(ranks.device)
+    placements = [*([Replicate()] * (ranks.mesh.ndim - 1)), Shard(0)]
+    whole = DTensor.from_local(rows, ranks.mesh, placements, shape=parameter.shape, stride=parameter.stride())
+    return nn.Parameter(whole, parameter.requires_grad)
+
+
+def _open_store(meeting: Meeting, limit_s: float, keys: ClientKeys | None) -> tuple[dist.Store, Caller | None]:
+    if meeting.round:
+        caller = Caller(zmq.Context.instance(), meeting.place, keys)
+        return HostStore(caller, meeting.round, limit_s), caller
+    return (dist.FileStore(meeting.place, meeting.size) if meeting.place else dist.HashStore()), None
+
+
+def context_group(rank: int, size: int, together: int, limit: timedelta, divides_layers: bool = False) -> ContextGroup:
+    """The group of `rank`: so many neighbours, which are on one host if these divide its ranks."""
+    # All ranks take part in making every group.
+    groups = [dist.new_group(list(range(first, first + together)), limit) for first in range(0, size, together)]
+    own = groups[rank // together]
+    assert isinstance(own, dist.ProcessGroup)
+    return ContextGroup(own.group_name, together, rank % together, divides_layers)
+
+
+def _expert_mesh(kind: str, size: int, replicas: int, expert_ranks: int) -> DeviceMesh | None:
+    if expert_ranks == 1:
+        return None
+    shape = (replicas, expert_ranks, size // (replicas * expert_ranks))
+    return init_device_mesh(kind, shape, mesh_dim_names=EXPERT_MESH)
+
+
+@contextmanager
+def joined(
+    replicas: int = 1,
+    limit_s: float = DEFAULT_TIMEOUTS.stuck,
+    keys: ClientKeys | None = None,
+    activity: Activity | None = None,
+    leaving: Leaving | None = None,
+    member: Membership | None = None,
+    context_ranks: int = 1,
+    expert_ranks: int = 1,
+    tensor_ranks: int = 1,
+) -> Iterator[Ranks]:
+    """The ranks of which this process is `member`, those that `launcher.run_ranks` started with it, or this process
+    alone. They hold `replicas` copies
+    of a model, a divisor of their number; `expert_ranks`, a divisor of the ranks of a copy, have all experts of a layer
+    among them. They disconnect at the end. A collective fails after `limit_s` and a minute,
+    except those that may wait for the replay. Ranks of several hosts find each other at host 0 with `keys`. `activity`
+    and `leaving` are those of this process. `context_ranks` at a time divide the tokens of a pass; `tensor_ranks`, of
+    which there are no others then, divide the layers, too.
+
+    Raises ConfigError: the ranks of a copy cannot be dealt out to groups of `context_ranks`, `expert_ranks`, or
+    `tensor_ranks`.
+    """
+    activity, leaving = activity or Activity(), leaving or Leaving()
+    member = member or Membership.of_this_process() or Membership(0, 0, Meeting(0, 1, ""))
+    meeting, rank, size = member.meeting, member.rank, member.meeting.size
+    counts = {"context_ranks": context_ranks, "expert_ranks": expert_ranks, "tensor_ranks": tensor_ranks}
+    for key, count in counts.items():
+        if size % (replicas * count):
+            raise ConfigError(
+                f"learner.{key}={count} learner.replicas={replicas}: {size} ranks (cluster.learner_ranks on each host) "
+                f"are no multiple of {replicas * count}; change one of the three"
+            )
+    # gloo listens even with one rank. Ranks on one machine need no more than loopback.
+    os.environ["GLOO_SOCKET_IFNAME"] = meeting.interface or loopback_interface()
+    if size > 1:
+        member.start_heartbeat(activity)
+    # torch keeps no reference to a store in Python, and uses it until the end.
+    store, caller = _open_store(meeting, limit_s, keys)
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(member.local)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    limit = timedelta(seconds=limit_s + ENDED_BY_LAUNCHER_S)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    waiting = DeviceMesh.from_group(dist.new_group(timeout=WAIT, backend="gloo"), "cpu") if size > 1 else None
+    try:
+        kind = "cuda" if cuda else "cpu"
+        device = torch.device(kind, member.local) if cuda else torch.device(kind)
+        logger.info("rank %d of %d computes on %s", rank, size, described(device))
+        shape = (size,) if replicas == 1 else (replicas, size // replicas)
+        names = ("replicas", "shards")[-len(shape) :]
+        mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
+        together = max(context_ranks, tensor_ranks)
+        context = context_group(rank, size, together, limit, tensor_ranks > 1) if together > 1 else None
+        experts = _expert_mesh(kind, size, replicas, expert_ranks)
+        ranks = Ranks(rank, size, device, mesh, waiting, activity, leaving, context, experts)
+        leaving.ask = ranks.leave_if
+        try:
+            yield ranks
+        except StoppedError:
+            if leaving.is_abrupt:
+                ranks.leave_if(False)
+                exit_now(EXIT_STOPPED)
+            if cuda:
+                # All ranks left at the same point, so what is queued comes to an end; NCCL would warn of it otherwise.
+                torch.cuda.synchronize(device)
+            raise
+    finally:
+        leaving.end()
+        # A reference to a gloo group keeps its threads alive, and those abort a process that exits. Sharded models have
+        # such references in circles, which no collection looks at that come from before `freeze_heap`.
+        gc.unfreeze()
+        gc.collect()
+        activity.enter(END)
+        dist.destroy_process_group()
+        if caller is not None:
+            caller.close()
+
+
+def local_size(parameter: nn.Parameter) -> int:
+    """How many numbers of a parameter this rank has."""
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.machine.host_memory import pages, pinned
+from tests.learner.support import make_models
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="only copies of a GPU's memory begin before they end"),
+]
+
+BUSY_CYCLES = 1 << 29
+"""A quarter of a second of a GPU."""
+
+
+def test_a_checkpoint_has_what_kernels_wrote_that_were_only_launched(model: Path, ranks: Ranks, tmp_path: Path):
+    models, checkpoints = make_models(model, ranks), Checkpoints(tmp_path, 1, ranks)
+    checkpoints.prepare(models)
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        torch.cuda._sleep(BUSY_CYCLES)
+        for parameter in models["policy"].module.parameters():
+            parameter.fill_(0.25)
+    checkpoints.prepare(models)
+    checkpoints.save_prepared(Progress(step=1))
+    checkpoints.wait()
+    fresh = make_models(model, ranks)
+    assert checkpoints.restore(fresh) == Progress(step=1)
+    assert all(bool((each == 0.25).all()) for each in fresh["policy"].module.parameters())
+
+
+def test_memory_that_the_driver_refuses_to_pin_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    own = torch.arange(1 << 20, device="cuda")
+    first = pinned(own)
+    assert first.is_pinned()
+    monkeypatch.setattr("asyncrl.machine.host_memory.pages", lambda tensor: first)
+    again = pinned(own)  # The driver pins no memory twice.
+    again.copy_(own)
+    assert torch.equal(again, own.cpu())
+    assert bool((own + 1 == torch.arange(1, (1 << 20) + 1, device="cuda")).all())
+    assert not pages(own).is_pinned()
