@@ -37,20 +37,21 @@ COMMANDS: Mapping[str, Command] = {
     "resume": Command("asyncrl.launch.resume", "go on with a run as its folder says: `asyncrl resume RUN [KEY=VALUE]`"),
     "stop": Command("asyncrl.launch.stop", "stop a run that another terminal or machine runs: `asyncrl stop RUN`"),
     "scale": Command("asyncrl.launch.scaling", "more or fewer actors and scorers of a run that goes on: `actors=8`"),
-    "status": Command("asyncrl.inspect.command", "watch a run: `asyncrl status RUN`"),
+    "status": Command("asyncrl.runs.inspect.command", "watch a run: `asyncrl status RUN`"),
     "dashboard": Command("asyncrl.dashboard.command", "a page with figures and episodes: `asyncrl dashboard RUN...`"),
     "inspect": Command(
-        "asyncrl.inspect.command",
+        "asyncrl.runs.inspect.command",
         f"look at a run: {', '.join(LOOKS)}",
         False,
         (*LOOKS, "requeue", "discard", "skip-plan"),
     ),
     "trace": Command(
-        "asyncrl.trace.command", "the timeline of a run for Perfetto, or why a step or an episode took long"
+        "asyncrl.runs.trace.command", "the timeline of a run for Perfetto, or why a step or an episode took long"
     ),
-    "report": Command("asyncrl.report.command", "write a run as one HTML page: `asyncrl report RUN`"),
+    "report": Command("asyncrl.runs.report.command", "write a run as one HTML page: `asyncrl report RUN`"),
     "compare": Command(
-        "asyncrl.report.compare_command", "say in what runs differ and what came of each: `asyncrl compare RUN RUN`"
+        "asyncrl.runs.report.compare_command",
+        "say in what runs differ and what came of each: `asyncrl compare RUN RUN`",
     ),
     "try": Command(
         "asyncrl.trial.command", "play one episode of a task and show each turn: `asyncrl try TASKS --index 3`"
@@ -59,7 +60,7 @@ COMMANDS: Mapping[str, Command] = {
     "export": Command("asyncrl.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
     "merge": Command("asyncrl.merge.command", "make a Hugging Face folder of shards of asyncrl, verl or Megatron"),
     "push-to-hub": Command(
-        "asyncrl.report.push_command", "upload an exported model with its card to the Hugging Face hub"
+        "asyncrl.commands.hub.command", "upload an exported model with its card to the Hugging Face hub"
     ),
     "data": Command(
         "asyncrl.data.command",

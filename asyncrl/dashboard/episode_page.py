@@ -15,8 +15,8 @@ from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.token_values import scales, tokens_of
 from asyncrl.dashboard.vocabulary import Vocabulary
 from asyncrl.errors import RefusedError
-from asyncrl.inspect.episode import step_scores, versions
 from asyncrl.observe.kept.episode import KeptEpisode
+from asyncrl.runs.inspect.episode import step_scores, versions
 from asyncrl.types import Labels, Role, Task, ToolCall, Trajectory, Turn, common_prefix
 
 TOKENS_A_TURN = 1200

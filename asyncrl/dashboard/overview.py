@@ -20,13 +20,13 @@ from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.series import LONGEST_TEXT, metrics_files
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, ConfigError
-from asyncrl.inspect.run import ConfigFile
-from asyncrl.inspect.stalls import Wait
-from asyncrl.inspect.watch import RunWatch
 from asyncrl.machine.owner import owner_of
 from asyncrl.observe.lines import finite, measured, newest_rows
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.observe.warnings import WINDOW, learning_warnings
+from asyncrl.runs.inspect.run import ConfigFile
+from asyncrl.runs.inspect.stalls import Wait
+from asyncrl.runs.inspect.watch import RunWatch
+from asyncrl.runs.warnings import WINDOW, learning_warnings
 from asyncrl.text import reason_of
 
 

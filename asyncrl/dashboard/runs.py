@@ -10,7 +10,7 @@ from pathlib import Path
 
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.errors import ConfigError
-from asyncrl.inspect.run import RUNS
+from asyncrl.runs.inspect.run import RUNS
 
 METRICS = "metrics"
 

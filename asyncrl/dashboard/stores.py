@@ -14,8 +14,8 @@ from msgspec import structs
 
 from asyncrl.dashboard.plain import plain
 from asyncrl.errors import RefusedError
-from asyncrl.inspect.table import describe_dead_letters
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.inspect.table import describe_dead_letters
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from yaml import YAMLError
 
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.dashboard.pieces import Decode
-from asyncrl.inspect.run import ids_as_text
+from asyncrl.runs.inspect.run import ids_as_text
 from asyncrl.text import reason_of
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.observe.lines import read_lines
-from asyncrl.observe.shares import rows_of
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.shares import rows_of
 
 
 def audit(config: TrainConfig, run_dir: Path) -> dict[str, int]:

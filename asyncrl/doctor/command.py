@@ -33,7 +33,7 @@ from asyncrl.doctor.facts import AddressFact, HostFacts
 from asyncrl.doctor.gathering import gather
 from asyncrl.doctor.launching import launcher_facts
 from asyncrl.doctor.sharing import address_facts, connection_error, key_facts, since_start_s
-from asyncrl.inspect.run import RUNS, read_config, require_run
+from asyncrl.runs.inspect.run import RUNS, read_config, require_run
 
 WIDE = 1000
 """Columns where the output is no terminal: programs and files take lines of any length."""

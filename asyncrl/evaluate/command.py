@@ -42,7 +42,6 @@ from asyncrl.evaluate.progress import EvaluationProgress
 from asyncrl.evaluate.results import EvaluationResult, read_result, shown_result
 from asyncrl.evaluate.runs import checkpoint_of
 from asyncrl.evaluate.samples import samples
-from asyncrl.inspect.run import find_run
 from asyncrl.launch.local import claim, role_commands
 from asyncrl.launch.ownership import exclusively
 from asyncrl.launch.placement.placement import place, settle
@@ -56,6 +55,7 @@ from asyncrl.launch.survivors import end_here
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.inspect.run import find_run
 from asyncrl.text import json_text
 
 log = logging.getLogger("asyncrl.evaluate")

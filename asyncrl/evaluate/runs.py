@@ -9,7 +9,7 @@ from pathlib import Path
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import CheckpointError
-from asyncrl.inspect.run import read_config
+from asyncrl.runs.inspect.run import read_config
 
 
 @dataclass(frozen=True, slots=True)

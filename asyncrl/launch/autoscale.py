@@ -17,8 +17,8 @@ from statistics import fmean
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.cluster import AutoscaleConfig
 from asyncrl.errors import ConfigError
-from asyncrl.observe.progress import Tail
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.progress import Tail
 
 log = logging.getLogger("asyncrl.train")
 

@@ -21,7 +21,6 @@ from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_n
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.secrets import shown, shown_value
 from asyncrl.errors import ConfigError, StoppedError
-from asyncrl.inspect.watch import RunWatch
 from asyncrl.launch.addresses import addresses, record_left_open
 from asyncrl.launch.autoscale import Autoscaler
 from asyncrl.launch.launcher import Launcher, open_launcher
@@ -43,10 +42,11 @@ from asyncrl.launch.scaling import Scaler
 from asyncrl.launch.supervisor import RunFailedError, Supervisor
 from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
-from asyncrl.observe.terminal import TerminalTable
-from asyncrl.results.card import write_card
-from asyncrl.results.environment import record_environment
-from asyncrl.results.summary import report, resume_command
+from asyncrl.runs.inspect.watch import RunWatch
+from asyncrl.runs.results.card import write_card
+from asyncrl.runs.results.environment import record_environment
+from asyncrl.runs.results.summary import report, resume_command
+from asyncrl.runs.terminal import TerminalTable
 
 log = logging.getLogger("asyncrl.train")
 

@@ -12,9 +12,9 @@ import sys
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning
-from asyncrl.inspect.run import require_run
 from asyncrl.launch import local
 from asyncrl.launch.addresses import words_left_open
+from asyncrl.runs.inspect.run import require_run
 
 
 def words_of(name: str) -> list[str]:

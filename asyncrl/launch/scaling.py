@@ -21,10 +21,10 @@ from uuid import uuid4
 from asyncrl.config.exits import failures_end_the_command, usage_or_failure
 from asyncrl.config.schema.cluster import MOST
 from asyncrl.errors import ConfigError, UnavailableError
-from asyncrl.inspect.run import require_run
 from asyncrl.launch.ownership import NotRunningError
 from asyncrl.machine.files import write_whole
 from asyncrl.machine.owner import owner_of
+from asyncrl.runs.inspect.run import require_run
 
 log = logging.getLogger("asyncrl.train")
 

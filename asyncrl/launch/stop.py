@@ -15,8 +15,8 @@ from contextlib import suppress
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.locations import CONFIG_FILE, SUMMARY_FILE
-from asyncrl.inspect.run import find_run, require_run, starting_run
 from asyncrl.launch.ownership import stop
+from asyncrl.runs.inspect.run import find_run, require_run, starting_run
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from asyncrl.inspect.table import printable
 from asyncrl.observe.shown_text import NAME_CHARS
+from asyncrl.runs.inspect.table import printable
 from asyncrl.scoring.rules.base import RuleScores
 from asyncrl.types import Task, Trajectory
 

@@ -14,8 +14,8 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
-from asyncrl.inspect.watch import RunWatch
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.inspect.watch import RunWatch
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
 from tests.helpers import until

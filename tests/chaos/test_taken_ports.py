@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.inspect.run import read_config
+from asyncrl.runs.inspect.run import read_config
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
 from tests.helpers import GENEROUS_S, until

@@ -7,9 +7,9 @@ from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.dashboard.vocabulary import load_vocabulary
 from asyncrl.demo.tokenizer import build_tokenizer
 from tests.dashboard.support import answer, make_run, values
-from tests.inspect.support import make_run as make_store
-from tests.inspect.support import run_episodes
 from tests.observe.kept.examples import write_examples
+from tests.runs.inspect.support import make_run as make_store
+from tests.runs.inspect.support import run_episodes
 
 
 def make_kept(folder: Path) -> Path:

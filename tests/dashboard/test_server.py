@@ -16,11 +16,11 @@ from asyncrl.dashboard.access import is_local
 from asyncrl.dashboard.command import BOUNDS
 from asyncrl.dashboard.runs import shown_runs
 from asyncrl.errors import ConfigError
-from asyncrl.inspect.run import ConfigFile
 from asyncrl.machine.doing import Doing
+from asyncrl.runs.inspect.run import ConfigFile
 from tests.dashboard.support import TOKEN, answer, answers, dashboard, make_run, served, values
 from tests.helpers import until
-from tests.inspect.support import write_config
+from tests.runs.inspect.support import write_config
 
 
 @pytest.mark.parametrize("path", ["/", "/main.js", "/api/runs", "/api/runs/one/overview", "/nothing"])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.inspect.run import read_config
 from asyncrl.machine.ports import free_ports
 from asyncrl.machine.process import WORKER_VARIABLE
+from asyncrl.runs.inspect.run import read_config
 from tests.chaos.world import World
 from tests.end_to_end.support import ROOT
 from tests.helpers import GENEROUS_S, make_task

@@ -15,8 +15,8 @@ from asyncrl.replay.admission import Admission
 from asyncrl.replay.protocol import FailEpisode
 from asyncrl.replay.stored import StoredRun
 from tests.helpers import make_trajectory
-from tests.inspect.support import printed
 from tests.replay.support import Core, make_settings
+from tests.runs.inspect.support import printed
 
 SOURCES = ["easy", "hard", "easy"]
 OUTCOMES = {0: [1.0, 0.5, 0.0, 1.0], 1: [0.0, 0.0, 0.25], 2: []}

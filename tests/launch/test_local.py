@@ -12,7 +12,6 @@ import pytest
 from asyncrl.config.compose import read
 from asyncrl.config.schema import ClusterConfig, ModelConfig, RunConfig, TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
-from asyncrl.inspect.run import require_run
 from asyncrl.launch import local
 from asyncrl.launch import stop as stop_command
 from asyncrl.launch.local import (
@@ -27,6 +26,7 @@ from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.processes import choose_ports
 from asyncrl.replay.store import Store
+from asyncrl.runs.inspect.run import require_run
 from asyncrl.types import BatchPlan
 from tests.helpers import GENEROUS_S
 

@@ -21,12 +21,12 @@ import pytest
 from asyncrl.config.compose import read
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, StoreError
-from asyncrl.inspect.run import find
 from asyncrl.launch.addresses import addresses, record_left_open
 from asyncrl.launch.local import claim
 from asyncrl.launch.ownership import NotRunningError, OwnerWatch, StopRequests, exclusively, stop
 from asyncrl.launch.resume import words_of
 from asyncrl.machine.owner import OWNER_FILE, owner_of
+from asyncrl.runs.inspect.run import find
 from tests.helpers import until
 
 OWNS = """

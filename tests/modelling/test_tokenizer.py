@@ -11,11 +11,11 @@ from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.engine.sglang.launch import server_command
 from asyncrl.errors import ConfigError
-from asyncrl.inspect.run import _decode_by
 from asyncrl.launch.preflight.models import check_tokenizer
 from asyncrl.learner.checkpoint.export import folder_writer
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.tokenizer import open_tokenizer
+from asyncrl.runs.inspect.run import _decode_by
 from asyncrl.scoring.verifier import policy_settings, policy_tokenizer
 from tests.learner.support import write_model
 

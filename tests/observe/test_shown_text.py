@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asyncrl.inspect.episode import describe, readable
-from asyncrl.inspect.episodes import prompt
 from asyncrl.observe.shown_text import image_mark, shown_text
 from asyncrl.replay.stored import StoredTrajectory
+from asyncrl.runs.inspect.episode import describe, readable
+from asyncrl.runs.inspect.episodes import prompt
 from asyncrl.types import Role, Trajectory, Turn
 from tests.helpers import make_trajectory
 

@@ -27,24 +27,24 @@ from asyncrl.config.schema.tools import SandboxConfig
 from asyncrl.dashboard.overview import overview
 from asyncrl.evaluate.configure import require_same
 from asyncrl.evaluate.runs import config_of
-from asyncrl.inspect.parquet import export_run
-from asyncrl.inspect.run import ConfigFile
-from asyncrl.inspect.table import change_table
 from asyncrl.launch.local import claim
 from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.slurm import chain
 from asyncrl.observe.sinks.opening import open_metrics
 from asyncrl.replay.changes import CHANGES
 from asyncrl.replay.stored import StoredRun
-from asyncrl.report.command import write_report
-from asyncrl.report.compare_command import as_plain, comparison_page
-from asyncrl.report.comparison import compare
-from asyncrl.report.run import read_run
-from asyncrl.results.card import write_card
+from asyncrl.runs.inspect.parquet import export_run
+from asyncrl.runs.inspect.run import ConfigFile
+from asyncrl.runs.inspect.table import change_table
+from asyncrl.runs.report.command import write_report
+from asyncrl.runs.report.compare_command import as_plain, comparison_page
+from asyncrl.runs.report.comparison import compare
+from asyncrl.runs.report.run import read_run
+from asyncrl.runs.results.card import write_card
 from asyncrl.scoring.verifier import Verifier
 from tests.helpers import until
-from tests.inspect.support import make_run, printed, run_episodes
-from tests.results.support import write_run
+from tests.runs.inspect.support import make_run, printed, run_episodes
+from tests.runs.results.support import write_run
 
 PLANT = "s3cr3t"
 """How each planted secret begins."""

@@ -21,13 +21,13 @@ from torch import Tensor
 from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
-from asyncrl.inspect.run import find
 from asyncrl.launch.local import claim
 from asyncrl.launch.resume import words_of
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.machine.activity import Activity
-from asyncrl.report.run import read_run
+from asyncrl.runs.inspect.run import find
+from asyncrl.runs.report.run import read_run
 from asyncrl.sft.__main__ import run
 from asyncrl.sft.rank import fine_tune, run_rank
 from tests.helpers import FakeMetrics, until

@@ -1,0 +1,51 @@
+"""`asyncrl push-to-hub RUN|FOLDER REPO`: upload an exported model with its card to the Hugging Face hub.
+
+RUN is the folder of a run, such as runs/NAME, or its name: its exported model is uploaded, or that of a checkpoint with
+--checkpoint. FOLDER is any model folder. REPO is the name there, such as OWNER/NAME; it is made if there is none. The
+upload needs a token that may write (`hf auth login`, or HF_TOKEN). --dry-run needs none, and shows what would be
+uploaded. The report names paths and hosts of this machine and shows text of episodes, so it is uploaded only with
+--report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncrl.commands.hub.hub import HubFile, files_of, model_folder, push, report_of
+from asyncrl.config.commands import command_name
+from asyncrl.config.exits import failures_end_the_command
+from asyncrl.runs.report.svg import short
+
+
+def main() -> None:
+    """The entry of the command line. Ends with a message and status 1 where nothing can be uploaded."""
+    parser = argparse.ArgumentParser(
+        prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", metavar="RUN|FOLDER", help="a run, such as runs/NAME, or the folder of a model")
+    parser.add_argument("repo", metavar="REPO", help="name of the repository, such as OWNER/NAME")
+    parser.add_argument("--private", action="store_true", help="make a repository that only its owners see")
+    parser.add_argument("--checkpoint", type=int, metavar="N", help="the checkpoint after N learner steps")
+    parser.add_argument("--report", action="store_true", help="upload the report of the run, too")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be uploaded, and upload nothing")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    with failures_end_the_command():
+        folder = model_folder(given.model, given.checkpoint)
+        files = files_of(folder, given.repo, report_of(given.model) if given.report else None)
+        if given.dry_run:
+            sys.stdout.write(listed(folder, given.repo, files))
+        else:
+            message = f"Upload {Path(folder).resolve().name} of asyncrl"
+            sys.stdout.write(f"{push(files, given.repo, given.private, message)}\n")
+
+
+def listed(folder: Path, repo: str, files: Sequence[HubFile]) -> str:
+    """What would be uploaded, a file a line."""
+    lines = [f"{short(each.size):>8}B  {each.name}" for each in files]
+    total = f"{short(sum(each.size for each in files))}B in {len(files)} files of {folder} would go to {repo}"
+    return "".join(f"{line}\n" for line in (*lines, total))

@@ -1,0 +1,90 @@
+"""`asyncrl inspect requeue`, `discard` and `skip-plan`: the commands that change something. The replay does it where it
+runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+
+from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.ids import shard_of
+from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.store import Store, in_use
+from asyncrl.replay.stored import StoredRun, shard_paths
+from asyncrl.runs.inspect.run import InspectedRun, LiveReplay
+
+REQUEUED = {"scoring": "is scored again", "task": "its task runs again as a new group"}
+
+Change = Callable[[ReplayClient, str], str]
+"""Changes one dead letter, and says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeResult:
+    """The result for one dead letter. With `refused` nothing changed, and `text` says why."""
+
+    id: str
+    text: str
+    refused: bool = False
+
+
+def requeue(client: ReplayClient, name: str) -> str:
+    return REQUEUED[client.requeue(name)]
+
+
+def discard(client: ReplayClient, name: str) -> str:
+    client.discard(name)
+    return "is discarded"
+
+
+def change_all(live: LiveReplay, names: Sequence[str], change: Change) -> Iterator[ChangeResult]:
+    """Change dead letters through the replay, shard by shard. Raises UnavailableError: it does not run."""
+    for shard in range(live.shards):
+        if own := [name for name in names if shard_of(name, live.shards) == shard]:
+            yield from live.call(shard, partial(_change_each, names=own, change=change))
+
+
+def _change_each(client: ReplayClient, names: Sequence[str], change: Change) -> list[ChangeResult]:
+    results = []
+    for name in names:
+        try:
+            results.append(ChangeResult(name, change(client, name)))
+        except RefusedError as error:
+            results.append(ChangeResult(name, str(error), refused=True))
+    return results
+
+
+def skip_plan(run: InspectedRun, step: int, reason: str, give_up_s: float) -> int:
+    """Make the plan of `step` train nothing on every shard, for good: the last resort if its training fails every
+    time. Returns how many trajectories become dead letters. Uses the replay where it runs, else the store.
+
+    Raises RefusedError: there is no such plan, or it was trained; StoreError: the store cannot be opened;
+    UnavailableError: a replay serves the store, and does not answer.
+    """
+    with closing(StoredRun(run.folder)) as stored:
+        live = LiveReplay(run, stored, give_up_s)
+        served = [shard for shard, path in enumerate(shard_paths(run.folder)) if in_use(path)]
+        dead = sum(live.call(shard, lambda client: client.skip_plan(step, reason)) for shard in served)
+    # A process cannot have a store open for reading and for writing.
+    return dead + sum(_skip_in_store(run, shard, step, reason) for shard in range(live.shards) if shard not in served)
+
+
+def _skip_in_store(run: InspectedRun, shard: int, step: int, reason: str) -> int:
+    # Reads task files, which takes longer to import than all the rest.
+    from asyncrl.replay.from_config import replay_settings
+    from asyncrl.replay.protocol import Call, SkipPlan
+    from asyncrl.replay.service import ReplayService
+
+    if run.config is None:
+        raise ConfigError(f"there is no configuration of {run.folder}: start its replay, then try again")
+    config = replace(run.config, replay=replace(run.config.replay, shard=shard))
+    service = ReplayService(replay_settings(config), config.replay.lease_s, time.monotonic)
+    path = shard_paths(run.folder)[shard]
+    call = Call("SkipPlan", 0, SkipPlan(step, reason))
+    with closing(Store(path, int(config.replay.max_store_gb * 1e9), durable=True)) as store, store.transaction() as tx:
+        reply = service.handle(tx, call)
+    assert reply is not None
+    return int(reply.body)

@@ -1,0 +1,199 @@
+"""Episodes and steps of a run as flat rows, for lists and for tables: which there are, the best, the worst."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from statistics import fmean
+from typing import Self
+
+from asyncrl.errors import RefusedError
+from asyncrl.ids import evaluation_prefix
+from asyncrl.observe.shown_text import shown_text
+from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.inspect.run import Decode
+from asyncrl.types import BatchPlan, Finish, Role, Trajectory
+
+SORT_KEYS = {
+    **{name: name for name in ("reward", "outcome", "lag", "tokens", "turns")},
+    "time": "seconds",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """An episode. `reason` says why it is evicted, filtered, dropped or dead. `step` is the learner's step that trains
+    it, the newest of several; `lag` is that of its oldest token then, or at its eviction. `tokens` counts all tokens,
+    `sampled` those of the policy, and `turns` the policy's. `seconds` is how long it ran. None: there is none; an
+    episode that failed has only an id and a reason."""
+
+    id: str
+    group_id: str
+    member: int
+    state: str
+    reason: str
+    step: int | None = None
+    lag: int | None = None
+    reward: float | None = None
+    outcome: float | None = None
+    tokens: int | None = None
+    sampled: int | None = None
+    turns: int | None = None
+    finish: str = ""
+    seconds: float | None = None
+    data_source: str = ""
+
+    @classmethod
+    def of(cls, name: str, facts: TrajectoryRecord) -> Self:
+        """The row of a trajectory."""
+        return cls(
+            name,
+            facts.group,
+            facts.member,
+            facts.state.value,
+            facts.reason,
+            facts.last_plan if facts.plans else None,
+            facts.lag if facts.lag >= 0 else None,
+            facts.reward if facts.scored else None,
+            facts.outcome if facts.scored else None,
+            facts.tokens,
+            facts.sampled,
+            facts.turns,
+            facts.finish,
+            facts.seconds,
+            facts.data_source,
+        )
+
+    @classmethod
+    def failed(cls, name: str, letter: DeadLetter) -> Self:
+        """The row of an attempt that has no trajectory."""
+        return cls(name, letter.group, letter.member, TrajectoryState.DEAD.value, letter.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A learner step. Means are over its episodes, `lag` is the versions between the learner's `version` and an
+    episode's oldest token, and `truncated` counts episodes that were cut off. `skipped` says why it trains nothing."""
+
+    step: int
+    version: int
+    episodes: int
+    groups: int
+    tokens: int
+    sampled: int
+    reward_mean: float
+    reward_min: float
+    reward_max: float
+    outcome_mean: float
+    lag_mean: float
+    lag_max: int
+    turns_mean: float
+    seconds_mean: float
+    truncated: int
+    skipped: str
+
+
+def step_row(stored: StoredRun, plan: BatchPlan) -> StepRow:
+    """What the episodes of a plan have in common."""
+    facts = stored.facts(plan.ids)
+    rewards = [each.reward for each in facts]
+    lags = [each.lag_at(plan.version) for each in facts if not each.is_demonstration]
+    return StepRow(
+        step=plan.step,
+        version=plan.version,
+        episodes=len(facts),
+        groups=len(set(plan.group_ids)),
+        tokens=sum(plan.tokens),
+        sampled=sum(plan.sampled),
+        reward_mean=fmean(rewards),
+        reward_min=min(rewards),
+        reward_max=max(rewards),
+        outcome_mean=fmean(each.outcome for each in facts),
+        lag_mean=fmean(lags),
+        lag_max=max(lags),
+        turns_mean=fmean(each.turns for each in facts),
+        seconds_mean=fmean(each.seconds for each in facts),
+        truncated=sum(each.finish == Finish.TRUNCATED for each in facts),
+        skipped=plan.skipped,
+    )
+
+
+def required_plan(stored: StoredRun, step: int) -> BatchPlan:
+    """The plan of a step. Raises RefusedError: there is none."""
+    plan = stored.plan(step) if step >= 0 else None
+    if plan is None:
+        steps = stored.steps()
+        known = f"steps 0 to {steps - 1} have one" if steps else "the run has no batch yet"
+        raise RefusedError(f"step {step} has no recorded batch; {known}")
+    return plan
+
+
+def list_episodes(
+    stored: StoredRun,
+    *,
+    step: int | None = None,
+    evaluation: int | None = None,
+    states: Collection[str] = (),
+    sort: str | None = None,
+    reverse: bool = False,
+    limit: int | None = None,
+) -> list[EpisodeRow]:
+    """At most `limit` episodes, of one step or one evaluation where these are named, that are in one of `states`.
+
+    `sort` is a key of `SORT_KEYS`: the largest come first, and those without a value last. Else the newest ids come
+    first, and no more is read than is needed. `reverse` turns the order round. Raises RefusedError: no such step.
+    """
+    if step is not None:
+        plan = required_plan(stored, step)
+        found = map(EpisodeRow.of, plan.ids, stored.facts(plan.ids))
+        rows: Iterable[EpisodeRow] = sorted(found, key=attrgetter("id"), reverse=not reverse)
+    else:
+        rows = _every_row(stored, "" if evaluation is None else evaluation_prefix(evaluation), reverse)
+    if states:
+        rows = (row for row in rows if row.state in states)
+    if sort is None:
+        return list(islice(rows, limit))
+    if limit is None:
+        rows = list(rows)
+        limit = len(rows)
+    value = attrgetter(SORT_KEYS[sort])
+    sign = -1 if reverse else 1
+    return heapq.nlargest(limit, rows, key=_sortable(value, sign))
+
+
+def _sortable(value: Callable[[EpisodeRow], float | None], sign: int) -> Callable[[EpisodeRow], tuple[bool, float]]:
+    def key(row: EpisodeRow) -> tuple[bool, float]:
+        found = value(row)
+        return (False, 0.0) if found is None else (True, sign * found)
+
+    return key
+
+
+def _every_row(stored: StoredRun, prefix: str, ascending: bool) -> Iterator[EpisodeRow]:
+    kept = (EpisodeRow.of(name, facts) for name, facts in stored.records(prefix, backwards=not ascending))
+    letters = [(name, letter) for name, letter in stored.dead_letters() if name.startswith(prefix)]
+    failed = (
+        EpisodeRow.failed(name, letter)
+        for name, letter in (letters if ascending else reversed(letters))
+        if not (letter.scoring or stored.is_recorded(name))
+    )
+    return heapq.merge(kept, failed, key=attrgetter("id"), reverse=not ascending)
+
+
+def prompt(trajectory: Trajectory, decode: Decode) -> str:
+    """The text of the first turn."""
+    turn = trajectory.turns[0]
+    return shown_text(trajectory, turn.start, turn.end, decode)
+
+
+def answer(trajectory: Trajectory, decode: Decode) -> str:
+    """What the policy wrote in its last turn."""
+    own: Sequence[tuple[int, int]] = [
+        (turn.start, turn.end) for turn in trajectory.turns if turn.role is Role.ASSISTANT
+    ]
+    start, end = own[-1] if own else (0, 0)
+    return decode(trajectory.tokens[start:end].tolist())

@@ -1,0 +1,264 @@
+"""An exported run back to a store: to inspect it, to export it again, and to train from it (`replay.source`).
+
+The files may come from a stranger. Every row is checked before it is stored: its types and invariants as the store will
+read them, and that it fits the other rows. A row that fails refuses the whole import, and nothing is left of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lmdb
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from asyncrl.config.changes import ConfigChange
+from asyncrl.errors import AsyncrlError, DataError
+from asyncrl.ids import attempts_of, evaluated_version, held_out_row, is_evaluation, shard_of
+from asyncrl.replay.changes import set_changes
+from asyncrl.replay.counters import COUNTERS
+from asyncrl.replay.images import WITHOUT_IMAGES
+from asyncrl.replay.records import DeadLetter, TrajectoryRecord
+from asyncrl.replay.store import READER_MAP_BYTES, Store
+from asyncrl.replay.stored import StoredTrajectory
+from asyncrl.replay.transaction import Transaction
+from asyncrl.runs.inspect.columns import (
+    DEAD_LETTER,
+    DEAD_LETTERS,
+    FORMAT,
+    PLAN,
+    PLANS,
+    TRAJECTORIES,
+    read_row,
+    rows_of,
+    values_of,
+)
+from asyncrl.runs.inspect.parquet import (
+    DEAD_LETTERS_FILE,
+    METADATA,
+    PLANS_FILE,
+    TRAJECTORIES_FILE,
+    Progress,
+    new_folder,
+)
+from asyncrl.types import DEMONSTRATED, BatchPlan, Trajectory
+from asyncrl.wire import decode, encode, join, labels_message, read_labels, read_trajectory, trajectory_message
+
+ROWS = 128
+"""Rows that are read at once."""
+MAX_COLUMN_BYTES = 4 << 30
+"""Of one column in a group of rows, as its values take memory. A few bytes of a file can announce far more."""
+OFFSET_BITS = 32
+"""What each text takes beside its bytes."""
+LONGEST_REASON = 300
+_WRONG = (
+    *(AsyncrlError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
+    *(msgspec.MsgspecError, pa.ArrowException, lmdb.BadValsizeError),
+)
+"""Raised where values are not those of an export."""
+
+T = TypeVar("T")
+
+
+def count_rows(source: Path) -> int:
+    """How many trajectories an exported run has. Raises DataError: `source` is none."""
+    with _refused(source), _open(source / TRAJECTORIES_FILE, TRAJECTORIES) as file:
+        return int(file.metadata.num_rows)
+
+
+def import_run(source: Path, folder: Path, progress: Progress = lambda _: None) -> int:
+    """Make a store in `folder`, which must be new, from a run that was exported to `source`; returns how many
+    trajectories.
+
+    Raises DataError: `source` is no exported run; StoreError: `folder` exists.
+    """
+    with (
+        new_folder(folder) as partial,
+        closing(Store(partial, READER_MAP_BYTES, durable=True)) as store,
+        _refused(source),
+    ):
+        rows = _take_trajectories(store, source / TRAJECTORIES_FILE, progress)
+        _take_rows(store, source / PLANS_FILE, PLANS, _take_plan)
+        _take_rows(store, source / DEAD_LETTERS_FILE, DEAD_LETTERS, _take_dead_letter)
+        return rows
+
+
+@contextmanager
+def _refused(source: Path) -> Iterator[None]:
+    try:
+        yield
+    except _WRONG as error:
+        raise DataError(f"{source} is no run that `asyncrl inspect export` wrote: {_in_short(error)}") from error
+
+
+@contextmanager
+def _row(path: Path, number: int, row: Mapping[str, Any]) -> Iterator[None]:
+    """Names the row in the reason why it is refused."""
+    try:
+        yield
+    except _WRONG as error:
+        name = next((f" ({row[key]!r:.100})" for key in ("id", "step") if row.get(key) is not None), "")
+        raise DataError(f"row {number} of {path.name}{name}: {_in_short(error)}") from error
+
+
+def _in_short(error: Exception) -> str:
+    """The reason on one line, with control characters spelt out."""
+    said = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in said)
+
+
+def _take_trajectories(store: Store, path: Path, progress: Progress) -> int:
+    rows = showing = 0
+    with _open(path, TRAJECTORIES) as file:
+        with store.transaction() as tx:
+            _take_metadata(tx, file.schema_arrow.metadata or {})
+        for batch in _batches(file):
+            with store.transaction() as tx:
+                for number, row in enumerate(rows_of(batch), start=rows):
+                    with _row(path, number, row):
+                        showing += _take_trajectory(tx, read_row(row))
+                tx.set(WITHOUT_IMAGES, showing)
+            rows += len(batch)
+            progress(len(batch))
+    return rows
+
+
+def _take_metadata(tx: Transaction, metadata: Mapping[bytes, bytes]) -> None:
+    about = json.loads(metadata.get(METADATA, b"null"))
+    if not isinstance(about, dict):
+        raise ValueError(f"the metadata of {TRAJECTORIES_FILE} are not there")
+    if about.get("format") != FORMAT:
+        raise ValueError(f"its format is {about.get('format')!r:.50}, this asyncrl reads {FORMAT}")
+    for name, value in msgspec.convert(about["counters"], dict[str, int]).items():
+        # Other names of the same table are no counters.
+        if name not in (*COUNTERS, "released_steps") and not name.startswith("filtered/"):
+            raise ValueError(f"{name!r:.50} is no counter")
+        if not 0 <= value < 1 << 62:
+            raise ValueError(f"the counter {name} is {value}")
+        tx.set(name, value)
+    tx.set("imported", 1)
+    set_changes(tx, msgspec.convert(about.get("changes", []), list[ConfigChange]))
+
+
+def _take_trajectory(tx: Transaction, stored: StoredTrajectory) -> bool:
+    """Store one trajectory. Says whether it shows images. Raises an error of `_WRONG`."""
+    assert stored.facts is not None
+    name, facts = msgspec.convert(stored.id, str), _as_stored(stored.facts, TrajectoryRecord)
+    _check_id(name, facts.group, facts.member)
+    _require(TrajectoryRecord.load(tx, name) is None, "it comes twice")
+    _check_record(facts)
+    facts.save(tx, name)
+    if stored.trajectory is not None:
+        _check_fits(facts, stored.trajectory)
+        frames = join(encode(trajectory_message(stored.trajectory)))
+        read_trajectory(decode(encode(trajectory_message(stored.trajectory))))
+        tx.put_bytes("data", name, frames)
+    if stored.labels is not None:
+        read_labels(decode(encode(labels_message(stored.labels))))
+        tx.put_bytes("labels", name, join(encode(labels_message(stored.labels))))
+    return stored.trajectory is not None and len(stored.trajectory.image_digests) > 0
+
+
+def _check_id(name: str, group: str, member: int) -> None:
+    """Raises RefusedError or ValueError: it is no id of an attempt at this member."""
+    shard_of(group, 1)
+    if is_evaluation(group):
+        evaluated_version(group), held_out_row(group)
+    attempt = name.removeprefix(attempts_of(group, member))
+    _require(attempt.isdecimal() and name != attempt, f"it is no id of member {member} of {group!r:.100}")
+
+
+def _check_record(facts: TrajectoryRecord) -> None:
+    numbers = (facts.reward, facts.outcome, facts.seconds, facts.process or 0.0)
+    _require(all(map(math.isfinite, numbers)), f"its reward, outcome, score or time is not finite: {numbers}")
+    counts = (facts.member, facts.tokens, facts.sampled, facts.attempts, facts.scored, facts.plans, facts.trained)
+    _require(min(*counts, facts.turns, facts.seconds) >= 0, f"one of its counts is negative: {counts}")
+    _require(min(facts.last_plan, facts.lag, facts.row) >= -1, "its step, lag or row is less than -1")
+    _require(facts.oldest >= DEMONSTRATED, f"its oldest version is {facts.oldest}")
+
+
+def _check_fits(facts: TrajectoryRecord, trajectory: Trajectory) -> None:
+    said = (facts.tokens, facts.sampled, facts.oldest)
+    found = (len(trajectory), trajectory.sampled_tokens, trajectory.oldest_version)
+    _require(said == found, f"tokens, sampled and oldest are {said}, but its arrays say {found}")
+
+
+def _take_plan(tx: Transaction, row: Mapping[str, Any]) -> None:
+    plan = _as_stored(BatchPlan(**values_of(PLAN, row)), BatchPlan)
+    _require(plan.step == tx.count("plans"), f"the next step is {tx.count('plans')}")
+    _require(plan.version >= 0, f"its version is {plan.version}")
+    _require(all(0 <= weight < math.inf for weight in plan.weights), "a weight is negative or not finite")
+    for index, name in enumerate(plan.ids):
+        facts = TrajectoryRecord.load(tx, name)
+        if facts is None:
+            raise ValueError(f"it names {name!r:.100}, which {TRAJECTORIES_FILE} lacks: export all states")
+        said = (plan.group_ids[index], plan.tokens[index], plan.sampled[index])
+        found = (facts.group, facts.tokens, facts.sampled)
+        _require(said == found, f"group, tokens and sampled of {name} are {said}, but its row says {found}")
+        _require(not plan.shared or 0 <= plan.shared[index] <= facts.tokens, f"shared of {name} is no part of it")
+    _require(all(0 <= index < len(plan.ids) for index in plan.demonstrations), "a demonstration is none of its ids")
+    tx.put("plans", plan.step, plan)
+
+
+def _take_dead_letter(tx: Transaction, row: Mapping[str, Any]) -> None:
+    letter = _as_stored(DeadLetter(**values_of(DEAD_LETTER, row)), DeadLetter)
+    name = msgspec.convert(row["id"], str)
+    _check_id(name, letter.group, letter.member)
+    _require(DeadLetter.load(tx, name) is None, "it comes twice")
+    _require(min(letter.member, letter.attempt) >= 0 and letter.row >= -1, "its member, attempt or row is negative")
+    letter.save(tx, name)
+
+
+def _as_stored(value: T, kind: type[T]) -> T:
+    """The value as the store will read it. Raises ValidationError: it has other types."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=kind)
+
+
+def _require(condition: bool, reason: str) -> None:
+    if not condition:
+        raise ValueError(reason)
+
+
+def _take_rows(
+    store: Store, path: Path, schema: pa.Schema, take: Callable[[Transaction, Mapping[str, Any]], None]
+) -> None:
+    with _open(path, schema) as file, store.transaction() as tx:
+        rows = (row for batch in _batches(file) for row in batch.to_pylist())
+        for number, row in enumerate(rows):
+            with _row(path, number, row):
+                take(tx, row)
+
+
+def _open(path: Path, schema: pa.Schema) -> pq.ParquetFile:
+    file = pq.ParquetFile(path)
+    theirs = {field.name: field.type for field in file.schema_arrow}
+    if theirs != {field.name: field.type for field in schema} or len(file.schema_arrow) != len(schema):
+        raise ValueError(f"the columns of {path.name} are {file.schema_arrow.names}, not {schema.names}")
+    return file
+
+
+def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    # One walk over all row groups would keep more and more of them in memory.
+    for group in range(file.num_row_groups):
+        _check_size(file, group)
+        yield from file.iter_batches(ROWS, row_groups=[group])
+
+
+def _check_size(file: pq.ParquetFile, group: int) -> None:
+    """Raises ValueError: a column would take too much memory."""
+    columns = file.metadata.row_group(group)
+    for index in range(columns.num_columns):
+        column, kind = columns.column(index), file.schema_arrow.field(index).type
+        kind = kind.value_type if pa.types.is_list(kind) else kind
+        bits = OFFSET_BITS if pa.types.is_string(kind) else kind.bit_width
+        size = max(column.total_uncompressed_size, column.num_values * bits // 8)
+        if size > MAX_COLUMN_BYTES:
+            raise ValueError(
+                f"rows of {column.path_in_schema} take {size} bytes at once; at most {MAX_COLUMN_BYTES} are read"
+            )

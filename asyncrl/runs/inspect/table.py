@@ -1,0 +1,239 @@
+"""Tables for a terminal: the status of a replay, episodes, a learner step, and dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from msgspec import structs
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.config.changes import ConfigChange
+from asyncrl.config.secrets import shown_value
+from asyncrl.replay.records import DeadLetter
+from asyncrl.runs.inspect.advice import FINE
+from asyncrl.runs.inspect.episodes import EpisodeRow, StepRow
+from asyncrl.runs.progress import progress_rows
+
+WORKERS_SHOWN = 16
+SHOWN_CHARACTERS = 300
+MIB = 1 << 20
+REASONS = {"dead_letters": "dead letters", "evicted": "evicted", "filtered": "filtered groups"}
+"""Counts by reason, and their titles; those that are all 0 are not shown."""
+
+
+def printable(text: str) -> str:
+    """Text without effect on a terminal: a policy, a tool or a worker may have written escape sequences."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def describe_dead_letters(letters: Iterable[tuple[str, DeadLetter]]) -> list[dict[str, Any]]:
+    """Dead letters as plain values. `attempts` is the number of failures of that member so far."""
+    return [{"id": name, **structs.asdict(letter), "attempts": letter.attempt + 1} for name, letter in letters]
+
+
+def dead_letter_table(letters: Sequence[tuple[str, DeadLetter]]) -> Table:
+    """Dead letters for a terminal."""
+    table = Table(title=f"{len(letters)} dead letters", title_justify="left", box=None, pad_edge=False)
+    for column in ("id", "failed in", "attempts", "reason"):
+        table.add_column(column, header_style="dim", no_wrap=column == "id")
+    for name, letter in letters:
+        failed_in = "scoring" if letter.scoring else "episode"
+        table.add_row(name, failed_in, str(letter.attempt + 1), Text(printable(letter.reason)))
+    return table
+
+
+def episode_table(rows: Iterable[EpisodeRow]) -> Table:
+    """A line an episode."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("id", "state", "step"):
+        table.add_column(column, header_style="dim", no_wrap=True)
+    for column in ("reward", "outcome", "lag", "tokens", "turns", "seconds"):
+        table.add_column(column, header_style="dim", justify="right", no_wrap=True)
+    for column in ("finish", "data source", "reason"):
+        table.add_column(column, header_style="dim", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        numbers = (row.reward, row.outcome, row.lag, row.tokens, row.turns, row.seconds)
+        texts = (row.finish, row.data_source, row.reason)
+        table.add_row(
+            row.id,
+            row.state,
+            _number(row.step),
+            *map(_number, numbers),
+            *(Text(" ".join(printable(text).split())) for text in texts),
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def step_view(
+    step: StepRow, parts: Mapping[str, Sequence[tuple[EpisodeRow, str | None]]], kept: Sequence[str] = ()
+) -> RenderableType:
+    """A learner step, then the episodes of each part by its name, each with the end of what the policy wrote last; None
+    if its data is gone. The `kept` groups are there with their text."""
+    head = Table(show_header=False, box=None, pad_edge=False)
+    rows = {
+        "step": f"{step.step}, at version {step.version}",
+        "skipped": step.skipped,
+        "episodes": f"{step.episodes} in {step.groups} groups, {step.truncated} truncated",
+        "tokens": f"{step.tokens}, of which {step.sampled} sampled",
+        "reward": f"{step.reward_mean:.4g} on average, from {step.reward_min:.4g} to {step.reward_max:.4g}",
+        "outcome": f"{step.outcome_mean:.4g} on average",
+        "lag": f"{step.lag_mean:.3g} on average, at most {step.lag_max}",
+        "turns": f"{step.turns_mean:.3g} on average",
+        "seconds": f"{step.seconds_mean:.3g} on average",
+        "kept": ", ".join(kept),
+    }
+    for key, value in rows.items():
+        if value:
+            head.add_row(Text(key, "dim"), Text(printable(value)))
+    lines: list[RenderableType] = [head]
+    for name, part in parts.items():
+        lines.append(Text(f"\n{name}", "bold"))
+        for row, end in part:
+            numbers = {"reward": row.reward, "outcome": row.outcome, "lag": row.lag, "turns": row.turns}
+            lines.append(Text("   ".join((row.id, *(f"{key} {_number(numbers[key])}" for key in numbers), row.finish))))
+            lines.append(Text(f"  {_ending(end)}", "dim" if end is None else "green"))
+    return Group(*lines)
+
+
+def _ending(text: str | None) -> str:
+    if text is None:
+        return "its text is gone; replay.retention=all keeps it, observe.keep_episodes that of some groups"
+    cut = "..." if len(text) > SHOWN_CHARACTERS else ""
+    return cut + printable(text[-SHOWN_CHARACTERS:]).replace("\n", "\n  ")
+
+
+def status_table(status: Mapping[str, Any]) -> RenderableType:
+    """The values of `status.describe`, readable."""
+    queues = dict(status["depths"])
+    if status["running"]:
+        queues["admitted"] = f"{status['admission']['committed']}/{status['admission']['capacity']}"
+        queues["rejected"] = status["failed_handshakes"]
+    rates = {name: f"{rate:.1f}" for name, rate in (status["rates"] or {}).items() if name in status["totals"]}
+    lags = sorted({lag for counts in status["lags"].values() for lag in counts})
+    by_lag = {name: {lag: counts.get(lag, 0) for lag in lags} for name, counts in status["lags"].items()}
+    leases = status["leases"][:WORKERS_SHOWN]
+    blocks = [
+        _table("trajectories", {"total": status["totals"], "a second": rates, "tokens": status["tokens"]}),
+        _table("by state", {"": status["states"]}),
+        _table("queues", {"": queues}),
+        *(_table(title, {"": status[name]}) for name, title in REASONS.items() if any(status[name].values())),
+        _table("by lag", by_lag),
+    ]
+    more = len(status["leases"]) - len(leases)
+    return Group(
+        _title(status),
+        *_progress(status["progress"]),
+        *_stalls(status),
+        Columns(blocks, padding=(1, 4)),
+        _table(
+            "leases",
+            {
+                "holds": {_worker(each): each["holds"] for each in leases},
+                "heard": {_worker(each): _ago(each["silence_s"]) for each in leases},
+            },
+        ),
+        *([f"and {more} more"] if more else []),
+        *([_processes(status["processes"])] if status["processes"] else []),
+        "",
+        Text(_oldest_ticket(status["oldest_ticket"])),
+        Text(_disk(status["disk"])),
+        *(Text(_reader(each), "yellow") for each in status["readers"]),
+        *(Text(f"failing         {each}", "yellow") for each in status["failing"]),
+    )
+
+
+def _progress(progress: Mapping[str, Any]) -> list[Text]:
+    """A line as the run's own terminal has it; none for a store without a run."""
+    rows = progress_rows(progress, progress["steps"]) if progress["steps"] is not None else []
+    return [Text("   ".join(f"{name} {value}" for name, value in rows))] if rows else []
+
+
+def _stalls(status: Mapping[str, Any]) -> list[Text]:
+    """Who waits for whom, and what to change."""
+    waits = [("waits", status["waits_text"], "yellow")] if status["waits_text"] else []
+    advice = status["advice"]
+    if advice is not None:
+        waits += [("advice", text, "") for text in advice] or [("advice", FINE, "dim")]
+    return [Text(f"{name:<8}{printable(text)}", style) for name, text, style in waits]
+
+
+def _processes(processes: Mapping[str, Any]) -> Table:
+    """Where each role runs; of many, only those that were restarted or wait."""
+    shown = processes
+    if len(processes) > WORKERS_SHOWN:
+        shown = {name: each for name, each in processes.items() if each["restarts"] or not each["pid"]}
+    columns = {
+        "host": {name: each["host"] or "waits for room" for name, each in shown.items()},
+        "process": {name: str(each["pid"] or "-") for name, each in shown.items()},
+        "restarts": {name: str(each["restarts"]) for name, each in shown.items()},
+    }
+    return _table(f"{len(processes)} processes", columns)
+
+
+def change_table(changes: Sequence[ConfigChange]) -> Table:
+    """Changes of the configuration for a terminal."""
+    table = Table(title=f"{len(changes)} changes of the configuration", title_justify="left", box=None, pad_edge=False)
+    for column in ("from step", "key", "before", "since then", "changed at"):
+        table.add_column(column, header_style="dim", no_wrap=column == "key")
+    for each in changes:
+        at = datetime.fromtimestamp(each.time).isoformat(" ")
+        values = (Text(printable(shown_value(each.key, value))) for value in (each.old, each.new))
+        table.add_row(str(each.step), each.key, *values, at)
+    return table
+
+
+def _title(status: Mapping[str, Any]) -> Text:
+    title = Text(status["store"], "bold")
+    title.append(f"\nversion {status['version']}   {status['steps']} steps planned   ", "not bold")
+    if status["problem"] is None:
+        return title.append("running", "green")
+    title.append("running in part" if status["running"] else "not running", "yellow")
+    return title.append(f"   {status['problem']}", "dim")
+
+
+def _table(title: str, columns: Mapping[str, Mapping[Any, object]]) -> Table:
+    """A row for each key of the columns."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for index, column in enumerate(["", *columns]):
+        table.add_column(column, justify="right" if index else "left", header_style="dim")
+    for row in dict.fromkeys(key for column in columns.values() for key in column):
+        table.add_row(Text(printable(str(row))), *(str(column.get(row, "-")) for column in columns.values()))
+    return table
+
+
+def _worker(lease: Mapping[str, Any]) -> str:
+    return f"{lease['kind'][:-1]} {lease['worker']}"
+
+
+def _ago(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s ago"
+
+
+def _oldest_ticket(ticket: Mapping[str, Any] | None) -> str:
+    if ticket is None:
+        return "oldest ticket   none"
+    return f"oldest ticket   {ticket['id']} with {ticket['actor']}, heard {_ago(ticket['silence_s'])}"
+
+
+def _disk(disk: Mapping[str, Any]) -> str:
+    live, file, high_water = disk["live_bytes"], disk["file_bytes"], disk["high_water_bytes"]
+    limit = f", tickets stop at {high_water / MIB:.0f} MiB ({live / high_water:.1%} used)" if high_water else ""
+    full = "; raise replay.max_store_gb, or set another replay.retention" if high_water and live > high_water else ""
+    return f"disk            {live / MIB:.1f} MiB in use of {file / MIB:.1f} MiB on disk{limit}{full}"
+
+
+def _reader(reader: Mapping[str, Any]) -> str:
+    command = printable(reader["command"]) or "its command line cannot be seen"
+    return (
+        f"reader          process {reader['pid']} has read one snapshot for {reader['seconds']:.0f} s, and no space "
+        f"is reused: {command}"
+    )

@@ -1,0 +1,287 @@
+"""Several runs next to each other: in what they differ, what came of each, and their curves over the same number of
+samples, tokens and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from asyncrl.config.changes import HOST_KEYS
+from asyncrl.errors import ConfigError
+from asyncrl.runs.report.run import NO_ADDRESS, ReportedRun
+from asyncrl.runs.results.environment import Environment
+
+SEED = "run.seed"
+NOT_COMPARED = ("run.name", *HOST_KEYS)
+PARTS = 4
+"""The tables have values after each of so many equal parts of the shortest run."""
+WINDOW = 0.125
+"""A value of a training batch in a table is the mean over this share of the shortest run before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunExtent:
+    """How far a run was: `at[i]` units after `steps[i]` learner steps. It begins with 0 after 0 steps."""
+
+    steps: Sequence[float]
+    at: Sequence[float]
+
+    def after(self, steps: float) -> float:
+        """The units after so many steps, between two known points on the line through both."""
+        return float(np.interp(steps, self.steps, self.at))
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One way to say how far a run is. `of` is None for a run whose metrics do not tell it."""
+
+    name: str
+    of: Callable[[ReportedRun], RunExtent | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A compared metric. Held-out ones are known only after some steps; the others are of training batches, which
+    scatter."""
+
+    title: str
+    metric: str
+    is_held_out: bool = False
+
+    def points(self, run: ReportedRun) -> list[tuple[int, float]]:
+        """Steps that are done, and the value then."""
+        rows, first = (run.evaluations, 0) if self.is_held_out else (run.steps, 1)
+        return [(row["step"] + first, float(row[self.metric])) for row in rows if self.metric in row]
+
+
+def _counted(metric: str) -> Callable[[ReportedRun], RunExtent | None]:
+    """The extent by a counter of the learner."""
+
+    def progress(run: ReportedRun) -> RunExtent | None:
+        rows = [row for row in run.steps if metric in row]
+        return RunExtent([0, *(row["step"] + 1 for row in rows)], [0, *(row[metric] for row in rows)]) if rows else None
+
+    return progress
+
+
+def _summed(metric: str) -> Callable[[ReportedRun], RunExtent | None]:
+    """The extent by what the learner tells of each step. Steps between two rows count as the mean of both."""
+
+    def progress(run: ReportedRun) -> RunExtent | None:
+        rows = [row for row in run.steps if metric in row]
+        if not rows:
+            return None
+        total = rows[0][metric] * (rows[0]["step"] + 1)
+        at = [0.0, total]
+        for before, row in pairwise(rows):
+            missing = row["step"] - before["step"] - 1
+            total += row[metric] + missing * (before[metric] + row[metric]) / 2
+            at.append(total)
+        return RunExtent([0, *(row["step"] + 1 for row in rows)], at)
+
+    return progress
+
+
+AXES = (
+    Axis("samples", _counted("trajectories_trained")),
+    Axis("sampled tokens", _summed("tokens_sampled")),
+    Axis("seconds of training", _summed("seconds/step")),
+)
+STEPS = Axis("learner steps", lambda run: RunExtent([0, run.summary.steps], [0, run.summary.steps]))
+TABLED = (Measure("held-out accuracy", "eval/accuracy", True), Measure("reward", "reward/mean"))
+MEASURES = (*TABLED, Measure("held-out outcome", "eval/outcome", True), Measure("outcome", "outcome/mean"))
+"""Those with curves. Only some have tables."""
+SPEED = {
+    "seconds": "seconds of the actors",
+    "tokens_per_s": "sampled tokens/s",
+    "max_lag": "largest lag",
+    "learner_idle": "learner idle",
+    "rollout_idle": "engines idle",
+    "waited_for_labels": "waited for labels",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedTable:
+    """A measure of each run where the runs were equally far: `values[run][part]` at `at[part]`; None: not known."""
+
+    measure: str
+    axis: str
+    at: Sequence[float]
+    values: Sequence[Sequence[float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`configuration` and `environment` have only what differs, and `results` everything: each name with a value for
+    each run. `configurations` says for each run which of the different configurations it has, from 0; runs that differ
+    only in their seed share one. `statement` says what may be concluded."""
+
+    names: Sequence[str]
+    runs: Sequence[ReportedRun]
+    configuration: Mapping[str, Sequence[Any]]
+    environment: Mapping[str, Sequence[str]]
+    results: Mapping[str, Sequence[Any]]
+    tables: Sequence[MatchedTable]
+    configurations: Sequence[int]
+    statement: str
+
+
+def compare(runs: Sequence[ReportedRun]) -> Comparison:
+    """Raises ConfigError: these runs cannot be compared."""
+    _check(runs)
+    kinds: dict[str, int] = {}
+    configurations = [kinds.setdefault(repr(_kind(run)), len(kinds)) for run in runs]
+    return Comparison(
+        names=_names(runs),
+        runs=runs,
+        configuration=_differing([_compared(run) for run in runs]),
+        environment=_differing([_facts(run.environments[0] if run.environments else None) for run in runs]),
+        results=_side_by_side([_results(run) for run in runs]),
+        tables=[table for axis in AXES for measure in TABLED if (table := _matched(runs, measure, axis))],
+        configurations=configurations,
+        statement=_statement(configurations, runs),
+    )
+
+
+def _check(runs: Sequence[ReportedRun]) -> None:
+    folders = [run.folder.resolve() for run in runs]
+    if len(runs) < 2:
+        raise ConfigError("name at least two runs to compare")
+    for at, run in enumerate(runs):
+        if folders[at] in folders[:at]:
+            raise ConfigError(f"{run.folder} is named twice")
+        if not run.steps:
+            raise ConfigError(
+                f"{run.folder} has no trained step in its metrics, so there is nothing to compare: see its logs, or "
+                "leave it out"
+            )
+
+
+def _names(runs: Sequence[ReportedRun]) -> list[str]:
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+
+
+def _compared(run: ReportedRun) -> dict[str, Any]:
+    return {
+        key: value for key, value in run.values.items() if key not in NOT_COMPARED and not key.startswith(NO_ADDRESS)
+    }
+
+
+def _kind(run: ReportedRun) -> dict[str, Any]:
+    return {key: value for key, value in _compared(run).items() if key != SEED}
+
+
+def _differing(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The names whose values differ. A column without any value differs from none."""
+    known = [column for column in columns if column]
+    rows = _side_by_side(columns)
+    return {
+        name: values for name, values in rows.items() if any(each.get(name) != known[0].get(name) for each in known)
+    }
+
+
+def _side_by_side(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for column in columns for name in column)
+    return {name: [column.get(name) for column in columns] for name in names}
+
+
+def _facts(host: Environment | None) -> dict[str, str]:
+    if host is None:
+        return {}
+    facts = {
+        "host": host.host,
+        "GPUs": "; ".join(host.gpus) or "none",
+        "GPU driver": host.driver or "none",
+        "CPU": f"{host.cpu}, {host.cores} cores",
+        "system": host.system,
+        "asyncrl": host.asyncrl,
+        "commit": host.commit or "not known",
+        "Python": host.python,
+    }
+    return facts | dict(host.packages or {})
+
+
+def _results(run: ReportedRun) -> dict[str, Any]:
+    summary = run.summary
+    changes = {"reward": summary.reward, "outcome": summary.outcome} | {
+        f"held-out {name}": change for name, change in summary.held_out.items()
+    }
+    found: dict[str, Any] = {"result": run.state, "steps": summary.steps}
+    for name, change in changes.items():
+        if change is not None:
+            found |= {f"{name}, first": change.first, f"{name}, last": change.last}
+    for axis in AXES:
+        progress = axis.of(run)
+        if progress is not None:
+            found[axis.name] = progress.at[-1]
+    found |= {SPEED.get(name, name): value for name, value in summary.speed.items()}
+    return found | {f"trajectories {end}": count for end, count in summary.trajectories.items() if end != "trained"}
+
+
+def _matched(runs: Sequence[ReportedRun], measure: Measure, axis: Axis) -> MatchedTable | None:
+    progress = [axis.of(run) for run in runs]
+    known = [each for each in progress if each is not None]
+    if len(known) < len(runs) or not any(measure.points(run) for run in runs):
+        return None
+    shortest = min(each.at[-1] for each in known)
+    at = [shortest * part / PARTS for part in range(1, PARTS + 1)]
+    return MatchedTable(
+        measure.title,
+        axis.name,
+        at,
+        [[_value(run, measure, each, point, shortest) for point in at] for run, each in zip(runs, known, strict=True)],
+    )
+
+
+def _value(run: ReportedRun, measure: Measure, progress: RunExtent, point: float, shortest: float) -> float | None:
+    """The newest held-out value up to a point, or the mean of the batches shortly before it."""
+    points = [(progress.after(steps), value) for steps, value in measure.points(run)]
+    # Sums of floats may end a little beyond the point.
+    before = [(x, value) for x, value in points if x <= point * (1 + 1e-9)]
+    if measure.is_held_out or not before:
+        return before[-1][1] if before else None
+    recent = [value for x, value in before if x > point - WINDOW * shortest]
+    return fmean(recent or [before[-1][1]])
+
+
+def _statement(configurations: Sequence[int], runs: Sequence[ReportedRun]) -> str:
+    counts = [configurations.count(kind) for kind in range(max(configurations) + 1)]
+    seeds = {run.values[SEED] for run in runs}
+    if len(counts) == 1:
+        by = f"their seeds ({len(seeds)} different ones)" if len(seeds) > 1 else "neither configuration nor seed"
+        return f"{len(runs)} runs of one configuration, which differ in {by}: their spread is that of chance."
+    if max(counts) == 1:
+        return (
+            f"{len(runs)} runs, each of another configuration and with one seed. What differs may be chance: no "
+            f"configuration is shown to be better. Train each with several values of {SEED} to tell."
+        )
+    runs_each = ", ".join(map(str, counts))
+    return (
+        f"{len(runs)} runs of {len(counts)} configurations ({runs_each} runs each). Compare the difference of "
+        "configurations with the spread of the runs of one. No statistical test was made."
+    )
+
+
+def axis_points(run: ReportedRun, measure: Measure, axis: Axis) -> list[tuple[float, float]]:
+    """The curve of a measure over an axis; empty where the run does not tell one of them."""
+    progress = axis.of(run)
+    return [] if progress is None else [(progress.after(steps), value) for steps, value in measure.points(run)]
+
+
+def spread(comparison: Comparison, name: str) -> list[tuple[int, int, float, float, float]]:
+    """Of a result: for each configuration with several runs its number, how many runs know the result, and their least,
+    mean and greatest value."""
+    found = []
+    for kind in range(max(comparison.configurations) + 1):
+        pairs = zip(comparison.configurations, comparison.results.get(name, []), strict=False)
+        values = [value for of, value in pairs if of == kind and value is not None]
+        if len(values) > 1:
+            found.append((kind, len(values), min(values), fmean(values), max(values)))
+    return found

@@ -1,0 +1,136 @@
+"""The pages of this room: HTML in one file, from templates. Everything that a run wrote is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment as Templates
+from jinja2 import FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+import asyncrl
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.option import as_yaml
+from asyncrl.errors import ConfigError
+from asyncrl.runs.inspect.run import Decode, InspectedRun, decoder, ids_as_text, read_config
+from asyncrl.runs.report.episodes import sample_episodes, visible
+from asyncrl.runs.report.plots import data_plots, learning_plots, speed_plots
+from asyncrl.runs.report.run import ReportedRun
+from asyncrl.runs.report.svg import DrawnPlot, Plot, draw, short
+from asyncrl.runs.results.environment import Environment
+from asyncrl.runs.results.summary import summary_rows
+
+FOLDER = Path(__file__).parent / "templates"
+GIB = 1 << 30
+
+
+def page(template: str, title: str, **values: Any) -> str:
+    """The text of a page. Texts of a run that it shows may have marks that hide or turn other text: they are seen."""
+    style = Markup((FOLDER / "style.css").read_text())
+    rendered = (
+        _templates().get_template(template).render(title=title, style=style, version=asyncrl.__version__, **values)
+    )
+    return visible(rendered)
+
+
+@cache
+def _templates() -> Templates:
+    return Templates(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+
+
+def run_page(run: ReportedRun) -> str:
+    """The report of a run."""
+    episodes, no_episodes = sample_episodes(run.folder, lambda: _decoder(run))
+    plots: dict[str, Callable[[ReportedRun], Iterable[Plot]]] = {
+        "Learning": learning_plots,
+        "Data": data_plots,
+        "Speed": speed_plots,
+    }
+    sections = [(name, drawn(make(run))) for name, make in plots.items()]
+    return page(
+        "run.html",
+        f"{run.name}: report",
+        run=run,
+        introduction=introduction(run),
+        tiles=tiles(run),
+        facts=summary_rows(run.summary),
+        sections=[(name, found) for name, found in sections if found],
+        episodes=episodes,
+        no_episodes=no_episodes,
+        differing=[(key, as_yaml(value), as_yaml(default)) for key, value, default in run.differing()],
+        environments=[environment_rows(each) for each in run.environments],
+    )
+
+
+def drawn(plots: Iterable[Plot]) -> list[DrawnPlot]:
+    """The plots that have values."""
+    return [found for found in map(draw, plots) if found is not None]
+
+
+def introduction(run: ReportedRun) -> str:
+    """What the run is, in a sentence."""
+    values = run.values
+    data = ", ".join(values["data.train"]) if isinstance(values["data.train"], list) else values["data.train"]
+    algorithm = f"{values['algorithm.advantage.name']} with loss {values['algorithm.loss.name']}"
+    batch = f"{values['learner.batch_size']} trajectories a step in groups of {values['learner.group_size']}"
+    age = f"at most {values['replay.max_lag']} versions old"
+    return f"{algorithm} trains {values['model.path']} on {data}: {batch}, {age}. Folder: {run.folder}"
+
+
+def tiles(run: ReportedRun) -> list[tuple[str, str, str]]:
+    """The main numbers: name, value, and what it is of."""
+    summary = run.summary
+    found = [("steps", f"{summary.steps}", f"of {summary.planned_steps}")]
+    changes = {"reward": summary.reward, "held-out accuracy": summary.held_out.get("accuracy")}
+    for name, change in changes.items():
+        if change is not None:
+            found.append((name, short(change.last), f"first {short(change.first)}"))
+    if trained := summary.trajectories.get("trained"):
+        accepted = sum(summary.trajectories.values())
+        found.append(("trajectories", short(trained), f"trained of {short(accepted)} accepted"))
+    if speed := summary.speed:
+        found += [
+            ("actors ran", _duration(speed["seconds"]), f"{short(speed['tokens_per_s'])} tokens/s"),
+            ("learner idle", f"{speed['learner_idle']:.0%}", f"engines {speed['rollout_idle']:.0%}"),
+            ("largest lag", f"{speed['max_lag']:.0f}", "versions"),
+        ]
+    return found
+
+
+def environment_rows(host: Environment) -> list[tuple[str, str]]:
+    """A host for people. What is not known of it is left out."""
+    packages = ", ".join(f"{name} {version}" for name, version in (host.packages or {}).items())
+    rows = [
+        ("host", host.host),
+        ("GPUs", "; ".join(host.gpus)),
+        ("GPU driver", host.driver),
+        ("CPU", f"{host.cpu}, {host.cores} cores that the run may use"),
+        ("memory", f"{host.memory / GIB:.0f} GiB" if host.memory else ""),
+        ("system", host.system),
+        ("asyncrl", host.asyncrl),
+        ("commit", host.commit),
+        ("Python", host.python),
+        ("packages", packages),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{hours:.1f} h" if hours >= 2 else f"{minutes:.1f} min" if minutes >= 2 else f"{seconds:.0f} s"
+
+
+def _decoder(run: ReportedRun) -> Decode:
+    """The run's tokenizer; of a run of another version, whose configuration this one cannot use, token ids."""
+    try:
+        return decoder(InspectedRun(run.folder / "replay", read_config(run.folder / CONFIG_FILE)), None)
+    except ConfigError:
+        return ids_as_text

@@ -1,0 +1,160 @@
+"""The progress of a run on its terminal: a table that follows the metrics files of the roles."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.progress import RunProgress, Tail, number, progress_rows
+from asyncrl.runs.standstill import Standstill
+from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
+
+STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep less by replay.retention"
+REFRESH_S = 0.5
+LINE_S = 10.0
+RATE_S = 15.0
+"""Failures a second are those of so many seconds: replays report theirs every five."""
+FLOW = ("accepted", "labelled", "trained")
+"""A run whose replays count none of these any more stands still, unless actors deliver or the learner does steps."""
+
+
+class TerminalTable:
+    """A live table on a terminal; elsewhere one line every few seconds. `clock` gives seconds, and `waits`
+    says whom the run waits for."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        run_dir: Path,
+        restarts: Callable[[], dict[str, int]],
+        clock: Callable[[], float] = time.monotonic,
+        waits: Callable[[], str] = str,
+    ) -> None:
+        self._progress = RunProgress(run_dir, from_now=True)
+        shards = config.replay.shards
+        replays = ["replay"] if shards == 1 else [f"replay-{shard}" for shard in range(shards)]
+        self._replays = [Tail(metrics_file(run_dir, name)) for name in replays]
+        self._run_dir = run_dir
+        self._warned: set[str] = set()
+        self._steps = config.learner.total_steps
+        self._restarts = restarts
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._clock = clock
+        self._started = clock()
+        self._failures: deque[tuple[float, int]] = deque()
+        self._next = 0.0
+        self._standstill = Standstill(waits, clock)
+
+    def __enter__(self) -> TerminalTable:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+        self._standstill.close()
+
+    def update(self) -> None:
+        """Show the newest values, if it is time."""
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + (REFRESH_S if self._console.is_terminal else LINE_S)
+        rows = self.rows()
+        self._warn()
+        if self._console.is_terminal:
+            self._live.update(_table(rows), refresh=True)
+        else:
+            line = "  ".join(f"{name} {escape(value)}" for name, value in rows)
+            self._console.print(line, soft_wrap=True, highlight=False)
+
+    def _warn(self) -> None:
+        """Print each warning when it begins to hold, above the table or between the lines."""
+        recent = self._progress.learner.recent
+        warnings = learning_warnings(recent, str(self._run_dir)) if len(recent) == WINDOW else {}
+        if failing := self._failure_warning():
+            warnings["failing"] = failing
+        for kind in warnings.keys() - self._warned:
+            self._console.print(f"warning: {warnings[kind]}", style="yellow", soft_wrap=True, markup=False)
+        # The share of all episodes may come and go around its bound, so that one is told once.
+        self._warned = set(warnings) | (self._warned & {"failing"})
+
+    def _failure_warning(self) -> str:
+        replays = [tail.values for tail in self._replays]
+        counts = {
+            name: sum(int(values.get(name, 0)) for values in replays) for name in ("accepted", "dead", "failures")
+        }
+        newest = next((str(values["newest_failure"]) for values in replays if values.get("newest_failure")), "")
+        return failure_warning(counts, newest, str(self._run_dir))
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What is shown: names and formatted values."""
+        by_role = self._restarts()
+        restarts = sum(by_role.values())
+        rows = [
+            ("elapsed", f"{self._clock() - self._started:.0f}s"),
+            *progress_rows(self._progress.values(by_role), self._steps),
+        ]
+        actors, measured = self._progress.actors(by_role), self._progress.evaluation.values
+        if recomputed := sum(actor.get("recomputed_tokens", 0.0) for actor in actors):
+            rows.append(("recomputed tokens", number(recomputed)))
+        if pauses := sum(actor.get("push_pauses", 0.0) for actor in actors):
+            mean_s = sum(actor.get("push_pause_s", 0.0) for actor in actors) / pauses
+            longest_s = max(actor.get("push_pause_max_s", 0.0) for actor in actors)
+            rows.append(("stop of a push", f"{1000 * mean_s:.0f} ms, at most {1000 * longest_s:.0f}"))
+        if failed := measured.get("eval/failed"):
+            rows.append(("held-out failed", f"{number(failed)} of {number(failed + measured['eval/count'])}"))
+        if restarts:
+            rows.append(("restarts", str(restarts)))
+        replays = [tail.read() for tail in self._replays]
+        if any(values.get("store_bytes", 0) > values.get("high_water_bytes", math.inf) for values in replays):
+            rows.append(("store", STORE_IS_FULL))
+        return rows + self._failing(replays) + self._waits(replays, actors)
+
+    def _waits(
+        self, replays: Sequence[Mapping[str, Any]], actors: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[str, str]]:
+        """Whom the run waits for, if it stands still."""
+        steps = [each.values.get("step") for each in (self._progress.learner, self._progress.evaluation)]
+        flow = [values.get(name) for values in replays for name in FLOW]
+        waits = self._standstill.text((*steps, *flow, *(actor.get("episodes") for actor in actors)))
+        return [("waits", waits)] if waits else []
+
+    def _failing(self, replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+        """How fast episodes and scorings fail, if they do, and the newest failure of each replay."""
+        now = self._clock()
+        counted = ("failures", "scoring_failures")
+        self._failures.append((now, sum(int(values.get(name, 0)) for values in replays for name in counted)))
+        while len(self._failures) > 2 and self._failures[1][0] <= now - RATE_S:
+            self._failures.popleft()
+        (since, before), (_, count) = self._failures[0], self._failures[-1]
+        slowed = [("failing", str(values["failing"])) for values in replays if values.get("failing")]
+        if count == before:
+            return slowed
+        newest = [
+            ("newest failure", str(values["newest_failure"])) for values in replays if values.get("newest_failure")
+        ]
+        return [("failed/s", number((count - before) / max(now - since, REFRESH_S))), *(slowed or newest)]
+
+
+def _table(rows: list[tuple[str, str]]) -> Table:
+    table = Table(show_header=False, box=None)
+    for name, value in rows:
+        table.add_row(f"[dim]{name}", escape(value))
+    return table

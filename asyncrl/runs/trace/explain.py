@@ -1,0 +1,242 @@
+"""Why a learner step, or an episode, took as long as it did: a few sentences from the spans.
+
+The time of an episode is divided among its spans: each moment belongs to the innermost span at that moment.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from asyncrl.errors import RefusedError
+from asyncrl.runs.trace.reading import US, RoleSpans, Trace, TraceSpan, episodes_of, number_of, text_of
+
+LAST_GROUPS = 3
+"""So many groups of a batch are described: those that were complete last."""
+LONGEST = 8
+LEAST_SHARE = 0.01
+"""What took less of an episode's time is left out."""
+IDLE = ("wait", "fetch", "release", "onload", "offload")
+"""The phases in which the learner has nothing to compute."""
+PHRASES = {
+    "queued": "waiting for a free slot of the actor",
+    "wait": "waiting for a policy version",
+    "generate": "generating",
+    "segment": "generating",
+    "tools": "between tool calls",
+    "user": "waiting for the simulated user",
+    "agent": "in the agent, without generating",
+    "episode": "in the actor, otherwise",
+    "ticket": "between replay and actor",
+    "deliver": "being delivered",
+    "label queue": "waiting for a scorer",
+    "label": "being scored",
+}
+
+
+@dataclass
+class Share:
+    """What an episode spent with one thing: seconds in so many spans, with so many sampled tokens."""
+
+    seconds: float = 0.0
+    spans: int = 0
+    tokens: int = 0
+
+
+@dataclass
+class EpisodeStory:
+    """All spans of one episode."""
+
+    name: str
+    spans: list[TraceSpan] = field(default_factory=list)
+
+    @property
+    def start(self) -> int:
+        return min(span.start for span in self.spans)
+
+    @property
+    def end(self) -> int:
+        return max(span.end for span in self.spans)
+
+    @property
+    def labelled(self) -> int:
+        """When its last label was stored; 0 if it has none."""
+        return max((span.end for span in self.spans if span.name == "label"), default=0)
+
+    def value(self, name: str, key: str) -> Any:
+        """A value of the newest span of that name."""
+        return next((span.values[key] for span in reversed(self.spans) if span.name == name and key in span.values), "")
+
+    def shares(self) -> dict[str, Share]:
+        """Where its time went, the largest share first."""
+        found: defaultdict[str, Share] = defaultdict(Share)
+        for span, microseconds in innermost(self.spans):
+            found[phrase(span)].seconds += microseconds / US
+        found["nobody knows"].seconds += (self.end - self.start) / US - sum(each.seconds for each in found.values())
+        for span in self.spans:
+            share = found[phrase(span)]
+            if span.name != "segment":
+                share.spans += 1
+                share.tokens += (number_of(span.values, "tokens") or 0) if span.name == "generate" else 0
+        ordered = sorted(found.items(), key=lambda each: -each[1].seconds)
+        return {name: share for name, share in ordered if share.seconds >= 0.0005}
+
+
+def phrase(span: TraceSpan) -> str:
+    """What happens in a span."""
+    if span.name.startswith("tool "):
+        return f"in {span.name}"
+    return PHRASES.get(span.name, span.name)
+
+
+def innermost(spans: Sequence[TraceSpan]) -> Iterator[tuple[TraceSpan, int]]:
+    """Each moment in which there is a span, with the innermost one; as spans and microseconds. Of two spans with the
+    same ends the inner one was recorded first."""
+    edges = sorted({edge for span in spans for edge in (span.start, span.end)})
+    for begin, end in pairwise(edges):
+        there = [span for span in spans if span.start <= begin and end <= span.end]
+        if there:
+            yield max(there, key=lambda span: span.order), end - begin
+
+
+def explain_step(trace: Trace, step: int) -> list[str]:
+    """Why the learner took so long for `step`, and was idle in it. Raises RefusedError: there are no spans of it."""
+    phases = [span for span in trace.spans(_is("learner")) if span.values.get("step") == step]
+    if not phases:
+        raise RefusedError(f"there are no spans of step {step}: it has not been done, or its spans were dropped")
+    first = phases[0].role
+    phases = [span for span in phases if span.role == first and span.track == "steps"]
+    wait = [span for span in phases if span.name == "wait"]
+    groups, missing = _groups_and_causes(trace, step, wait)
+    lines = _step_lines(step, phases, missing)
+    if not groups:
+        return [*lines, "The replay has no spans of the groups in its batch."]
+    plan = max(group.end for group in groups)
+    groups.sort(key=lambda group: -group.start)
+    members = sum(len(episodes_of(group)) for group in groups)
+    lines.append(
+        f"Its batch has {_count(len(groups), 'group')} with {_count(members, 'episode')}. The last group was complete "
+        f"{_seconds((plan - groups[0].start) / US)} before the plan was made, the first "
+        f"{_seconds((plan - groups[-1].start) / US)}."
+    )
+    last = groups[:LAST_GROUPS]
+    stories = episode_stories(trace, {name for group in last for name in episodes_of(group)})
+    lines.append("The groups that were complete last:")
+    for group in last:
+        lines += _group_lines(group, [stories[name] for name in episodes_of(group) if name in stories])
+    return lines
+
+
+def explain_episode(trace: Trace, name: str) -> list[str]:
+    """Why an episode took so long. Raises RefusedError: there are no spans of it."""
+    story = episode_stories(trace, {name}).get(name)
+    if story is None:
+        raise RefusedError(f"there are no spans of an episode {name}: it has not begun, or its spans were dropped")
+    group = name.split(".", 1)[0]
+    ready = [
+        span for span in trace.spans(_is("replay")) if span.name == "ready" and text_of(span.values, "group") == group
+    ]
+    task, worker = story.value("episode", "task"), story.value("ticket", "worker")
+    what = f"{name}{f' of task {task}' if task else ''}{f' on {worker}' if worker else ''}"
+    until = "its label" if story.labelled else "the last that is known of it"
+    lines = [f"{what} took {_seconds((story.end - story.start) / US)} from its ticket until {until}:"]
+    lines += _share_lines(story, "  ")
+    lines.append("Its longest parts, in seconds after its ticket:")
+    parts = [span for span in story.spans if span.name not in ("episode", "ticket", "segment", "agent", "tools")]
+    longest = sorted(parts, key=lambda span: -span.duration)[:LONGEST]
+    for span in sorted(longest, key=lambda span: span.start):
+        lines.append(
+            f"  {(span.start - story.start) / US:+9.1f}  {span.name}: {_seconds(span.seconds)}{_details(span)}"
+        )
+    if failed := story.value("episode", "failed"):
+        lines.append(f"It failed: {failed}")
+    for span in ready if story.labelled else ():
+        waited = f"Its group was complete {_seconds((span.start - story.labelled) / US)} after its label"
+        if (step := span.values.get("step")) is not None:
+            lines.append(f"{waited}, and waited {_seconds(span.seconds)} for the plan of step {step}.")
+        else:
+            lines.append(f"{waited}, and was {span.values.get('outcome', 'closed')} after {_seconds(span.seconds)}.")
+    return lines
+
+
+def episode_stories(trace: Trace, names: Collection[str]) -> dict[str, EpisodeStory]:
+    """The spans of these episodes, by their names."""
+    stories: dict[str, EpisodeStory] = {}
+    for span in trace.spans(_is("actor", "replay")):
+        name = text_of(span.values, "episode")
+        if name in names:
+            stories.setdefault(name, EpisodeStory(name)).spans.append(span)
+    return stories
+
+
+def _groups_and_causes(trace: Trace, step: int, wait: Sequence[TraceSpan]) -> tuple[list[TraceSpan], dict[str, float]]:
+    """The groups that were planned for the step, and for how many seconds of its wait what was missing."""
+    groups: list[TraceSpan] = []
+    missing: defaultdict[str, float] = defaultdict(float)
+    for span in trace.spans(_is("replay")):
+        if span.name == "ready" and span.values.get("step") == step:
+            groups.append(span)
+        elif span.track == "learner waits":
+            common = sum(max(0, min(span.end, each.end) - max(span.start, each.start)) for each in wait)
+            if common:
+                missing[span.name.removeprefix("no ")] += common / US
+    return groups, missing
+
+
+def _step_lines(step: int, phases: Sequence[TraceSpan], missing: dict[str, float]) -> list[str]:
+    seconds = {span.name: span.seconds for span in sorted(phases, key=lambda span: span.start)}
+    total = seconds.pop("step", sum(seconds.values()))
+    before = seconds.pop("evaluate", 0.0)
+    idle = sum(seconds.get(name, 0.0) for name in IDLE)
+    by_phase = ", ".join(f"{name} {_seconds(value)}" for name, value in seconds.items())
+    lines = [
+        f"Step {step} took {_seconds(total)}: {by_phase}.",
+        f"The learner was idle for {_seconds(idle)} of it ({idle / total:.0%})." if total else "",
+    ]
+    if before >= 0.05:
+        lines.append(f"Before it, the learner waited {_seconds(before)} for an evaluation.")
+    if missing:
+        causes = " and ".join(f"{name} for {_seconds(value)}" for name, value in missing.items())
+        lines.append(f"While it waited for its batch, the replay lacked {causes}.")
+    return [line for line in lines if line]
+
+
+def _group_lines(group: TraceSpan, stories: Sequence[EpisodeStory]) -> list[str]:
+    name = text_of(group.values, "group")
+    waited = f"  {name} waited {_seconds(group.seconds)} for the plan"
+    if not stories:
+        return [f"{waited}."]
+    last = max(stories, key=lambda story: story.labelled)
+    took = (last.end - last.start) / US
+    header = f"{waited}. Its last episode was {last.name}, {_seconds(took)} from its ticket to its label:"
+    return [header, *_share_lines(last, "    ")]
+
+
+def _share_lines(story: EpisodeStory, indent: str) -> Iterator[str]:
+    total = (story.end - story.start) / US
+    shown = {name: share for name, share in story.shares().items() if share.seconds >= LEAST_SHARE * total}
+    for name, share in shown.items():
+        more = f", {_count(share.spans, 'time')}" if share.spans > 1 else ""
+        more += f", {_count(share.tokens, 'token')}" if share.tokens else ""
+        yield f"{indent}{share.seconds / total:4.0%}  {_seconds(share.seconds)} {name}{more}"
+
+
+def _details(span: TraceSpan) -> str:
+    shown = ("tokens", "version", "worker", "server", "outcome", "reason", "error")
+    details = ", ".join(f"{key} {span.values[key]}" for key in shown if span.values.get(key) not in (None, ""))
+    return f" ({details})" if details else ""
+
+
+def _is(*kinds: str) -> Callable[[RoleSpans], bool]:
+    return lambda role: role.kind in kinds
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f} s" if abs(value) < 1 else f"{value:.1f} s"

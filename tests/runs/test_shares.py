@@ -1,0 +1,56 @@
+"""Shares of idle time are those of the rows in the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from asyncrl.observe.sinks import JsonLines, metrics_file
+from asyncrl.runs.shares import FEWEST_STEPS, growth, idle_shares, newest_rows, totals
+
+
+def write(run_dir: Path, name: str, rows: list[dict[str, float]]) -> None:
+    """A row every 10 s from 100 s on, each with its step."""
+    times = iter(100.0 + 10 * number for number in range(len(rows)))
+    sink = JsonLines(metrics_file(run_dir, name), lambda: next(times))
+    for step, row in enumerate(rows):
+        sink.log(step, row)
+    sink.close()
+
+
+def test_counters_are_added_over_the_starts_of_a_process() -> None:
+    rows = [{"tokens": value} for value in (100.0, 300.0, 20.0, 50.0)]
+    assert totals(rows, ["tokens", "absent"]) == {"tokens": 350.0, "absent": 0.0}
+    assert growth(rows, ["tokens"]) == {"tokens": 250.0}
+    assert growth([], ["tokens"]) == {"tokens": 0.0}
+
+
+def test_only_the_newest_rows_are_read(tmp_path: Path) -> None:
+    path = metrics_file(tmp_path, "learner")
+    assert newest_rows(path, 3) == []
+    write(tmp_path, "learner", [{"text": "x" * 9000} for _ in range(40)])  # type: ignore[dict-item]
+    with path.open("a") as file:
+        file.write('{"step": 40, "half a li')
+    assert [row["step"] for row in newest_rows(path, 30)] == list(range(10, 40))
+    assert [row["step"] for row in newest_rows(path, 3)] == [37, 38, 39]
+    assert len(newest_rows(path, 99)) == 40
+
+
+def test_shares_are_those_of_the_newest_steps(tmp_path: Path) -> None:
+    steps = [{"seconds/step": 10.0, "seconds/wait": 4.0, "seconds/publish": 1.0, "idle": 0.4}] * FEWEST_STEPS
+    write(tmp_path, "learner", steps[1:])
+    assert idle_shares(tmp_path) is None
+    metrics_file(tmp_path, "learner").unlink()
+    write(tmp_path, "learner", steps)
+    write(tmp_path, "actor-0", [{"idle": 0.25}, {"idle": 0.75}])
+    write(tmp_path, "actor-1", [{"idle": 0.0}])
+    counted = {"learner_waited_for_labels_s": 10.0, "accepted": 50.0, "evicted": 5.0, "depth_pending": 3.0}
+    later = {"learner_waited_for_labels_s": 25.0, "accepted": 100.0, "evicted": 15.0, "depth_pending": 5.0}
+    write(tmp_path, "replay", [counted, later])
+    seen = idle_shares(tmp_path)
+    assert seen is not None
+    assert (seen.steps, seen.learner_idle) == (5, 0.4)
+    assert seen.waited == {"labels": 0.3, "episodes": 0.0, "store": 0.0}
+    assert seen.phases == {"wait": 0.4, "publish": 0.1}
+    assert (seen.actors, seen.actors_idle) == (2, 0.25)
+    assert (seen.scorers, seen.scorers_idle) == (0, None)
+    assert (seen.evicted, seen.pending) == (0.2, 4.0)

@@ -1,0 +1,135 @@
+"""What the table of a run on its terminal shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.observe.lines import read_lines
+from asyncrl.observe.sinks import JsonLines, metrics_file, remove_steps
+from asyncrl.runs.terminal import LINE_S, TerminalTable
+
+
+def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
+    learner, evaluation, actor = (
+        JsonLines(metrics_file(tmp_path, name)) for name in ("learner", "evaluation", "actor-0")
+    )
+    table = TerminalTable(TrainConfig(), tmp_path, lambda: {"replay": 1, "actor-0": 0})
+    assert dict(table.rows())["step"] == "0/100"
+    learner.log(8, {"reward/mean": 0.5, "lag/max": 2.0})
+    learner.log(9, {"reward/mean": 0.25, "idle": 0.5, "lag/max": 1.0})
+    assert not {"recomputed tokens", "stop of a push"} & {name for name, _ in table.rows()}
+    pauses = {"push_pauses": 4, "push_pause_s": 0.1, "push_pause_max_s": 0.06}
+    actor.log(1, {"tokens_per_s": 1234.0, "idle": 0.1, "recomputed_tokens": 5000, **pauses})
+    evaluation.log(6, {"eval/accuracy": 0.9, "eval/outcome": 0.95, "eval/count": 37, "eval/failed": 13})
+    rows = dict(table.rows())
+    assert (rows["step"], rows["reward"], rows["learner idle"]) == ("10/100", "0.25", "50%")
+    assert (rows["held-out outcome"], rows["held-out accuracy"]) == ("0.95", "0.9")
+    assert rows["held-out failed"] == "13 of 50"
+    assert (rows["lag"], rows["restarts"]) == ("1", "1")
+    assert (rows["rollout tok/s"], rows["rollout idle"]) == ("1234", "10%")
+    assert rows["recomputed tokens"] == "5000"
+    assert rows["stop of a push"] == "25 ms, at most 60"
+    explained = (Path(__file__).parents[2] / "docs" / "run_folder.md").read_text()
+    assert [name for name in rows if f"`{name}`" not in explained] == []
+
+
+def test_rates_of_an_earlier_start_are_not_shown_as_those_of_a_resumed_run(tmp_path: Path) -> None:
+    learner, actor = (JsonLines(metrics_file(tmp_path, name)) for name in ("learner", "actor-0"))
+    learner.log(8, {"reward/mean": 0.5})
+    actor.log(1, {"tokens_per_s": 571.0, "idle": 0.0})
+    table = TerminalTable(TrainConfig(), tmp_path, lambda: {"actor-0": 0})
+    rows = dict(table.rows())
+    assert (rows["step"], rows["rollout tok/s"], rows["rollout idle"]) == ("9/100", "-", "-")
+    actor.log(0, {"tokens_per_s": 12.0, "idle": 0.9})
+    rows = dict(table.rows())
+    assert (rows["rollout tok/s"], rows["rollout idle"]) == ("12", "90%")
+
+
+def test_steps_that_a_resumed_learner_trains_again_are_shown_and_kept_once(tmp_path: Path) -> None:
+    path, table = metrics_file(tmp_path, "learner"), TerminalTable(TrainConfig(), tmp_path, dict)
+    for steps, reward in ((range(4), 0.25), (range(2, 5), 0.5)):
+        remove_steps(path, lambda step, first=steps[0]: step >= first)
+        learner = JsonLines(path)
+        for step in steps:
+            learner.log(step, {"reward/mean": reward})
+        rows = dict(table.rows())
+        assert (rows["step"], rows["reward"]) == (f"{steps[-1] + 1}/100", str(reward))
+    assert [line["reward/mean"] for line in read_lines(path)] == [0.25, 0.25, 0.5, 0.5, 0.5]
+
+
+def test_a_full_store_is_shown_with_what_helps(tmp_path: Path) -> None:
+    replay, table = JsonLines(metrics_file(tmp_path, "replay")), TerminalTable(TrainConfig(), tmp_path, dict)
+    for used, shown in ((8.0, False), (9.0, True), (8.0, False)):
+        replay.log(0, {"store_bytes": used, "high_water_bytes": 8.0})
+        assert ("raise replay.max_store_gb" in dict(table.rows()).get("store", "")) is shown
+
+
+def test_why_everything_fails_is_shown_as_long_as_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, replay = TrainConfig(), JsonLines(tmp_path / "metrics" / "replay-1.jsonl")
+    config.replay.shards = 2
+    for step, reason in enumerate(["", "the last 40 episodes failed; newest failure: t1.0.0: [/tool] is away", ""]):
+        replay.log(step, {"failing": reason})
+        table = TerminalTable(config, tmp_path, dict)
+        assert dict(table.rows()).get("failing", "") == reason
+        table.update()
+        assert reason in capsys.readouterr().err
+
+
+def test_failures_a_second_and_the_newest_failure_are_shown_while_some_fail(tmp_path: Path) -> None:
+    now, replay = [0.0], JsonLines(tmp_path / "metrics" / "replay.jsonl")
+    replay.log(0, {"failures": 900, "failing": "", "newest_failure": "t1.0.0: an earlier one"})
+    table = TerminalTable(TrainConfig(), tmp_path, dict, clock=lambda: now[0])
+
+    def shown() -> dict[str, str]:
+        now[0] += 10.0
+        return {name: text for name, text in table.rows() if name in ("failed/s", "newest failure", "failing")}
+
+    assert shown() == {}
+    replay.log(0, {"failures": 920, "scoring_failures": 30, "newest_failure": "t2.0.0: KeyError"})
+    assert shown() == {"failed/s": "5", "newest failure": "t2.0.0: KeyError"}
+    replay.log(0, {"failures": 921, "scoring_failures": 30, "failing": "the last 40 episodes failed"})
+    assert shown() == {"failed/s": "2.55", "failing": "the last 40 episodes failed"}
+    shown(), shown()
+    assert shown() == {"failing": "the last 40 episodes failed"}
+
+
+def test_a_run_that_learns_nothing_warns_once_for_each_time_that_this_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    table = TerminalTable(TrainConfig(), tmp_path, dict, lambda: now[0])
+    learner = JsonLines(metrics_file(tmp_path, "learner"))
+    warned = []
+    for step, reward in enumerate([0, 0, 0, 0, 1, 0, 0, 0]):
+        row = {"reward/mean": reward, "reward/min": 0, "reward/max": reward, "grad_norm": reward, "updates_skipped": 0}
+        learner.log(step, {**row, "groups/zero_variance": 1 - reward})
+        now[0] += LINE_S
+        table.update()
+        if "warning: every reward" in capsys.readouterr().err:
+            warned.append(step)
+    assert warned == [2, 7]
+
+
+def test_a_run_that_trains_on_a_biased_sample_warns_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now, config = [0.0], TrainConfig()
+    config.replay.shards = 2
+    table = TerminalTable(config, tmp_path, dict, lambda: now[0])
+    replays = [JsonLines(metrics_file(tmp_path, f"replay-{shard}")) for shard in range(2)]
+    warned = []
+    for accepted, dead in ((10, 5), (15, 1), (20, 3), (40, 3), (50, 40)):
+        for replay in replays:
+            replay.log(0, {"accepted": accepted, "dead": dead, "failures": 0, "newest_failure": "t1.0.0: KeyError"})
+        now[0] += LINE_S
+        table.update()
+        if "warning: " in (text := capsys.readouterr().err):
+            warned.append(accepted)
+            for part in (
+                "15% of the episodes (6 of 40)",
+                "biased sample; newest failure: t1.0.0: KeyError",
+                "dead-letters",
+            ):
+                assert part in text
+    assert warned == [20]
