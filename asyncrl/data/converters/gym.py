@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from asyncrl import adapters
+from asyncrl.agents import adapters
 from asyncrl.data.converters.other_python import check_arguments, tasks_of
 from asyncrl.types import Task
 

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from asyncrl.config.schema import ClusterConfig
-from asyncrl.doctor.facts import LauncherFact
-from asyncrl.doctor.sharing import connection_error
 from asyncrl.errors import ConfigError
+from asyncrl.launch.doctor.facts import LauncherFact
+from asyncrl.launch.doctor.sharing import connection_error
 from asyncrl.launch.ray.cluster import ray_module
 
 SHELL_S = 20.0

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from asyncrl.doctor import checks
-from asyncrl.doctor.checks import Severity, examine
-from asyncrl.doctor.facts import (
+from asyncrl.engine.sglang import server
+from asyncrl.launch.doctor import checks
+from asyncrl.launch.doctor.checks import Severity, examine
+from asyncrl.launch.doctor.facts import (
     AcceleratorFacts,
     AddressFact,
     FolderFacts,
@@ -20,7 +21,6 @@ from asyncrl.doctor.facts import (
     LimitFacts,
     PackageFacts,
 )
-from asyncrl.engine.sglang import server
 from asyncrl.machine.gpus import GpuFact
 
 GPU = GpuFact("NVIDIA H200", 143_771, 0, "Default")

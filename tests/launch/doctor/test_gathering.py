@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncrl.doctor.gathering import missing_to_compile
+from asyncrl.launch.doctor.gathering import missing_to_compile
 
 
 def test_a_compiler_is_found_where_triton_looks_for_one_and_headers_where_python_has_them(tmp_path: Path) -> None:

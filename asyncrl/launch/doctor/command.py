@@ -28,11 +28,11 @@ from asyncrl.config.exits import EXIT_FAILURE, EXIT_USAGE, failures_end_the_comm
 from asyncrl.config.keys import did_you_mean
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import NetworkConfig
-from asyncrl.doctor.checks import Diagnosis, Severity, examine
-from asyncrl.doctor.facts import AddressFact, HostFacts
-from asyncrl.doctor.gathering import gather
-from asyncrl.doctor.launching import launcher_facts
-from asyncrl.doctor.sharing import address_facts, connection_error, key_facts, since_start_s
+from asyncrl.launch.doctor.checks import Diagnosis, Severity, examine
+from asyncrl.launch.doctor.facts import AddressFact, HostFacts
+from asyncrl.launch.doctor.gathering import gather
+from asyncrl.launch.doctor.launching import launcher_facts
+from asyncrl.launch.doctor.sharing import address_facts, connection_error, key_facts, since_start_s
 from asyncrl.runs.inspect.run import RUNS, read_config, require_run
 
 WIDE = 1000

@@ -19,8 +19,8 @@ import psutil
 import zmq
 
 from asyncrl.config.schema import NetworkConfig
-from asyncrl.doctor.facts import AddressFact, FolderFacts, HostMark, KeyFacts
 from asyncrl.errors import ConfigError
+from asyncrl.launch.doctor.facts import AddressFact, FolderFacts, HostMark, KeyFacts
 from asyncrl.machine.files import write_whole
 from asyncrl.machine.owner import OWNER_FILE, owner_of
 from asyncrl.machine.ports import try_port

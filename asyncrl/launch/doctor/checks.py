@@ -9,7 +9,7 @@ from enum import StrEnum
 from packaging.version import InvalidVersion, Version
 
 from asyncrl.config.bind import is_loopback
-from asyncrl.doctor.facts import AcceleratorFacts, AddressFact, HostFacts, HostMark
+from asyncrl.launch.doctor.facts import AcceleratorFacts, AddressFact, HostFacts, HostMark
 from asyncrl.machine.numa import visible_gpus
 from asyncrl.machine.ports import PORTS
 

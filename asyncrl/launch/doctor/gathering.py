@@ -15,7 +15,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import asyncrl
-from asyncrl.doctor.facts import (
+from asyncrl.engine.sglang.probe import sglang_version
+from asyncrl.launch.doctor.facts import (
     AcceleratorFacts,
     AddressFact,
     HostFacts,
@@ -24,8 +25,7 @@ from asyncrl.doctor.facts import (
     LimitFacts,
     PackageFacts,
 )
-from asyncrl.doctor.sharing import share
-from asyncrl.engine.sglang.probe import sglang_version
+from asyncrl.launch.doctor.sharing import share
 from asyncrl.machine.gpus import driver_gpus
 from asyncrl.text import reason_of
 

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from asyncrl.config.schema import ClusterConfig, NetworkConfig, TrainConfig
-from asyncrl.doctor.command import main
-from asyncrl.doctor.facts import LauncherFact
-from asyncrl.doctor.launching import launcher_facts
-from asyncrl.doctor.sharing import address_facts, key_facts, share, since_start_s
+from asyncrl.launch.doctor.command import main
+from asyncrl.launch.doctor.facts import LauncherFact
+from asyncrl.launch.doctor.launching import launcher_facts
+from asyncrl.launch.doctor.sharing import address_facts, key_facts, share, since_start_s
 from asyncrl.launch.ownership import exclusively
 from asyncrl.network.keys import add_client, make_keys
 
