@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asyncrl.demo.command import CACHE, SEED, prepared_overrides
-from asyncrl.demo.prepare import prepare
+from asyncrl.commands.demo.command import CACHE, SEED, prepared_overrides
+from asyncrl.commands.demo.prepare import prepare
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from benchmarks.record import write_result
@@ -36,7 +36,7 @@ def run(max_lag: int, steps: int, overrides: list[str]) -> dict[str, Any]:
         *(f"run.dir={RUNS}", f"run.name={name}", f"replay.max_lag={max_lag}", f"learner.steps={steps}"),
         *(
             "learner.eval_every=0",
-            "actor.tools=[asyncrl.demo.tool.SlowStepCalculator]",
+            "actor.tools=[asyncrl.commands.demo.tool.SlowStepCalculator]",
             "network.replay_port=0",
             "network.weights_port=0",
         ),

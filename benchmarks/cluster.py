@@ -36,9 +36,9 @@ import numpy as np
 import zmq
 from msgspec import structs
 
+from asyncrl.commands.demo.command import CACHE, SEED, prepared_overrides
+from asyncrl.commands.demo.prepare import prepare
 from asyncrl.config.schema import ReplayConfig
-from asyncrl.demo.command import CACHE, SEED, prepared_overrides
-from asyncrl.demo.prepare import prepare
 from asyncrl.errors import StoppedError
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.runner import open_runner
 from asyncrl.chat.chat import Chat
+from asyncrl.commands.demo.tokenizer import END_OF_TURN, build_tokenizer
 from asyncrl.config.schema import ActorConfig, TrainConfig
 from asyncrl.data.converters import gym, verifiers
-from asyncrl.demo.tokenizer import END_OF_TURN, build_tokenizer
 from asyncrl.engine.base import EngineStats, Generation
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.machine.ports import free_ports

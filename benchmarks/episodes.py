@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.chat.chat import Chat
-from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.engine.base import Engine
 from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
 from asyncrl.episode.recorder import EpisodeLimits

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from transformers import Qwen3Model
 
-from asyncrl.demo.step_scorer import StepScorer, save_step_scorer
-from asyncrl.demo.tokenizer import build_tokenizer
-from asyncrl.demo.warm_start import model_config
+from asyncrl.commands.demo.step_scorer import StepScorer, save_step_scorer
+from asyncrl.commands.demo.tokenizer import build_tokenizer
+from asyncrl.commands.demo.warm_start import model_config
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import Finish, Role, Step, Ticket, Trajectory, Turn, runs_of
 from benchmarks.record import write_result

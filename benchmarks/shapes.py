@@ -75,7 +75,7 @@ def word_tokenizer(vocabulary: int) -> Any:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    from asyncrl.demo.tokenizer import CHAT_TEMPLATE, END_OF_TURN, build_tokenizer
+    from asyncrl.commands.demo.tokenizer import CHAT_TEMPLATE, END_OF_TURN, build_tokenizer
 
     own = json.loads(build_tokenizer().backend_tokenizer.to_str())
     words = itertools.product(string.ascii_lowercase, repeat=4)

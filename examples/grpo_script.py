@@ -9,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+from asyncrl.commands.demo.command import CACHE, SEED, prepared_overrides
+from asyncrl.commands.demo.prepare import prepare
 from asyncrl.compat.verl.controller import ClassWithInitArgs, LocalWorkerGroup
 from asyncrl.compat.verl.controller.operators import (
     ActorRolloutRefWorker,
@@ -19,8 +21,6 @@ from asyncrl.compat.verl.controller.operators import (
 )
 from asyncrl.config.compose import read
 from asyncrl.config.schema import TrainConfig
-from asyncrl.demo.command import CACHE, SEED, prepared_overrides
-from asyncrl.demo.prepare import prepare
 
 
 def train(config: TrainConfig, folder: Path) -> None:

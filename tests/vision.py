@@ -14,8 +14,8 @@ from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.schema import ImagesConfig, ModelConfig
-from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.episode.images import ImageDesk
 from asyncrl.modelling.images import ImageReader
 from asyncrl.modelling.vision import Grid, ImagePatches, vision_shape

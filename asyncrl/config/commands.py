@@ -32,8 +32,12 @@ COMMANDS: Mapping[str, Command] = {
     "train": Command(
         "asyncrl.launch.local", "run everything, here or on a cluster: replay, actors, scorers, learner", True
     ),
-    "demo": Command("asyncrl.demo.command", "train a tiny calculator policy from nothing, and show the result", True),
-    "sft": Command("asyncrl.sft.__main__", "fine-tune a model on demonstrations, before or instead of `train`", True),
+    "demo": Command(
+        "asyncrl.commands.demo.command", "train a tiny calculator policy from nothing, and show the result", True
+    ),
+    "sft": Command(
+        "asyncrl.commands.sft.__main__", "fine-tune a model on demonstrations, before or instead of `train`", True
+    ),
     "resume": Command("asyncrl.launch.resume", "go on with a run as its folder says: `asyncrl resume RUN [KEY=VALUE]`"),
     "stop": Command("asyncrl.launch.stop", "stop a run that another terminal or machine runs: `asyncrl stop RUN`"),
     "scale": Command("asyncrl.launch.scaling", "more or fewer actors and scorers of a run that goes on: `actors=8`"),
@@ -54,11 +58,15 @@ COMMANDS: Mapping[str, Command] = {
         "say in what runs differ and what came of each: `asyncrl compare RUN RUN`",
     ),
     "try": Command(
-        "asyncrl.trial.command", "play one episode of a task and show each turn: `asyncrl try TASKS --index 3`"
+        "asyncrl.commands.trial.command", "play one episode of a task and show each turn: `asyncrl try TASKS --index 3`"
     ),
-    "evaluate": Command("asyncrl.evaluate.command", "measure pass@k of a run or a model on tasks, without training"),
-    "export": Command("asyncrl.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
-    "merge": Command("asyncrl.merge.command", "make a Hugging Face folder of shards of asyncrl, verl or Megatron"),
+    "evaluate": Command(
+        "asyncrl.commands.evaluate.command", "measure pass@k of a run or a model on tasks, without training"
+    ),
+    "export": Command("asyncrl.commands.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
+    "merge": Command(
+        "asyncrl.commands.merge.command", "make a Hugging Face folder of shards of asyncrl, verl or Megatron"
+    ),
     "push-to-hub": Command(
         "asyncrl.commands.hub.command", "upload an exported model with its card to the Hugging Face hub"
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from asyncrl.commands.demo.ladder.tasks import RUNGS
 from asyncrl.config.compose import parsed, read
-from asyncrl.demo.ladder.tasks import RUNGS
 from asyncrl.errors import ConfigError
 from benchmarks.studies.study import RUNG, WARM_START, Levels, Settings, Study, overrides
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from asyncrl.demo.ladder.prepare import PreparedRung, prepare_rung
+from asyncrl.commands.demo.ladder.prepare import PreparedRung, prepare_rung
 from asyncrl.errors import ConfigError
 from benchmarks.studies import report
 from benchmarks.studies.changed import changed_settings, check

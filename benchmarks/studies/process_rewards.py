@@ -1,6 +1,6 @@
 """At which horizon and with how good a scorer do process rewards pay, and where are they hacked?
 
-The scorer works the steps out, and errs as often as its level says (`asyncrl/demo/ladder/judge.py`). Repeated steps are
+The scorer works the steps out, and errs as often as its level says (`asyncrl/commands/demo/ladder/judge.py`). Repeated steps are
 right here, since a call names nothing but an operator. So the guards that leave them out are off.
 
     python -m benchmarks.studies.process_rewards --seeds 3
@@ -11,7 +11,7 @@ from __future__ import annotations
 from benchmarks.studies.command import main
 from benchmarks.studies.study import MODEL, RUNG, Settings, Study
 
-SCORED: Settings = {"scoring.prm.family": "asyncrl.demo.ladder.judge.StepJudge"}
+SCORED: Settings = {"scoring.prm.family": "asyncrl.commands.demo.ladder.judge.StepJudge"}
 GUARDS_OFF: Settings = {"scoring.shaping.enable_anti_hack": False}
 
 PURE: Settings = {

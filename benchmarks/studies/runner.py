@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from asyncrl.demo.ladder.prepare import PreparedRung
+from asyncrl.commands.demo.ladder.prepare import PreparedRung
 from asyncrl.machine.child import start_child
 from asyncrl.machine.owner import owner_of
 from benchmarks.studies.figures import FAILED, Ending, Row, rows_of_run

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from asyncrl.demo.ladder.prepare import WARM_START_STEPS
-from asyncrl.demo.ladder.tasks import RUNGS, Rung
+from asyncrl.commands.demo.ladder.prepare import WARM_START_STEPS
+from asyncrl.commands.demo.ladder.tasks import RUNGS, Rung
 
 Settings = Mapping[str, Any]
 Levels = Mapping[str, str]

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.chat.chat import Chat
-from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError
 from tests.episode.fakes import CHATML, END, QWEN3, byte_level, make_tokenizer
 

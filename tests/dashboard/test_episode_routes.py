@@ -3,9 +3,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.dashboard.vocabulary import load_vocabulary
-from asyncrl.demo.tokenizer import build_tokenizer
 from tests.dashboard.support import answer, make_run, values
 from tests.observe.kept.examples import write_examples
 from tests.runs.inspect.support import make_run as make_store

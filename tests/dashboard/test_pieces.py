@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.dashboard.pieces import Decode, TokenSpan, token_pieces, window_pieces
-from asyncrl.demo.tokenizer import build_tokenizer
 
 WORDS = ("<unk>", "▁Hello", "▁", "Hello", "▁world", "wor", "ld", ",", "\N{REPLACEMENT CHARACTER}", "é", "\n")
 

@@ -9,7 +9,7 @@ from typing import Literal
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from asyncrl.demo.tool import StepCalculator
+from asyncrl.commands.demo.tool import StepCalculator
 from asyncrl.tools.base import ToolRefusal
 
 server = MCPServer("calculator")

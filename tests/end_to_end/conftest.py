@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.demo.command import CACHE, SEED, prepared_overrides
-from asyncrl.demo.prepare import prepare
+from asyncrl.commands.demo.command import CACHE, SEED, prepared_overrides
+from asyncrl.commands.demo.prepare import prepare
 from tests.end_to_end import slow_cable
 from tests.end_to_end.support import ADDRESSES, DELAY_S, DEVICE, ROOT, Run
 

@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from asyncrl.demo.arithmetic import opening, parse
-from asyncrl.demo.tool import StepCalculator
-from asyncrl.demo.transcripts import TOOLS
+from asyncrl.commands.demo.arithmetic import opening, parse
+from asyncrl.commands.demo.tool import StepCalculator
+from asyncrl.commands.demo.transcripts import TOOLS
 from asyncrl.replay.stored import StoredRun
 from asyncrl.tools.base import ToolRefusal
 from asyncrl.types import Role, Task

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncrl.demo.summary import audit
+from asyncrl.commands.demo.summary import audit
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from tests.chaos.world import World

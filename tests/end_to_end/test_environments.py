@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from asyncrl.demo.arithmetic import parse
-from asyncrl.demo.tool import StepCalculator
+from asyncrl.commands.demo.arithmetic import parse
+from asyncrl.commands.demo.tool import StepCalculator
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Task, Trajectory
 from tests.end_to_end.support import Run

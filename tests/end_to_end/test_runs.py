@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from asyncrl.commands.demo.step_scorer import JUDGEMENTS_FILE
+from asyncrl.commands.demo.summary import audit
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.data.command import convert
-from asyncrl.demo.step_scorer import JUDGEMENTS_FILE
-from asyncrl.demo.summary import audit
-from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.world import World
 from tests.end_to_end.support import ROOT, Run, read_config

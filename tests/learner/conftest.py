@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.learner.ranks.ranks import Ranks, joined
 from tests.learner.support import VOCABULARY, write_model
 from tests.mixtures import save_mixture

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, Qwen3Config, Qwen3ForCausalLM
 
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import (
     AlgorithmConfig,
@@ -28,7 +29,6 @@ from asyncrl.config.schema import (
     TrainConfig,
 )
 from asyncrl.data.rendered import RenderedDemonstrations, rendered_folder, write_rendered
-from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress

@@ -27,6 +27,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from asyncrl.commands.sft.rank import fine_tune
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import LearnerConfig, LoraConfig, ModelConfig, TrainConfig
 from asyncrl.errors import CheckpointError, StoppedError
@@ -41,7 +42,6 @@ from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.observe.spans import open_spans
-from asyncrl.sft.rank import fine_tune
 from asyncrl.weights.buckets import Bucket, on_host
 from asyncrl.weights.manifest import TensorSpec
 from tests.helpers import FakeMetrics

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.schema import ModelConfig, TrainConfig
-from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.engine.sglang.launch import server_command
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight.models import check_tokenizer

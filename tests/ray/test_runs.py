@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.demo.command import CACHE, SEED, prepared_overrides
-from asyncrl.demo.prepare import prepare
+from asyncrl.commands.demo.command import CACHE, SEED, prepared_overrides
+from asyncrl.commands.demo.prepare import prepare
 from asyncrl.machine.ports import free_ports
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.rule import WITNESS_VARIABLE

@@ -15,6 +15,8 @@ from typing import Any, get_args, get_origin
 import psutil
 import pytest
 
+from asyncrl.commands.evaluate.configure import require_same
+from asyncrl.commands.evaluate.runs import config_of
 from asyncrl.config.changes import STEP_SECTIONS, values_of, with_values
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.load import log_to_stderr, role_main
@@ -25,8 +27,6 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.scoring import ScoringConfig
 from asyncrl.config.schema.tools import SandboxConfig
 from asyncrl.dashboard.overview import overview
-from asyncrl.evaluate.configure import require_same
-from asyncrl.evaluate.runs import config_of
 from asyncrl.launch.local import claim
 from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.slurm import chain

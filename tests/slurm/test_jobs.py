@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from asyncrl.demo.summary import audit
+from asyncrl.commands.demo.summary import audit
 from asyncrl.machine.process import WORKER_VARIABLE
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file

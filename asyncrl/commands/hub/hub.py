@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+from asyncrl.commands.evaluate.export import export_run
 from asyncrl.errors import AsyncrlError, ConfigError, UnavailableError
-from asyncrl.evaluate.export import export_run
 from asyncrl.launch.preflight.hub import unreachable
 from asyncrl.runs.inspect.run import find_run, require_run
 from asyncrl.runs.report.command import REPORT_FILE, write_report

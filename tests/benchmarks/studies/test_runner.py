@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.demo.ladder.prepare import PreparedRung
+from asyncrl.commands.demo.ladder.prepare import PreparedRung
 from asyncrl.launch.ownership import exclusively
 from asyncrl.machine.child import start_child
 from asyncrl.machine.owner import Owner, owner_of

@@ -8,8 +8,8 @@ from itertools import chain
 
 import pytest
 
+from asyncrl.commands.demo.ladder.tasks import RUNGS
 from asyncrl.config.compose import read
-from asyncrl.demo.ladder.tasks import RUNGS
 from benchmarks.studies import age, mismatch
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.results import FOLDER, Results
@@ -91,7 +91,7 @@ def test_settings_become_words_of_the_command_line() -> None:
         "algorithm.correction": [{"name": "mask", "params": {"low": 0.5, "high": 5.0}}],
     }
     assert overrides(settings, RUNGS["undo"], "folder/policy") == [
-        "actor.tools=[asyncrl.demo.ladder.tools.LadderCalculator,asyncrl.demo.ladder.tools.Undo]",
+        "actor.tools=[asyncrl.commands.demo.ladder.tools.LadderCalculator,asyncrl.commands.demo.ladder.tools.Undo]",
         "actor.max_turns=12",
         "replay.sampler.kind=fifo",
         "replay.spare_batches=null",

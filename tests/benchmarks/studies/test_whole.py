@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.demo.ladder.prepare import prepare_rung
+from asyncrl.commands.demo.ladder.prepare import prepare_rung
 from benchmarks.studies import age, command
 from tests.end_to_end.support import ROOT
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.schema import EngineConfig, ModelConfig
-from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.checkpoint.export import export, folder_writer

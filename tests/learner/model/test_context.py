@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.batch.prefixes import EVERY

@@ -17,7 +17,7 @@ import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 
-from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError
 from asyncrl.learner.model.expert_ranks import spread_experts, spreadable_experts
 from asyncrl.learner.ranks.launcher import run_ranks

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from asyncrl.commands.merge.command import merge
 from asyncrl.config.schema import CriticConfig, LearnerConfig, LoraConfig, ModelConfig
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.learner.batch.packing import PackedSequences
@@ -27,7 +28,6 @@ from asyncrl.learner.model.lora import add_adapters, check_installed, gather_ada
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import BaseOfPolicy, Policy, load_policy, load_reference
 from asyncrl.learner.ranks.ranks import Ranks
-from asyncrl.merge.command import merge
 from asyncrl.modelling.adapters import adapter_parameters
 from asyncrl.weights.delta import diff
 from asyncrl.weights.manifest import take_snapshot

@@ -14,8 +14,8 @@ from msgspec import structs
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.schema import ModelConfig
-from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.local_batch import build_local_batch
 from asyncrl.learner.batch.packing import PackedSequences

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from asyncrl.commands.evaluate.export import export_run
 from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import ModelConfig, TrainConfig
-from asyncrl.evaluate.export import export_run
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import Policy, load_policy

@@ -20,9 +20,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from asyncrl.commands.evaluate.export import export_run
 from asyncrl.config.schema import CriticConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.evaluate.export import export_run
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.model.critic import load_critic
 from asyncrl.learner.ranks.ranks import Ranks

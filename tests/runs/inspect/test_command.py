@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from asyncrl.__main__ import main
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.changes import values_of
 from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
-from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.observe.kept.writing import KeptWriter
 from asyncrl.replay.store import ENDPOINT_FILE
 from asyncrl.runs.inspect.run import find, read_config

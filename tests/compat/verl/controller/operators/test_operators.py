@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.compat.verl import DataProto
 from asyncrl.compat.verl.controller import ClassWithInitArgs, LocalWorkerGroup, ResourcePool
 from asyncrl.compat.verl.controller.operators import (
@@ -24,7 +25,6 @@ from asyncrl.compat.verl.controller.operators import (
 )
 from asyncrl.compat.verl.controller.operators.parts import by_trajectory, evenly
 from asyncrl.config.schema import TrainConfig
-from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import ConfigError, DataProtoError, ScoringError, WorkerError
 from tests.compat.verl.controller.operators.support import GROUP, GROUPS, config
 from tests.learner.support import VOCABULARY

@@ -1,0 +1,81 @@
+"""`asyncrl demo`: prepare, train, show what happened. Takes KEY=VALUE like `asyncrl train`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from asyncrl.commands.demo.prepare import Prepared, prepare
+from asyncrl.commands.demo.summary import audit, draw
+from asyncrl.config import locations
+from asyncrl.config.exits import EXIT_STOPPED, failures_end_the_command
+from asyncrl.config.load import role_main
+from asyncrl.config.locations import SUMMARY_FILE
+from asyncrl.config.schema import TrainConfig
+from asyncrl.launch.local import train
+from asyncrl.launch.plan import run_or_plan, without_option
+from asyncrl.machine import process
+
+CACHE = Path(".cache/demo")
+SEED = 0
+MOST_THREADS = 4
+
+
+def prepared_overrides(prepared: Prepared) -> list[str]:
+    """The command line that trains on what was prepared."""
+    return [
+        "experiment=demo",
+        f"model.path={prepared.model}",
+        f"data.train={prepared.train}",
+        f"data.eval={prepared.held_out}",
+        f"scoring.prm.path={prepared.step_scorer}",
+    ]
+
+
+def run(config: TrainConfig) -> None:
+    """Train and report: the picture and the summary for people, the last line for programs."""
+    run_dir = locations.run_dir(config.run)
+    if not train(config):
+        sys.exit(EXIT_STOPPED)
+    draw(run_dir, run_dir / "curve.png")
+    sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n{try_next(run_dir)}")
+    summary = json.loads((run_dir / SUMMARY_FILE).read_text())
+    sys.stdout.write(json.dumps(summary | audit(config, run_dir)) + "\n")
+
+
+def try_next(run_dir: Path) -> str:
+    """Commands for after the demo, each with what it does, in two columns."""
+    things = {
+        f"asyncrl dashboard {run_dir}": "a page with its figures and episodes",
+        f"asyncrl inspect list {run_dir} --sort reward": "the episodes, the best first",
+        "asyncrl demo run.name=dapo algorithm=dapo": "the same with another algorithm",
+        "docs/first_run.md": "data, a tool and a reward of your own, step by step",
+    }
+    width = max(map(len, things)) + 2
+    return "\nFour things to try next:\n" + "".join(f"  {command:<{width}}{what}\n" for command, what in things.items())
+
+
+def preparation_threads(cpus: int) -> int:
+    """How many threads prepare the demo where so many CPUs may be used. Those of a small model wait for each other at
+    every operation: one whose CPU somebody else needs delays all, and many gain little."""
+    return max(1, min(MOST_THREADS, cpus // 2))
+
+
+def main() -> None:
+    """The entry of the command line."""
+    if not {"--help", "-h", "--cfg", "-c"} & set(sys.argv):
+        # Check the command line before the preparation; any file that exists will do for those that it makes.
+        checked = [*prepared_overrides(Prepared(*[Path(__file__)] * 4)), *sys.argv[1:]]
+        if without_option(checked)[1]:
+            return run_or_plan(run, checked)
+        role_main(lambda _: None, checked)
+        console = Console(stderr=True)
+        process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
+        with failures_end_the_command():
+            prepared = prepare(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
+        sys.argv[1:] = [*prepared_overrides(prepared), *sys.argv[1:]]
+    role_main(run)

@@ -1,0 +1,123 @@
+"""Expressions with brackets, such as `(7-2-4)*3-8`, worked out one operation at a time.
+
+The calculator works in the first of the innermost brackets, on the leftmost operation with the operator that the policy
+names. So each step is one decision, as in the demo, and a longer expression is a longer horizon. Brackets around a
+single number go.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from asyncrl.commands.demo.arithmetic import Expression, parse
+
+LARGEST_VALUE = 999
+"""Larger results of a right step are left out of tasks: digits would be the task, not the order of operations."""
+
+_SMALLEST_OPERAND, _LARGEST_OPERAND = 2, 9
+_MOST_BETWEEN = 4
+_LEAST_INSIDE = 2
+_OPERATOR_WEIGHTS = {"+": 2, "-": 2, "*": 2}
+_BEFORE, _BEHIND = ("", *"(+-*"), ("", *")+-*")
+"""What may stand next to brackets."""
+_INNERMOST = re.compile(r"\(([^()]*)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """An expression as its text. Raises ValueError: the text is none."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        text = self.text
+        while found := _INNERMOST.search(text):
+            before, after = text[: found.start()], text[found.end() :]
+            if parse(found[1]) is None or before[-1:] not in _BEFORE or after[:1] not in _BEHIND:
+                raise ValueError(f"{self.text} is no expression")
+            text = f"{before}0{after}"
+        if parse(text) is None:
+            raise ValueError(f"{self.text} is no expression")
+
+    @property
+    def workplace(self) -> Expression:
+        """What the calculator works on: the first of the innermost brackets, or all if there is none."""
+        found = _INNERMOST.search(self.text)
+        expression = parse(found[1] if found else self.text)
+        assert expression is not None
+        return expression
+
+    @property
+    def is_number(self) -> bool:
+        return not self.workplace.operators
+
+    def reduced(self, operator: str) -> Nested:
+        """With the leftmost operation with `operator` in the workplace replaced by its result. Raises ValueError:
+        there is none."""
+        rest = self.workplace.reduced(operator)
+        found = _INNERMOST.search(self.text)
+        if found is None:
+            return Nested(str(rest))
+        inner = f"({rest})" if rest.operators else str(rest)
+        return Nested(self.text[: found.start()] + inner + self.text[found.end() :])
+
+    def right_operator(self) -> str:
+        """The operator that precedence asks for."""
+        operators = self.workplace.operators
+        return "*" if "*" in operators else operators[0]
+
+    def worked_out(self) -> list[Nested]:
+        """What every right step leaves; the last one is a number."""
+        steps, expression = [self], self
+        while not expression.is_number:
+            expression = expression.reduced(expression.right_operator())
+            steps.append(expression)
+        return steps
+
+    def value(self) -> int:
+        return int(self.worked_out()[-1].text)
+
+
+def random_nested(rng: random.Random, operations: int) -> Nested:
+    """An expression of so many operations, whose right steps have no result beyond LARGEST_VALUE."""
+    while True:
+        expression = Nested(_random_text(rng, operations))
+        numbers = (number for step in expression.worked_out() for number in step.workplace.numbers)
+        if all(abs(number) <= LARGEST_VALUE for number in numbers):
+            return expression
+
+
+def distinct_nested(
+    count: int, rng: random.Random, operations: Collection[int], avoid: Collection[Nested] = ()
+) -> list[Nested]:
+    """`count` different expressions, each with a number of operations out of `operations`, none of them in `avoid`."""
+    found: dict[Nested, None] = {}
+    choices = sorted(operations)
+    while len(found) < count:
+        expression = random_nested(rng, rng.choice(choices))
+        if expression not in avoid:
+            found[expression] = None
+    return list(found)
+
+
+def _random_text(rng: random.Random, operations: int) -> str:
+    """Parts with operators between them. A part is a number, or brackets with at least two operations: fewer would
+    leave nothing to decide in them."""
+    between = min(operations, rng.randint(2, _MOST_BETWEEN))
+    inside = [0] * (between + 1)
+    left = operations - between
+    while left:
+        taken = left if left <= _LEAST_INSIDE + 1 else rng.randint(_LEAST_INSIDE, left)
+        inside[rng.randrange(len(inside))] += taken
+        left -= taken
+    if any(0 < count < _LEAST_INSIDE for count in inside):
+        return _random_text(rng, operations)
+    numbers = [str(rng.randint(_SMALLEST_OPERAND, _LARGEST_OPERAND)) for _ in inside]
+    texts = [
+        f"({_random_text(rng, count)})" if count else number for count, number in zip(inside, numbers, strict=True)
+    ]
+    operators = rng.choices(list(_OPERATOR_WEIGHTS), list(_OPERATOR_WEIGHTS.values()), k=between)
+    return texts[0] + "".join(operator + text for operator, text in zip(operators, texts[1:], strict=True))

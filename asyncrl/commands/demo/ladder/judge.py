@@ -1,0 +1,89 @@
+"""A process reward model that knows the right steps, with as many mistakes as a study wants.
+
+It needs no model: it works the expression out. A calculation is right if what it leaves has the value of the task's
+expression, a step back if there was a mistake to take back, an answer if it is that value. `accuracy` is the share of
+the judgements that are right. A wrong one depends on nothing but the episode up to its step, so that a policy can learn
+to seek it, as it can with a trained model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from asyncrl.commands.demo.ladder.expressions import Nested
+from asyncrl.config.schema import ScoringModelConfig
+from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.scoring.models.base import StepScores
+from asyncrl.scoring.transcript import Transcript
+
+SURE = 0.95
+"""The probability that it gives to a step that it takes for right."""
+
+_TASK = re.compile(r"<\|im_start\|>user\n([-0-9+*()]+)<\|im_end\|>")
+_RESULT = re.compile(r"<tool_response>\n([-0-9+*()]+)\n</tool_response>")
+_UNDO = '"name": "undo"'
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the episode says up to its end, and whether it is right."""
+
+    before: str
+    is_right: bool
+
+
+class StepJudge:
+    """`scoring.prm.family=asyncrl.commands.demo.ladder.judge.StepJudge scoring.prm.params={accuracy: 0.8, seed: 0}`."""
+
+    def __init__(self, config: ScoringModelConfig) -> None:
+        params = dict(config.params)
+        accuracy, seed = params.pop("accuracy", 1.0), params.pop("seed", 0)
+        if params:
+            raise ConfigError(f"scoring.prm.params has {', '.join(sorted(params))}; it may have accuracy and seed")
+        if not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
+            raise ConfigError(f"scoring.prm.params.accuracy={accuracy!r} must be a number in [0, 1]")
+        self._accuracy, self._seed = float(accuracy), seed
+        self.name = f"judge@{self._accuracy}"
+
+    def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
+        """Raises ScoringError: a transcript is none of the ladder."""
+        return [StepScores.of_probabilities([self._probability(step) for step in _steps(each)]) for each in transcripts]
+
+    def _probability(self, step: _Step) -> float:
+        digest = hashlib.sha256(f"{self._seed} {step.before}".encode()).digest()
+        is_mistaken = int.from_bytes(digest[:8], "big") / 2**64 >= self._accuracy
+        return SURE if step.is_right != is_mistaken else 1 - SURE
+
+
+def _steps(transcript: Transcript) -> Iterator[_Step]:
+    text, current, value = "", "", 0
+    for index, passage in enumerate(transcript):
+        if passage.is_step:
+            following = transcript[index + 1].text if index + 1 < len(transcript) else ""
+            result = found[1] if (found := _RESULT.search(following)) else ""
+            is_right = _is_right(passage.plain, current, result, value)
+            current = result or current
+            text += passage.text
+            yield _Step(text, is_right)
+        else:
+            if not text:
+                current, value = _opening(passage.text)
+            text += passage.text
+
+
+def _opening(text: str) -> tuple[str, int]:
+    """The expression that the policy finds, and the value of the task's."""
+    if (task := _TASK.search(text)) is None:
+        raise ScoringError("the prompt has no expression of the ladder")
+    return (_RESULT.findall(text) or [task[1]])[-1], Nested(task[1]).value()
+
+
+def _is_right(step: str, current: str, result: str, value: int) -> bool:
+    if _UNDO in step:
+        return bool(result) and Nested(current).value() != value
+    if "<tool_call>" in step:
+        return bool(result) and Nested(result).value() == value
+    return step.strip() == str(value)

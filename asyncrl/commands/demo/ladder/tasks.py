@@ -1,0 +1,127 @@
+"""The rungs of the ladder, and their tasks.
+
+A rung says how many operations its expressions have, and what makes them harder than the demo's:
+
+* `brackets-N`: N operations, so that the horizon is N decisions and an answer;
+* `brackets`: 2 to 10 operations;
+* `sparse`: 8 to 10 operations, only expressions of which careless play never found the value in so many tries;
+* `undo`: 3 to 6 operations and a second tool that takes a step back. The messages of half of the tasks begin with a
+  wrong first step, those of the others with a right one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.commands.demo.ladder.expressions import Nested, distinct_nested
+from asyncrl.commands.demo.transcripts import LEANING
+from asyncrl.ids import task_id
+from asyncrl.types import Task
+
+SYSTEM_PROMPT = "Work out the expression step by step with the tools, and give the number."
+CARELESS_TRIES = 24
+HORIZONS = (2, 4, 6, 8, 10)
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """`is_sparse`: only expressions that careless play gets wrong. `has_first_step`: a step is taken already."""
+
+    name: str
+    operations: tuple[int, ...]
+    is_sparse: bool = False
+    has_first_step: bool = False
+
+    @property
+    def tools(self) -> list[str]:
+        """What `actor.tools` names."""
+        names = ["LadderCalculator", "Undo"] if self.has_first_step else ["LadderCalculator"]
+        return [f"asyncrl.commands.demo.ladder.tools.{name}" for name in names]
+
+    @property
+    def most_turns(self) -> int:
+        """Enough for every operation, the answer, a way back and a few calls that the tools refuse."""
+        return max(self.operations) + 4 + 2 * self.has_first_step
+
+
+RUNGS: Mapping[str, Rung] = {
+    rung.name: rung
+    for rung in (
+        *(Rung(f"brackets-{count}", (count,)) for count in HORIZONS),
+        Rung("brackets", tuple(range(2, 11))),
+        Rung("sparse", (8, 9, 10), is_sparse=True),
+        Rung("undo", (3, 4, 5, 6), has_first_step=True),
+    )
+}
+
+
+def call(name: str, arguments: Mapping[str, str]) -> Message:
+    # As text: columns of a file of tasks would give each call the arguments of all tools.
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
+def careless_operator(expression: Nested, rng: random.Random) -> str:
+    """Any operator of the workplace, as the policy chooses that knows no precedence."""
+    operators = expression.workplace.operators
+    return rng.choices(operators, [LEANING[each] for each in operators])[0]
+
+
+def careless_value(expression: Nested, rng: random.Random) -> int:
+    while not expression.is_number:
+        expression = expression.reduced(careless_operator(expression, rng))
+    return int(expression.text)
+
+
+def rung_expressions(rung: Rung, count: int, rng: random.Random, avoid: Collection[Nested] = ()) -> list[Nested]:
+    """`count` different expressions of the rung, none of them in `avoid`."""
+    if not rung.is_sparse:
+        return distinct_nested(count, rng, rung.operations, avoid)
+    found: dict[Nested, None] = {}
+    while len(found) < count:
+        (expression,) = distinct_nested(1, rng, rung.operations, avoid)
+        if all(careless_value(expression, rng) != expression.value() for _ in range(CARELESS_TRIES)):
+            found[expression] = None
+    return list(found)
+
+
+def opening(expression: Nested, taken: Collection[str] = ()) -> list[Message]:
+    """The messages before the policy's first turn; `taken` are the operators of steps that they show."""
+    messages: list[Message] = [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": expression.text},
+    ]
+    for operator in taken:
+        expression = expression.reduced(operator)
+        messages += [call("calculator", {"operator": operator}), {"role": "tool", "content": expression.text}]
+    return messages
+
+
+def first_step(expression: Nested, rng: random.Random) -> str:
+    """A right or a wrong first operator, each half of the time where there are both."""
+    operators = sorted(set(expression.workplace.operators))
+    right = [each for each in operators if expression.reduced(each).value() == expression.value()]
+    wrong = [each for each in operators if each not in right]
+    return rng.choice(wrong if wrong and rng.random() < 0.5 else right)
+
+
+def ladder_task(rung: Rung, expression: Nested, split: str, index: int, rng: random.Random) -> Task:
+    source = f"asyncrl/{rung.name}"
+    taken = [first_step(expression, rng)] if rung.has_first_step else []
+    return Task(
+        id=task_id(source, split, index),
+        messages=opening(expression, taken),
+        ground_truth=str(expression.value()),
+        data_source=source,
+        extra_info={
+            "split": split,
+            "index": index,
+            "tools_kwargs": {"calculator": {"expression": expression.text, "taken": taken}},
+        },
+    )

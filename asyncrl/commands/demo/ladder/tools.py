@@ -1,0 +1,65 @@
+"""The ladder's tools: a calculator that remembers the expression, one that is slow now and then, and a way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from asyncrl.commands.demo.ladder.expressions import Nested
+from asyncrl.tools.base import Tool, ToolRefusal
+from asyncrl.tools.delayed import Delayed
+
+_STATES = "expressions"
+"""Where the episode's expressions are in `shared`, the oldest first."""
+
+
+class LadderCalculator(Tool):
+    """`{"operator": "*"}` is answered by what is left of the task's expression."""
+
+    schema: ClassVar[Mapping[str, Any]] = {
+        "name": "calculator",
+        "description": "Works out the leftmost operation with the given operator in the first of the innermost "
+        "brackets, and returns the expression left.",
+        "parameters": {
+            "type": "object",
+            "properties": {"operator": {"type": "string", "enum": ["+", "-", "*"]}},
+            "required": ["operator"],
+        },
+    }
+
+    async def create(self, **kwargs: Any) -> None:
+        """With the task's `expression`, and in `taken` the operators of steps that its messages show already."""
+        states = [Nested(kwargs["expression"])]
+        for operator in kwargs.get("taken") or ():
+            states.append(states[-1].reduced(operator))
+        self.shared[_STATES] = states
+
+    async def execute(self, arguments: Mapping[str, Any]) -> str:
+        states: list[Nested] = self.shared[_STATES]
+        operator = arguments["operator"]
+        workplace = states[-1].workplace
+        if operator not in workplace.operators:
+            raise ToolRefusal(f"Error: there is no {operator} in {workplace}.")
+        states.append(states[-1].reduced(operator))
+        return states[-1].text
+
+
+class SlowLadderCalculator(Delayed, LadderCalculator):
+    """The same with heavy-tailed delays."""
+
+
+class Undo(Tool):
+    """Takes back the last operation."""
+
+    schema: ClassVar[Mapping[str, Any]] = {
+        "name": "undo",
+        "description": "Takes back the last operation, and returns the expression before it.",
+        "parameters": {"type": "object", "properties": {}},
+    }
+
+    async def execute(self, arguments: Mapping[str, Any]) -> str:
+        states: list[Nested] = self.shared[_STATES]
+        if len(states) == 1:
+            raise ToolRefusal("Error: there is nothing to take back.")
+        states.pop()
+        return states[-1].text

@@ -1,0 +1,106 @@
+"""Everything that the demo needs before its run: tasks, policy, step scorer. Made once, then found again.
+
+The name of the folder is a hash of the code and the seed that made it. It gets this name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import random
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.commands.demo.arithmetic import arithmetic_task, distinct_expressions
+from asyncrl.data.writing import write_tasks
+
+TRAINING_TASKS = 4000
+HELD_OUT_TASKS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Updates of the policy and of the step scorer, and the held-out expressions on which the scorer is judged."""
+
+    warm_start: int = 180
+    step_scorer: int = 150
+    judged: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The parts: two Parquet files, and two model folders with their tokenizers."""
+
+    train: Path
+    held_out: Path
+    model: Path
+    step_scorer: Path
+
+
+FULL_EFFORT = Effort()
+
+
+def prepare(directory: Path, seed: int, progress: Callable[[str], None], effort: Effort = FULL_EFFORT) -> Prepared:
+    """Make the parts under `directory`, or find them there. `progress` gets a line of text now and then."""
+    folder = directory / _fingerprint(seed, effort)
+
+    def make(partial: Path) -> None:
+        progress(f"preparing tasks, a warm-started policy and a step scorer in {folder} (once, 1 to 3 minutes)")
+        _make(_parts(partial), seed, progress, effort)
+
+    made_once(folder, make)
+    return _parts(folder)
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """Have `make` fill a folder that then gets the name `folder`, unless there is one. Others who want it wait
+    meanwhile."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return
+        partial = folder.parent / f".{folder.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        make(partial)
+        partial.rename(folder)
+
+
+def _parts(folder: Path) -> Prepared:
+    return Prepared(folder / "train.parquet", folder / "eval.parquet", folder / "policy", folder / "step_scorer")
+
+
+def _fingerprint(seed: int, effort: Effort) -> str:
+    return fingerprint(f"{seed} {effort}", sorted(Path(__file__).parent.glob("*.*")))
+
+
+def fingerprint(text: str, files: Iterable[Path]) -> str:
+    """A name that is another one as soon as the text or one of the files has changed."""
+    digest = hashlib.sha256(text.encode())
+    for file in files:
+        if file.stem not in ("command", "summary"):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _make(parts: Prepared, seed: int, progress: Callable[[str], None], effort: Effort) -> None:
+    from asyncrl.commands.demo.step_scorer import save_step_scorer, train_step_scorer
+    from asyncrl.commands.demo.tokenizer import build_tokenizer
+    from asyncrl.commands.demo.warm_start import warm_start
+
+    rng = random.Random(seed)
+    held_out = distinct_expressions(HELD_OUT_TASKS, rng)
+    training = distinct_expressions(TRAINING_TASKS, rng, avoid=set(held_out))
+    for path, split, expressions in ((parts.held_out, "eval", held_out), (parts.train, "train", training)):
+        write_tasks(path, (arithmetic_task(each, split, index) for index, each in enumerate(expressions)))
+    tokenizer = build_tokenizer()
+    policy = warm_start(tokenizer, seed, progress, effort.warm_start)
+    policy.save_pretrained(parts.model)
+    tokenizer.save_pretrained(parts.model)
+    scorer, judgements = train_step_scorer(policy, tokenizer, seed, progress, effort.step_scorer, effort.judged)
+    for source, found in judgements.items():
+        progress(f"the step scorer judges {found.accuracy:.1%} of {source} steps rightly ({found.right:.1%} are right)")
+    save_step_scorer(scorer, tokenizer, judgements, parts.step_scorer)

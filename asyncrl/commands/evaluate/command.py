@@ -1,0 +1,212 @@
+"""`asyncrl evaluate RUN|MODEL --data FILE [--n 8] [--step K] [KEY=VALUE ...]`: pass@k, best@k and maj@k, without
+training.
+
+The episodes are played by the real engine, tools and verifiers. For a RUN (its folder, or its name) the configuration
+is the run's own, and the policy that of a checkpoint. For a MODEL (a Hugging Face folder or a hub name) KEY=VALUE words
+and experiment=NAME give the configuration, as for `asyncrl train`.
+
+With --n 1 the only attempt at a task is greedy; with more, attempts are sampled at actor.temperature. An attempt is
+right if its outcome is at least --threshold, which is 1 unless a rule gives graded outcomes. Of a task with n scored
+attempts, c of them right, pass@k is 1 - C(n-c, k) / C(n, k). A failed attempt is tried again as in training, then
+counted as failed, and is in no mean and no estimate. docs/evaluate.md has more.
+
+The same command goes on with an interrupted evaluation, and shows a finished one again. All episodes stay in the
+evaluation's folder: `asyncrl inspect show e0-000000.0.0 --run FOLDER`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import sys
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from asyncrl.commands.evaluate.configure import EvaluationRequest, require_same, without_training
+from asyncrl.commands.evaluate.export import write_policy
+from asyncrl.commands.evaluate.progress import EvaluationProgress
+from asyncrl.commands.evaluate.results import EvaluationResult, read_result, shown_result
+from asyncrl.commands.evaluate.runs import checkpoint_of
+from asyncrl.commands.evaluate.samples import samples
+from asyncrl.config import locations
+from asyncrl.config.commands import command_name
+from asyncrl.config.exits import EXIT_FAILURE, EXIT_STOPPED, failures_end_the_command, usage_or_failure
+from asyncrl.config.load import log_to_stderr
+from asyncrl.config.refusals import may_exist
+from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.cluster import ROLES
+from asyncrl.data.opening import open_tasks
+from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.launch.local import claim, role_commands
+from asyncrl.launch.ownership import exclusively
+from asyncrl.launch.placement.placement import place, settle
+from asyncrl.launch.preflight.preflight import preflight
+from asyncrl.launch.preflight.prompts import prepare_data
+from asyncrl.launch.preflight.same_tasks import check_same_tasks
+from asyncrl.launch.processes import ROLE_ENVIRONMENT, choose_ports, role_command, this_host
+from asyncrl.launch.role_process import RoleCommand
+from asyncrl.launch.supervisor import Supervisor
+from asyncrl.launch.survivors import end_here
+from asyncrl.machine import process
+from asyncrl.machine.files import write_whole
+from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.inspect.run import find_run
+from asyncrl.text import json_text
+
+log = logging.getLogger("asyncrl.commands.evaluate")
+
+RESULT_FILE = "evaluation.json"
+EVALUATOR = "evaluator"
+PATTERN_MARKS = str.maketrans("*?[]", "____")
+
+
+def main() -> None:
+    """The entry of the command line. A configuration or a data file that is refused ends it with status 2, another
+    failure with 1, a signal with 130."""
+    given = _parser().parse_intermixed_args()
+    log_to_stderr()
+    with failures_end_the_command(usage_or_failure, "asyncrl"):
+        try:
+            folder, result = evaluate(_request(given), given.step, given.threshold)
+        except StoppedError as error:
+            log.info("%s", error)
+            sys.exit(EXIT_STOPPED)
+    if given.json:
+        sys.stdout.write((folder / RESULT_FILE).read_text())
+    else:
+        Console().print(shown_result(result))
+        sys.stdout.writelines(f"\n{text}\n" for text in samples(folder, given.samples))
+    log.info("%s has the result, and `asyncrl inspect show ID --run %s` an episode", folder / RESULT_FILE, folder)
+    if not result.total.scored:
+        sys.exit(EXIT_FAILURE)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target", metavar="RUN|MODEL", help="folder or name of a run, or folder or hub name of a model")
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="keys of docs/configuration.md")
+    parser.add_argument("--data", required=True, metavar="TASKS", help="tasks, as data.train takes them (docs/data.md)")
+    parser.add_argument("--n", type=int, default=8, metavar="N", help="attempts at each task (8)")
+    parser.add_argument("--step", type=int, metavar="K", help="of a run: the checkpoint after K steps (the newest)")
+    parser.add_argument("--threshold", type=float, default=1.0, metavar="T", help="smallest outcome that is right (1)")
+    parser.add_argument(
+        "--samples", type=int, default=0, metavar="S", help="print S attempts of each data source with scores (0)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="find files of groups in DIR too")
+    return parser
+
+
+def _request(given: argparse.Namespace) -> EvaluationRequest:
+    """Raises ConfigError: the arguments do not go together."""
+    run = find_run(given.target)
+    if given.n < 1:
+        raise ConfigError(f"--n={given.n}: there must be at least one attempt")
+    if not may_exist(given.data):
+        raise ConfigError(f"--data={given.data}: there is no such file; see docs/data.md")
+    if run is None and given.step is not None:
+        raise ConfigError(f"--step={given.step}: {given.target} is no run, which would have a {locations.CONFIG_FILE}")
+    if run is None:
+        log.info("%s is no run, which would have a %s, so it is read as a model", given.target, locations.CONFIG_FILE)
+    return EvaluationRequest(run, given.target, given.data, given.n, given.words, given.config_dir)
+
+
+def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) -> tuple[Path, EvaluationResult]:
+    """Run an evaluation to its end, or read one that has ended; its folder and its result.
+
+    Raises ConfigError and DataError: it cannot run; CheckpointError: the run has no such checkpoint; StoppedError: a
+    signal came; AsyncrlError: it cannot go on.
+    """
+    config, checkpoint = request.read(), None
+    if request.run is not None and steps is None:
+        checkpoint = checkpoint_of(request.run, config, None)
+        steps = checkpoint.steps
+    folder = _folder(config, request, steps)
+    config = without_training(config, request, folder)
+    model, has_ended = folder / "model", (folder / RESULT_FILE).exists()
+    if request.run is not None and not model.exists():
+        checkpoint = checkpoint or checkpoint_of(request.run, config, steps)
+    measured = config if request.run is None else replace(config, model=replace(config.model, path=str(model)))
+    require_same(measured, folder)
+    if not has_ended:
+        preflight(config)
+    with exclusively(folder):
+        end_here(folder)
+        if checkpoint is not None and not model.exists():
+            write_policy(config.model, checkpoint, model)
+        if has_ended:
+            log.info("this evaluation has ended, so its result is read; remove %s to evaluate again", folder)
+        else:
+            _run(measured, folder)
+        result = _read(measured, folder, threshold)
+        write_whole(folder / RESULT_FILE, f"{json_text(_described(measured, request, steps, result))}\n")
+        for weights in model.glob("*.safetensors"):
+            weights.unlink()
+    return folder, result
+
+
+def _folder(config: TrainConfig, request: EvaluationRequest, steps: int | None) -> Path:
+    """The folder of an evaluation: another one for another step, file or number of attempts, if run.name is not set."""
+    evaluated = Path(request.model).name if steps is None else f"step-{steps:06d}"
+    name = f"{evaluated}-{Path(request.data).stem}-n{request.attempts}".translate(PATTERN_MARKS)
+    if any(word.lstrip("+").startswith("run.name=") for word in request.words):
+        name = config.run.name
+    return (request.run or Path(config.run.dir)) / "evaluations" / name
+
+
+def _run(config: TrainConfig, folder: Path) -> None:
+    """Start the roles, with the evaluator in the learner's place, and wait for its end. Raises StoppedError."""
+    stop = process.stop_on_signals()
+    choose_ports(config)
+    placement = place(config, [this_host(config.cluster)], [role for role in ROLES if role != "learner"])
+    settle(config, placement)
+    prepare_data(config)
+    check_same_tasks(config, folder)
+    resumed = claim(config, folder)
+    locations.run_identity(config.run, make=True)
+    log.info("%s %s; logs are in %s", "going on with" if resumed else "starting", folder, folder / "logs")
+    path = folder / locations.CONFIG_FILE
+    evaluator = RoleCommand(EVALUATOR, role_command("evaluate.evaluator", path), ROLE_ENVIRONMENT)
+    roles, cluster = role_commands(placement, path), config.cluster
+    supervisor = Supervisor(
+        [*roles, evaluator],
+        folder,
+        cluster.max_restarts,
+        EVALUATOR,
+        cluster.restart_pause_s,
+        hang_s=cluster.hang_timeout_s,
+    )
+    with closing(EvaluationProgress(folder)) as progress:
+        done = supervisor.run(stop.is_set, progress.update)
+    if not done:
+        raise StoppedError("stopped; run the same command, with the same --step, to go on")
+
+
+def _read(config: TrainConfig, folder: Path, threshold: float) -> EvaluationResult:
+    assert config.data.eval is not None
+    sources = [task.data_source for task in open_tasks(config, config.data.eval)]
+    with closing(StoredRun(folder / "replay")) as stored:
+        return read_result(stored, sources, config.learner.eval_attempts, threshold)
+
+
+def _described(
+    config: TrainConfig, request: EvaluationRequest, steps: int | None, result: EvaluationResult
+) -> dict[str, Any]:
+    """The result with what was evaluated, and how. Values that are not finite are left out of JSON as null."""
+    greedy = request.attempts == 1
+    what = {"run": str(request.run), "step": steps} if request.run is not None else {"model": request.model}
+    how = {"data": request.data, "temperature": 0.0 if greedy else config.actor.temperature}
+    return {**what, **how, **_finite(asdict(result))}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,120 @@
+"""The configuration of an evaluation: that of a run, or of a model and KEY=VALUE words, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import yaml
+
+from asyncrl.commands.evaluate.runs import config_of
+from asyncrl.config.changes import KEYS, by_key, values_of
+from asyncrl.config.compose import read
+from asyncrl.config.files import GROUPS
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.quoting import quoted
+from asyncrl.config.schema import DataConfig, NetworkConfig, SftConfig, TrainConfig, WeightsConfig
+from asyncrl.config.secrets import masked_value, shown, shown_value
+from asyncrl.errors import ConfigError
+
+MEASURED = ("model.", "data.", "actor.", "scoring.", "learner.eval_attempts")
+"""The keys on which the result of an evaluation rests."""
+ANY_PORT = {"network.replay_port": 0, "network.weights_port": 0}
+SET_HERE = {
+    "model.path": "the first argument names it",
+    "data.train": "--data names the tasks",
+    "data.eval": "--data names the tasks",
+    "learner.eval_attempts": "--n sets it",
+}
+ADAPTERS = "an evaluation plays a whole model: merge the adapters first (asyncrl merge), and name that folder"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRequest:
+    """What a command line asks for: a run (its folder) or else a model, the tasks, the attempts at each, and words."""
+
+    run: Path | None
+    model: str
+    data: str
+    attempts: int
+    words: Sequence[str]
+    config_dir: Path | None = None
+
+    def read(self) -> TrainConfig:
+        """The configuration that the run or the words give, as for training. Raises ConfigError."""
+        keys = [word.lstrip("+").partition("=")[0] for word in self.words]
+        wrong = [f"{key}: {SET_HERE[key]}" for key in keys if key in SET_HERE]
+        wrong += [f"{key}: {ADAPTERS}" for key in keys if f"{key}.".startswith("model.lora.")]
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+        if self.run is None:
+            named = {"model.path": self.model, "data.train": self.data, **ANY_PORT}
+            return read([*(f"{key}={quoted(value)}" for key, value in named.items()), *self.words], self.config_dir)
+        if "experiment" in keys:
+            raise ConfigError(f"experiment: the configuration is that of {self.run}; set single keys, or choose groups")
+        # A group that is chosen anew replaces what the run has in its section.
+        sections = asdict(_on_this_machine(config_of(self.run)))
+        values = {name: value for name, value in sections.items() if name not in GROUPS or name not in keys}
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "run.yaml"
+            path.write_text(yaml.safe_dump(values))
+            return read([f"experiment={quoted(path)}", *self.words])
+
+
+def without_training(config: TrainConfig, request: EvaluationRequest, folder: Path) -> TrainConfig:
+    """The same episodes and scores, on the tasks of the request, in the run folder `folder` and without training."""
+    return replace(
+        config,
+        run=replace(config.run, name=folder.name, dir=str(folder.parent)),
+        data=DataConfig(
+            train=[request.data],
+            eval=[request.data],
+            columns=config.data.columns,
+            system_prompt=config.data.system_prompt,
+            keep_in_memory=config.data.keep_in_memory,
+            dataset=config.data.dataset,
+            dataset_params=config.data.dataset_params,
+            max_prompt_length=config.data.max_prompt_length,
+            filter_overlong=config.data.filter_overlong,
+            truncation=config.data.truncation,
+        ),
+        weights=replace(config.weights, dir=None, channel=_channel(config)),
+        replay=replace(config.replay, retention="all", source=None, shards=1, shard=0),
+        learner=replace(config.learner, steps=0, epochs=None, eval_attempts=request.attempts),
+        algorithm=replace(config.algorithm, sft=SftConfig()),
+    )
+
+
+def require_same(config: TrainConfig, folder: Path) -> None:
+    """Raises ConfigError: an earlier start of the evaluation in `folder` measured something else."""
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        return
+    before, now = by_key(yaml.safe_load(path.read_text())), values_of(config)
+    measured = [key for key in KEYS if key.startswith(MEASURED)]
+    changed = [key for key in measured if masked_value(key, before[key]) != masked_value(key, now[key])]
+    if changed:
+        lines = (f"{shown(key, now[key])}: it was {shown_value(key, before[key])}" for key in changed)
+        raise ConfigError(
+            "\n".join((f"{folder} holds another evaluation: set these back, or choose another run.name", *lines))
+        )
+
+
+def _on_this_machine(config: TrainConfig) -> TrainConfig:
+    """The configuration of a run, which may still use its ports, with all roles on this machine."""
+    network = NetworkConfig(replay_port=0, weights_port=0, max_message_mb=config.network.max_message_mb)
+    cluster = replace(
+        config.cluster, launcher="local", hosts=[], pools={}, roles={}, actors=None, scorers=None, colocated=False
+    )
+    return replace(
+        config, cluster=cluster, network=network, observe=replace(config.observe, sinks=["console"], upload=[])
+    )
+
+
+def _channel(config: TrainConfig) -> str:
+    """The channel from a publisher without a GPU."""
+    if config.weights.channel == "disk":
+        return "disk"
+    return "zmq" if config.engine.kind == "embedded" else WeightsConfig().channel

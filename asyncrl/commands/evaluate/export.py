@@ -1,0 +1,109 @@
+"""`asyncrl export RUN [--step K|best] [--adapter|--critic] [--to DIR]`: the policy of a checkpoint as a folder of
+Hugging Face.
+
+Works on the CPU, while the run runs and after it, and changes nothing of the run. RUN is the folder of a run, such as
+runs/NAME, or its name. Without --step it takes the newest checkpoint, with `--step best` the one with the best
+evaluation that a run with learner.keep_best has. The folder has the same files as the folder
+`model` that a finished run writes: the weights in model.dtype, the configuration, the tokenizer and a model card.
+Adapters (model.lora) are merged into the weights; with --adapter they alone are written, as the folder `adapter` of a
+finished run, which `PeftModel.from_pretrained` loads. With --critic the critic is written, as the folder `critic` of a
+finished run, which `AutoModelForTokenClassification.from_pretrained` loads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from asyncrl.algorithms.compose import Algorithm
+from asyncrl.commands.evaluate.runs import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
+from asyncrl.config.commands import command_name
+from asyncrl.config.exits import failures_end_the_command
+from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.errors import ConfigError
+from asyncrl.runs.inspect.run import require_run
+from asyncrl.runs.results.card import write_card
+
+
+def main() -> None:
+    """The entry of the command line. Ends with a message and status 1 where the export cannot be made."""
+    parser = argparse.ArgumentParser(
+        prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
+    parser.add_argument(
+        "--step",
+        type=_step,
+        metavar="K",
+        help="take the checkpoint after K learner steps, or the best one (the newest)",
+    )
+    parser.add_argument("--adapter", action="store_true", help="write the adapters of model.lora alone")
+    parser.add_argument("--critic", action="store_true", help="write the critic instead of the policy")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="write this folder (RUN/exports/step-K)")
+    given = parser.parse_args()
+    with failures_end_the_command():
+        sys.stdout.write(f"{export_run(given.run, given.step, given.to, given.adapter, given.critic)}\n")
+
+
+def _step(given: str) -> int | str:
+    if given != BEST and not given.isdecimal():
+        raise argparse.ArgumentTypeError(f"{given!r} is neither a number of steps nor {BEST}")
+    return given if given == BEST else int(given)
+
+
+def export_run(
+    name: str, steps: int | str | None = None, to: Path | None = None, adapter: bool = False, critic: bool = False
+) -> Path:
+    """Export the policy of a checkpoint, by default the newest (see `checkpoint_of`), or its adapters alone, or the
+    critic; returns the new folder.
+
+    Raises ConfigError: there is no such run, it trains no adapters or no critic, or something is at `to` already;
+    CheckpointError: there is no such checkpoint, or it cannot be read; OSError.
+    """
+    run = require_run(name)
+    config = config_of(run)
+    if adapter and not config.model.lora.is_used:
+        raise ConfigError(f"{run} trains no adapters (model.lora): leave out --adapter")
+    if critic and not Algorithm.from_config(config.algorithm, config.learner.minibatches).needs_critic:
+        raise ConfigError(f"{run} trains no critic (algorithm.advantage): leave out --critic")
+    checkpoint = checkpoint_of(run, config, steps)
+    kind = "-adapter" if adapter else "-critic" if critic else ""
+    folder = to or run / "exports" / f"{checkpoint.folder.name}{kind}"
+    require_new(folder)
+    if critic:
+        write_critic(config, checkpoint, folder)
+        return folder
+    if adapter:
+        write_adapter(config.model, checkpoint, folder)
+        return folder
+    write_policy(config.model, checkpoint, folder)
+    write_card(run, folder, checkpoint.steps)
+    return folder
+
+
+def require_new(folder: Path) -> None:
+    """Raises ConfigError: something is at `folder` already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists already: remove it, or name another folder by --to")
+
+
+def write_policy(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
+    """Write the policy of a checkpoint into `folder`, in place of what is there."""
+    from asyncrl.learner.checkpoint.export import export_checkpoint
+
+    read_checkpoint(checkpoint, lambda source: export_checkpoint(model, source, folder))
+
+
+def write_critic(config: TrainConfig, checkpoint: FinishedSteps, folder: Path) -> None:
+    """Write the critic of a checkpoint into `folder`, in place of what is there."""
+    from asyncrl.learner.checkpoint.critic_export import export_checkpoint_critic
+
+    read_checkpoint(checkpoint, lambda source: export_checkpoint_critic(config.critic, config.model, source, folder))
+
+
+def write_adapter(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
+    """Write the adapters of a checkpoint into `folder`, in place of what is there."""
+    from asyncrl.learner.checkpoint.export import export_checkpoint_adapter
+
+    read_checkpoint(checkpoint, lambda source: export_checkpoint_adapter(model, source, folder))

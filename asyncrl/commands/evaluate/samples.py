@@ -1,0 +1,37 @@
+"""Some attempts of a finished evaluation, with their scores, for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from asyncrl.commands.evaluate.runs import config_of
+from asyncrl.data.opening import open_tasks
+from asyncrl.ids import held_out_row
+from asyncrl.replay.records import TrajectoryState
+from asyncrl.replay.stored import StoredRun
+
+
+def samples(folder: Path, count: int) -> Iterator[str]:
+    """The first `count` scored attempts of each data source as text, of the evaluation in `folder`. Nothing is loaded
+    for 0."""
+    if not count:
+        return
+    from asyncrl.modelling.tokenizer import open_tokenizer
+    from asyncrl.scoring.samples import described
+
+    config = config_of(folder)
+    assert config.data.eval is not None
+    tasks = open_tasks(config, config.data.eval)
+    tokenizer = open_tokenizer(config.model)
+    shown: Counter[str] = Counter()
+    with closing(StoredRun(folder / "replay")) as stored:
+        for name, record in stored.records():
+            if record.state is not TrajectoryState.EVALUATED or shown[record.data_source] == count:
+                continue
+            trajectory, labels = stored.trajectory(name), stored.labels(name)
+            if trajectory is not None and labels is not None:
+                shown[record.data_source] += 1
+                yield described(tasks[held_out_row(record.group)], trajectory, labels, tokenizer)

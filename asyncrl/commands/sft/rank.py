@@ -1,0 +1,124 @@
+"""One rank of `asyncrl sft` from its configuration: this opens everything that it needs, and closes it in the end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+
+from asyncrl.algorithms.compose import Algorithm
+from asyncrl.commands.sft.loop import Imitation
+from asyncrl.config import locations
+from asyncrl.config.schema import TrainConfig
+from asyncrl.data.rendered import RenderedDemonstrations, read_rendered, rendered_folder
+from asyncrl.learner.batch.demonstrations import DemonstrationFeed
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.export import export, export_adapter
+from asyncrl.learner.compiling import compile_passes
+from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes
+from asyncrl.learner.model.optimizer import Trainable
+from asyncrl.learner.model.policy import load_policy
+from asyncrl.learner.model.sharding import compiles
+from asyncrl.learner.ranks.activity import END
+from asyncrl.learner.ranks.determinism import be_deterministic
+from asyncrl.learner.ranks.leaving import Leaving
+from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.trainer import IMITATION_TEMPERATURE, Trainer
+from asyncrl.machine import process
+from asyncrl.machine.activity import Activity
+from asyncrl.modelling.flops import ForwardFlops
+from asyncrl.observe.metrics import Fanout, Sink
+from asyncrl.observe.reports import open_reports
+from asyncrl.observe.sinks import metrics_file, remove_steps
+from asyncrl.weights.group import keep_to_loopback
+
+logger = logging.getLogger(__name__)
+
+
+def run_rank(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
+    """Fine-tune as `config` says: as one rank if `run_ranks` started this process, else as the only one.
+
+    Raises StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.
+    """
+    learner = config.learner
+    if learner.deterministic:
+        be_deterministic()
+    keep_to_loopback(config, actor=False)
+    leaving = Leaving()
+    with leaving.watched(stop), ExitStack() as stack:
+        ranks = stack.enter_context(
+            joined(
+                learner.replicas,
+                learner.rank_timeout_s,
+                activity=activity,
+                leaving=leaving,
+                context_ranks=learner.context_ranks,
+                expert_ranks=learner.expert_ranks,
+                tensor_ranks=learner.tensor_ranks,
+            )
+        )
+        metrics: Sink = Fanout([])
+        evaluations: Sink = Fanout([])
+        if ranks.rank == 0:
+            reports = stack.enter_context(open_reports(config, process.worker_name(f"learner-{ranks.rank}")))
+            metrics, evaluations = reports.learner_metrics()
+        stack.callback(activity.enter, END)
+        fine_tune(config, ranks, metrics, evaluations, stop)
+
+
+def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sink, stop: threading.Event) -> None:
+    """Load, train and export. Raises StoppedError; DataError: the demonstrations were not rendered; ConfigError and
+    CheckpointError: the model or the checkpoints cannot be used."""
+    learner, folder = config.learner, locations.run_dir(config.run)
+    ranks.activity.enter("load")
+    shown = read_rendered(rendered_folder(config, config.data.train))
+    held_out = read_rendered(rendered_folder(config, config.data.eval)) if config.data.eval else None
+    longest = max(int(each.lengths.max()) for each in (shown, held_out) if each is not None)
+    policy = load_policy(config.model, IMITATION_TEMPERATURE, ranks, longest, seed=config.run.seed)
+    algorithm = Algorithm.from_config(config.algorithm, learner.minibatches)
+    trainer = Trainer(ranks, algorithm, Trainable(policy, learner.lr, learner, config.model.dtype), None, None, stop)
+    trainer.configure(config)
+    if compiles(config.model, ranks.device):
+        largest = sum(_largest_pass(config, longest))
+        compile_passes(trainer, learner.shared_prefixes is not False, longest, largest, held_out is not None)
+    if ranks.device.type == "cuda":
+        usable = usable_bytes(ranks.device, learner.memory)
+        fit_memory(trainer, _largest_pass(config, longest), usable, config.model.activations)
+    else:
+        tell_exchange(trainer)
+
+    def feed(rendered: RenderedDemonstrations) -> DemonstrationFeed:
+        return DemonstrationFeed(rendered, config.run.seed, ranks, policy, ForwardFlops.of(policy, policy.model.config))
+
+    checkpoints = Checkpoints(folder / locations.CHECKPOINTS, learner.keep_checkpoints, ranks, stop, learner.keep_best)
+    with closing(checkpoints):
+        loop = Imitation(
+            config,
+            ranks,
+            trainer,
+            checkpoints,
+            feed(shown),
+            None if held_out is None else feed(held_out),
+            metrics,
+            evaluations,
+            stop,
+        )
+        if ranks.rank == 0:
+            # Steps and evaluations that an earlier process reported, and that this one repeats.
+            for name in ("learner", "evaluation"):
+                remove_steps(metrics_file(folder, name), lambda step: step >= loop.progress.step)
+            metrics.resumed(loop.progress.step)
+        process.freeze_heap()
+        loop.train()
+    if learner.export:
+        export(policy, config.model, folder / "model", ranks, stop)
+        if config.model.lora.is_used:
+            export_adapter(policy, config.model, folder / "adapter", ranks, stop)
+    logger.info("fine-tuning is done after %d steps", learner.total_steps)
+
+
+def _largest_pass(config: TrainConfig, longest: int) -> Sequence[int]:
+    """The lengths of the longest demonstrations that are trained in one pass."""
+    tokens = max(longest, config.learner.micro_tokens * config.learner.pass_ranks)
+    return [longest] * (tokens // longest) + ([tokens % longest] if tokens % longest else [])

@@ -1,0 +1,186 @@
+"""`asyncrl try TASKS --index 3 [--answers FILE] [KEY=VALUE ...]`: plays one episode and shows each turn as it happens,
+then what the rule says of it. This is how a new environment, tool, simulated user or rule is tried before a run.
+
+TASKS are those that data.train takes. The policy is the model of model.path in the embedded engine, or the SGLang
+server of engine.urls (engine.kind=sglang), which is only asked. With --answers it is a script: each line of FILE is one
+turn, as "TEXT" or {"content": "TEXT", "tool_calls": [{"name": "NAME", "arguments": {...}}]}. A script needs no model;
+with model.path its answers take the form of that model.
+
+Everything runs in this process, so that a debugger stops in an environment or a rule. Nothing is stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import traceback
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from asyncrl.actor.runner import open_runner
+from asyncrl.chat.chat import Chat
+from asyncrl.commands.trial.engines import ScriptedEngine, open_trial_engine, read_answers
+from asyncrl.commands.trial.transcript import Transcript
+from asyncrl.config.commands import command_name
+from asyncrl.config.compose import composed, read
+from asyncrl.config.exits import EXIT_FAILURE, failures_end_the_command, usage_or_failure
+from asyncrl.config.load import log_to_stderr
+from asyncrl.config.quoting import quoted
+from asyncrl.config.refusals import may_exist
+from asyncrl.config.schema import TrainConfig
+from asyncrl.data.opening import all_tasks
+from asyncrl.errors import ConfigError, DataError, ScoringError
+from asyncrl.launch.preflight.datasets import make_tasks
+from asyncrl.modelling.end_tokens import end_tokens
+from asyncrl.modelling.tokenizer import open_tokenizer
+from asyncrl.observe.shown_text import shown_text
+from asyncrl.sandbox.sandboxes import open_sandbox
+from asyncrl.scoring.answers import answer_texts, response_text
+from asyncrl.scoring.rules.base import RuleInput
+from asyncrl.scoring.rules.registry import RuleSet, load_rules
+from asyncrl.text import reason_of
+from asyncrl.tools.offered import Offer
+from asyncrl.types import Purpose, Task, Ticket, Trajectory
+
+NO_MODEL = "none"
+"""Stands for `model.path` where a script answers and no model is named."""
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """What a command line asks for."""
+
+    tasks: str
+    index: int
+    answers: Path | None
+    words: tuple[str, ...]
+    config_dir: Path | None = None
+
+    def read(self, folder: Path) -> TrainConfig:
+        """The configuration, with what is made in `folder`. Raises ConfigError."""
+        words = [f"data.train={quoted(self.tasks)}", *self.words]
+        if self.answers is not None and OmegaConf.is_missing(composed(words, self.config_dir).model, "path"):
+            words.append(f"model.path={NO_MODEL}")
+        config = read(words, self.config_dir)
+        return replace(config, run=replace(config.run, dir=str(folder), name="try"))
+
+
+def main() -> None:
+    """The entry of the command line. What is refused ends it with status 2, an episode or a rule that fails with 1."""
+    given = _parser().parse_intermixed_args()
+    log_to_stderr()
+    request = TrialRequest(given.tasks, given.index, given.answers, tuple(given.words), given.config_dir)
+    with failures_end_the_command(usage_or_failure, "asyncrl try"):
+        if not try_out(request, Transcript(Console(highlight=False))):
+            sys.exit(EXIT_FAILURE)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tasks", metavar="TASKS", help="tasks, as data.train takes them (docs/data.md)")
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="keys of docs/configuration.md")
+    parser.add_argument("--index", type=int, default=0, metavar="N", help="which task is played, from 0 (0)")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="a script in place of the policy")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="find files of groups in DIR too")
+    return parser
+
+
+def try_out(request: TrialRequest, transcript: Transcript) -> bool:
+    """Play the episode and score it. False: it failed, or a rule did, as the transcript says.
+
+    Raises ConfigError and DataError: something cannot be used.
+    """
+    if not may_exist(request.tasks):
+        raise ConfigError(f"{request.tasks}: there is no such file; see docs/data.md")
+    with TemporaryDirectory(prefix="asyncrl-try-") as folder:
+        config = request.read(Path(folder))
+        make_tasks(config, config.data.train)
+        tasks = all_tasks(config, config.data.train)
+        if not 0 <= request.index < len(tasks):
+            raise DataError(f"--index={request.index}: {request.tasks} has tasks 0 to {len(tasks) - 1}")
+        task = tasks[request.index]
+        transcript.task(task, tasks.place(request.index), _tools(config, task))
+        tokenizer = _tokenizer(config)
+        sandbox = open_sandbox(config.actor.sandbox)
+        rules = load_rules(config.scoring, lambda: tokenizer, sandbox)  # before a wrong one costs an episode
+        trajectory = asyncio.run(_play(config, request, task, tokenizer, transcript))
+        if trajectory is None:
+            return False
+        answer, full_answer = answer_texts(trajectory, tokenizer, config.scoring.strip_thoughts)
+        response = response_text(trajectory, tokenizer)
+        given = RuleInput(task, trajectory, answer, response, full_answer=full_answer, sandbox=sandbox)
+        return _score(rules, given, transcript)
+
+
+def _tools(config: TrainConfig, task: Task) -> list[str]:
+    if config.actor.played_by:
+        return ["those of the agent"]
+    if task.tools:
+        return [tool.get("function", tool)["name"] for tool in task.tools]
+    return list(Offer(config.actor).functions(task))
+
+
+def _tokenizer(config: TrainConfig) -> Any:
+    if config.model.path != NO_MODEL:
+        return open_tokenizer(config.model)
+    from asyncrl.commands.demo.tokenizer import build_tokenizer
+
+    return build_tokenizer()
+
+
+async def _play(
+    config: TrainConfig, request: TrialRequest, task: Task, tokenizer: Any, transcript: Transcript
+) -> Trajectory | None:
+    """The trajectory; None: the episode failed, as the transcript says. Raises ConfigError and DataError."""
+    actor = config.actor
+    ends = () if config.model.path == NO_MODEL else end_tokens(config.model, actor.end_tokens, tokenizer)
+    chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
+    async with AsyncExitStack() as stack:
+        if request.answers is None:
+            engine = open_trial_engine(config)
+        else:
+            engine = ScriptedEngine(chat, tokenizer, read_answers(request.answers))
+        stack.push_async_callback(engine.close)
+        runner = await open_runner(config, engine, stack, chat=chat, watch=transcript.messages)
+        ticket = Ticket("try", task, "try", 0, Purpose.TRAIN, actor.temperature, engine.version)
+        try:
+            async with asyncio.timeout(actor.episode_timeout_s):
+                trajectory = await runner.run(ticket, lambda: None)
+        except Exception as error:  # noqa: BLE001 - as in a run, whatever fails the episode ends nothing else
+            transcript.failure(f"the episode failed: {reason_of(error)}")
+            return None
+    if actor.played_by:
+        texts = (
+            (turn.role.value, shown_text(trajectory, turn.start, turn.end, chat.text)) for turn in trajectory.turns
+        )
+        transcript.messages([{"role": role, "content": text} for role, text in texts])
+    transcript.outcome(trajectory)
+    return trajectory
+
+
+def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
+    """Whether the rules could score it."""
+    try:
+        scores = rules.score(given)
+    except Exception as error:  # noqa: BLE001 - a rule may raise anything
+        transcript.failure(f"the rule failed: {reason_of(error)}{_place_of(error)}")
+        return False
+    transcript.scores(scores, given.answer, given.task.truth_text)
+    return True
+
+
+def _place_of(error: Exception) -> str:
+    """The line that raised an error of code; empty for what a rule says of the data."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, ScoringError) or not frames:
+        return ""
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})"

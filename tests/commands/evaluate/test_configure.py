@@ -1,0 +1,80 @@
+"""The configuration of an evaluation: the run's own with words on top, and the same for every role."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from asyncrl.commands.evaluate.configure import EvaluationRequest, require_same, without_training
+from asyncrl.config.compose import read
+from asyncrl.data.writing import write_tasks
+from asyncrl.errors import ConfigError
+from tests.helpers import make_task
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run that differs from the defaults in keys of every kind, on ports that are taken."""
+    write_tasks(tmp_path / "tasks.parquet", [make_task(number) for number in range(4)])
+    words = [
+        *("algorithm=dapo", "actor.temperature=0.7", "actor.tools=[]", "engine=sglang", "engine.urls=[http://a:1]"),
+        *("scoring.rules={test: [{name: exact_match, weight: 0.5}]}", "data.weights={test: 2.0}", "replay.shards=2"),
+        *("network.replay_port=7000", "network.weights_port=7002", "observe.sinks=[wandb]", "learner.eval_attempts=3"),
+        *("model.path='a folder, with a comma'", f"data.train={tmp_path}/tasks.parquet", "weights.channel=distributed"),
+    ]
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(asdict(read(words))))
+    return folder
+
+
+def request(run: Path, *words: str) -> EvaluationRequest:
+    return EvaluationRequest(run, str(run), str(run.parents[1] / "tasks.parquet"), 8, words)
+
+
+def test_every_role_reads_the_configuration_of_the_run_without_its_training(run: Path, tmp_path: Path) -> None:
+    asked = request(run, "cluster.launcher=hosts", "cluster.hosts=[a,b]")
+    config = without_training(asked.read(), asked, run / "evaluations" / "one")
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(asdict(config)))
+    assert read([f"experiment='{path}'"]) == config
+    assert (config.learner.steps, config.learner.eval_attempts, config.replay.shards) == (0, 8, 1)
+    assert (config.data.eval, config.data.weights) == ([asked.data], {})
+    assert (config.network.replay_port, config.weights.channel, config.observe.sinks) == (0, "auto", ["console"])
+    assert config.scoring.rules == {"test": [{"name": "exact_match", "weight": 0.5}]}
+    assert (config.actor.temperature, config.model.path) == (0.7, "a folder, with a comma")
+
+
+def test_words_win_over_the_run_and_a_group_replaces_its_section(run: Path) -> None:
+    config = request(run, "actor.temperature=0.2", "engine=embedded").read()
+    assert config.actor.temperature == 0.2
+    assert (config.engine.kind, config.engine.urls) == ("embedded", [])
+
+
+def test_a_model_is_configured_by_words_as_for_training(run: Path) -> None:
+    asked = EvaluationRequest(None, "it's a model", request(run).data, 1, ["scoring.rule=f1"])
+    config = asked.read()
+    assert (config.model.path, config.scoring.rule, config.network.replay_port) == ("it's a model", "f1", 0)
+
+
+def test_words_that_evaluate_sets_itself_are_refused(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.eval: --data names the tasks\nlearner.eval_attempts: --n sets it"):
+        request(run, "data.eval=x", "learner.eval_attempts=2").read()
+    with pytest.raises(ConfigError, match="experiment: the configuration is that of"):
+        request(run, "experiment=demo").read()
+    with pytest.raises(ConfigError, match=r"model.lora.path: an evaluation plays a whole model: merge the adapters"):
+        request(run, "model.lora.path=adapter").read()
+
+
+def test_an_evaluation_goes_on_with_what_it_measures_only(run: Path, tmp_path: Path) -> None:
+    config = request(run).read()
+    require_same(config, tmp_path)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(config)))
+    require_same(replace(config, engine=replace(config.engine, slots=3)), tmp_path)
+    with pytest.raises(ConfigError, match=r"actor.temperature=0.9: it was 0.7"):
+        require_same(replace(config, actor=replace(config.actor, temperature=0.9)), tmp_path)

@@ -1,0 +1,195 @@
+"""`asyncrl try`: one episode in the terminal, with a script, with the embedded engine and with a server that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from asyncrl.__main__ import main
+from asyncrl.commands.trial.transcript import Transcript
+from tests.data.test_tables import lines, row
+from tests.engine.fleet.fakes import FakeSglang
+from tests.engine.support import tiny_model
+from tests.templates.families import tokenizer
+
+PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    """Status, output and errors of `asyncrl try WORDS`."""
+    monkeypatch.setattr(sys, "argv", ["asyncrl", "try", *map(str, words)])
+    monkeypatch.setenv("COLUMNS", "100")
+    status = 0
+    try:
+        main()
+    except SystemExit as end:
+        status = int(end.code or 0)
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+@pytest.fixture
+def guess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the environment, the rule and the tasks of the page."""
+    for name, code in re.findall(r"`(my_\w+\.py)`.*?```python\n(.*?)```", PAGE, re.DOTALL):
+        (tmp_path / name).write_text(code)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    (tmp_path / "tasks.jsonl").write_text(re.findall(r"```text\n(\{.*?)```", PAGE, re.DOTALL)[0] * 2)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def script(path: Path, *answers: Any) -> Path:
+    path.write_text("".join(f"{json.dumps(answer)}\n" for answer in answers))
+    return path
+
+
+def calling(number: int) -> dict[str, Any]:
+    return {"content": "", "tool_calls": [{"name": "guess", "arguments": {"number": number}}]}
+
+
+OF_GUESS = ("actor.environment=my_environments.Guess", "scoring.rule=my_rewards.score")
+
+
+def test_a_script_plays_an_environment_without_a_model_and_every_turn_is_shown(
+    guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = script(guess / "answers.jsonl", calling(50), calling(500), {"content": "Then:", **calling(42)}, "42!")
+    found = run(monkeypatch, capsys, guess / "tasks.jsonl", "--index", 1, "--answers", answers, *OF_GUESS)
+    status, shown, errors = found
+    assert status == 0, errors
+    parts = [
+        r"task +guess/tasks/1 \(.*tasks.jsonl: line 2\)",
+        r"tools +guess",
+        r"user ─+\nFind the secret number.\nThe number lies between 1 and 100.",
+        r"assistant ─+\n→ guess\(\{\"number\": 50\}\)",
+        r"tool guess ─+\nlower",
+        r"Error: the number lies between 1 and 100",
+        r"tool guess ─+\nfound",
+        r"assistant ─+\n42!",
+        r"finish +completed after 4 turns of the policy",
+        r"environment +Guess 1\n",
+        r"answer +42!",
+        r"outcome +1\n",
+    ]
+    assert re.search(".*".join(parts), shown, re.DOTALL), shown
+
+
+def test_what_goes_wrong_in_an_episode_is_shown_with_the_turns_before_it(
+    guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = script(guess / "answers.jsonl", calling(50))
+    status, shown, _ = run(monkeypatch, capsys, guess / "tasks.jsonl", "--answers", answers, *OF_GUESS)
+    assert status == 1
+    assert re.search("lower.*the episode failed: EngineError: the script has 1 answers", shown, re.DOTALL)
+    rule = "scoring.rule=my_faults.nothing"
+    (guess / "my_faults.py").write_text("def nothing(task, answer, trajectory):\n    raise KeyError('secret')\n")
+    answers = script(guess / "answers.jsonl", '<tool_call>{"name": "dig", "arguments": {}}</tool_call>', "Done.")
+    status, shown, _ = run(monkeypatch, capsys, guess / "tasks.jsonl", "--answers", answers, OF_GUESS[0], rule)
+    assert status == 1
+    assert re.search(r"Error:.*dig.*the rule failed: KeyError: 'secret' \(.*, line \d+\)", shown, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--index", 9), r"--index=9: .*tasks\.jsonl has tasks 0 to 1"),
+        (("--answers", "nowhere.jsonl"), r"--answers=nowhere.jsonl cannot be read"),
+        ((), r"model\.path"),
+        (("actor.environment=my_environments.Chess",), r"Chess"),
+        (("scoring.rule=my_rewards.nowhere",), r"scoring\.rule=my_rewards\.nowhere cannot be imported"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_with_the_reason(
+    guess: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[object, ...],
+    reason: str,
+) -> None:
+    given = words if not words or "--answers" in words else ("--answers", script(guess / "a.jsonl", "x"), *words)
+    status, shown, errors = run(monkeypatch, capsys, guess / "tasks.jsonl", *given)
+    assert status == 2
+    assert re.search(reason, errors), errors
+    assert "assistant" not in shown, "it played the episode before it refused it"
+
+
+@pytest.mark.parametrize("line", ["{", "5", '{"tool_calls": [{"name": "a"}]}', '{"text": "a"}'])
+def test_a_line_of_a_script_that_is_no_answer_is_named(
+    guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    (guess / "a.jsonl").write_text(f'"fine"\n{line}\n')
+    status, _, errors = run(monkeypatch, capsys, guess / "tasks.jsonl", "--answers", guess / "a.jsonl", *OF_GUESS)
+    assert status == 2
+    assert re.search(r"a\.jsonl: line 2 is no .*write \"TEXT\" or", errors), errors
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A tiny model that says anything."""
+    of_family, policy = tokenizer("hermes3"), tiny_model()
+    policy.resize_token_embeddings(len(of_family))
+    of_family.save_pretrained(tmp_path / "model")
+    policy.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+LIMITS = ("actor.tools=[]", "actor.max_turn_tokens=8", "actor.max_tokens=256", "engine.max_length=256")
+
+
+def test_the_embedded_engine_plays_with_the_weights_of_the_model(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = lines(tmp_path / "tasks.jsonl", row(3))
+    status, shown, errors = run(monkeypatch, capsys, tasks, f"model.path={model}", *LIMITS)
+    assert status == 0, errors
+    assert re.search(r"user ─+\nWhat is 3\+1\?.*assistant ─+.*finish.*ground truth +4\noutcome +0\n", shown, re.DOTALL)
+    answers = script(tmp_path / "answers.jsonl", "#### 4")
+    _, shown, _ = run(monkeypatch, capsys, tasks, "--answers", answers, f"model.path={model}", *LIMITS)
+    assert re.search(r"assistant ─+\n#### 4\n", shown)
+
+
+def test_a_server_that_would_have_to_be_joined_is_refused(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks, at = lines(tmp_path / "tasks.jsonl", row(3)), ("engine.kind=vllm", "engine.urls=['http://127.0.0.1:9']")
+    status, _, errors = run(monkeypatch, capsys, tasks, f"model.path={model}", *at, *LIMITS)
+    assert status == 2
+    assert "engine.kind=vllm: use sglang, embedded or --answers" in errors
+
+
+def test_a_server_that_runs_is_asked_for_tokens_and_for_nothing_else(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks, loop, server = lines(tmp_path / "tasks.jsonl", row(3)), asyncio.new_event_loop(), FakeSglang()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result(30)
+        at = ("engine.kind=sglang", f"engine.urls=['{server.url}']")
+        status, shown, errors = run(monkeypatch, capsys, tasks, f"model.path={model}", *at, *LIMITS)
+        asyncio.run_coroutine_threadsafe(server.die(), loop).result(30)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    assert status == 0, errors
+    assert set(server.calls) == {"generate"}
+    assert re.search(r"tokens +\d+, of which 8 sampled", shown)
+
+
+def test_a_name_of_a_role_or_tool_has_no_effect_on_the_terminal():
+    out = io.StringIO()
+    role = {"role": "\x1b[2Jrole", "content": "said"}
+    Transcript(Console(file=out)).messages([role, {"role": "tool", "name": "\x1b]0;title\x07", "content": "result"}])
+    assert "\x1b" not in out.getvalue()
+    assert "role" in out.getvalue()
