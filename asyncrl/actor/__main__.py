@@ -57,7 +57,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
 
     # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.actor.concurrency))
-    keys, life = client_keys(config.network), process.incarnation()
+    keys, life = client_keys(config.network.keys), process.incarnation()
     async with AsyncExitStack() as stack:
         reports = stack.enter_context(open_reports(config, process.worker_name("actor")))
         opened = open_engine(config, reports.spans)

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.chat.chat import NO_FORMAT, Chat
+from asyncrl.chat.image_blocks import without_images
 from asyncrl.chat.template import QUESTION, TOOL, Messages, answer, calling, result, with_reasoning
 from asyncrl.config.schema import TrainConfig
-from asyncrl.episode.images import without_images
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer

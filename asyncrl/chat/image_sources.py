@@ -1,9 +1,7 @@
 """Where the images of messages come from: bytes in the message, files of permitted folders, and public addresses.
 
-A message's `content` is text, or a list of blocks, some of which are images. An image block is `{"type": "image",
-"image": SOURCE}`, or the `{"type": "image_url", "image_url": {"url": SOURCE}}` of the chat-completions API. A source is
-the bytes of a file, a struct with `bytes` or `path` as Hugging Face datasets write it, a `data:` URL, a path, or an
-http or https URL.
+An image block (`image_blocks`) has a source: the bytes of a file, a struct with `bytes` or `path` as Hugging Face
+datasets write it, a `data:` URL, a path, or an http or https URL.
 
 Tasks may come from anybody. So a path must lie, once links are followed, in one of `data.images.folders`. A URL is
 fetched only with `data.images.urls`, from addresses of the public internet (`network.public`), and a redirection is not
@@ -26,18 +24,10 @@ from asyncrl.config.schema import ImagesConfig
 from asyncrl.errors import RefusedError, UnavailableError
 from asyncrl.network.public import Connect, get_public, public_connector
 
-IMAGE_TYPES = ("image", "image_url")
 FETCH_S = 20.0
 
 Fetch = Callable[[str, int], Awaitable[bytes]]
 """The bytes behind a URL, at most so many. Raises RefusedError."""
-
-
-def image_blocks(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The image blocks of messages, in their order."""
-    contents = (message.get("content") for message in messages)
-    blocks = (block for content in contents if isinstance(content, (list, tuple)) for block in content)
-    return [block for block in blocks if isinstance(block, Mapping) and block.get("type") in IMAGE_TYPES]
 
 
 async def read_source(block: Mapping[str, Any], config: ImagesConfig, fetch: Fetch | None = None) -> bytes:

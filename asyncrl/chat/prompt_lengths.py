@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import as_tool
-from asyncrl.episode.images import without_images
+from asyncrl.chat.image_blocks import without_images
 from asyncrl.types import Task
 
 

@@ -78,7 +78,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "plan": Command("asyncrl.capacity.command", "forecast speed, idle shares and cost of a run on other GPUs"),
     "doctor": Command("asyncrl.launch.doctor.command", "check this host, and say what is wrong and how to mend it"),
-    "keys": Command("asyncrl.network.command", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
+    "keys": Command("asyncrl.commands.keys", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
     "algorithms": Command("asyncrl.algorithms.docs", "list every advantage, loss, correction, KL and aggregation"),
     "from-verl": Command("asyncrl.compat.verl.configuration.command", "translate a configuration of verl"),
     "completion": Command(

@@ -24,12 +24,11 @@ from asyncrl.engine.sglang.launch import STOP_S as SERVER_STOP_S
 from asyncrl.engine.sglang.launch import LaunchedServer, server_command, server_count
 from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.engine.vllm.server import VllmServer
-from asyncrl.episode.images import reads_images
 from asyncrl.errors import ConfigError
 from asyncrl.machine import process
 from asyncrl.machine.gpu_lock import ServersLock
 from asyncrl.machine.ports import free_ports
-from asyncrl.modelling.opening import open_config
+from asyncrl.modelling.opening import open_config, reads_images
 from asyncrl.modelling.routing import routing_shape
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.modelling.vision import vision_shape
@@ -115,7 +114,7 @@ def _open_fleet(config: TrainConfig, spans: Spans) -> OpenedEngine:
 
 def _marks(config: TrainConfig) -> Sequence[int]:
     """The placeholders of images and videos, which servers take for those of images that a request shows."""
-    shape = vision_shape(open_config(config.model)) if reads_images(config) else None
+    shape = vision_shape(open_config(config.model)) if reads_images(config.engine.kind, config.model) else None
     return () if shape is None else [mark for mark in (shape.image_token, shape.video_token) if mark is not None]
 
 

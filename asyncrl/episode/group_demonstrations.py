@@ -15,11 +15,10 @@ import numpy as np
 
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import as_tool
-from asyncrl.chat.image_sources import image_blocks
+from asyncrl.chat.image_blocks import image_blocks, without_images
 from asyncrl.chat.messages import read_messages
 from asyncrl.engine.base import Generation
 from asyncrl.episode.demonstrations import check_turn, said, with_names
-from asyncrl.episode.images import without_images
 from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.episode.steps import Split
 from asyncrl.errors import RefusedError

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.chat.image_sources import IMAGE_TYPES, Fetch, image_blocks, named_url, read_source
+from asyncrl.chat.image_blocks import image_blocks, is_image, only_text
+from asyncrl.chat.image_sources import Fetch, named_url, read_source
 from asyncrl.config.schema import ImagesConfig, TrainConfig
 from asyncrl.engine.base import PlacedImage
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import BadImageError, ImageReader, digest_of
-from asyncrl.modelling.opening import open_config
-from asyncrl.modelling.vision import VisionShape, sees_images, vision_shape
+from asyncrl.modelling.opening import open_config, reads_images
+from asyncrl.modelling.vision import VisionShape, vision_shape
 from asyncrl.types import MAX_IMAGES
 
 log = logging.getLogger(__name__)
@@ -31,14 +32,7 @@ log = logging.getLogger(__name__)
 Messages = Sequence[Mapping[str, Any]]
 CACHED = 256
 """Images of which the tokens are known: the members of a group show the same ones."""
-UNREAD = frozenset({*IMAGE_TYPES, "input_image", "video", "video_url", "audio", "audio_url", "input_audio"})
-"""Types of blocks, and names of their fields, that templates show by marks other than text."""
 READS_NONE = "a message shows an image: this needs a model that reads images, and engine.kind=sglang"
-
-
-def reads_images(config: TrainConfig) -> bool:
-    """Whether the policy reads images, and its engine takes them."""
-    return config.engine.kind == "sglang" and sees_images(open_config(config.model))
 
 
 class TooManyImagesError(RefusedError):
@@ -77,7 +71,7 @@ class ImageDesk:
     def of(cls, config: TrainConfig) -> ImageDesk | None:
         """As configured; None: the policy reads no images, or its engine takes none. Raises ConfigError: see
         `vision_shape` and `ImageReader.of`; or an image may be too large for a message to the replay."""
-        shape = vision_shape(open_config(config.model)) if reads_images(config) else None
+        shape = vision_shape(open_config(config.model)) if reads_images(config.engine.kind, config.model) else None
         if shape is None:
             return None
         largest, most = config.data.images.max_mb, config.network.max_message_mb
@@ -137,8 +131,8 @@ class EpisodeImages:
         return tuple(found)
 
     async def _marked(self, block: Any) -> Any:
-        if not _is_image(block):
-            return _only_text(block)
+        if not is_image(block):
+            return only_text(block)
         assert self._desk is not None
         url = named_url(block)
         digest = self._by_url.get(url) if url else None
@@ -182,36 +176,6 @@ class EpisodeImages:
         shape, placed = self._desk.shape, sum(image.end - image.start for image in images)
         has_video = shape.video_token is not None and bool((tokens == shape.video_token).any())
         return has_video or int((tokens == shape.image_token).sum()) > placed
-
-
-def _only_text(block: Any) -> Any:
-    """A block that is no image, as templates take it. Tables give each block the columns of all, which are empty.
-    Raises RefusedError: it shows something, such as a video, which templates mark and nobody reads."""
-    if not isinstance(block, Mapping):
-        return block
-    found = {name: value for name, value in block.items() if value is not None}
-    if str(found.get("type", "text")) in UNREAD or not UNREAD.isdisjoint(found):
-        raise RefusedError(
-            f"a message has a block that is no text, with {sorted(found)} and the type {found.get('type')!r:.40}: "
-            "images have the type image or image_url, and nothing else is shown"
-        )
-    return found
-
-
-def without_images(messages: Messages) -> Messages:
-    """The messages as templates take them, whose images are not read. Raises RefusedError: one shows something else
-    than text and images."""
-    return [{**each, "content": _bare(each["content"])} if "content" in each else each for each in messages]
-
-
-def _bare(content: Any) -> Any:
-    if not isinstance(content, (list, tuple)):
-        return content
-    return [{"type": "image"} if _is_image(block) else _only_text(block) for block in content]
-
-
-def _is_image(block: Any) -> bool:
-    return isinstance(block, Mapping) and block.get("type") in IMAGE_TYPES
 
 
 class OutgoingImages:

@@ -67,7 +67,7 @@ def take_keys(config: TrainConfig) -> None:
             make_keys(folder)
             log.info("made keys for this run in %s", folder)
         config.network.keys = str(folder)
-    check_keys(config.network)
+    check_keys(config.network.keys)
 
 
 def role_command(module: str, path: Path, *arguments: str, python: str = sys.executable) -> list[str]:

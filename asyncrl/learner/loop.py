@@ -23,13 +23,13 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.config.secrets import shown, shown_value
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batch.batches import BatchSource
-from asyncrl.learner.batch.demonstrations import DemonstrationFeed
 from asyncrl.learner.batch.fetching import BatchFetcher
 from asyncrl.learner.batch.keeping import EpisodeKeeper
 from asyncrl.learner.batch.local_batch import LocalBatch
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
 from asyncrl.learner.checkpoint.gathering import gather, plan_gather
 from asyncrl.learner.colocation import Turns
+from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.model.canary import canary_of
 from asyncrl.learner.profiling import profiled
 from asyncrl.learner.ranks.failures import StepFailures

@@ -23,13 +23,13 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.data.rendered import longest, read_of_run
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.batches import BatchSource, open_batches
-from asyncrl.learner.batch.demonstrations import DemonstrationFeed
 from asyncrl.learner.batch.keeping import open_keeper
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
 from asyncrl.learner.checkpoint.critic_export import export_critic, shared_critic
 from asyncrl.learner.checkpoint.export import export, export_adapter, folder_writer, save_code
 from asyncrl.learner.colocation import Turns
 from asyncrl.learner.compiling import compile_passes
+from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes
 from asyncrl.learner.model.critic import load_critic
@@ -90,7 +90,7 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
         keep_to_loopback(config, actor=False)
     leaving = Leaving()
     with leaving.watched(stop), ExitStack() as stack:
-        keys = client_keys(config.network)
+        keys = client_keys(config.network.keys)
         ranks = stack.enter_context(
             joined(
                 learner.replicas,
@@ -163,7 +163,7 @@ def open_publisher(
             network.learner_address,
             network.weights_port,
             context,
-            keys=server_keys(network),
+            keys=server_keys(network.keys),
             insecure=network.insecure,
             run=run,
             history=weights.history,

@@ -12,6 +12,7 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.overrides import engine_overrides, override
 from asyncrl.modelling.source import source_of
+from asyncrl.modelling.vision import sees_images
 
 
 def open_config(model: ModelConfig) -> Any:
@@ -33,6 +34,11 @@ def stored_config(model: ModelConfig) -> Any:
     # Configurations raise whatever their checks raise.
     except Exception as error:
         raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
+
+
+def reads_images(engine: str, model: ModelConfig) -> bool:
+    """True if `model` reads images and engines of the kind `engine` take them. Raises ConfigError: as `open_config`."""
+    return engine == "sglang" and sees_images(open_config(model))
 
 
 def server_overrides(model: ModelConfig) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from asyncrl.config.schema import NetworkConfig
 from asyncrl.errors import ConfigError
 
 OWN_CLIENT = "local"
@@ -49,27 +48,29 @@ class ClientKeys:
     server: bytes
 
 
-def server_keys(network: NetworkConfig) -> ServerKeys | None:
-    """The keys to listen with; None without network.keys. Raises ConfigError: one is missing or no secret."""
-    if network.keys is None:
+def server_keys(keys: str | None) -> ServerKeys | None:
+    """The keys to listen with, from the folder `network.keys`; None without one. Raises ConfigError: one is missing or
+    no secret."""
+    if keys is None:
         return None
-    folder = Path(network.keys)
+    folder = Path(keys)
     allowed_keys(folder / "allowed")
     return ServerKeys(_read_secret(folder / "server.secret"), folder / "allowed")
 
 
-def client_keys(network: NetworkConfig) -> ClientKeys | None:
-    """The keys to connect with; None without network.keys. Raises ConfigError: one is missing or no secret."""
-    if network.keys is None:
+def client_keys(keys: str | None) -> ClientKeys | None:
+    """The keys to connect with, from the folder `network.keys`; None without one. Raises ConfigError: one is missing or
+    no secret."""
+    if keys is None:
         return None
-    folder = Path(network.keys)
+    folder = Path(keys)
     return ClientKeys(_read_secret(folder / "client.secret"), _read_key(folder / "server.public"))
 
 
-def check_keys(network: NetworkConfig) -> None:
-    """Raises ConfigError: the keys that network.keys names cannot be used, to listen or to connect."""
-    server_keys(network)
-    client_keys(network)
+def check_keys(keys: str | None) -> None:
+    """Raises ConfigError: the keys in the folder `network.keys` cannot be used, to listen or to connect."""
+    server_keys(keys)
+    client_keys(keys)
 
 
 def allowed_keys(path: Path) -> set[bytes]:

@@ -46,7 +46,7 @@ def _serve(config: TrainConfig, stop: threading.Event, activity: Activity) -> No
     gc.freeze()  # Collections need not look at what is loaded: it lives as long as the process.
     network = config.network
     keys, endpoint = (
-        server_keys(network),
+        server_keys(network.keys),
         locations.replay_endpoints(network, config.replay.shards)[config.replay.shard],
     )
     store = open_store(config)

@@ -21,7 +21,7 @@ ANSWER_S = 3.0
 def leave(config: TrainConfig, worker: str, incarnation: str) -> None:
     """Tell every shard at once that this start of a worker ends. Call it when the worker has ended its calls. A shard
     that cannot be told is named in the log."""
-    keys, run = client_keys(config.network), locations.run_identity(config.run)
+    keys, run = client_keys(config.network.keys), locations.run_identity(config.run)
     endpoints = locations.replay_endpoints(config.network, config.replay.shards)
 
     def tell(endpoint: str) -> None:

@@ -1,7 +1,7 @@
 """Runs programs of the policy in containers, by the programs docker or podman.
 
 A container has no network, no rights, a read-only image, a private /tmp, and limits of memory, processors, processes
-and files. Its first process (`sandbox_child/container.py`) starts the program, ends it when its time is over, and
+and files. Its first process (`child/container.py`) starts the program, ends it when its time is over, and
 reports: the time in which the container itself starts does not count. It ends when its caller has gone.
 """
 
@@ -36,7 +36,7 @@ START_S = 60.0
 _END_S = 20.0
 _LONGEST_REPORT = 8 * MAX_OUTPUT_BYTES
 _STDERR_CHARS = 500
-_CHILD = Path(__file__).with_name("sandbox_child")
+_CHILD = Path(__file__).with_name("child")
 
 
 class Container:

@@ -142,7 +142,7 @@ async def run(
 
 
 def child_command(module: str) -> list[str]:
-    """The command that runs a `main` of sandbox_child/, before its arguments."""
+    """The command that runs a `main` of child/, before its arguments."""
     path = f"sys.path.insert(0, {str(_PACKAGE.parent)!r})"
     code = f"import sys; {path}; from asyncrl.sandbox.child.{module} import main; main()"
     return [sys.executable, "-I", "-S", "-c", code]

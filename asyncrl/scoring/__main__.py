@@ -98,7 +98,7 @@ def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, s
     )
     managers = stack.enter_context(closing(Managers(scoring, config.model))) if GROUP_KIND in kinds else None
     scorer = Scorer(scoring, tokenizer, verifier, prm, outcome, managers)
-    workers, keys, run = [], client_keys(config.network), locations.run_identity(config.run)
+    workers, keys, run = [], client_keys(config.network.keys), locations.run_identity(config.run)
     reports = stack.enter_context(open_reports(config, name))
     spans = reports.spans
     endpoints = locations.replay_endpoints(config.network, config.replay.shards)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncrl.chat.image_sources import IMAGE_TYPES
+from asyncrl.chat.image_blocks import IMAGE_TYPES
 from asyncrl.plain import copied
 from asyncrl.text import cut
 

@@ -1,7 +1,7 @@
 """At which horizon and with how good a scorer do process rewards pay, and where are they hacked?
 
-The scorer works the steps out, and errs as often as its level says (`asyncrl/commands/demo/ladder/judge.py`). Repeated steps are
-right here, since a call names nothing but an operator. So the guards that leave them out are off.
+The scorer (`asyncrl/commands/demo/ladder/judge.py`) works the steps out, and errs as often as its level says. Repeated
+steps are right here, since a call names nothing but an operator. So the guards that leave them out are off.
 
     python -m benchmarks.studies.process_rewards --seeds 3
 """

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from asyncrl.chat.image_sources import fetch_public, image_blocks, read_source
+from asyncrl.chat.image_blocks import image_blocks
+from asyncrl.chat.image_sources import fetch_public, read_source
 from asyncrl.config.schema import ImagesConfig
 from asyncrl.errors import RefusedError
 from asyncrl.network.public import Connect, public_connector

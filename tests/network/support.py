@@ -9,19 +9,18 @@ from typing import Any
 
 import zmq
 
-from asyncrl.config.schema import NetworkConfig
 from asyncrl.network.keys import ClientKeys, ServerKeys, client_keys, make_keys, server_keys
 from asyncrl.network.sockets import connect
 
 
 def server_of(folder: Path) -> ServerKeys:
-    keys = server_keys(NetworkConfig(keys=str(folder)))
+    keys = server_keys(str(folder))
     assert keys is not None
     return keys
 
 
 def client_of(folder: Path) -> ClientKeys:
-    keys = client_keys(NetworkConfig(keys=str(folder)))
+    keys = client_keys(str(folder))
     assert keys is not None
     return keys
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import zmq
 
-from asyncrl.config.schema import NetworkConfig
 from asyncrl.errors import ConfigError
 from asyncrl.network.keys import add_client, allowed_keys, client_keys, make_keys, server_keys
 from tests.helpers import GENEROUS_S
@@ -33,7 +32,7 @@ def test_a_clients_folder_has_its_secret_and_the_servers_public_key_for_its_owne
         assert mode(secret) == 0o600
     assert mode(folder) == mode(theirs) == 0o700
     with pytest.raises(ConfigError, match="asyncrl keys --out"):
-        server_keys(NetworkConfig(keys=str(theirs)))
+        server_keys(str(theirs))
 
 
 def test_the_clients_of_a_server_trust_it_and_it_accepts_them(folder: Path) -> None:
@@ -47,14 +46,14 @@ def test_the_clients_of_a_server_trust_it_and_it_accepts_them(folder: Path) -> N
 
 
 def test_without_a_folder_there_are_no_keys() -> None:
-    assert server_keys(NetworkConfig()) is None
-    assert client_keys(NetworkConfig()) is None
+    assert server_keys(None) is None
+    assert client_keys(None) is None
 
 
 def test_a_secret_that_others_can_read_is_refused_with_the_fix(folder: Path) -> None:
     (folder / "client.secret").chmod(0o640)
     with pytest.raises(ConfigError, match=r"chmod 600 .*client\.secret"):
-        client_keys(NetworkConfig(keys=str(folder)))
+        client_keys(str(folder))
 
 
 def test_keys_are_never_overwritten(folder: Path) -> None:
@@ -80,7 +79,7 @@ def test_a_client_needs_a_name_that_is_a_file_name(folder: Path, name: str) -> N
 def test_what_is_no_key_is_refused_naming_the_file(folder: Path, text: str) -> None:
     (folder / "server.public").write_text(text)
     with pytest.raises(ConfigError, match=r"server\.public"):
-        client_keys(NetworkConfig(keys=str(folder)))
+        client_keys(str(folder))
 
 
 def test_the_list_may_be_edited_by_hand_and_nonsense_in_it_is_refused(folder: Path) -> None:

@@ -322,7 +322,7 @@ def test_the_process_that_starts_sessions_may_be_killed(either: bool):
         try:
             first = await server.start(LIMITS, either)
             ours = {each.pid for each in psutil.Process().children()}
-            (process,) = [each for each in alive("sandbox_child.server") if each.pid in ours]
+            (process,) = [each for each in alive("sandbox.child.server") if each.pid in ours]
             process.kill()
             process.wait()
             second = await server.start(LIMITS, either)

@@ -56,7 +56,7 @@ async def main():
     for launcher in launchers:
         run, user = await start(launcher)
         users.append(user)
-        assert "sandbox_child" in " ".join(psutil.Process(launcher).cmdline())
+        assert "sandbox.child" in " ".join(psutil.Process(launcher).cmdline())
         if kill:
             os.kill(launcher, signal.SIGKILL)
             await run

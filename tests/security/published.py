@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 import zmq
 
-from asyncrl.config.schema import NetworkConfig
 from asyncrl.network.keys import server_keys
 from asyncrl.weights.server import WeightServer
 from tests.chaos.support import Target
@@ -49,7 +48,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
-    keys = server_keys(NetworkConfig(keys=sys.argv[1] if len(sys.argv) > 1 else None))
+    keys = server_keys(sys.argv[1] if len(sys.argv) > 1 else None)
     publisher = WeightServer("127.0.0.1", 0, zmq.Context(), keys=keys, run=OWN_RUN, chunk_bytes=CHUNK_BYTES)
     publisher.publish(1, tensors())
     for answer in chain([publisher.endpoint], (publisher.refused for _ in sys.stdin)):

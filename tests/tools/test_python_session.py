@@ -97,7 +97,7 @@ def test_a_call_that_ends_the_session_says_so_and_the_next_has_a_new_one(code: s
 def test_a_session_that_runs_between_two_calls_is_ended_which_the_policy_reads_and_a_counter_counts():
     async def act(tools: OpenTools) -> None:
         await tools.answer([python(WAKING["by a timer"])])
-        (server,) = [each for each in psutil.Process().children() if "sandbox_child" in " ".join(each.cmdline())]
+        (server,) = [each for each in psutil.Process().children() if "sandbox.child" in " ".join(each.cmdline())]
         await async_until(lambda: not living(server.children(recursive=True)))
         reason = "Error: the session was ended because its processes ran between two calls."
         assert await tools.answer([python("1")]) == [f"{reason}\n{LOST}"]
@@ -117,7 +117,7 @@ def test_a_session_that_this_machine_ends_fails_its_episode_and_is_no_answer():
             for process in psutil.Process().children(recursive=True):
                 # One may end with another.
                 with suppress(psutil.Error):
-                    if "sandbox_child" in " ".join(process.cmdline()):
+                    if "sandbox.child" in " ".join(process.cmdline()):
                         process.kill()
             with pytest.raises(ToolError, match="the session was lost"):
                 await tools.answer([python("x")])

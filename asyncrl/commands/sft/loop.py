@@ -15,8 +15,8 @@ import torch
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError
-from asyncrl.learner.batch.demonstrations import DemonstrationFeed
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.step_metrics import Phases, StepMetrics, use_of_rank
 from asyncrl.learner.trainer import ImitationBatch, StepResult, Trainer

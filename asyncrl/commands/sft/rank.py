@@ -12,10 +12,10 @@ from asyncrl.commands.sft.loop import Imitation
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.rendered import RenderedDemonstrations, read_rendered, rendered_folder
-from asyncrl.learner.batch.demonstrations import DemonstrationFeed
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.export import export, export_adapter
 from asyncrl.learner.compiling import compile_passes
+from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy

@@ -4,13 +4,11 @@ writes them, by the program that plays them."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from asyncrl.agents import adapters
-from asyncrl.data.converters.other_python import check_arguments, tasks_of
+from asyncrl.data.converters.other_python import ADAPTERS, check_arguments, tasks_of
 from asyncrl.types import Task
 
-PROGRAM = Path(adapters.__file__).parent / "gym_agent"
+PROGRAM = ADAPTERS / "gym_agent"
 FIELD = "gym"
 """The field of `extra_info` with the game, its arguments and its seed."""
 LIMIT = 1000

@@ -9,10 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import asyncrl
 from asyncrl.errors import DataError
 from asyncrl.ids import task_id
 from asyncrl.types import Task
 
+ADAPTERS = Path(asyncrl.__file__).parent / "agents" / "adapters"
+"""The programs that run in other Pythons. Named by a path, since this room must not import the agents."""
 REASON_LINES = 3
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from asyncrl.agents import adapters
-from asyncrl.data.converters.other_python import check_arguments, tasks_of
+from asyncrl.data.converters.other_python import ADAPTERS, check_arguments, tasks_of
 from asyncrl.types import Task
 
-PROGRAM = Path(adapters.__file__).parent / "verifiers_agent"
+PROGRAM = ADAPTERS / "verifiers_agent"
 
 
 def tasks(

@@ -77,11 +77,11 @@ def key_facts(network: NetworkConfig) -> tuple[KeyFacts | None, str]:
         return None, ""
     folder, errors, server, is_allowed = Path(network.keys), [], "", None
     try:
-        client = client_keys(network)
+        client = client_keys(network.keys)
         assert client is not None
         server = client.server.decode()
         if (folder / "server.secret").exists():
-            server_keys(network)
+            server_keys(network.keys)
             public = zmq.curve_public(client.secret)
             is_allowed = public in allowed_keys(folder / "allowed")
     except ConfigError as error:

@@ -135,7 +135,7 @@ def _collected(problems: list[AsyncrlError], stop: threading.Event | None) -> It
 def _check_keys(config: TrainConfig) -> None:
     from asyncrl.network.keys import check_keys
 
-    check_keys(config.network)
+    check_keys(config.network.keys)
 
 
 def _check_devices(config: TrainConfig) -> None:
@@ -203,11 +203,12 @@ def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the model's chat template does not take the tools or the data, or a row shows images that
     nothing reads."""
     from asyncrl.chat.chat_checks import check_tasks, check_tools, open_chat
-    from asyncrl.chat.image_sources import image_blocks
-    from asyncrl.episode.images import READS_NONE, reads_images
+    from asyncrl.chat.image_blocks import image_blocks
+    from asyncrl.episode.images import READS_NONE
+    from asyncrl.modelling.opening import reads_images
     from asyncrl.tools.offered import Offer
 
-    chat, offer, reads = open_chat(config), Offer(config.actor), reads_images(config)
+    chat, offer, reads = open_chat(config), Offer(config.actor), reads_images(config.engine.kind, config.model)
     for functions in offer.every:
         check_tools(chat, functions)
     for file in files:

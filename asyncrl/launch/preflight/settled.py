@@ -58,4 +58,4 @@ def check_plan(config: TrainConfig, placement: Placement, one_machine: bool) -> 
         if learner.nodes > 1:
             learner.rendezvous = learner.rendezvous or f"{network.learner_host}:{PORTS[1]}"
     check_settled(config, placement)
-    check_keys(network)
+    check_keys(network.keys)

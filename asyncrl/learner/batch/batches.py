@@ -142,7 +142,7 @@ def open_batches(
         return RecordedReplay(source, config.learner.total_steps)
     worker, incarnation = process.worker_name(f"learner-{rank}"), process.incarnation()
     endpoints = locations.replay_endpoints(config.network, config.replay.shards)
-    keys, run = client_keys(config.network), locations.run_identity(config.run, make=True)
+    keys, run = client_keys(config.network.keys), locations.run_identity(config.run, make=True)
     return ShardedReplay(
         [
             ReplayClient(each, worker, incarnation, stop, context=context, keys=keys, run=run, spans=spans)

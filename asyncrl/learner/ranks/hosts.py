@@ -95,7 +95,7 @@ class FirstHost:
         )
         self._context = zmq.Context()
         self._listener = listening(
-            lambda: Listener(self._context, self._meeting.place, server_keys(config.network), MAX_MESSAGE_BYTES),
+            lambda: Listener(self._context, self._meeting.place, server_keys(config.network.keys), MAX_MESSAGE_BYTES),
             f"learner.rendezvous={config.learner.rendezvous}",
             stop,
         )
@@ -270,7 +270,7 @@ class OtherHost:
         self._meeting = _meeting(config, "")
         self._folder = locations.run_dir(config.run)
         self._context = zmq.Context()
-        self._caller = Caller(self._context, self._meeting.place, client_keys(config.network))
+        self._caller = Caller(self._context, self._meeting.place, client_keys(config.network.keys))
         self._verdict = Verdict(False, "")
         self._states: Sequence[RankState] = ()
         self._stopping = False

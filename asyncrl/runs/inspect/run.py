@@ -16,7 +16,7 @@ from yaml import YAMLError
 
 from asyncrl.config.changes import KEYS, of_this_version
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning
-from asyncrl.config.schema import ModelConfig, NetworkConfig, TrainConfig
+from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoreError, UnavailableError
 from asyncrl.machine import process
 from asyncrl.machine.owner import owner_of
@@ -181,7 +181,7 @@ class LiveReplay:
             process.worker_name("inspect"),
             process.incarnation(),
             give_up_s=self._give_up_s,
-            keys=client_keys(NetworkConfig(keys=self._run.keys)),
+            keys=client_keys(self._run.keys),
             run=self._owners[shard],
         )
         with closing(client):

@@ -44,7 +44,7 @@ from asyncrl.machine.process import stop_on_signals
 from asyncrl.network.keys import client_keys
 def main(_):
     stop = stop_on_signals()
-    with joined(keys=client_keys(NetworkConfig(keys={keys!r}))) as ranks:
+    with joined(keys=client_keys({keys!r})) as ranks:
         assert ranks.size == {size}
         ranks.activity.enter("train")
         assert ranks.agree(ranks.rank + 7) == 7
@@ -63,7 +63,7 @@ from asyncrl.learner.ranks.ranks import joined
 from asyncrl.network.keys import client_keys
 from tests.learner.support import Run, make_config
 model, folder, steps, keys = sys.argv[1:]
-with joined(keys=client_keys(NetworkConfig(keys=keys))) as ranks:
+with joined(keys=client_keys(keys)) as ranks:
     run = Run(make_config(Path(model), Path(folder), steps=int(steps))).train(ranks)
     if ranks.rank == 0:
         torch.save(run.weights, Path(folder, "weights.pt"))

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config.schema import LearnerConfig, SftConfig, TrainConfig
 from asyncrl.data.rendered import RenderedDemonstrations
 from asyncrl.errors import CheckpointError, ConfigError, DataError
-from asyncrl.learner.batch.demonstrations import DemonstrationFeed, DemonstrationOrder, sft_weight
 from asyncrl.learner.checkpoint.checkpoint import Progress
+from asyncrl.learner.demonstrations import DemonstrationFeed, DemonstrationOrder, sft_weight
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.trainer import ImitationBatch, Minibatch
 from asyncrl.modelling.flops import ForwardFlops

@@ -1,0 +1,59 @@
+"""The blocks of a message's content: which show images, which are text, and which a template must not see.
+
+An image block is `{"type": "image", "image": SOURCE}`, or the `{"type": "image_url", "image_url": {"url": SOURCE}}` of
+the chat-completions API; `image_sources` reads the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncrl.errors import RefusedError
+
+Messages = Sequence[Mapping[str, Any]]
+IMAGE_TYPES = ("image", "image_url")
+UNREAD = frozenset({*IMAGE_TYPES, "input_image", "video", "video_url", "audio", "audio_url", "input_audio"})
+"""Types of blocks, and names of their fields, that templates show by marks other than text."""
+
+
+def is_image(block: Any) -> bool:
+    """True if a block of a message's content shows an image."""
+    return isinstance(block, Mapping) and block.get("type") in IMAGE_TYPES
+
+
+def image_blocks(messages: Messages) -> list[Mapping[str, Any]]:
+    """The image blocks of messages, in their order."""
+    contents = (message.get("content") for message in messages)
+    return [block for content in contents if isinstance(content, (list, tuple)) for block in content if is_image(block)]
+
+
+def only_text(block: Any) -> Any:
+    """A block that is no image, in the form that templates take.
+
+    Raises RefusedError: the block shows something that a template would mark, such as a video.
+    """
+    if not isinstance(block, Mapping):
+        return block
+    # A table gives each block the columns of all blocks; those of other blocks are empty.
+    found = {name: value for name, value in block.items() if value is not None}
+    if str(found.get("type", "text")) in UNREAD or not UNREAD.isdisjoint(found):
+        raise RefusedError(
+            f"a message has a block that is no text, with {sorted(found)} and the type {found.get('type')!r:.40}: "
+            "images have the type image or image_url, and nothing else is shown"
+        )
+    return found
+
+
+def without_images(messages: Messages) -> Messages:
+    """The messages with a bare mark for each image, so that a template can be applied before any image is read.
+
+    Raises RefusedError: see `only_text`.
+    """
+    return [{**each, "content": _bare(each["content"])} if "content" in each else each for each in messages]
+
+
+def _bare(content: Any) -> Any:
+    if not isinstance(content, (list, tuple)):
+        return content
+    return [{"type": "image"} if is_image(block) else only_text(block) for block in content]
