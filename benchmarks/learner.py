@@ -50,6 +50,7 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
 from asyncrl.launch.placement.placement import MOST_THREADS
 from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
+from asyncrl.learner.batch.minibatch import Minibatch
 from asyncrl.learner.batch.schedule import schedule
 from asyncrl.learner.memory import fit_memory, usable_bytes
 from asyncrl.learner.model.optimizer import Exchange, Trainable, UpdateResult
@@ -57,7 +58,7 @@ from asyncrl.learner.model.policy import Policy
 from asyncrl.learner.model.sharding import compiles, shard
 from asyncrl.learner.ranks.launcher import Membership, run_ranks
 from asyncrl.learner.ranks.ranks import Ranks, joined
-from asyncrl.learner.trainer import Minibatch, Trainer
+from asyncrl.learner.trainer import Trainer
 from asyncrl.machine.process import limit_threads
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.modelling.packed_attention import PACKED

@@ -30,11 +30,12 @@ from torch.distributed.tensor import DTensor
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.learner.batch.bundles import schedule_shared
 from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
+from asyncrl.learner.batch.minibatch import Minibatch
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.batch.prefixes import EVERY
 from asyncrl.learner.model.policy import Policy
 from asyncrl.learner.ranks.ranks import Ranks, joined
-from asyncrl.learner.trainer import Minibatch, Trainer
+from asyncrl.learner.trainer import Trainer
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Trajectory, Turn, runs_of
 from benchmarks.learner import Stopwatch, Timed, make_trainer

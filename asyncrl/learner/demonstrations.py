@@ -22,11 +22,11 @@ from asyncrl.data.rendered import RenderedDemonstrations
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.learner.batch.fetching import PackedModel
 from asyncrl.learner.batch.local_batch import pack_demonstrations
+from asyncrl.learner.batch.minibatch import ImitationBatch
 from asyncrl.learner.batch.prefixes import sharing_of
 from asyncrl.learner.batch.schedule import Passes, schedule
 from asyncrl.learner.checkpoint.checkpoint import Progress
 from asyncrl.learner.ranks.ranks import Ranks
-from asyncrl.learner.trainer import ImitationBatch
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.observe.metrics import Value
 

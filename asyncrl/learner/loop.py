@@ -26,6 +26,7 @@ from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.fetching import BatchFetcher
 from asyncrl.learner.batch.keeping import EpisodeKeeper
 from asyncrl.learner.batch.local_batch import LocalBatch
+from asyncrl.learner.batch.minibatch import ImitationBatch
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
 from asyncrl.learner.checkpoint.gathering import gather, plan_gather
 from asyncrl.learner.colocation import Turns
@@ -43,7 +44,7 @@ from asyncrl.learner.step_metrics import (
     step_values,
     use_of_rank,
 )
-from asyncrl.learner.trainer import ImitationBatch, StepResult, Trainer
+from asyncrl.learner.trainer import StepResult, Trainer
 from asyncrl.machine.long_work import tracked
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.modelling.images import TAKEN, ImageReader

@@ -21,6 +21,7 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.ratio_bins import CORRECTED, RAW
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.batch.local_batch import LocalBatch
+from asyncrl.learner.batch.minibatch import ImitationBatch, Minibatch
 from asyncrl.learner.batch.packing import ForwardPass, PackedSequences
 from asyncrl.learner.batch.schedule import Passes
 from asyncrl.learner.model.critic import Critic, critic_summary
@@ -38,28 +39,6 @@ IMITATION_TEMPERATURE = 1.0
 
 Sums = dict[str, Tensor]
 """Named tensors, added up over passes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Minibatch:
-    """What leads to one update: the passes of this rank, or of its context group, and the counts over all ranks'
-    sequences."""
-
-    passes: Passes
-    totals: Totals
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImitationBatch:
-    """The demonstrations of a step. `batch` has this rank's tokens, `passes` its passes by update, and `tokens` how
-    many tokens all ranks learn in each update. `weight` is that of the loss, and `count` the number of
-    demonstrations."""
-
-    batch: LocalBatch
-    passes: Sequence[Passes]
-    tokens: Sequence[int]
-    weight: float
-    count: int
 
 
 @dataclass(slots=True)

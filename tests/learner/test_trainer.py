@@ -15,12 +15,13 @@ from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
+from asyncrl.learner.batch.minibatch import Minibatch
 from asyncrl.learner.batch.prefixes import EVERY, Sharing
 from asyncrl.learner.batch.schedule import Passes
 from asyncrl.learner.model.optimizer import Trainable, UpdateResult
 from asyncrl.learner.model.policy import Policy, load_policy
 from asyncrl.learner.ranks.ranks import Ranks
-from asyncrl.learner.trainer import Minibatch, Trainer
+from asyncrl.learner.trainer import Trainer
 from asyncrl.types import BatchPlan, Labels
 from tests.learner.support import PlannedReplay, make_config
 

@@ -27,7 +27,7 @@ PROCESSES = {True: 3, False: 2}
 
 RUNNER = """
 import asyncio, json, sys
-from asyncrl.machine import sandbox
+from asyncrl.sandbox import sandbox
 ran = asyncio.run(sandbox.run(sys.stdin.read(), sandbox.SandboxLimits(wall_s=120, cpu_s=60), namespaces=True))
 print(json.dumps([ran.printed, ran.status]))
 """
@@ -147,7 +147,7 @@ def test_nothing_outlives_a_caller_that_is_killed(either: bool):
     mark = f"orphaned-{os.getpid()}-{either}"
     program = ESCAPES.format(mark=mark, end="time.sleep(600)")
     code = (
-        "import asyncio, sys; from asyncrl.machine import sandbox\n"
+        "import asyncio, sys; from asyncrl.sandbox import sandbox\n"
         f"asyncio.run(sandbox.run(sys.stdin.read(), sandbox.SandboxLimits(600, 60), namespaces={either}))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) as caller:
@@ -315,7 +315,7 @@ def test_a_system_that_refuses_namespaces_is_named_once_and_programs_still_run()
     code = """
 import asyncio, logging
 logging.basicConfig(format="%(message)s")
-from asyncrl.machine import sandbox
+from asyncrl.sandbox import sandbox
 for _ in range(2):
     assert sandbox.why_no_namespaces()
     print(asyncio.run(sandbox.run("print(5)", sandbox.SandboxLimits(wall_s=120))).printed)

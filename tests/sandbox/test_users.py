@@ -26,7 +26,7 @@ exec "$@"
 RUNNER = f"""
 import asyncio, os, signal, sys
 import psutil
-from asyncrl.machine import sandbox
+from asyncrl.sandbox import sandbox
 
 namespaces, kill, *launchers = map(int, sys.argv[1:])
 held, hold = os.pipe()

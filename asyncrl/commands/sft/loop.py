@@ -15,11 +15,12 @@ import torch
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError
+from asyncrl.learner.batch.minibatch import ImitationBatch
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
 from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.step_metrics import Phases, StepMetrics, use_of_rank
-from asyncrl.learner.trainer import ImitationBatch, StepResult, Trainer
+from asyncrl.learner.trainer import StepResult, Trainer
 from asyncrl.machine.long_work import LINE_S, LongWork
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Sink, Value

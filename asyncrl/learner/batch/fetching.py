@@ -24,10 +24,10 @@ from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.bundles import schedule_shared
 from asyncrl.learner.batch.keeping import EpisodeKeeper, Sample
 from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
+from asyncrl.learner.batch.minibatch import Minibatch
 from asyncrl.learner.batch.prefixes import Sharing, sharing_of
 from asyncrl.learner.batch.schedule import Passes
 from asyncrl.learner.ranks.ranks import Ranks
-from asyncrl.learner.trainer import Minibatch
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.modelling.images import ImageReader
 from asyncrl.modelling.packed_layout import send

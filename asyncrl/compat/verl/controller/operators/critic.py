@@ -23,10 +23,11 @@ from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.fetching import FetchedBatch
+from asyncrl.learner.batch.minibatch import Minibatch
 from asyncrl.learner.batch.packing import ForwardPass
 from asyncrl.learner.model.critic import Critic, critic_summary, load_critic
 from asyncrl.learner.model.optimizer import Trainable
-from asyncrl.learner.trainer import Minibatch, add_gradient
+from asyncrl.learner.trainer import add_gradient
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.modelling.packed_attention import PACKED
 

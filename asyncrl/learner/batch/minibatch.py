@@ -1,0 +1,32 @@
+"""The part of a batch that one rank trains: its passes and the counts over all ranks, by update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncrl.algorithms.batch import Totals
+from asyncrl.learner.batch.local_batch import LocalBatch
+from asyncrl.learner.batch.schedule import Passes
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """What leads to one update: the passes of this rank, or of its context group, and the counts over all ranks'
+    sequences."""
+
+    passes: Passes
+    totals: Totals
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImitationBatch:
+    """The demonstrations of a step. `batch` has this rank's tokens, `passes` its passes by update, and `tokens` how
+    many tokens all ranks learn in each update. `weight` is that of the loss, and `count` the number of
+    demonstrations."""
+
+    batch: LocalBatch
+    passes: Sequence[Passes]
+    tokens: Sequence[int]
+    weight: float
+    count: int
