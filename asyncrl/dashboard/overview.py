@@ -24,9 +24,9 @@ from asyncrl.machine.owner import owner_of
 from asyncrl.observe.lines import finite, measured, newest_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.inspect.run import ConfigFile
-from asyncrl.runs.inspect.stalls import Wait
-from asyncrl.runs.inspect.watch import RunWatch
+from asyncrl.runs.stalls import Wait
 from asyncrl.runs.warnings import WINDOW, learning_warnings
+from asyncrl.runs.watch import RunWatch
 from asyncrl.text import reason_of
 
 

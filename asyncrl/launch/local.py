@@ -42,11 +42,11 @@ from asyncrl.launch.scaling import Scaler
 from asyncrl.launch.supervisor import RunFailedError, Supervisor
 from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
-from asyncrl.runs.inspect.watch import RunWatch
-from asyncrl.runs.results.card import write_card
-from asyncrl.runs.results.environment import record_environment
-from asyncrl.runs.results.summary import report, resume_command
+from asyncrl.runs.card import write_card
+from asyncrl.runs.environment import record_environment
+from asyncrl.runs.summary import report, resume_command
 from asyncrl.runs.terminal import TerminalTable
+from asyncrl.runs.watch import RunWatch
 
 log = logging.getLogger("asyncrl.train")
 

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from asyncrl.replay.stored import StoredRun
-from asyncrl.runs.inspect.watch import RunWatch
+from asyncrl.runs.watch import RunWatch
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
 from tests.helpers import until

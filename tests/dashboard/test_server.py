@@ -12,8 +12,8 @@ import pytest
 from aiohttp import ClientSession
 
 from asyncrl.dashboard import server
+from asyncrl.dashboard.__main__ import BOUNDS
 from asyncrl.dashboard.access import is_local
-from asyncrl.dashboard.command import BOUNDS
 from asyncrl.dashboard.runs import shown_runs
 from asyncrl.errors import ConfigError
 from asyncrl.machine.doing import Doing

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.runs.inspect.watch import RunWatch
+from asyncrl.runs.watch import RunWatch
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
 from tests.helpers import until

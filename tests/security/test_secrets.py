@@ -33,18 +33,18 @@ from asyncrl.launch.slurm import chain
 from asyncrl.observe.sinks.opening import open_metrics
 from asyncrl.replay.changes import CHANGES
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.card import write_card
 from asyncrl.runs.inspect.parquet import export_run
 from asyncrl.runs.inspect.run import ConfigFile
 from asyncrl.runs.inspect.table import change_table
-from asyncrl.runs.report.command import write_report
-from asyncrl.runs.report.compare_command import as_plain, comparison_page
+from asyncrl.runs.report.compare import as_plain, comparison_page
 from asyncrl.runs.report.comparison import compare
-from asyncrl.runs.report.run import read_run
-from asyncrl.runs.results.card import write_card
+from asyncrl.runs.report.page import write_report
+from asyncrl.runs.report.reported import read_run
 from asyncrl.scoring.verifier import Verifier
 from tests.helpers import until
 from tests.runs.inspect.support import make_run, printed, run_episodes
-from tests.runs.results.support import write_run
+from tests.runs.support import write_run
 
 PLANT = "s3cr3t"
 """How each planted secret begins."""

@@ -22,8 +22,8 @@ from asyncrl.config.commands import command_name
 from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.runs.card import write_card
 from asyncrl.runs.inspect.run import require_run
-from asyncrl.runs.results.card import write_card
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ from typing import TypeVar
 from asyncrl.commands.evaluate.export import export_run
 from asyncrl.errors import AsyncrlError, ConfigError, UnavailableError
 from asyncrl.launch.preflight.hub import unreachable
+from asyncrl.runs.card import CARD, PICTURE, named
 from asyncrl.runs.inspect.run import find_run, require_run
-from asyncrl.runs.report.command import REPORT_FILE, write_report
-from asyncrl.runs.results.card import CARD, PICTURE, named
+from asyncrl.runs.report.page import REPORT_FILE, write_report
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.secrets import shown_value
 from asyncrl.replay.records import DeadLetter
-from asyncrl.runs.inspect.advice import FINE
+from asyncrl.runs.advice import FINE
 from asyncrl.runs.inspect.episodes import EpisodeRow, StepRow
 from asyncrl.runs.progress import progress_rows
 

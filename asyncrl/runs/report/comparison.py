@@ -13,8 +13,8 @@ import numpy as np
 
 from asyncrl.config.changes import HOST_KEYS
 from asyncrl.errors import ConfigError
-from asyncrl.runs.report.run import NO_ADDRESS, ReportedRun
-from asyncrl.runs.results.environment import Environment
+from asyncrl.runs.environment import Environment
+from asyncrl.runs.report.reported import NO_ADDRESS, ReportedRun
 
 SEED = "run.seed"
 NOT_COMPARED = ("run.name", *HOST_KEYS)

@@ -15,16 +15,27 @@ import asyncrl
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.errors import ConfigError
+from asyncrl.machine.files import write_whole
+from asyncrl.runs.environment import Environment
 from asyncrl.runs.inspect.run import Decode, InspectedRun, decoder, ids_as_text, read_config
 from asyncrl.runs.report.episodes import sample_episodes, visible
 from asyncrl.runs.report.plots import data_plots, learning_plots, speed_plots
-from asyncrl.runs.report.run import ReportedRun
+from asyncrl.runs.report.reported import ReportedRun, read_run
 from asyncrl.runs.report.svg import DrawnPlot, Plot, draw, short
-from asyncrl.runs.results.environment import Environment
-from asyncrl.runs.results.summary import summary_rows
+from asyncrl.runs.summary import summary_rows
 
 FOLDER = Path(__file__).parent / "templates"
 GIB = 1 << 30
+REPORT_FILE = "report.html"
+
+
+def write_report(name: str, out: Path | None = None) -> Path:
+    """Write the report of a run into its folder, or to `out`, and return the file. Raises ConfigError: there is no such
+    run, or its configuration cannot be read; OSError."""
+    run = read_run(name)
+    file = out or run.folder / REPORT_FILE
+    write_whole(file, run_page(run))
+    return file
 
 
 def page(template: str, title: str, **values: Any) -> str:

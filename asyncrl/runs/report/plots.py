@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from asyncrl.observe.lines import Row
-from asyncrl.runs.report.run import ReportedRun
+from asyncrl.runs.report.reported import ReportedRun
 from asyncrl.runs.report.svg import Plot, Series
 
 STEP = "learner step"

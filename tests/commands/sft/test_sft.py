@@ -29,7 +29,7 @@ from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.machine.activity import Activity
 from asyncrl.runs.inspect.run import find
-from asyncrl.runs.report.run import read_run
+from asyncrl.runs.report.reported import read_run
 from tests.helpers import FakeMetrics, until
 from tests.learner.support import (
     assert_weights_close,

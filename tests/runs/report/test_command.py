@@ -19,17 +19,18 @@ from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.errors import ConfigError
 from asyncrl.machine.owner import OWNER_FILE
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.card import card, trained_model
+from asyncrl.runs.environment import record_environment
 from asyncrl.runs.report import episodes
-from asyncrl.runs.report.command import main, write_report
-from asyncrl.runs.report.compare_command import comparison_page
-from asyncrl.runs.report.compare_command import main as compare_main
+from asyncrl.runs.report.__main__ import main
+from asyncrl.runs.report.compare import comparison_page
+from asyncrl.runs.report.compare import main as compare_main
 from asyncrl.runs.report.comparison import compare
-from asyncrl.runs.report.run import read_run
-from asyncrl.runs.results.card import card, trained_model
-from asyncrl.runs.results.environment import record_environment
-from asyncrl.runs.results.summary import report
+from asyncrl.runs.report.page import write_report
+from asyncrl.runs.report.reported import read_run
+from asyncrl.runs.summary import report
 from tests.observe.kept.examples import from_utf8, write_examples
-from tests.runs.results.support import learner_row, write_run
+from tests.runs.support import learner_row, write_run
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m‮ </pre></style>"
 

@@ -13,9 +13,9 @@ from asyncrl.commands.hub.command import main
 from asyncrl.commands.hub.hub import HubError, files_of, model_folder, push
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.machine.ports import free_ports
-from asyncrl.runs.results.card import CARD, PICTURE, card, trained_model
+from asyncrl.runs.card import CARD, PICTURE, card, trained_model
 from tests.runs.report.fake_hub import FakeHub, serving
-from tests.runs.results.support import write_run
+from tests.runs.support import write_run
 
 REPO = "someone/calculator"
 

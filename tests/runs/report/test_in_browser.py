@@ -13,16 +13,16 @@ from asyncrl.observe.kept.episode import KeptStep
 from asyncrl.observe.kept.writing import KeptWriter
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay import protocol
-from asyncrl.runs.report.command import write_report
-from asyncrl.runs.report.compare_command import comparison_page
+from asyncrl.runs.environment import record_environment
+from asyncrl.runs.report.compare import comparison_page
 from asyncrl.runs.report.comparison import compare
-from asyncrl.runs.report.run import read_run
-from asyncrl.runs.results.environment import record_environment
-from asyncrl.runs.results.summary import report
+from asyncrl.runs.report.page import write_report
+from asyncrl.runs.report.reported import read_run
+from asyncrl.runs.summary import report
 from tests.dashboard.browser import Browser, browse, needs_chromium
 from tests.observe.kept.examples import example_episode, from_utf8, utf8
 from tests.runs.inspect.support import make_run as make_store
-from tests.runs.results.support import write_run
+from tests.runs.support import write_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.runs.trace.command import main
+from asyncrl.runs.trace.__main__ import main
 from tests.runs.trace.support import BEGIN, write_run
 
 

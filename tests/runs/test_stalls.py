@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from asyncrl.machine.doing import Doing
-from asyncrl.runs.inspect.situation import RoleNow, ShardNow, Situation
-from asyncrl.runs.inspect.stalls import chain, faults, sentence
+from asyncrl.runs.situation import RoleNow, ShardNow, Situation
+from asyncrl.runs.stalls import chain, faults, sentence
 
 WORKS: Mapping[str, RoleNow] = {
     name: RoleNow(name, silent_s=0.4, does=Doing(phase, 0.0), does_s=31.0)

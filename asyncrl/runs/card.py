@@ -25,8 +25,7 @@ from asyncrl.config.secrets import masked
 from asyncrl.machine.files import write_whole
 from asyncrl.observe.lines import Row, measured, sampled_rows
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.runs.results.environment import Environment, environments_of
-from asyncrl.runs.results.picture import draw_training
+from asyncrl.runs.environment import Environment, environments_of
 
 CARD, PICTURE = CARD_FILES
 HERE = "."
@@ -104,6 +103,30 @@ def trained_model(run_dir: Path, steps: int | None = None) -> TrainedModel:
         evaluations=sorted(evaluations, key=lambda row: row["step"]),
         environment=next(iter(environments_of(run_dir)), None),
     )
+
+
+def draw_training(steps: Sequence[Row], evaluations: Sequence[Row], picture: Path) -> None:
+    """Outcome of the training batches and held-out accuracy above, reward below, by learner step, as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    at = [row["step"] + 1 for row in steps]
+    top.plot(at, [row.get("outcome/mean") for row in steps], color="0.6", label="outcome of the training batch")
+    top.plot(
+        [row["step"] for row in evaluations],
+        [row.get("eval/accuracy") for row in evaluations],
+        "o-",
+        label="accuracy on held-out tasks",
+    )
+    bottom.plot(at, [row.get("reward/mean") for row in steps], color="C2", label="reward of the training batch")
+    bottom.set(xlabel="learner step")
+    for axes in (top, bottom):
+        axes.legend(loc="best", fontsize="small")
+        axes.grid(alpha=0.3)
+    figure.savefig(picture, dpi=120)
 
 
 def card(model: TrainedModel) -> str:

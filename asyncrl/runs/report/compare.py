@@ -34,7 +34,7 @@ from asyncrl.runs.report.comparison import (
 )
 from asyncrl.runs.report.episodes import visible
 from asyncrl.runs.report.page import drawn, page
-from asyncrl.runs.report.run import read_run
+from asyncrl.runs.report.reported import read_run
 from asyncrl.runs.report.svg import Plot, Series, short
 from asyncrl.text import json_text
 

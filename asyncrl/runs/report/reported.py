@@ -18,9 +18,9 @@ from asyncrl.errors import ConfigError
 from asyncrl.machine.owner import owner_of
 from asyncrl.observe.lines import Row, measured, sampled_rows
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.environment import Environment, environments_of
 from asyncrl.runs.inspect.run import require_run
-from asyncrl.runs.results.environment import Environment, environments_of
-from asyncrl.runs.results.summary import RunSummary, resume_command, summarise
+from asyncrl.runs.summary import RunSummary, resume_command, summarise
 
 RUNNING, UNFINISHED = "running", "unfinished"
 OF_LEARNER = ("learner", "evaluation")

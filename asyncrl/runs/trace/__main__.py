@@ -147,3 +147,7 @@ def _span_of_numbers(text: str) -> tuple[float, float]:
 
 def _say(lines: Iterable[str]) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -19,12 +19,12 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoreError
 from asyncrl.machine.owner import owner_of
 from asyncrl.replay.stored import StoredRun
-from asyncrl.runs.inspect.advice import advise
+from asyncrl.runs.advice import advise
 from asyncrl.runs.inspect.run import ConfigFile, LiveReplay, find
-from asyncrl.runs.inspect.situation import RolesReader, Situation, situation
-from asyncrl.runs.inspect.stalls import Wait, chain, faults, sentence
-from asyncrl.runs.inspect.status import StatusSample, processes_of, sample
 from asyncrl.runs.shares import idle_shares
+from asyncrl.runs.situation import RolesReader, Situation, situation
+from asyncrl.runs.stalls import Wait, chain, faults, sentence
+from asyncrl.runs.status import StatusSample, processes_of, sample
 
 GIVE_UP_S = 2.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from asyncrl.config.locations import steps_in_newest_checkpoint
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.records import TrajectoryRecord
-from asyncrl.runs.inspect.status import StoreSummary, join, summarise
+from asyncrl.runs.status import StoreSummary, join, summarise
 from tests.helpers import make_trajectory
 from tests.replay.support import Core
 from tests.runs.inspect.support import make_episode, make_run, run_episodes

@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.run import ModelConfig
-from asyncrl.runs.inspect.advice import advise
+from asyncrl.runs.advice import advise
 from asyncrl.runs.shares import IdleShares
 
 WAITS = "the learner was idle for 42% of the last 20 steps, 38% waiting for"

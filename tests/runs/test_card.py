@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from asyncrl.runs.results.card import CARD, PICTURE, is_ours, named, write_card
-from asyncrl.runs.results.environment import record_environment
-from tests.runs.results.support import write_run
+from asyncrl.runs.card import CARD, PICTURE, is_ours, named, write_card
+from asyncrl.runs.environment import record_environment
+from tests.runs.support import write_run
 
 LOCAL = {"model.path": "/home/someone/models/base", "data.train": ["/home/someone/tasks.parquet"]}
 

@@ -31,7 +31,6 @@ from asyncrl.runs.inspect import changes, episode
 from asyncrl.runs.inspect.episodes import SORT_KEYS, answer, list_episodes, required_plan, step_row
 from asyncrl.runs.inspect.kept import KeptOfRun, filled
 from asyncrl.runs.inspect.run import Decode, InspectedRun, LiveReplay, decoder, find, ids_as_text
-from asyncrl.runs.inspect.status import StatusSample, describe, sample
 from asyncrl.runs.inspect.table import (
     change_table,
     dead_letter_table,
@@ -40,8 +39,9 @@ from asyncrl.runs.inspect.table import (
     status_table,
     step_view,
 )
-from asyncrl.runs.inspect.watch import StallReader
 from asyncrl.runs.progress import RunProgress
+from asyncrl.runs.status import StatusSample, describe, sample
+from asyncrl.runs.watch import StallReader
 
 EXAMPLES = """examples:
   asyncrl inspect status runs/NAME                watch it; Ctrl-C ends
@@ -360,3 +360,7 @@ def _print(
     else:
         (console or Console()).print(readable(), soft_wrap=soft_wrap)
     return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -15,8 +15,8 @@ from asyncrl.config.locations import ALIVE_FOLDER
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine.doing import Doing, read_doing
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.runs.inspect.status import StatusSample, StoreSummary
 from asyncrl.runs.progress import Tail
+from asyncrl.runs.status import StatusSample, StoreSummary
 
 ROW_S = 60.0
 """A row of metrics that is older says nothing of now."""

@@ -13,11 +13,7 @@ from pathlib import Path
 
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import failures_end_the_command
-from asyncrl.machine.files import write_whole
-from asyncrl.runs.report.page import run_page
-from asyncrl.runs.report.run import read_run
-
-REPORT_FILE = "report.html"
+from asyncrl.runs.report.page import REPORT_FILE, write_report
 
 
 def main() -> None:
@@ -33,10 +29,5 @@ def main() -> None:
         sys.stdout.write(f"{write_report(given.run, given.out)}\n")
 
 
-def write_report(name: str, out: Path | None = None) -> Path:
-    """Write the report of a run into its folder, or to `out`, and return the file. Raises ConfigError: there is no such
-    run, or its configuration cannot be read; OSError."""
-    run = read_run(name)
-    file = out or run.folder / REPORT_FILE
-    write_whole(file, run_page(run))
-    return file
+if __name__ == "__main__":
+    main()

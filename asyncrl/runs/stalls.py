@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from asyncrl.runs.inspect.situation import RoleNow, ShardNow, Situation
+from asyncrl.runs.situation import RoleNow, ShardNow, Situation
 from asyncrl.text import duration
 
 SILENT_S = 5.0

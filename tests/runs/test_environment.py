@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import asyncrl
-from asyncrl.runs.results.environment import ENVIRONMENT_FILE, environments_of, read_environments, record_environment
+from asyncrl.runs.environment import ENVIRONMENT_FILE, environments_of, read_environments, record_environment
 
 
 def test_each_start_is_added_and_the_newest_of_each_host_counts(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.admission import Admission
-from asyncrl.runs.results.summary import SUMMARY_FILE, report, summarise
+from asyncrl.runs.summary import SUMMARY_FILE, report, summarise
 from tests.replay.support import Core, make_settings
 
 RESUME = "asyncrl train run.name=run"
