@@ -26,8 +26,8 @@ from asyncrl.capacity.description import RunDescription
 from asyncrl.capacity.measured import describe
 from asyncrl.capacity.simulation import Forecast, simulate
 from asyncrl.capacity.splits import splits
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 from benchmarks.async_vs_sync import FIRST, RUNS, figures
 from benchmarks.record import write_result
 

@@ -40,10 +40,10 @@ from asyncrl.commands.demo.command import CACHE, SEED, prepared_overrides
 from asyncrl.commands.demo.prepare import prepare
 from asyncrl.config.schema import ReplayConfig
 from asyncrl.errors import StoppedError
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.replay.protocol import OK, TICKETS, GetTickets, PutTrajectory, ReplayRequest, decode_reply, encode_request
+from asyncrl.runs.lines import read_lines
 from asyncrl.types import Labels, Ticket
 from asyncrl.wire import Buffer, encode, trajectory_message
 from benchmarks.record import write_result

@@ -29,9 +29,9 @@ from asyncrl.learner.batch.keeping import EpisodeKeeper
 from asyncrl.learner.batch.local_batch import build_episodes, build_local_batch
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.observe.kept.episode import KeptEpisode, KeptStep, row_of
-from asyncrl.observe.kept.reading import KeptEpisodes
 from asyncrl.observe.kept.recording import KeptRecorder
 from asyncrl.observe.kept.writing import KeptWriter
+from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Step, Task, ToolCall, Trajectory, Turn, runs_of
 from benchmarks.record import write_result
 

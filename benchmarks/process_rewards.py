@@ -19,8 +19,8 @@ from typing import Any
 
 from asyncrl.commands.demo.command import CACHE, SEED, prepared_overrides
 from asyncrl.commands.demo.prepare import prepare
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 from benchmarks.record import write_result
 
 RUNS = Path("runs/process_rewards")

@@ -23,10 +23,10 @@ from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.ids import is_evaluation
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.inspect.run import read_config
+from asyncrl.runs.lines import read_lines
 
 Row: TypeAlias = Mapping[str, Any]
 

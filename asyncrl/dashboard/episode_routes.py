@@ -20,7 +20,7 @@ from asyncrl.dashboard.stores import ReplayStores, dead_letters, record_of
 from asyncrl.dashboard.vocabulary import Vocabulary, load_vocabulary
 from asyncrl.errors import RefusedError, StoreError
 from asyncrl.observe.kept.episode import KeptRow
-from asyncrl.observe.kept.reading import KeptEpisodes
+from asyncrl.runs.kept import KeptEpisodes
 
 
 class RunEpisodes:

@@ -21,9 +21,9 @@ from asyncrl.dashboard.series import LONGEST_TEXT, metrics_files
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.machine.owner import owner_of
-from asyncrl.observe.lines import finite, measured, newest_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.inspect.run import ConfigFile
+from asyncrl.runs.lines import finite, measured, newest_rows
 from asyncrl.runs.stalls import Wait
 from asyncrl.runs.warnings import WINDOW, learning_warnings
 from asyncrl.runs.watch import RunWatch

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.dashboard.runs import METRICS
-from asyncrl.observe.lines import LineFile, LineSpan, Row, finite, open_lines
 from asyncrl.observe.registry import describe
+from asyncrl.runs.lines import LineFile, LineSpan, Row, finite, open_lines
 
 READ_WHOLE = 2 << 20
 """A part of a file of up to so many bytes is shown row by row."""

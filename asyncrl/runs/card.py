@@ -23,9 +23,9 @@ from asyncrl.config.locations import CARD_FILES, CONFIG_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.config.secrets import masked
 from asyncrl.machine.files import write_whole
-from asyncrl.observe.lines import Row, measured, sampled_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.environment import Environment, environments_of
+from asyncrl.runs.lines import Row, measured, sampled_rows
 
 CARD, PICTURE = CARD_FILES
 HERE = "."

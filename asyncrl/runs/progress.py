@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.observe.lines import open_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import open_lines
 from asyncrl.runs.warnings import WINDOW
 
 ACTORS = "actor-"

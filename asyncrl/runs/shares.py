@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from asyncrl.observe.lines import Row, each_row, measured, newest_rows
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import Row, each_row, measured, newest_rows
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -21,11 +21,11 @@ import msgspec
 from asyncrl.config.locations import SUMMARY_FILE, steps_in_newest_checkpoint
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
-from asyncrl.observe.lines import decoded, each_line, finite, measured, parsed, read_lines
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ENDS, TrajectoryState
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.lines import decoded, each_line, finite, measured, parsed, read_lines
 from asyncrl.runs.shares import rows_of, totals, waited_for
 from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
 from asyncrl.text import json_text

@@ -23,8 +23,8 @@ from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy
 from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.machine.files import LossyText
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import open_metrics
+from asyncrl.runs.lines import read_lines
 from asyncrl.weights.folders import FolderWriter
 from tests.chaos.full_disk import fill
 from tests.helpers import OWN_RUN, until

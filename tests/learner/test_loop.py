@@ -20,8 +20,8 @@ from asyncrl.learner.model.policy import load_policy
 from asyncrl.learner.ranks.failures import StepFailedError, StepFailures
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.run import remove_repeated
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import JsonLines, metrics_file
+from asyncrl.runs.lines import read_lines
 from asyncrl.types import BatchPlan, Role, Trajectory
 from asyncrl.weights.canary import canary_tokens
 from tests.engine.support import plain_logprobs

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import JsonLines, metrics_file, remove_steps
+from asyncrl.runs.lines import read_lines
 from asyncrl.runs.terminal import LINE_S, TerminalTable
 
 

@@ -6,9 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.lines import read_lines
 from asyncrl.runs.shares import rows_of
 
 

@@ -29,7 +29,7 @@ from asyncrl.learner.batch.local_batch import LocalBatch
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.kept.episode import ARRAYS, BEST, HELD_OUT, RANDOM, WORST, KeptEpisode, KeptStep, row_of
-from asyncrl.observe.kept.reading import EVALUATED_FOLDER
+from asyncrl.observe.kept.format import EVALUATED_FOLDER
 from asyncrl.observe.kept.recording import KeptRecorder
 from asyncrl.observe.kept.showing import logged
 from asyncrl.observe.kept.writing import LARGEST_STEP

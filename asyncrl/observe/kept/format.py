@@ -37,6 +37,10 @@ from asyncrl.wire import (
 FORMAT = 1
 """Files of other formats are refused."""
 PATTERN = "step-*.kept"
+FOLDER = "episodes"
+"""The folder of a run's kept episodes in the folder of the run."""
+EVALUATED_FOLDER = f"{FOLDER}/evaluated"
+"""The folder of its kept held-out episodes, in files of the same format."""
 
 
 class _Head(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.observe.kept.episode import KeptStep
-from asyncrl.observe.kept.reading import FOLDER
+from asyncrl.observe.kept.format import FOLDER
 from asyncrl.observe.kept.writing import KeptWriter
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,8 @@ from pathlib import Path
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import partial_name
 from asyncrl.observe.kept.episode import KeptStep
-from asyncrl.observe.kept.format import PATTERN, StepFile, encode_step, file_name
+from asyncrl.observe.kept.format import FOLDER, PATTERN, StepFile, encode_step, file_name
 from asyncrl.observe.kept.index import IndexLine, IndexReader, encode_index, encode_line
-from asyncrl.observe.kept.reading import FOLDER
 from asyncrl.observe.kept.thinning import expendable
 
 logger = logging.getLogger(__name__)

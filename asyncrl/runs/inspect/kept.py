@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from asyncrl.errors import StoreError
 from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow
-from asyncrl.observe.kept.reading import KeptEpisodes
 from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.runs.inspect.run import InspectedRun
+from asyncrl.runs.kept import KeptEpisodes
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow
-from asyncrl.observe.kept.reading import KeptEpisodes
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.runs.inspect.episode import step_scores
+from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.types import Turn
 
 Decode = Callable[[list[int]], str]

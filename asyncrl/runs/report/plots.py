@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from asyncrl.observe.lines import Row
+from asyncrl.runs.lines import Row
 from asyncrl.runs.report.reported import ReportedRun
 from asyncrl.runs.report.svg import Plot, Series
 

@@ -16,10 +16,10 @@ from asyncrl.config.locations import CONFIG_FILE, SUMMARY_FILE, refuse_fine_tuni
 from asyncrl.config.secrets import masked
 from asyncrl.errors import ConfigError
 from asyncrl.machine.owner import owner_of
-from asyncrl.observe.lines import Row, measured, sampled_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.environment import Environment, environments_of
 from asyncrl.runs.inspect.run import require_run
+from asyncrl.runs.lines import Row, measured, sampled_rows
 from asyncrl.runs.summary import RunSummary, resume_command, summarise
 
 RUNNING, UNFINISHED = "running", "unfinished"

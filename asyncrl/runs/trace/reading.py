@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from asyncrl.errors import ConfigError
-from asyncrl.observe.lines import decoded, each_line
 from asyncrl.observe.spans import FOLDER, OLD
+from asyncrl.runs.lines import decoded, each_line
 
 SORTED_AT_ONCE = 200_000
 """So many spans are sorted in memory; more than these pass through temporary files."""

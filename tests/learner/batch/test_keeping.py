@@ -14,9 +14,10 @@ from asyncrl.errors import RefusedError
 from asyncrl.learner.batch.keeping import BYTES_A_TOKEN, EpisodeKeeper, choose
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.observe.kept.episode import HELD_OUT
-from asyncrl.observe.kept.reading import EVALUATED_FOLDER, KeptEpisodes
+from asyncrl.observe.kept.format import EVALUATED_FOLDER
 from asyncrl.observe.kept.recording import KeptRecorder
 from asyncrl.observe.kept.writing import KeptWriter, remove_kept
+from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.types import BatchPlan, Labels, Task, Trajectory
 from tests.helpers import make_labels, make_task, make_trajectory
 from tests.learner.support import Run, assert_weights_equal, make_config

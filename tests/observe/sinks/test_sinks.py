@@ -13,12 +13,12 @@ import pytest
 
 from asyncrl.config.schema import ObserveConfig, RunConfig, TrainConfig
 from asyncrl.errors import ConfigError, InvariantError
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.metrics import Fanout, Histogram, Sink, Value
 from asyncrl.observe.sinks import JsonLines, open_metrics
 from asyncrl.observe.sinks.background import Background
 from asyncrl.observe.sinks.opening import SERVICES
 from asyncrl.observe.sinks.source import Source
+from asyncrl.runs.lines import read_lines
 from tests.helpers import until
 
 

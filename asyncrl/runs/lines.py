@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from asyncrl.observe.sinks.json_lines import LONGEST_LINE
+
 T = TypeVar("T")
 Row = dict[str, Any]
 
 CHUNK = 1 << 14
 BLOCK = 1 << 20
-LONGEST_LINE = 16 << 20
-"""A longer line is not searched for its end: what follows it is left out."""
 MEASURED = 64
 """The length of a line is the mean of so many."""
 NEARBY = 1 << 16

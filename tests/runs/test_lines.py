@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.observe import lines
-from asyncrl.observe.lines import LineFile, LineSpan, decoded, newest_rows, open_lines, read_lines, sampled_rows
+from asyncrl.runs import lines
+from asyncrl.runs.lines import LineFile, LineSpan, decoded, newest_rows, open_lines, read_lines, sampled_rows
 
 
 @contextmanager

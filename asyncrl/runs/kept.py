@@ -10,13 +10,8 @@ from pathlib import Path
 from asyncrl.errors import RefusedError
 from asyncrl.ids import is_evaluation
 from asyncrl.observe.kept.episode import KeptEpisode, KeptRow
-from asyncrl.observe.kept.format import StepFile, file_name
+from asyncrl.observe.kept.format import EVALUATED_FOLDER, FOLDER, StepFile, file_name
 from asyncrl.observe.kept.index import IndexReader
-
-FOLDER = "episodes"
-"""The folder of a run's kept episodes in the folder of the run."""
-EVALUATED_FOLDER = f"{FOLDER}/evaluated"
-"""The folder of its kept held-out episodes, in files of the same format."""
 
 
 class KeptEpisodes:
