@@ -32,7 +32,7 @@ from asyncrl.config.commands import command_name
 from asyncrl.config.exits import failures_end_the_command, usage_or_failure
 from asyncrl.config.keys import did_you_mean
 from asyncrl.errors import ConfigError
-from asyncrl.runs.inspect.run import find_run
+from asyncrl.runs.finding import find_run
 
 STEPS = 20
 CHANGED = ("batch_size", "group_size", "publish_every", "concurrency", "engine_gpus", "scorers")

@@ -5,10 +5,10 @@ A character whose bytes are several tokens belongs to the first of them, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-Decode = Callable[[list[int]], str]
+from asyncrl.runs.decoding import Decode
 
 CONTEXT = 4
 """So many tokens on either side decide the text of a token: a character has at most four bytes, and some tokenizers

@@ -6,8 +6,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -16,6 +15,7 @@ from asyncrl.dashboard.plain import plain
 from asyncrl.errors import RefusedError
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.inspect.table import describe_dead_letters
+from asyncrl.runs.run import Run
 
 T = TypeVar("T")
 
@@ -29,9 +29,9 @@ class ReplayStores:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def read(self, run_dir: Path, ask: Callable[[StoredRun], T]) -> T:
+    def read(self, run: Run, ask: Callable[[StoredRun], T]) -> T:
         """What `ask` says of the stores. Raises StoreError: there are none, or they cannot be read."""
-        with self._lock, closing(StoredRun(run_dir / "replay")) as stored:
+        with self._lock, run.stored() as stored:
             return ask(stored)
 
     def alone(self) -> AbstractContextManager[object]:

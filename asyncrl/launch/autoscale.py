@@ -18,7 +18,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.cluster import AutoscaleConfig
 from asyncrl.errors import ConfigError
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.runs.progress import Tail
+from asyncrl.runs.lines import Tail
 
 log = logging.getLogger("asyncrl.train")
 

@@ -44,7 +44,8 @@ from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
 from asyncrl.runs.card import write_card
 from asyncrl.runs.environment import record_environment
-from asyncrl.runs.summary import report, resume_command
+from asyncrl.runs.run import Run
+from asyncrl.runs.summary import resume_command, write_summary
 from asyncrl.runs.terminal import TerminalTable
 from asyncrl.runs.watch import RunWatch
 
@@ -202,8 +203,11 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         scaler, autoscaler = Scaler(run_dir, scale), Autoscaler(config, run_dir, scale)
         result, reason = "failed", ""
         try:
-            watch = RunWatch(run_dir)
-            with TerminalTable(config, run_dir, lambda: supervisor.restarts, waits=lambda: watch.look().text) as table:
+            run = Run(run_dir)
+            watch, steps, shards = RunWatch(run), config.learner.total_steps, config.replay.shards
+            with TerminalTable(
+                run, steps, shards, lambda: supervisor.restarts, waits=lambda: watch.look().text
+            ) as table:
 
                 def progress() -> None:
                     table.update()
@@ -219,8 +223,8 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         finally:
             if result == "done":
                 _write_card(config, run_dir)
-            resume = how_to_resume() if how_to_resume else resume_command(run_dir)
-            sys.stderr.write(report(run_dir, config.learner.total_steps, result, reason, resume))
+            resume = how_to_resume() if how_to_resume else resume_command(Run(run_dir))
+            sys.stderr.write(write_summary(Run(run_dir), config.learner.total_steps, result, reason, resume))
         return done
 
 
@@ -229,7 +233,7 @@ def _write_card(config: TrainConfig, run_dir: Path) -> None:
     if not config.learner.export or not (run_dir / "model").is_dir():
         return
     try:
-        write_card(run_dir, run_dir / "model")
+        write_card(Run(run_dir), run_dir / "model")
     except Exception as error:  # noqa: BLE001 - metrics of any version are read here, and a library draws them
         log.warning("%s has no model card: %r", run_dir / "model", error)
 

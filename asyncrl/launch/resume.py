@@ -14,13 +14,13 @@ from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning
 from asyncrl.launch import local
 from asyncrl.launch.addresses import words_left_open
-from asyncrl.runs.inspect.run import require_run
+from asyncrl.runs.finding import require_run
 
 
 def words_of(name: str) -> list[str]:
     """The command line of `asyncrl train` that goes on with a run. Raises ConfigError: there is none, or
     it is a fine-tuning."""
-    run_dir = require_run(name)
+    run_dir = require_run(name).folder
     refuse_fine_tuning(run_dir)
     if run_dir.name in ("", ".."):
         run_dir = run_dir.resolve()

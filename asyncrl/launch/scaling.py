@@ -24,7 +24,7 @@ from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.ownership import NotRunningError
 from asyncrl.machine.files import write_whole
 from asyncrl.machine.owner import owner_of
-from asyncrl.runs.inspect.run import require_run
+from asyncrl.runs.finding import require_run
 
 log = logging.getLogger("asyncrl.train")
 
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--wait", type=float, default=30.0, metavar="S", help="seconds to wait for the answer (30)")
     with failures_end_the_command(usage_or_failure, "asyncrl scale"):
         given = parser.parse_args()
-        run_dir, counts = require_run(given.run), parse_counts(given.counts)
+        run_dir, counts = require_run(given.run).folder, parse_counts(given.counts)
         if owner_of(run_dir) is None:
             raise NotRunningError(
                 f"no `asyncrl train` runs {run_dir}; `asyncrl resume {shlex.quote(str(run_dir))}` goes on with it"

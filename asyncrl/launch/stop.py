@@ -7,16 +7,15 @@ another machine that shares the folder. `asyncrl resume RUN` goes on with it.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from contextlib import suppress
 
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import failures_end_the_command
-from asyncrl.config.locations import CONFIG_FILE, SUMMARY_FILE
+from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.launch.ownership import stop
-from asyncrl.runs.inspect.run import find_run, require_run, starting_run
+from asyncrl.runs.finding import find_run, require_run, starting_run
 
 
 def main() -> None:
@@ -28,13 +27,14 @@ def main() -> None:
     given = parser.parse_args()
     with failures_end_the_command():
         # A run that starts for the first time has no configuration yet.
-        run_dir = find_run(given.run) or starting_run(given.run) or require_run(given.run)
+        run = find_run(given.run) or starting_run(given.run) or require_run(given.run)
+        run_dir = run.folder
         stop(run_dir, lambda text: sys.stderr.write(f"{text}\n"))
     if not (run_dir / CONFIG_FILE).exists():
         sys.stdout.write(f"{run_dir} has ended before anything was started\n")
         return
     done, resume = "", f"asyncrl resume {shlex.quote(str(run_dir))}"
-    with suppress(OSError, ValueError, KeyError):
-        summary = json.loads((run_dir / SUMMARY_FILE).read_text())
+    with suppress(KeyError):
+        summary = run.summary()
         done, resume = f" after {summary['steps']} of {summary['planned_steps']} steps", summary["next"][0]
     sys.stdout.write(f"{run_dir} has ended{done}; to go on: {resume}\n")

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrl.config.schema import ReplayConfig, TrainConfig
+from asyncrl.config.schema import ReplayConfig
+from asyncrl.runs.settings import RunSettings
 from asyncrl.runs.shares import IdleShares
 
 STARVED, SERVED = 0.2, 0.05
@@ -23,12 +24,17 @@ MOST_OF = 0.5
 FINE = "nothing waits longer than it should"
 
 
-def advise(seen: IdleShares, config: TrainConfig) -> list[str]:
+def advise(seen: IdleShares, settings: RunSettings) -> list[str]:
     """Sentences, what matters most first; empty where nothing is to be changed."""
-    return [*_starved(seen, config), *_served(seen, config), *_too_old(seen, config), *_long_phases(seen, config)]
+    return [
+        *_starved(seen, settings),
+        *_served(seen, settings),
+        *_too_old(seen, settings),
+        *_long_phases(seen, settings),
+    ]
 
 
-def _starved(seen: IdleShares, config: TrainConfig) -> Iterator[str]:
+def _starved(seen: IdleShares, settings: RunSettings) -> Iterator[str]:
     """Advice for a learner that waits too much."""
     if seen.learner_idle <= STARVED or not seen.waited:
         return
@@ -40,11 +46,11 @@ def _starved(seen: IdleShares, config: TrainConfig) -> Iterator[str]:
         yield from _more_scorers(f"{idle} labels", seen)
     elif cause == "store":
         yield (
-            f"{idle} room in the store: raise replay.max_store_gb from {config.replay.max_store_gb:g}, or keep less by "
-            "replay.retention"
+            f"{idle} room in the store: raise replay.max_store_gb from {settings.replay.max_store_gb:g}, or keep less "
+            "by replay.retention"
         )
     else:
-        yield from _more_episodes(f"{idle} episodes", seen, config)
+        yield from _more_episodes(f"{idle} episodes", seen, settings)
 
 
 def _more_scorers(waits: str, seen: IdleShares) -> Iterator[str]:
@@ -57,33 +63,33 @@ def _more_scorers(waits: str, seen: IdleShares) -> Iterator[str]:
         yield f"{busy}: more scorers do not help; a single label takes long, so look at the slowest part of the reward"
 
 
-def _more_episodes(waits: str, seen: IdleShares, config: TrainConfig) -> Iterator[str]:
+def _more_episodes(waits: str, seen: IdleShares, settings: RunSettings) -> Iterator[str]:
     if seen.actors_idle is None:
         return
-    lag = config.replay.max_lag
+    lag = settings.replay.max_lag
     larger_lag = f"raise replay.max_lag from {lag} to {lag + 1}"
     engines = f"{waits}, while engines were busy for {1 - seen.actors_idle:.0%}"
     if seen.actors_idle < BUSY:
-        yield f"{engines}: add engines ({_more_engines(seen, config)})"
+        yield f"{engines}: add engines ({_more_engines(seen, settings)})"
     elif seen.pending >= 1:
-        more = 2 * config.actor.concurrency
+        more = 2 * settings.concurrency
         yield (
             f"{engines} and {seen.pending:.0f} tickets waited for an actor: raise actor.concurrency from "
-            f"{config.actor.concurrency} to {more}"
+            f"{settings.concurrency} to {more}"
         )
-    elif not config.cluster.colocated:
+    elif not settings.is_colocated:
         yield f"{engines}, since admission let them start no more: {larger_lag}"
 
 
-def _more_engines(seen: IdleShares, config: TrainConfig) -> str:
-    if config.engine.kind == "embedded":
+def _more_engines(seen: IdleShares, settings: RunSettings) -> str:
+    if settings.engine == "embedded":
         return f"cluster.actors={seen.actors + 1}"
-    if config.engine.server.count is not None:
-        return f"engine.server.count={config.engine.server.count + 1}"
+    if settings.servers is not None:
+        return f"engine.server.count={settings.servers + 1}"
     return "engine.urls, or cluster.actors where the run starts its servers"
 
 
-def _served(seen: IdleShares, config: TrainConfig) -> Iterator[str]:
+def _served(seen: IdleShares, settings: RunSettings) -> Iterator[str]:
     """Advice for a run with more actors or scorers than the learner needs."""
     if seen.learner_idle >= SERVED:
         return
@@ -92,7 +98,7 @@ def _served(seen: IdleShares, config: TrainConfig) -> Iterator[str]:
         fewer = f"cluster.actors={seen.actors - 1}" if seen.actors > 1 else "fewer servers or GPUs for generation"
         yield (
             f"{waits}, while engines were idle for {seen.actors_idle:.0%}: use {fewer}, or give the learner more; a "
-            f"larger learner.batch_size than {config.learner.batch_size} also uses them"
+            f"larger learner.batch_size than {settings.batch_size} also uses them"
         )
     if seen.scorers_idle is not None and seen.scorers_idle > SCORERS_IDLE and seen.scorers > 1:
         yield (
@@ -101,23 +107,23 @@ def _served(seen: IdleShares, config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _too_old(seen: IdleShares, config: TrainConfig) -> Iterator[str]:
+def _too_old(seen: IdleShares, settings: RunSettings) -> Iterator[str]:
     if seen.evicted <= EVICTED:
         return
-    lag, replay = config.replay.max_lag, config.replay
+    lag, replay = settings.replay.max_lag, settings.replay
     thrown = f"{seen.evicted:.0%} of the episodes were thrown away as too old"
     larger = f"raise replay.max_lag from {lag} to {lag + 1}"
     if replay.oversample > 1:
         yield f"{thrown}: lower replay.oversample from {replay.oversample:g}"
     elif seen.learner_idle > STARVED:
         yield (
-            f"{thrown}: {larger}; or lower actor.concurrency from {config.actor.concurrency}, if engines make as many "
+            f"{thrown}: {larger}; or lower actor.concurrency from {settings.concurrency}, if engines make as many "
             "tokens a second with fewer requests at once"
         )
     elif _could_pace(replay):
         yield f"{thrown}, while the learner hardly waits: set replay.sampler.kind=oldest replay.spare_batches=0.5"
     else:
-        yield f"{thrown}: {larger}, or lower actor.concurrency from {config.actor.concurrency}"
+        yield f"{thrown}: {larger}, or lower actor.concurrency from {settings.concurrency}"
 
 
 def _could_pace(replay: ReplayConfig) -> bool:
@@ -125,11 +131,10 @@ def _could_pace(replay: ReplayConfig) -> bool:
     return replay.can_pace and (replay.spare_batches is None or replay.sampler.kind == "fifo")
 
 
-def _long_phases(seen: IdleShares, config: TrainConfig) -> Iterator[str]:
-    learner = config.learner
+def _long_phases(seen: IdleShares, settings: RunSettings) -> Iterator[str]:
     for phase, what, key, value in (
-        ("publish", "publishing weights", "learner.publish_every", learner.publish_every),
-        ("checkpoint", "waiting for checkpoints", "learner.checkpoint_every", learner.checkpoint_every),
+        ("publish", "publishing weights", "learner.publish_every", settings.publish_every),
+        ("checkpoint", "waiting for checkpoints", "learner.checkpoint_every", settings.checkpoint_every),
     ):
         share = seen.phases.get(phase, 0.0)
         if share > LONG_PHASE:

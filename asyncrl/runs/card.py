@@ -18,14 +18,12 @@ import xxhash
 import yaml
 
 import asyncrl
-from asyncrl.config.changes import by_key
-from asyncrl.config.locations import CARD_FILES, CONFIG_FILE
+from asyncrl.config.locations import CARD_FILES
 from asyncrl.config.option import as_yaml
-from asyncrl.config.secrets import masked
 from asyncrl.machine.files import write_whole
-from asyncrl.observe.sinks import metrics_file
-from asyncrl.runs.environment import Environment, environments_of
-from asyncrl.runs.lines import Row, measured, sampled_rows
+from asyncrl.runs.environment import Environment
+from asyncrl.runs.lines import Row
+from asyncrl.runs.run import Run
 
 CARD, PICTURE = CARD_FILES
 HERE = "."
@@ -54,16 +52,16 @@ class TrainedModel:
     environment: Environment | None
 
 
-def write_card(run_dir: Path, folder: Path, steps: int | None = None) -> bool:
+def write_card(run: Run, folder: Path, steps: int | None = None) -> bool:
     """Write the card and its picture beside the model that a run exported to `folder`, after so many `steps`; None: at
     its end. False: there is a card that somebody wrote, and it stays.
 
-    Raises OSError; ValueError: the configuration in the run's folder is no YAML.
+    Raises ConfigError: the run's configuration cannot be read; OSError.
     """
     if (folder / CARD).exists() and not is_ours((folder / CARD).read_text(errors="replace")):
         log.info("%s stays: it was written by hand", folder / CARD)
         return False
-    model = trained_model(run_dir, steps)
+    model = trained_model(run, steps)
     draw_training(model.steps, model.evaluations, folder / PICTURE)
     write_whole(folder / CARD, card(model))
     return True
@@ -84,24 +82,19 @@ def named(text: str, name: str) -> str:
     return _sealed(body)
 
 
-def trained_model(run_dir: Path, steps: int | None = None) -> TrainedModel:
-    """What a run tells of its model after so many `steps`; None: at its end."""
-    rows, evaluations = (
-        list(measured(sampled_rows(metrics_file(run_dir, name)))) for name in ("learner", "evaluation")
-    )
+def trained_model(run: Run, steps: int | None = None) -> TrainedModel:
+    """The facts of a run about its model after so many `steps`; None: at its end. Raises ConfigError: the run's
+    configuration cannot be read."""
+    rows, evaluations = run.sampled_rows("learner"), run.sampled_rows("evaluation")
     if steps is not None:
         rows = [row for row in rows if row["step"] < steps]
         evaluations = [row for row in evaluations if row["step"] <= steps]
-    try:
-        values = masked(by_key(yaml.safe_load((run_dir / CONFIG_FILE).read_text())))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{run_dir / CONFIG_FILE} cannot be read: {error}") from error
     return TrainedModel(
-        name=run_dir.resolve().name,
-        values=values,
+        name=run.name,
+        values=run.values(),
         steps=[row for row in rows if "reward/mean" in row],
         evaluations=sorted(evaluations, key=lambda row: row["step"]),
-        environment=next(iter(environments_of(run_dir)), None),
+        environment=next(iter(run.environments()), None),
     )
 
 

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import stat
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -256,3 +257,32 @@ def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
     except (msgspec.ValidationError, UnicodeEncodeError):
         # The latter is of text with half of a surrogate pair.
         return None
+
+
+class Tail:
+    """The newest values in a growing file, and its `recent` newest rows. Each byte is read once.
+
+    A learner that resumes replaces its file, which is then read from the beginning."""
+
+    def __init__(self, path: Path, recent: int = 1) -> None:
+        self._path = path
+        self._file_id = self._position = 0
+        self.values: Row = {}
+        self.recent: deque[Row] = deque(maxlen=recent)
+
+    def read(self) -> Row:
+        """The newest value of each name that the file has."""
+        with open_lines(self._path) as file:
+            if file is not None:
+                span = file.since(self._file_id, self._position)
+                for row in file.rows(span):
+                    self.recent.append(row)
+                    self.values.update(row)
+                self._file_id, self._position = span.file, span.end
+        return self.values
+
+    def skip(self) -> None:
+        """Leave out all that is in the file so far."""
+        self.read()
+        self.values.clear()
+        self.recent.clear()

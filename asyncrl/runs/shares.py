@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from asyncrl.observe.sinks import metrics_file
-from asyncrl.runs.lines import Row, each_row, measured, newest_rows
+from asyncrl.runs.run import Run
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -18,11 +16,6 @@ CAUSES = ("labels", "episodes", "store")
 MOST_STEPS, FEWEST_STEPS = 20, 5
 MOST_ROWS = 500
 """So many of a role's newest rows are read at most; it writes one every five seconds."""
-
-
-def rows_of(run_dir: Path, roles: str) -> list[Iterator[Row]]:
-    """The metrics of each role whose name fits a pattern."""
-    return [measured(each_row(path)) for path in sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))]
 
 
 def totals(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
@@ -78,20 +71,16 @@ class IdleShares:
     pending: float = 0.0
 
 
-def idle_shares(run_dir: Path) -> IdleShares | None:
+def idle_shares(run: Run) -> IdleShares | None:
     """The shares over the newest steps; None: there are fewer than FEWEST_STEPS."""
-    steps = [
-        row
-        for row in measured(newest_rows(metrics_file(run_dir, "learner"), MOST_STEPS))
-        if {"seconds/step", "idle"} <= row.keys()
-    ]
+    steps = [row for row in run.newest_rows("learner", MOST_STEPS) if {"seconds/step", "idle"} <= row.keys()]
     if len(steps) < FEWEST_STEPS:
         return None
     seconds, since = step_seconds(steps), steps[0]["time"] - steps[0]["seconds/step"]
 
     def rows(roles: str) -> list[Rows]:
-        paths = sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))
-        found = ([row for row in measured(newest_rows(path, MOST_ROWS)) if row["time"] >= since] for path in paths)
+        newest = (run.newest_rows(role, MOST_ROWS) for role in run.roles(roles))
+        found = ([row for row in rows if row["time"] >= since] for rows in newest)
         return [each for each in found if each]
 
     replays, actors, scorers = rows("replay*"), rows("actor-*"), rows("scoring-*")

@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from asyncrl.config.locations import ALIVE_FOLDER
-from asyncrl.config.schema import TrainConfig
 from asyncrl.machine.doing import Doing, read_doing
-from asyncrl.observe.sinks import metrics_file
-from asyncrl.runs.progress import Tail
+from asyncrl.runs.lines import Tail
+from asyncrl.runs.run import Run
+from asyncrl.runs.settings import RunSettings
 from asyncrl.runs.status import StatusSample, StoreSummary
 
 ROW_S = 60.0
@@ -80,12 +79,11 @@ class ShardNow:
 @dataclass(frozen=True, slots=True)
 class Situation:
     """A run at one moment. `roles` is empty where no supervisor runs. `step`: the one that the learner trains or waits
-    for, of `steps`; `version`: the newest published one."""
+    for; `version`: the newest published one."""
 
     shards: Sequence[ShardNow]
     roles: Mapping[str, RoleNow] = field(default_factory=dict)
     step: int = 0
-    steps: int = 0
     version: int = 0
     max_lag: int = 0
     group_size: int = 1
@@ -100,8 +98,8 @@ class Situation:
 class RolesReader:
     """Reads what the roles of a run say in its folder. `clock` gives seconds since 1970."""
 
-    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.time) -> None:
-        self._run_dir, self._clock = run_dir, clock
+    def __init__(self, run: Run, clock: Callable[[], float] = time.time) -> None:
+        self._run, self._clock = run, clock
         self._tails: dict[str, Tail] = {}
 
     def read(self, processes: Mapping[str, Mapping[str, Any]], shards: int) -> dict[str, RoleNow]:
@@ -109,7 +107,7 @@ class RolesReader:
         return {name: self._role(name, record, shards) for name, record in processes.items()}
 
     def _role(self, name: str, record: Mapping[str, Any], shards: int) -> RoleNow:
-        now, beats = self._clock(), self._run_dir / ALIVE_FOLDER / name
+        now, beats = self._clock(), self._run.folder / ALIVE_FOLDER / name
         try:
             silent_s = max(0.0, now - beats.stat().st_mtime)
         except OSError:
@@ -133,7 +131,7 @@ class RolesReader:
         )
 
     def _row(self, file: str, now: float) -> dict[str, Any]:
-        tail = self._tails.setdefault(file, Tail(metrics_file(self._run_dir, file)))
+        tail = self._tails.setdefault(file, self._run.tail(file))
         tail.read()
         newest = tail.recent[-1] if tail.recent else {}
         return newest if now - newest.get("time", 0.0) <= ROW_S else {}
@@ -143,10 +141,9 @@ def _files_of_shards(name: str, shards: int) -> list[str]:
     return [f"{name}-shard-{shard}" for shard in range(shards)]
 
 
-def situation(now: StatusSample, config: TrainConfig, roles: Mapping[str, RoleNow]) -> Situation:
+def situation(now: StatusSample, settings: RunSettings, roles: Mapping[str, RoleNow]) -> Situation:
     """The situation of a run that goes on, at the moment of a sample."""
-    learner, replay, shards = config.learner, config.replay, len(now.shards)
-    groups = learner.batch_size // learner.group_size
+    shards, groups = len(now.shards), settings.batch_size // settings.group_size
     return Situation(
         [
             _shard("replay" if shards == 1 else f"replay-{shard}", len(range(shard, groups, shards)), summary, live)
@@ -154,12 +151,11 @@ def situation(now: StatusSample, config: TrainConfig, roles: Mapping[str, RoleNo
         ],
         roles,
         step=now.store.learner_step,
-        steps=learner.total_steps,
         version=now.store.counters["version"],
-        max_lag=replay.max_lag,
-        group_size=learner.group_size,
-        lease_s=replay.lease_s,
-        hang_s=config.cluster.hang_timeout_s,
+        max_lag=settings.replay.max_lag,
+        group_size=settings.group_size,
+        lease_s=settings.replay.lease_s,
+        hang_s=settings.hang_s,
     )
 
 

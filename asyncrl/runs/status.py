@@ -5,18 +5,14 @@ The cost grows with the trajectories in progress and the dead letters, not with 
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from asyncrl.config.locations import PROCESSES_FILE, SUMMARY_FILE, steps_in_newest_checkpoint
+from asyncrl.config.locations import steps_in_newest_checkpoint
 from asyncrl.ids import opening_order
-from asyncrl.machine.owner import owner_of
 from asyncrl.replay.counters import counters, unreported
 from asyncrl.replay.planning import recorded_plan
 from asyncrl.replay.records import (
@@ -31,8 +27,9 @@ from asyncrl.replay.records import (
 )
 from asyncrl.replay.stored import StoredRun, shard_paths, sum_counters
 from asyncrl.replay.transaction import Transaction
-from asyncrl.runs.inspect.run import LiveReplay
+from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.progress import RunProgress
+from asyncrl.runs.run import Run
 
 RECENT_PLANS = 10
 TOO_OLD = "too old"
@@ -161,7 +158,7 @@ def sample(stored: StoredRun, live: LiveReplay, at: float) -> StatusSample:
 
 
 def describe(
-    folder: Path, now: StatusSample, before: StatusSample | None, progress: RunProgress, steps: int | None
+    run: Run, now: StatusSample, before: StatusSample | None, progress: RunProgress, steps: int | None
 ) -> dict[str, Any]:
     """The sample `now` as plain values; rates are per second since `before`. `steps` are those of the configuration.
 
@@ -178,12 +175,12 @@ def describe(
     def running(name: str) -> int:
         return sum(each[name] for each in live)
 
-    processes = processes_of(folder.parent) if live else {}
+    processes = run.processes() if live else {}
     return {
         "progress": {**progress.values(processes), "steps": steps},
-        "store": str(folder),
+        "store": str(run.store),
         "running": bool(live),
-        "problem": (now.problem if live else _ended(folder.parent) or now.problem) or None,
+        "problem": (now.problem if live else _ended(run) or now.problem) or None,
         "version": store.counters["version"],
         "steps": store.steps,
         "totals": {name: store.counters[name] for name in FLOW},
@@ -197,7 +194,7 @@ def describe(
         "leases": [lease for kind in ("actors", "scorers") for lease in _leases(now, kind)],
         "oldest_ticket": ticket and {"id": ticket, "actor": actor, "silence_s": _silence(live, "actors").get(actor)},
         "disk": {
-            "file_bytes": sum((path / "data.mdb").stat().st_size for path in shard_paths(folder)),
+            "file_bytes": sum((path / "data.mdb").stat().st_size for path in shard_paths(run.store)),
             "live_bytes": store.counters["live_bytes"],
             "high_water_bytes": None if now.problem else running("high_water_bytes"),
         },
@@ -207,25 +204,17 @@ def describe(
     }
 
 
-def _ended(run_dir: Path) -> str:
-    """How the run ended and what to do next, as its summary tells; empty while somebody runs it, and without one."""
-    with suppress(OSError, ValueError, RecursionError, AttributeError):
-        if owner_of(run_dir) is None:
-            result = json.loads((run_dir / SUMMARY_FILE).read_text()).get("result")
-            run = shlex.quote(str(run_dir))
-            report = f"asyncrl report {run} shows what came of it"
-            if result == "done":
-                return f"the run is done: {report}"
-            if result in ("stopped", "failed"):
-                ended = "has stopped" if result == "stopped" else "failed"
-                return f"the run {ended}: asyncrl resume {run} goes on with it, and {report}"
+def _ended(run: Run) -> str:
+    """The end of the run and what to do next, for people; empty while the run goes on, and without a summary."""
+    folder = shlex.quote(str(run.folder))
+    report = f"asyncrl report {folder} shows what came of it"
+    match run.end():
+        case "done":
+            return f"the run is done: {report}"
+        case "stopped" | "failed" as result:
+            ended = "has stopped" if result == "stopped" else "failed"
+            return f"the run {ended}: asyncrl resume {folder} goes on with it, and {report}"
     return ""
-
-
-def processes_of(run_dir: Path) -> Mapping[str, Any]:
-    """The processes of each role, as the supervisor wrote them; empty where the roles were started by hand."""
-    file = run_dir / PROCESSES_FILE
-    return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 def _rates(before: StatusSample, now: StatusSample) -> dict[str, float]:

@@ -10,10 +10,8 @@ import logging
 import shlex
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 
 import msgspec
@@ -21,12 +19,11 @@ import msgspec
 from asyncrl.config.locations import SUMMARY_FILE, steps_in_newest_checkpoint
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
-from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ENDS, TrajectoryState
-from asyncrl.replay.stored import StoredRun
-from asyncrl.runs.lines import decoded, each_line, finite, measured, parsed, read_lines
-from asyncrl.runs.shares import rows_of, totals, waited_for
+from asyncrl.runs.lines import decoded, finite, measured, parsed
+from asyncrl.runs.run import Run
+from asyncrl.runs.shares import totals, waited_for
 from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
 from asyncrl.text import json_text
 
@@ -140,10 +137,10 @@ class _Steps:
         return Change(fmean(first[:averaged]), fmean(last[-averaged:]))
 
 
-def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resume: str) -> RunSummary:
+def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: str) -> RunSummary:
     """The summary of the run in a folder. `resume` is the command that goes on with it."""
-    steps = _Steps()
-    for line in each_line(metrics_file(run_dir, "learner")):
+    run_dir, steps = run.folder, _Steps()
+    for line in run.lines("learner"):
         steps.add(line)
     averaged = max(1, min(MOST_STEPS, steps.trained // 4))
     newest_steps = filter(None, map(parsed, steps.newest_lines))
@@ -154,7 +151,7 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
     failures: dict[str, int] = {}
     reasons: dict[str, int] = {}
     try:
-        with closing(StoredRun(run_dir / "replay")) as stored:
+        with run.stored() as stored:
             counts, letters = stored.counters(), [dead for _, dead in stored.dead_letters()]
             kept = stored.each(partial(unreported, steps=steps_in_newest_checkpoint(run_dir)))
     except StoreError as error:
@@ -176,14 +173,14 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
         averaged=averaged,
         reward=steps.change("reward", averaged),
         outcome=steps.change("outcome", averaged),
-        held_out=_held_out(run_dir),
+        held_out=_held_out(run),
         trajectories=trajectories,
         failures=failures,
         reasons=reasons,
         warnings=warnings,
-        speed=_speed(run_dir, steps) if steps.trained else {},
-        files=_files(run_dir, result == "done"),
-        next=_next(run_dir, result == "done", bool(reasons), resume),
+        speed=_speed(run, steps) if steps.trained else {},
+        files=_files(run, result == "done"),
+        next=_next(run, result == "done", bool(reasons), resume),
     )
 
 
@@ -201,17 +198,17 @@ def _first_line(reason: str) -> str:
     return reason.partition("\n")[0][:LONGEST_REASON]
 
 
-def _held_out(run_dir: Path) -> dict[str, Change]:
-    rows = sorted(measured(read_lines(metrics_file(run_dir, "evaluation"))), key=lambda row: row["step"])
+def _held_out(run: Run) -> dict[str, Change]:
+    rows = sorted(run.rows("evaluation"), key=lambda row: row["step"])
     known = {name: [row[f"eval/{name}"] for row in rows if f"eval/{name}" in row] for name in HELD_OUT}
     if not any(known["failed"]):
         del known["failed"]
     return {name: Change(values[0], values[-1]) for name, values in known.items() if values}
 
 
-def _speed(run_dir: Path, steps: _Steps) -> dict[str, float]:
-    actors = [totals(rows, _ENGINE) for rows in rows_of(run_dir, "actor-*")]
-    waited = [totals(rows, [_WAITED])[_WAITED] for rows in rows_of(run_dir, "replay*")]
+def _speed(run: Run, steps: _Steps) -> dict[str, float]:
+    actors = [totals(run.rows(role), _ENGINE) for role in run.roles("actor-*")]
+    waited = [totals(run.rows(role), [_WAITED])[_WAITED] for role in run.roles("replay*")]
     actors = [actor for actor in actors if any(actor.values())]
     actor_seconds = max(1e-9, sum(actor["seconds"] for actor in actors))
     return {
@@ -224,23 +221,23 @@ def _speed(run_dir: Path, steps: _Steps) -> dict[str, float]:
     }
 
 
-def _files(run_dir: Path, done: bool) -> dict[str, str]:
+def _files(run: Run, done: bool) -> dict[str, str]:
     # Before its last step, a run has no exports but those of an earlier end, if it had fewer learner.steps then.
     names = _FOLDERS if done else [name for name in _FOLDERS if name not in _EXPORTS]
-    return {name: str(run_dir / name) for name in names if (run_dir / name).exists()}
+    return {name: str(run.folder / name) for name in names if (run.folder / name).exists()}
 
 
-def _next(run_dir: Path, done: bool, failures: bool, resume: str) -> list[str]:
-    run = shlex.quote(str(run_dir))
-    look = [f"list {run} --sort reward", *([f"dead-letters {run}"] if failures else [])]
-    use = [f"asyncrl evaluate {run} --data FILE", f"asyncrl export {run}"]
-    looks = [f"asyncrl report {run}", *(f"asyncrl inspect {command}" for command in look)]
+def _next(run: Run, done: bool, failures: bool, resume: str) -> list[str]:
+    folder = shlex.quote(str(run.folder))
+    look = [f"list {folder} --sort reward", *([f"dead-letters {folder}"] if failures else [])]
+    use = [f"asyncrl evaluate {folder} --data FILE", f"asyncrl export {folder}"]
+    looks = [f"asyncrl report {folder}", *(f"asyncrl inspect {command}" for command in look)]
     return [*([] if done else [resume]), *looks, *(use if done else [])]
 
 
-def resume_command(run_dir: Path) -> str:
+def resume_command(run: Run) -> str:
     """The command that goes on with a run."""
-    return shlex.join(["asyncrl", "resume", str(run_dir)])
+    return shlex.join(["asyncrl", "resume", str(run.folder)])
 
 
 def as_text(summary: RunSummary) -> str:
@@ -280,11 +277,11 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     return rows + [("" if index else "next", command) for index, command in enumerate(summary.next)]
 
 
-def report(run_dir: Path, planned_steps: int, result: str, reason: str, resume: str) -> str:
-    """The summary as text; writes it into the run's folder too."""
-    summary = summarise(run_dir, planned_steps, result, reason, resume)
+def write_summary(run: Run, planned_steps: int, result: str, reason: str, resume: str) -> str:
+    """Write the summary into the run's folder, and return it as text."""
+    summary = summarise(run, planned_steps, result, reason, resume)
     try:
-        write_whole(run_dir / SUMMARY_FILE, f"{json_text(asdict(summary))}\n")
+        write_whole(run.folder / SUMMARY_FILE, f"{json_text(asdict(summary))}\n")
     except OSError as error:
-        log.warning("%s was not written: %s", run_dir / SUMMARY_FILE, error)
+        log.warning("%s was not written: %s", run.folder / SUMMARY_FILE, error)
     return as_text(summary)

@@ -11,20 +11,19 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from asyncrl.config.locations import CONFIG_FILE
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoreError
-from asyncrl.machine.owner import owner_of
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.advice import advise
-from asyncrl.runs.inspect.run import ConfigFile, LiveReplay, find
+from asyncrl.runs.finding import require_store
+from asyncrl.runs.live import LiveReplay
+from asyncrl.runs.run import Run
+from asyncrl.runs.settings import RunSettings
 from asyncrl.runs.shares import idle_shares
 from asyncrl.runs.situation import RolesReader, Situation, situation
 from asyncrl.runs.stalls import Wait, chain, faults, sentence
-from asyncrl.runs.status import StatusSample, processes_of, sample
+from asyncrl.runs.status import StatusSample, sample
 
 GIVE_UP_S = 2.0
 
@@ -49,24 +48,24 @@ class Stalls:
 
 
 class StallReader:
-    """Reads the stalls of the run in a folder."""
+    """Reads the stalls of a run."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._roles = RolesReader(run_dir)
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._roles = RolesReader(run)
 
-    def read(self, now: StatusSample | None, config: TrainConfig | None) -> Stalls:
+    def read(self, now: StatusSample | None, settings: RunSettings | None) -> Stalls:
         """Those at the moment of a sample; None: the run has no store yet. Of a run that has ended or has no
         configuration there are no waits."""
-        if config is None:
+        if settings is None:
             return Stalls()
-        seen = idle_shares(self._run_dir)
-        advice = None if seen is None else advise(seen, config)
-        supervised = owner_of(self._run_dir) is not None
+        seen = idle_shares(self._run)
+        advice = None if seen is None else advise(seen, settings)
+        supervised = self._run.is_running()
         if not supervised and (now is None or not now.live):
             return Stalls(advice=advice)
-        roles = self._roles.read(processes_of(self._run_dir), config.replay.shards) if supervised else {}
-        seen_now = Situation([], roles) if now is None else situation(now, config, roles)
+        roles = self._roles.read(self._run.processes(), settings.replay.shards) if supervised else {}
+        seen_now = Situation([], roles) if now is None else situation(now, settings, roles)
         waits = chain(seen_now)
         # The idle shares are those of the fault.
         held_up = any(wait.fault for wait in waits)
@@ -76,10 +75,9 @@ class StallReader:
 class RunWatch:
     """Asks the replay of a run, if it runs, for up to `give_up_s` seconds at each look."""
 
-    def __init__(self, run_dir: Path, give_up_s: float = GIVE_UP_S) -> None:
-        self._run_dir, self._give_up_s = run_dir, give_up_s
-        self._reader = StallReader(run_dir)
-        self.config = ConfigFile(run_dir / CONFIG_FILE)
+    def __init__(self, run: Run, give_up_s: float = GIVE_UP_S) -> None:
+        self.run, self._give_up_s = run, give_up_s
+        self._reader = StallReader(run)
         self._lock = threading.Lock()
 
     def look(self) -> Stalls:
@@ -89,11 +87,12 @@ class RunWatch:
             return self._look()
 
     def _look(self) -> Stalls:
-        config = self.config.read()
+        settings = self.run.settings()
         try:
-            run = find(str(self._run_dir), None, config=config)
-            stored = StoredRun(run.folder)
+            require_store(self.run)
+            stored = StoredRun(self.run.store)
         except StoreError:
-            return self._reader.read(None, config)
+            return self._reader.read(None, settings)
         with closing(stored):
-            return self._reader.read(sample(stored, LiveReplay(run, stored, self._give_up_s), time.monotonic()), config)
+            now = sample(stored, LiveReplay(self.run, stored, self._give_up_s), time.monotonic())
+            return self._reader.read(now, settings)

@@ -9,6 +9,7 @@ import pytest
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.run import ModelConfig
 from asyncrl.runs.advice import advise
+from asyncrl.runs.from_config import settings_of
 from asyncrl.runs.shares import IdleShares
 
 WAITS = "the learner was idle for 42% of the last 20 steps, 38% waiting for"
@@ -107,21 +108,21 @@ def test_advice_names_its_numbers_and_keys(seen: IdleShares, says: list[str]) ->
     config = TrainConfig(model=ModelConfig(path="model"))
     config.engine.kind = "embedded"
     config.learner.batch_size = 128
-    assert advise(seen, config) == says
+    assert advise(seen, settings_of(config)) == says
 
 
 def test_servers_are_added_by_their_own_key() -> None:
     config = TrainConfig(model=ModelConfig(path="model"))
     config.engine.kind, config.engine.server.count = "sglang", 4
-    assert "engine.server.count=5" in advise(starved("episodes", actors_idle=0.0), config)[0]
+    assert "engine.server.count=5" in advise(starved("episodes", actors_idle=0.0), settings_of(config))[0]
 
 
 def test_a_learner_that_hardly_waits_and_does_not_pace_is_told_to() -> None:
     config = TrainConfig(model=ModelConfig(path="model"))
     config.replay.spare_batches = None
-    assert advise(shares(evicted=0.14), config) == [
+    assert advise(shares(evicted=0.14), settings_of(config)) == [
         "14% of the episodes were thrown away as too old, while the learner hardly waits: set "
         "replay.sampler.kind=oldest replay.spare_batches=0.5"
     ]
     config.replay.sampler.max_times_sampled = 2
-    assert "spare_batches" not in advise(shares(evicted=0.14), config)[0], "it would have no effect"
+    assert "spare_batches" not in advise(shares(evicted=0.14), settings_of(config))[0], "it would have no effect"

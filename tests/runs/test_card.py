@@ -12,6 +12,7 @@ import yaml
 
 from asyncrl.runs.card import CARD, PICTURE, is_ours, named, write_card
 from asyncrl.runs.environment import record_environment
+from asyncrl.runs.run import Run
 from tests.runs.support import write_run
 
 LOCAL = {"model.path": "/home/someone/models/base", "data.train": ["/home/someone/tasks.parquet"]}
@@ -25,7 +26,7 @@ def front_matter(text: str) -> dict[str, Any]:
 
 def written(run: Path, steps: int | None = None) -> str:
     (run / "model").mkdir(exist_ok=True)
-    assert write_card(run, run / "model", steps)
+    assert write_card(Run(run), run / "model", steps)
     return (run / "model" / CARD).read_text()
 
 
@@ -71,7 +72,7 @@ def test_a_card_is_written_anew_unless_somebody_changed_it(tmp_path: Path) -> No
     mine = (run / "model" / CARD).read_text().replace("## Limits", "## My limits")
     for text in (mine, "# All mine\n"):
         (run / "model" / CARD).write_text(text)
-        assert not write_card(run, run / "model")
+        assert not write_card(Run(run), run / "model")
         assert (run / "model" / CARD).read_text() == text
         assert named(text, "owner/name") == text
 
@@ -97,7 +98,7 @@ def test_what_it_says_about_loading_works(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("base", ["a/b\nlicense: mit", "x/`](javascript:1)", "a/b\ud800", "yes", "<script>/x"])
 def test_a_hostile_name_of_the_base_model_is_text_and_names_no_model_of_the_hub(tmp_path: Path, base: str) -> None:
     run = write_run(tmp_path / "run", [0.1], {"model.path": base})
-    write_card(run, tmp_path)
+    write_card(Run(run), tmp_path)
     text = (tmp_path / CARD).read_text()
     front = yaml.safe_load(text.split("---\n")[1])
     assert not front.keys() & {"base_model", "license"}

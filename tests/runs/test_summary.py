@@ -8,7 +8,8 @@ from pathlib import Path
 
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.admission import Admission
-from asyncrl.runs.summary import SUMMARY_FILE, report, summarise
+from asyncrl.runs.run import Run
+from asyncrl.runs.summary import SUMMARY_FILE, summarise, write_summary
 from tests.replay.support import Core, make_settings
 
 RESUME = "asyncrl train run.name=run"
@@ -40,7 +41,7 @@ def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path:
     core.label_all(1.0)
     core.planned(0)
     core.store.close()
-    text = report(tmp_path, 8, "done", "", RESUME)
+    text = write_summary(Run(tmp_path), 8, "done", "", RESUME)
     for line in (
         "result             done after 8 of 8 steps",
         "reward             0.2 -> 0.8 (first and last 2 steps)",
@@ -68,7 +69,7 @@ def test_it_warns_of_a_biased_sample_and_of_held_out_tasks_that_the_means_leave_
     for trajectory in first_members[:4]:
         core.scoring_failed(trajectory)
     core.store.close()
-    text = report(tmp_path, 1, "done", "", RESUME)
+    text = write_summary(Run(tmp_path), 1, "done", "", RESUME)
     for part in (
         "held-out failed    13 -> 13 (first and last; the means leave these out)",
         "13% of the episodes (4 of 30) failed or could not be scored",
@@ -85,10 +86,10 @@ def test_a_stopped_run_tells_what_its_checkpoint_has_and_shows_no_model_of_an_ea
         (tmp_path / name).mkdir(parents=True)
     for name in ("step-000004", "step-000008"):
         (tmp_path / "checkpoints" / name / "complete").touch()
-    text = report(tmp_path, 30, "stopped", "", RESUME)
+    text = write_summary(Run(tmp_path), 30, "stopped", "", RESUME)
     assert "stopped after 11 of 30 steps, 8 of them in the newest checkpoint; the same command resumes it" in text
     assert str(tmp_path / "model") not in text
-    assert f"model              {tmp_path / 'model'}" in report(tmp_path, 11, "done", "", RESUME)
+    assert f"model              {tmp_path / 'model'}" in write_summary(Run(tmp_path), 11, "done", "", RESUME)
 
 
 def test_steps_that_a_stopped_learner_saved_count_as_trained_before_the_replay_hears_of_them(tmp_path: Path) -> None:
@@ -98,17 +99,17 @@ def test_steps_that_a_stopped_learner_saved_count_as_trained_before_the_replay_h
     core.label_all(1.0)
     planned = len(core.planned(0).ids)
     core.store.close()
-    assert summarise(tmp_path, 8, "stopped", "", RESUME).trajectories["trained"] == 0
+    assert summarise(Run(tmp_path), 8, "stopped", "", RESUME).trajectories["trained"] == 0
     mark = tmp_path / "checkpoints" / "step-000001" / "complete"
     mark.parent.mkdir(parents=True)
     mark.touch()
-    trajectories = summarise(tmp_path, 8, "stopped", "", RESUME).trajectories
+    trajectories = summarise(Run(tmp_path), 8, "stopped", "", RESUME).trajectories
     assert trajectories["trained"] == planned > 0
     assert sum(trajectories.values()) == 4
 
 
 def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_path: Path) -> None:
-    text = report(tmp_path, 8, "failed", "learner cannot run", RESUME)
+    text = write_summary(Run(tmp_path), 8, "failed", "learner cannot run", RESUME)
     for part in (
         "failed after 0 of 8 steps; the same command resumes it",
         "no step was trained",
@@ -122,5 +123,7 @@ def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_p
 def test_its_commands_can_be_copied_into_a_shell(tmp_path: Path) -> None:
     run_dir = tmp_path / "it's mine"
     write_metrics(run_dir, [0.5])
-    commands = [line.split("asyncrl", 1)[1] for line in report(run_dir, 1, "done", "", RESUME).splitlines()[-3:]]
+    commands = [
+        line.split("asyncrl", 1)[1] for line in write_summary(Run(run_dir), 1, "done", "", RESUME).splitlines()[-3:]
+    ]
     assert all(str(run_dir) in shlex.split(command) for command in commands)

@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from asyncrl.commands.evaluate.configure import require_same
-from asyncrl.commands.evaluate.runs import config_of
 from asyncrl.config.changes import STEP_SECTIONS, values_of, with_values
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.load import log_to_stderr, role_main
@@ -34,13 +33,14 @@ from asyncrl.observe.sinks.opening import open_metrics
 from asyncrl.replay.changes import CHANGES
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.card import write_card
+from asyncrl.runs.from_config import read_config
 from asyncrl.runs.inspect.parquet import export_run
-from asyncrl.runs.inspect.run import ConfigFile
 from asyncrl.runs.inspect.table import change_table
 from asyncrl.runs.report.compare import as_plain, comparison_page
 from asyncrl.runs.report.comparison import compare
 from asyncrl.runs.report.page import write_report
 from asyncrl.runs.report.reported import read_run
+from asyncrl.runs.run import Run
 from asyncrl.scoring.verifier import Verifier
 from tests.helpers import until
 from tests.runs.inspect.support import make_run, printed, run_episodes
@@ -126,7 +126,7 @@ def test_what_a_run_writes_prints_and_exports_has_no_secret(
         logging.getLogger().handlers[:], level = loggers
         logging.getLogger().setLevel(level)
     assert stat.S_IMODE((run / CONFIG_FILE).stat().st_mode) == 0o600
-    assert config_of(run) == changed, "a run resumes with the real values"
+    assert read_config(run) == changed, "a run resumes with the real values"
 
     core = make_run(run)
     core.configure(values_of(config))
@@ -139,15 +139,11 @@ def test_what_a_run_writes_prints_and_exports_has_no_secret(
         found = stored.changes()
         export_run(stored, tmp_path / "exported")
     (run / "model").mkdir()
-    assert write_card(run, run / "model")
+    assert write_card(Run(run), run / "model")
     write_report(str(run))
     compared = compare([read_run(str(run)), read_run(str(write_run(tmp_path / "other", [0.5, 0.9])))])
     told = comparison_page(compared) + json.dumps(as_plain(compared))
-    told += (
-        json.dumps(overview(run, ConfigFile(run / CONFIG_FILE)))
-        + json.dumps([asdict(each) for each in found])
-        + printed(change_table(found))
-    )
+    told += json.dumps(overview(Run(run))) + json.dumps([asdict(each) for each in found]) + printed(change_table(found))
     output = capfd.readouterr()
     assert "actor.session_key=(hidden) from now on, before (hidden)" in output.err
     assert_nothing_shows(tmp_path, told, output.out, output.err)

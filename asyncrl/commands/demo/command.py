@@ -14,11 +14,11 @@ from asyncrl.commands.demo.summary import audit, draw
 from asyncrl.config import locations
 from asyncrl.config.exits import EXIT_STOPPED, failures_end_the_command
 from asyncrl.config.load import role_main
-from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.launch.local import train
 from asyncrl.launch.plan import run_or_plan, without_option
 from asyncrl.machine import process
+from asyncrl.runs.run import Run
 
 CACHE = Path(".cache/demo")
 SEED = 0
@@ -43,8 +43,8 @@ def run(config: TrainConfig) -> None:
         sys.exit(EXIT_STOPPED)
     draw(run_dir, run_dir / "curve.png")
     sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n{try_next(run_dir)}")
-    summary = json.loads((run_dir / SUMMARY_FILE).read_text())
-    sys.stdout.write(json.dumps(summary | audit(config, run_dir)) + "\n")
+    summary = Run(run_dir).summary()
+    sys.stdout.write(json.dumps({**summary, **audit(config, run_dir)}) + "\n")
 
 
 def try_next(run_dir: Path) -> str:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.observe.sinks import metrics_file
-from asyncrl.replay.stored import StoredRun
-from asyncrl.runs.lines import read_lines
-from asyncrl.runs.shares import rows_of
+from asyncrl.runs.run import Run
 
 
 def audit(config: TrainConfig, run_dir: Path) -> dict[str, int]:
     """How many trajectories were lost, and how often one was trained twice."""
-    with closing(StoredRun(run_dir / "replay")) as stored:
+    with Run(run_dir).stored() as stored:
         found = stored.audit(config.replay.sampler.max_times_sampled)
     return {name: found[name] for name in ("lost", "trained_twice")}
 
@@ -26,8 +22,9 @@ def draw(run_dir: Path, picture: Path) -> None:
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
-    steps, evaluations = (read_lines(metrics_file(run_dir, name)) for name in ("learner", "evaluation"))
-    actors = [list(rows) for rows in rows_of(run_dir, "actor-*")]
+    run = Run(run_dir)
+    steps, evaluations = (list(run.rows(role)) for role in ("learner", "evaluation"))
+    actors = [list(run.rows(role)) for role in run.roles("actor-*")]
     start = min(lines[0]["time"] for lines in [steps, *actors] if lines)
     steps = [line for line in steps if "reward/mean" in line]
     minutes = [(line["time"] - start) / 60 for line in steps]

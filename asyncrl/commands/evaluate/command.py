@@ -55,7 +55,7 @@ from asyncrl.launch.survivors import end_here
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
 from asyncrl.replay.stored import StoredRun
-from asyncrl.runs.inspect.run import find_run
+from asyncrl.runs.finding import find_run
 from asyncrl.text import json_text
 
 log = logging.getLogger("asyncrl.commands.evaluate")
@@ -115,7 +115,8 @@ def _request(given: argparse.Namespace) -> EvaluationRequest:
         raise ConfigError(f"--step={given.step}: {given.target} is no run, which would have a {locations.CONFIG_FILE}")
     if run is None:
         log.info("%s is no run, which would have a %s, so it is read as a model", given.target, locations.CONFIG_FILE)
-    return EvaluationRequest(run, given.target, given.data, given.n, given.words, given.config_dir)
+    folder = run.folder if run else None
+    return EvaluationRequest(folder, given.target, given.data, given.n, given.words, given.config_dir)
 
 
 def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) -> tuple[Path, EvaluationResult]:

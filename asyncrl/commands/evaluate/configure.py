@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from asyncrl.commands.evaluate.runs import config_of
 from asyncrl.config.changes import KEYS, by_key, values_of
 from asyncrl.config.compose import read
 from asyncrl.config.files import GROUPS
@@ -18,6 +17,7 @@ from asyncrl.config.quoting import quoted
 from asyncrl.config.schema import DataConfig, NetworkConfig, SftConfig, TrainConfig, WeightsConfig
 from asyncrl.config.secrets import masked_value, shown, shown_value
 from asyncrl.errors import ConfigError
+from asyncrl.runs.from_config import read_config
 
 MEASURED = ("model.", "data.", "actor.", "scoring.", "learner.eval_attempts")
 """The keys on which the result of an evaluation rests."""
@@ -55,7 +55,7 @@ class EvaluationRequest:
         if "experiment" in keys:
             raise ConfigError(f"experiment: the configuration is that of {self.run}; set single keys, or choose groups")
         # A group that is chosen anew replaces what the run has in its section.
-        sections = asdict(_on_this_machine(config_of(self.run)))
+        sections = asdict(_on_this_machine(read_config(self.run)))
         values = {name: value for name, value in sections.items() if name not in GROUPS or name not in keys}
         with TemporaryDirectory() as folder:
             path = Path(folder) / "run.yaml"

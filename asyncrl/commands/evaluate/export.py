@@ -17,13 +17,14 @@ import sys
 from pathlib import Path
 
 from asyncrl.algorithms.compose import Algorithm
-from asyncrl.commands.evaluate.runs import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
+from asyncrl.commands.evaluate.runs import BEST, FinishedSteps, checkpoint_of, read_checkpoint
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.runs.card import write_card
-from asyncrl.runs.inspect.run import require_run
+from asyncrl.runs.finding import require_run
+from asyncrl.runs.from_config import read_config
 
 
 def main() -> None:
@@ -62,14 +63,14 @@ def export_run(
     CheckpointError: there is no such checkpoint, or it cannot be read; OSError.
     """
     run = require_run(name)
-    config = config_of(run)
+    config = read_config(run.folder)
     if adapter and not config.model.lora.is_used:
-        raise ConfigError(f"{run} trains no adapters (model.lora): leave out --adapter")
+        raise ConfigError(f"{run.folder} trains no adapters (model.lora): leave out --adapter")
     if critic and not Algorithm.from_config(config.algorithm, config.learner.minibatches).needs_critic:
-        raise ConfigError(f"{run} trains no critic (algorithm.advantage): leave out --critic")
-    checkpoint = checkpoint_of(run, config, steps)
+        raise ConfigError(f"{run.folder} trains no critic (algorithm.advantage): leave out --critic")
+    checkpoint = checkpoint_of(run.folder, config, steps)
     kind = "-adapter" if adapter else "-critic" if critic else ""
-    folder = to or run / "exports" / f"{checkpoint.folder.name}{kind}"
+    folder = to or run.folder / "exports" / f"{checkpoint.folder.name}{kind}"
     require_new(folder)
     if critic:
         write_critic(config, checkpoint, folder)

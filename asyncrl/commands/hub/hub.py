@@ -14,7 +14,7 @@ from asyncrl.commands.evaluate.export import export_run
 from asyncrl.errors import AsyncrlError, ConfigError, UnavailableError
 from asyncrl.launch.preflight.hub import unreachable
 from asyncrl.runs.card import CARD, PICTURE, named
-from asyncrl.runs.inspect.run import find_run, require_run
+from asyncrl.runs.finding import find_run, require_run
 from asyncrl.runs.report.page import REPORT_FILE, write_report
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def model_folder(name: str, checkpoint: int | None) -> Path:
         if checkpoint is not None:
             raise ConfigError(f"{folder} is the folder of a model, which has no checkpoints: leave out --checkpoint")
         return folder
-    run = require_run(name)
+    run = require_run(name).folder
     if checkpoint is not None:
         exported = run / "exports" / f"step-{checkpoint:06d}"
         return exported if (exported / "config.json").is_file() else export_run(str(run), checkpoint)

@@ -7,7 +7,6 @@ are left end at once. `--dry-run` prints the commands of submission.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -18,11 +17,11 @@ from typing import Self
 from uuid import uuid4
 
 from asyncrl.config.exits import failures_end_the_command, usage_or_failure
-from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.config.secrets import KEY_VALUE, shown_words
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.slurm.commands import ask_slurm
 from asyncrl.machine.files import write_whole
+from asyncrl.runs.run import Run
 
 OPTION, DRY_RUN = "--chained=", "--dry-run"
 STOPPED_FILE = "stopped-chain"
@@ -57,8 +56,8 @@ class ChainLink:
 
     def why_nothing_is_left(self, run_dir: Path, steps: int) -> str:
         """Why this job has nothing to do for a run of so many steps; empty if it has."""
-        with suppress(OSError, ValueError, KeyError):
-            summary = json.loads((run_dir / SUMMARY_FILE).read_text())
+        with suppress(KeyError):
+            summary = Run(run_dir).summary()
             if summary["result"] == "done" and summary["planned_steps"] >= steps:
                 return "the run is done"
         with suppress(OSError):

@@ -9,8 +9,9 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,11 @@ from asyncrl.machine.long_work import long_work, print_line
 from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
 from asyncrl.replay.transaction import Transaction
+from asyncrl.runs.decoding import Decode, decoder, ids_as_text
+from asyncrl.runs.finding import run_with_store
 from asyncrl.runs.inspect import changes, episode
 from asyncrl.runs.inspect.episodes import SORT_KEYS, answer, list_episodes, required_plan, step_row
 from asyncrl.runs.inspect.kept import KeptOfRun, filled
-from asyncrl.runs.inspect.run import Decode, InspectedRun, LiveReplay, decoder, find, ids_as_text
 from asyncrl.runs.inspect.table import (
     change_table,
     dead_letter_table,
@@ -39,7 +41,9 @@ from asyncrl.runs.inspect.table import (
     status_table,
     step_view,
 )
+from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.progress import RunProgress
+from asyncrl.runs.run import Run
 from asyncrl.runs.status import StatusSample, describe, sample
 from asyncrl.runs.watch import StallReader
 
@@ -159,23 +163,31 @@ def _count(text: str) -> int:
 
 
 @contextmanager
-def _opened(arguments: Namespace) -> Iterator[tuple[InspectedRun, StoredRun]]:
+def _opened(arguments: Namespace) -> Iterator[tuple[Run, StoredRun]]:
     run = _run(arguments)
-    with closing(StoredRun(run.folder)) as stored:
+    with run.stored() as stored:
         yield run, stored
 
 
-def _run(arguments: Namespace) -> InspectedRun:
+def _run(arguments: Namespace) -> Run:
+    """The run that the arguments name. Raises ConfigError or StoreError: there is none, or another version wrote it."""
     if arguments.named and (arguments.run or arguments.store):
         raise ConfigError(f"the run is named twice: leave out {arguments.named}, or --run and --store")
-    return find(arguments.named or arguments.run, arguments.store, arguments.endpoint, arguments.keys)
+    run = run_with_store(arguments.named or arguments.run, arguments.store)
+    # A store of another version is refused before anything of it is read.
+    run.settings()
+    return run
+
+
+def _live(arguments: Namespace, run: Run, stored: StoredRun) -> LiveReplay:
+    return LiveReplay(run, stored, arguments.wait, arguments.endpoint, arguments.keys)
 
 
 def status(arguments: Namespace) -> int:
     """A live table on a terminal; one print elsewhere, with --once and with --json."""
     console = Console()
     with _opened(arguments) as (run, stored):
-        views = _views(run, LiveReplay(run, stored, arguments.wait), stored, arguments.interval)
+        views = _views(run, _live(arguments, run, stored), stored, arguments.interval)
         if console.is_terminal and not (arguments.once or arguments.json):
             with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as table:
                 for view in views:
@@ -189,16 +201,16 @@ def status(arguments: Namespace) -> int:
     return _print(arguments, view, lambda: status_table(view), console, soft_wrap=not console.is_terminal)
 
 
-def _views(run: InspectedRun, live: LiveReplay, stored: StoredRun, interval: float) -> Iterator[dict[str, Any]]:
+def _views(run: Run, live: LiveReplay, stored: StoredRun, interval: float) -> Iterator[dict[str, Any]]:
     """The status now, and again after every interval."""
     samples: deque[StatusSample] = deque(maxlen=SAMPLES)
-    progress, steps = RunProgress(run.folder.parent), run.config.learner.total_steps if run.config else None
-    stalls = StallReader(run.folder.parent)
+    progress, stalls, settings = RunProgress(run), StallReader(run), run.settings()
+    steps = settings.steps if settings else None
     while True:
         samples.append(sample(stored, live, time.monotonic()))
         before = samples[0] if len(samples) > 1 else None
-        found = stalls.read(samples[-1], run.config)
-        yield describe(run.folder, samples[-1], before, progress, steps) | found.values()
+        found = stalls.read(samples[-1], settings)
+        yield describe(run, samples[-1], before, progress, steps) | found.values()
         time.sleep(interval)
 
 
@@ -330,7 +342,7 @@ def change_dead_letters(arguments: Namespace) -> int:
         raise ConfigError("name dead letters by their ids, or all by --all")
     with _opened(arguments) as (run, stored):
         names = [name for name, _ in stored.dead_letters()] if arguments.all else arguments.ids
-        live = LiveReplay(run, stored, arguments.wait)
+        live = _live(arguments, run, stored)
     if not names:
         sys.stdout.write("there are no dead letters\n")
     refused = False
@@ -342,7 +354,8 @@ def change_dead_letters(arguments: Namespace) -> int:
 
 def skip_plan(arguments: Namespace) -> int:
     """Make a recorded plan train nothing."""
-    dead = changes.skip_plan(_run(arguments), arguments.step, arguments.reason, arguments.wait)
+    run = _run(arguments)
+    dead = changes.skip_plan(run, arguments.step, arguments.reason, partial(_live, arguments, run))
     sys.stdout.write(f"step {arguments.step} trains nothing; {dead} of its trajectories are dead letters now\n")
     return 0
 

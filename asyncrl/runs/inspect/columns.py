@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredTrajectory
+from asyncrl.runs.decoding import Decode
 from asyncrl.runs.inspect.episodes import EpisodeRow, StepRow, answer, prompt
-from asyncrl.runs.inspect.run import Decode
 from asyncrl.types import DIGEST_BYTES, NO_ROUTING, BatchPlan, Finish, Labels, Step, Trajectory, Turn, dtype_of, runs_of
 
 FORMAT = 8

@@ -15,7 +15,7 @@ from asyncrl.ids import evaluation_prefix
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredRun
-from asyncrl.runs.inspect.run import Decode
+from asyncrl.runs.decoding import Decode
 from asyncrl.types import BatchPlan, Finish, Role, Trajectory
 
 SORT_KEYS = {

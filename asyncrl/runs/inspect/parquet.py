@@ -20,6 +20,7 @@ from asyncrl.machine.files import partial_name
 from asyncrl.replay.counters import COUNTERS
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
 from asyncrl.replay.transaction import Transaction
+from asyncrl.runs.decoding import Decode
 from asyncrl.runs.inspect.columns import (
     DEAD_LETTER,
     DEAD_LETTERS,
@@ -33,7 +34,6 @@ from asyncrl.runs.inspect.columns import (
     trajectory_batch,
 )
 from asyncrl.runs.inspect.episodes import step_row
-from asyncrl.runs.inspect.run import Decode
 
 Progress = Callable[[int], None]
 """Takes the number of trajectories that were handled since the last call."""

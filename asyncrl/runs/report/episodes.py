@@ -6,16 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow
 from asyncrl.observe.shown_text import shown_text
+from asyncrl.runs.decoding import Decode
 from asyncrl.runs.inspect.episode import step_scores
-from asyncrl.runs.kept import KeptEpisodes
+from asyncrl.runs.run import Run
 from asyncrl.types import Turn
-
-Decode = Callable[[list[int]], str]
 
 MOST_TOKENS = 600
 """Of a longer turn the report shows the first and the last half of so many tokens."""
@@ -44,9 +42,9 @@ class ShownEpisode:
     left_out: int
 
 
-def sample_episodes(run_dir: Path, decode: Callable[[], Decode]) -> tuple[list[ShownEpisode], str]:
+def sample_episodes(run: Run, decode: Callable[[], Decode]) -> tuple[list[ShownEpisode], str]:
     """Episodes of the run, and why there are none; empty: there are some. `decode` loads the tokenizer."""
-    kept = KeptEpisodes(run_dir)
+    kept = run.kept()
     try:
         rows = [row for row in kept.rows() if HELD_OUT not in row.flags]
         if not rows:

@@ -12,12 +12,11 @@ from jinja2 import FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import asyncrl
-from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.errors import ConfigError
 from asyncrl.machine.files import write_whole
+from asyncrl.runs.decoding import Decode, decoder, ids_as_text
 from asyncrl.runs.environment import Environment
-from asyncrl.runs.inspect.run import Decode, InspectedRun, decoder, ids_as_text, read_config
 from asyncrl.runs.report.episodes import sample_episodes, visible
 from asyncrl.runs.report.plots import data_plots, learning_plots, speed_plots
 from asyncrl.runs.report.reported import ReportedRun, read_run
@@ -59,7 +58,7 @@ def _templates() -> Templates:
 
 def run_page(run: ReportedRun) -> str:
     """The report of a run."""
-    episodes, no_episodes = sample_episodes(run.folder, lambda: _decoder(run))
+    episodes, no_episodes = sample_episodes(run.run, lambda: _decoder(run))
     plots: dict[str, Callable[[ReportedRun], Iterable[Plot]]] = {
         "Learning": learning_plots,
         "Data": data_plots,
@@ -142,6 +141,6 @@ def _duration(seconds: float) -> str:
 def _decoder(run: ReportedRun) -> Decode:
     """The run's tokenizer; of a run of another version, whose configuration this one cannot use, token ids."""
     try:
-        return decoder(InspectedRun(run.folder / "replay", read_config(run.folder / CONFIG_FILE)), None)
+        return decoder(run.run)
     except ConfigError:
         return ids_as_text

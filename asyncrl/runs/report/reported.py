@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from asyncrl.config.changes import by_key
-from asyncrl.config.locations import CONFIG_FILE, SUMMARY_FILE, refuse_fine_tuning
-from asyncrl.config.secrets import masked
-from asyncrl.errors import ConfigError
-from asyncrl.machine.owner import owner_of
-from asyncrl.observe.sinks import metrics_file
-from asyncrl.runs.environment import Environment, environments_of
-from asyncrl.runs.inspect.run import require_run
-from asyncrl.runs.lines import Row, measured, sampled_rows
+from asyncrl.config.locations import refuse_fine_tuning
+from asyncrl.runs.environment import Environment
+from asyncrl.runs.finding import require_run
+from asyncrl.runs.lines import Row
+from asyncrl.runs.run import Run
 from asyncrl.runs.summary import RunSummary, resume_command, summarise
 
 RUNNING, UNFINISHED = "running", "unfinished"
@@ -39,7 +35,7 @@ class ReportedRun:
     it ended without one.
     """
 
-    folder: Path
+    run: Run
     values: Mapping[str, Any]
     written: str
     steps: Sequence[Row]
@@ -50,8 +46,12 @@ class ReportedRun:
     summary: RunSummary
 
     @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    @property
     def name(self) -> str:
-        return self.folder.resolve().name
+        return self.run.name
 
     def differing(self) -> list[tuple[str, Any, Any]]:
         """The keys whose value is not the default: key, value, default. Addresses are left out."""
@@ -70,54 +70,34 @@ class ReportedRun:
 def read_run(name: str) -> ReportedRun:
     """The run that `name` names, by its folder or by its name in runs/. Raises ConfigError: there is none, it is
     a fine-tuning, or its configuration cannot be read."""
-    folder = require_run(name)
-    refuse_fine_tuning(folder)
-    try:
-        written = (folder / CONFIG_FILE).read_text()
-        nested = yaml.safe_load(written)
-        values = masked(by_key(nested))
-        written = yaml.safe_dump(masked(nested), sort_keys=False, allow_unicode=True)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{folder / CONFIG_FILE} cannot be read: {error}") from error
-    steps, evaluations = (_rows(metrics_file(folder, role)) for role in OF_LEARNER)
-    files = sorted((folder / "metrics").glob("*.jsonl"))
-    state, summary = _summary(folder, values, steps[-1]["step"] + 1 if steps else 0)
+    run = require_run(name)
+    refuse_fine_tuning(run.folder)
+    values, written = run.values(), run.written_config()
+    steps, evaluations = (run.sampled_rows(role) for role in OF_LEARNER)
+    state, summary = _summary(run, values["learner.steps"], steps[-1]["step"] + 1 if steps else 0)
     return ReportedRun(
-        folder=folder,
+        run=run,
         values=values,
         written=written,
         steps=[row for row in steps if "reward/mean" in row],
         evaluations=sorted(evaluations, key=lambda row: row["step"]),
-        roles={path.stem: _rows(path) for path in files if path.stem not in OF_LEARNER},
-        environments=environments_of(folder),
+        roles={role: run.sampled_rows(role) for role in run.roles() if role not in OF_LEARNER},
+        environments=run.environments(),
         state=state,
         summary=summary,
     )
 
 
-def _rows(path: Path) -> list[Row]:
-    return list(measured(sampled_rows(path)))
-
-
-def _summary(folder: Path, values: Mapping[str, Any], done: int) -> tuple[str, RunSummary]:
-    """The state of a run that has `done` so many steps, and its summary: the one in its folder if that has all of them,
-    else one of now. A learner that was killed with its launcher has more steps than the summary of an earlier end."""
-    running = _runs(folder)
-    written = folder / SUMMARY_FILE
-    if not running and written.exists():
+def _summary(run: Run, planned: int | None, done: int) -> tuple[str, RunSummary]:
+    """The state of a run that has `done` so many steps, and its summary: the written one if that has all of them, else
+    one of now. A learner that was killed with its launcher has more steps than the summary of an earlier end."""
+    running, written = run.is_running(), run.summary()
+    if written and not running:
         try:
-            found = msgspec.json.decode(written.read_bytes(), type=RunSummary)
+            found = msgspec.convert(written, RunSummary)
             if found.steps == done:
                 return found.result, found
-        except msgspec.DecodeError as error:
-            log.info("%s is of another version of asyncrl, and made anew: %s", written, error)
+        except msgspec.ValidationError as error:
+            log.info("the summary of %s is of another version of asyncrl, and made again: %s", run.folder, error)
     state = RUNNING if running else UNFINISHED
-    planned = values["learner.steps"]
-    return state, summarise(folder, int(planned or 0), state, "", resume_command(folder))
-
-
-def _runs(folder: Path) -> bool:
-    try:
-        return owner_of(folder) is not None
-    except OSError:
-        return False
+    return state, summarise(run, planned or 0, state, "", resume_command(run))

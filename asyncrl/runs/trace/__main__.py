@@ -13,11 +13,9 @@ from pathlib import Path
 
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import failures_end_the_command
-from asyncrl.config.locations import refuse_fine_tuning
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.masking import masked_text
-from asyncrl.observe.spans import FOLDER
-from asyncrl.runs.inspect.run import RUNS
+from asyncrl.runs.finding import run_with_spans
 from asyncrl.runs.trace.explain import explain_episode, explain_step
 from asyncrl.runs.trace.perfetto import write_perfetto
 from asyncrl.runs.trace.reading import US, Trace, TraceSpan, in_order, number_of
@@ -59,8 +57,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _run(given: argparse.Namespace) -> None:
-    run_dir = _find(given.run)
-    trace = Trace(run_dir)
+    run = run_with_spans(given.run)
+    trace = run.trace()
     if given.explain_step is not None:
         _say(explain_step(trace, given.explain_step))
     elif given.explain_episode is not None:
@@ -73,9 +71,9 @@ def _run(given: argparse.Namespace) -> None:
             # An extra, which few have.
             from asyncrl.runs.trace.otlp import send
 
-            _say([f"{send(spans, run_dir, given.endpoint)} spans were sent to {masked_text(given.endpoint)}"])
+            _say([f"{send(spans, run.folder, given.endpoint)} spans were sent to {masked_text(given.endpoint)}"])
         else:
-            _write(trace, spans, given.out or run_dir / "trace.json.gz")
+            _write(trace, spans, given.out or run.folder / "trace.json.gz")
     _warn(trace)
 
 
@@ -123,15 +121,6 @@ def _time_of_steps(trace: Trace, first: float, last: float) -> tuple[int, int]:
     if not steps:
         raise RefusedError(f"there are no spans of steps {first:g} to {last:g}")
     return min(span.start for span in steps), max(span.end for span in steps)
-
-
-def _find(name: str) -> Path:
-    """The folder of the run. Raises ConfigError: it has no spans."""
-    for folder in (Path(name), RUNS / name):
-        if (folder / FOLDER).is_dir():
-            return folder
-        refuse_fine_tuning(folder)
-    raise ConfigError(f"{name} is no run with spans: name the folder of one, which has a folder {FOLDER}")
 
 
 def _span_of_numbers(text: str) -> tuple[float, float]:

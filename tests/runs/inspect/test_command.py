@@ -16,7 +16,8 @@ from asyncrl.config.changes import values_of
 from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
 from asyncrl.observe.kept.writing import KeptWriter
 from asyncrl.replay.store import ENDPOINT_FILE
-from asyncrl.runs.inspect.run import find, read_config
+from asyncrl.runs.finding import run_with_store
+from asyncrl.runs.from_config import read_config
 from tests.observe.kept.examples import example_step
 from tests.runs.inspect.support import make_run, run_episodes, write_config
 
@@ -92,14 +93,14 @@ def test_the_status_of_a_run_that_has_ended_says_how_and_what_to_do(call: Call, 
 
 def test_a_configuration_of_the_version_whose_data_was_one_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{model: {path: m}, data: {train: train.parquet, eval: null}}")
-    assert read_config(tmp_path / "config.yaml").data.train == ["train.parquet"]
+    assert read_config(tmp_path).data.train == ["train.parquet"]
 
 
 def test_a_replay_that_was_started_by_hand_is_found_by_the_address_that_it_wrote(call: Call) -> None:
-    assert find("mine", None).endpoints == []
+    run = run_with_store("mine")
+    assert run.endpoints() == []
     Path("runs/mine/replay", ENDPOINT_FILE).write_text("tcp://127.0.0.1:7")
-    assert find("mine", None).endpoints == ["tcp://127.0.0.1:7"]
-    assert find("mine", None, ["tcp://127.0.0.1:8"]).endpoints == ["tcp://127.0.0.1:8"]
+    assert run.endpoints() == ["tcp://127.0.0.1:7"]
 
 
 def test_the_help_of_a_subcommand_describes_it(call: Call) -> None:
