@@ -51,7 +51,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     from asyncrl.actor.worker import first_to_end
     from asyncrl.engine.opening import open_engine
     from asyncrl.network.keys import client_keys
-    from asyncrl.observe.reports import open_reports
+    from asyncrl.observe.from_config import open_reports
     from asyncrl.weights.channels.opening import open_channels
     from asyncrl.weights.receiver import Receiver
 

@@ -52,10 +52,10 @@ from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.modelling.opening import beside
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.network.keys import client_keys, server_keys
+from asyncrl.observe.from_config import open_reports
 from asyncrl.observe.kept.format import EVALUATED_FOLDER
 from asyncrl.observe.kept.writing import remove_kept
 from asyncrl.observe.metrics import Fanout, Sink
-from asyncrl.observe.reports import open_reports
 from asyncrl.observe.sinks import metrics_file, remove_steps
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.weights.broadcast import Broadcaster

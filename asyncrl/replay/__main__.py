@@ -22,7 +22,7 @@ from asyncrl.machine.files import write_whole
 from asyncrl.machine.ports import listening
 from asyncrl.network.keys import server_keys
 from asyncrl.network.listener import Listener
-from asyncrl.observe.reports import open_reports
+from asyncrl.observe.from_config import open_reports
 from asyncrl.replay.from_config import open_store, replay_settings
 from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService

@@ -29,6 +29,7 @@ from asyncrl.dashboard.overview import overview
 from asyncrl.launch.local import claim
 from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.slurm import chain
+from asyncrl.observe.from_config import source_of
 from asyncrl.observe.sinks.opening import open_metrics
 from asyncrl.replay.changes import CHANGES
 from asyncrl.replay.stored import StoredRun
@@ -121,7 +122,7 @@ def test_what_a_run_writes_prints_and_exports_has_no_secret(
         assert claim(changed, run)
         require_same(changed, run)
         logging.getLogger("asyncrl.test").error("%s failed with %s", plants.address(), {"api_key": plants.value()})
-        open_metrics(config, "actor-0").close()
+        open_metrics(source_of(config, "actor-0"), config.observe).close()
     finally:
         logging.getLogger().handlers[:], level = loggers
         logging.getLogger().setLevel(level)

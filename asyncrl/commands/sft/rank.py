@@ -28,8 +28,8 @@ from asyncrl.learner.trainer import IMITATION_TEMPERATURE, Trainer
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity
 from asyncrl.modelling.flops import ForwardFlops
+from asyncrl.observe.from_config import open_reports
 from asyncrl.observe.metrics import Fanout, Sink
-from asyncrl.observe.reports import open_reports
 from asyncrl.observe.sinks import metrics_file, remove_steps
 from asyncrl.weights.group import keep_to_loopback
 
