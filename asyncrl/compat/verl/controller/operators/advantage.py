@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.compat.verl.controller.operators.plans import episodes_of
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.packed import add_tokens, to_tokens

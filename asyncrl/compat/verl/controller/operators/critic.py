@@ -10,7 +10,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.batch import Tokens
 from asyncrl.algorithms.metrics import return_sums
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.compat.verl.controller.modes import Dispatch, register
 from asyncrl.compat.verl.controller.operators.advantage import open_algorithm
 from asyncrl.compat.verl.controller.operators.joining import joined_workers
@@ -145,7 +145,7 @@ class CriticWorker(Worker):
 
             def loss(values: Tensor = values, tokens: Tokens = tokens) -> tuple[Tensor, dict[str, Tensor]]:
                 value, sums = self._algorithm.value_loss(values, tokens, minibatch.totals)
-                return value, {**sums, **return_sums(View.of(tokens), tokens)}
+                return value, {**sums, **return_sums(PolicyTokens.of(tokens), tokens)}
 
             for name, value in add_gradient(self._critic, values, this.rows, loss).items():
                 value = value.detach().double()

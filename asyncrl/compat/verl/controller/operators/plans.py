@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
-from asyncrl.algorithms.composition import label_needs
+from asyncrl.algorithms.from_config import label_needs
 from asyncrl.compat.verl.controller.operators.parts import ROW
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.packed import NAMES, PREPARED, add_tokens, to_tokens
