@@ -15,8 +15,8 @@ from typing import Any
 
 import zmq
 
-from asyncrl.algorithms.compose import Algorithm
-from asyncrl.algorithms.composition import label_needs
+from asyncrl.algorithms.algorithm import Algorithm
+from asyncrl.algorithms.from_config import label_needs
 from asyncrl.config import locations
 from asyncrl.config.changes import ConfigHistory, recorded, values_of
 from asyncrl.config.schema import TrainConfig

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.commands.sft.loop import Imitation
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig

@@ -193,10 +193,10 @@ def _check_scoring(config: TrainConfig) -> None:
 
 
 def _check_algorithm(config: TrainConfig) -> None:
-    from asyncrl.algorithms.trial import try_parts
+    from asyncrl.algorithms.probe import probe_parts
 
     check_algorithm(config)
-    try_parts(config.algorithm, config.learner.group_size)
+    probe_parts(config.algorithm, config.learner.group_size)
 
 
 def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
