@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
 from functools import cached_property
 from operator import attrgetter
 from types import NoneType
@@ -32,9 +31,6 @@ from asyncrl.types import Labels, RunIdentity, Task, Trajectory, dtype_of
 T = TypeVar("T")
 
 PROTOCOL = 5
-READABLE = (2, 3, 4, PROTOCOL)
-"""Stores hold messages as they came. Labels of these protocols are the same; trajectories before protocol 5 have no
-grammars, and no scores of turns."""
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
 """For headers that carry many tasks with their prompts, from a side that is known."""
@@ -213,8 +209,10 @@ def _read_header(frame: Buffer, max_bytes: int) -> _Header:
         header = _HEADER.decode(frame)
     except _UNREADABLE as error:
         raise WireError(f"the header must be [protocol, kind, sequence, body, arrays] in msgpack: {error}") from error
-    if header.protocol not in READABLE:
-        raise WireError(f"protocol {header.protocol}, this side speaks {PROTOCOL}; use one asyncrl version")
+    if header.protocol != PROTOCOL:
+        raise WireError(
+            f"the message has protocol {header.protocol}, and this side reads {PROTOCOL}; use one asyncrl version"
+        )
     if len(header.arrays) > MAX_ARRAYS:
         raise WireError(f"the header announces {len(header.arrays)} arrays; at most {MAX_ARRAYS} are taken")
     return header
@@ -308,19 +306,16 @@ def split(value: Buffer) -> list[memoryview]:
 
 class _Codec(Generic[T]):
     """A data type as a message, derived from its fields: the arrays as frames, all others as the body. `renamed` are
-    fields that have another name on the wire; messages of older protocols lack the arrays `added`."""
+    fields that have another name on the wire."""
 
-    def __init__(self, kind: str, noun: type[T], added: Collection[str] = (), **renamed: str) -> None:
+    def __init__(self, kind: str, noun: type[T], **renamed: str) -> None:
         types = get_type_hints(noun)
-        self._kind, self._noun, self._added = kind, noun, added
+        self._kind, self._noun = kind, noun
         self._arrays = [(name, renamed.get(name, name)) for name in types if dtype_of(types[name]) is not None]
         self._plain = [name for name in types if name not in dict(self._arrays)]
         self._wire_names = [renamed.get(name, name) for name in self._plain]
         self._values = attrgetter(*self._plain)
-        # A field with a default may be missing: stores hold messages of versions that did not have it.
-        declared = {each.name: each.default for each in fields(noun)} if is_dataclass(noun) else {}
-        defaults = {name: (default,) for name, default in declared.items() if default is not MISSING}
-        members = [(name, types[name], *defaults.get(name, ())) for name in self._plain]
+        members = [(name, types[name]) for name in self._plain]
         body = msgspec.defstruct(noun.__name__, members, rename=renamed)
         self._decoder = decoder(body)
 
@@ -334,17 +329,14 @@ class _Codec(Generic[T]):
         values = dict(zip(self._plain, self._values(message.read(self._decoder)), strict=True))
         try:
             for name, wire_name in self._arrays:
-                if wire_name in message.arrays or name not in self._added:
-                    values[name] = message.arrays[wire_name]
+                values[name] = message.arrays[wire_name]
             return self._noun(**values)
         except (KeyError, ValueError) as error:
             raise WireError(f"a message {self._kind!r} is none: {type(error).__name__}: {error}") from error
 
 
 _RENAMED = {"task_id": "task", "group_id": "group", "version_runs": "versions"}
-_TRAJECTORY = _Codec(
-    "trajectory", Trajectory, added=("grammar_mass", "routed_experts", "image_spans", "image_digests"), **_RENAMED
-)
+_TRAJECTORY = _Codec("trajectory", Trajectory, **_RENAMED)
 _LABELS = _Codec("labels", Labels, trajectory_id="id")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from asyncrl.config.changes import ConfigChange, changed_keys, of_this_version, recorded, require_values
+from asyncrl.config.changes import ConfigChange, changed_keys, recorded, require_values
 from asyncrl.replay.transaction import Transaction
 
 VALUES, CHANGES = "config", "config_changes"
@@ -38,8 +38,8 @@ def configure(tx: Transaction, values: Mapping[str, Any], time: int) -> list[Con
     require_values(values)
     values, before, found = recorded(values), tx.get("meta", VALUES, dict[str, Any]), changes(tx)
     if before is not None:
-        # A store that an earlier version of asyncrl began lacks the keys that came later.
-        before = {**values, **recorded({key: of_this_version(key, value) for key, value in before.items()})}
+        # A key that came with a newer version of asyncrl than the one that began the run is no change.
+        before = {**values, **recorded(before)}
         step = tx.count("plans")
         for key in changed_keys(before, values):
             found.append(ConfigChange(step, key, before[key], values[key], time))

@@ -68,7 +68,7 @@ def forget_images(tx: Transaction, trajectory: str) -> None:
 def image_of(tx: Transaction, trajectory: str, group: str, name: bytes) -> memoryview:
     """The bytes of an image that a trajectory of `group` shows. Raises RefusedError: it is not there, or damaged."""
     try:
-        found = tx.get_bytes("images", _key(group, name)) if tx.has("images") else None
+        found = tx.get_bytes("images", _key(group, name))
     except StoreError as error:
         raise RefusedError(str(error)) from error
     if found is None:

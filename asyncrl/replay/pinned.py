@@ -28,8 +28,7 @@ def pinned_tasks(train: Sequence[Task], held_out: Sequence[Task]) -> dict[str, i
 def require_pinned(tx: Transaction, now: Mapping[str, int]) -> None:
     """Raises StoreError: the store was begun with another one of the values `now`."""
     before = tx.get("meta", "pinned", dict[str, int]) or {}
-    # A store that an earlier version of asyncrl began lacks the values that came later. Without a group no row has been
-    # named, so that a data file may still be mended.
+    # Without a group no row has been named, so that a data file may still be mended.
     named = tx.counter("feed_draws") or tx.count("groups")
     kept = {name: value for name, value in before.items() if named or not name.endswith(CHECKSUM)}
     changed = {name: (value, now[name]) for name, value in kept.items() if value != now.get(name, value)}

@@ -211,8 +211,7 @@ def count_dead(tx: Transaction, record: TrajectoryRecord) -> None:
 def count_revived(tx: Transaction, record: TrajectoryRecord) -> None:
     """Take a trajectory out of what `count_dead` counted."""
     tx.add(TrajectoryState.DEAD, -1)
-    # An older store may have dead trajectories whose tokens were not counted.
-    tx.add("tokens_dead", -min(record.sampled, tx.counter("tokens_dead")))
+    tx.add("tokens_dead", -record.sampled)
 
 
 def forget(tx: Transaction, trajectory: str) -> None:

@@ -16,7 +16,7 @@ from typing import IO
 
 from asyncrl.errors import StoreError
 from asyncrl.replay import images
-from asyncrl.replay.environment import ADVICE, UPGRADE, clear_errors, open_environment
+from asyncrl.replay.environment import ADVICE, OTHER_VERSION, clear_errors, open_environment
 from asyncrl.replay.transaction import Transaction
 
 TABLES = (
@@ -42,9 +42,8 @@ TABLES = (
     *images.TABLES,
 )
 MULTIPLE = ("held", "leased", *images.MULTIPLE)
-FORMAT = 2
-"""Format 1 had the tables of RENAMED under their old names, and no number."""
-RENAMED = {"facts": "trajectories", "burials": "dead_by_age"}
+FORMAT = 3
+"""The number of the store's format: the tables, and the fields of their records. A store of another one is refused."""
 READER_MAP_BYTES = 1 << 42
 """Address space only: a reader must see all that a writer may yet write."""
 
@@ -82,17 +81,15 @@ class Store:
             # LMDB would create an empty store, and the run would begin again.
             raise StoreError(f"{file} is gone or empty, but there was a store; {ADVICE}")
         self._environment, self._tables = open_environment(
-            path, TABLES, MULTIPLE, images.TABLES, map_size=max_bytes, sync=durable, metasync=durable
+            path, TABLES, MULTIPLE, map_size=max_bytes, sync=durable, metasync=durable
         )
         if not self._was_made():
             self._lock.write(MADE)
             self._lock.flush()
             os.fsync(self._lock.fileno())
         with _closed_on_error(self), self.transaction() as tx:
-            if tx.identity is None:
+            if not tx.count("meta"):  # It is new.
                 tx.put("meta", "identity", uuid.uuid4().hex)
-            if not tx.counter("format"):
-                tx.rename(RENAMED)
                 tx.set("format", FORMAT)
             _check_format(path, tx)
 
@@ -127,8 +124,7 @@ def _closed_on_error(store: Store | StoreReader) -> Iterator[None]:
 
 def _check_format(path: Path, tx: Transaction) -> None:
     if (found := tx.counter("format")) != FORMAT:
-        mend = UPGRADE if found < FORMAT else "use that version"
-        raise StoreError(f"the store {path} has format {found or 1} of another version of asyncrl: {mend}")
+        raise StoreError(f"the store {path} has format {found}, and this version reads {FORMAT}: {OTHER_VERSION}")
 
 
 def in_use(path: Path) -> bool:
@@ -166,7 +162,7 @@ class StoreReader:
             if not listed:
                 stack.enter_context(_without_writers(path))
             self._environment, self._tables = open_environment(
-                path, TABLES, MULTIPLE, images.TABLES, map_size=READER_MAP_BYTES, readonly=True, lock=listed
+                path, TABLES, MULTIPLE, map_size=READER_MAP_BYTES, readonly=True, lock=listed
             )
             self._alone = stack.pop_all()
         with _closed_on_error(self), self.transaction() as tx:

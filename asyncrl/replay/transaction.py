@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice, takewhile
 from typing import Any, ParamSpec, TypeVar
@@ -171,10 +171,6 @@ class Transaction:
         cursor = self._raw.cursor(db=self._tables[table])
         return {bytes(key).decode(): int(cursor.count()) for key in cursor.iternext_nodup()}
 
-    def has(self, table: str) -> bool:
-        """Whether the store has a table, which one of an earlier version may lack."""
-        return table in self._tables
-
     def count(self, table: str) -> int:
         return int(self._raw.stat(db=self._tables[table])["entries"])
 
@@ -256,17 +252,6 @@ class Transaction:
         """Bytes of the pages of one table."""
         stat = self._raw.stat(db=self._tables[table])
         return int(stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
-
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Move what tables of older names hold to those of their new names; those that are not there hold nothing."""
-        for old, new in names.items():
-            try:
-                table = self._environment.open_db(old.encode(), txn=self._raw, create=False)
-            except lmdb.NotFoundError:
-                continue
-            for key, value in self._raw.cursor(db=table):
-                self._raw.put(key, value, db=self._tables[new], append=True)
-            self._raw.drop(table)
 
     def free_dead_readers(self) -> int:
         """Free the snapshots of processes that have ended; how many there were. Their pages can be used at once."""

@@ -30,14 +30,13 @@ class Units:
     def __init__(self, settings: ReplaySettings) -> None:
         self._settings = settings
 
-    def needs(self, group: GroupRecord, record: TrajectoryRecord) -> tuple[str, ...]:
-        """All kinds of scores that a trajectory of `group` passes through."""
-        # Records of earlier versions of asyncrl do not name the data source.
-        return self._settings.needs(record.data_source or self._settings.task(group).data_source)
+    def needs(self, record: TrajectoryRecord) -> tuple[str, ...]:
+        """All kinds of scores that a trajectory passes through."""
+        return self._settings.needs(record.data_source)
 
-    def next_kind(self, group: GroupRecord, record: TrajectoryRecord) -> str:
+    def next_kind(self, record: TrajectoryRecord) -> str:
         """The kind of scores for which a trajectory waits, or with which a scorer's lease begins."""
-        return self.needs(group, record)[record.scored]
+        return self.needs(record)[record.scored]
 
     def waiting(self, tx: Transaction, kind: str, name: str) -> Unit:
         """What an entry of the queue of `kind` stands for, if it still waits."""
@@ -56,7 +55,7 @@ class Units:
             record = TrajectoryRecord.load(tx, member)
             if record is None or record.state is not TrajectoryState.WAITING:
                 return []
-            if self.next_kind(group, record) != GROUP_KIND:
+            if self.next_kind(record) != GROUP_KIND:
                 return []
             unit.append((member, record))
         return unit
@@ -64,7 +63,7 @@ class Units:
     def members(self, tx: Transaction, name: str, record: TrajectoryRecord) -> list[str]:
         """The ids of the unit with which a leased trajectory was leased, in order."""
         group = GroupRecord.load(tx, record.group)
-        if group is None or self.next_kind(group, record) != GROUP_KIND:
+        if group is None or self.next_kind(record) != GROUP_KIND:
             return [name]
         return group.ids(record.group)
 
