@@ -10,7 +10,7 @@ from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import columns, task_fields
 from asyncrl.config.schema import TrainConfig
-from asyncrl.data.opening import open_tasks
+from asyncrl.data.from_config import run_tasks
 from asyncrl.data.sendable import plain
 from asyncrl.errors import ConfigError
 from asyncrl.ids import feed_group
@@ -45,7 +45,7 @@ class PromptFeed:
             raise ConfigError("data.band needs the success rates of tasks, which a replay keeps: set data.band=null")
         if config.data.demonstration is not None:
             raise ConfigError("data.demonstration adds members in a replay: set it to null, and add them yourself")
-        tasks = open_tasks(config, config.data.train)
+        tasks = run_tasks(config).usable(config.data.train)
         self._groups = config.learner.batch_size // config.learner.group_size
         self._feed = Feed(tasks, config.run.seed, config.data.shuffle, config.data.weights)
         self._counters: Any = _Counters()
