@@ -13,14 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import zmq
 
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
-from asyncrl.network.sockets import Watch, connect
+from asyncrl.network.sockets import Watch, connect, try_send
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.clock_probe import ClockProbe
@@ -151,14 +150,13 @@ class ReplayLink:
         return found
 
     def _send(self, unsent: deque[tuple[int, list[Buffer]]], away: dict[int, int], credits: int) -> None:
-        # ZeroMQ gives up a connection whose handshake was refused: a send that waits there would wait for ever.
-        with suppress(zmq.Again):
-            while unsent and _credit(away, credits):
-                number, frames = unsent[0]
-                self._probe.sends(number)
-                self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-                away[number] = sum(map(len, frames))
-                unsent.popleft()
+        while unsent and _credit(away, credits):
+            number, frames = unsent[0]
+            self._probe.sends(number)
+            if not try_send(self._socket, frames, copy=False):
+                return
+            away[number] = sum(map(len, frames))
+            unsent.popleft()
 
     def _raise_refusal(self, answer: Answer) -> None:
         """Raise RefusedError if the replay could not read the header of a message."""
