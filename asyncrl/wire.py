@@ -4,8 +4,8 @@ The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. A
 decoded arrays are views of the received buffers.
 
 The codec trusts no sender. Before it builds anything, it walks over the header: every element that a list announces
-must have arrived. Dtypes come from a closed list, and a buffer must have exactly the announced bytes. So the bytes that
-arrived bound memory and time.
+must have arrived. Dtypes come from a closed list, and a buffer must have exactly the announced bytes. So the size of a
+message bounds the memory and the time that it takes.
 
 `encode` replaces characters without an encoding, and cuts a `reason`. Integers of more than 64 bits, which msgpack
 lacks, are an extension type.
@@ -33,13 +33,13 @@ T = TypeVar("T")
 PROTOCOL = 5
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
-"""For headers that carry many tasks with their prompts, from a side that is known."""
+"""The bound for headers that carry many tasks with their prompts, from a side that is known."""
 MAX_DEPTH = 100
-"""Of lists and maps within each other in a body."""
+"""The deepest nesting of lists and maps in a body."""
 LEVELS_OF_ARGUMENTS = 5
 """The lists and maps of a trajectory's body around the arguments of a tool."""
 TASKS_BYTES = 64 << 20
-"""Of the tasks in one reply. Further tasks come with the next one, since a ground truth may have megabytes."""
+"""The largest size of the tasks in one reply; others come with the next one. A ground truth may have megabytes."""
 MAX_REASON_CHARS = 2000
 """The `reason` in a body tells people why something failed. It may come from an exception of any length."""
 FEW_LISTS = 1000
@@ -47,10 +47,10 @@ FEW_LISTS = 1000
 LARGE_INTEGER = 1
 """The code of msgpack's extension type for an integer of more than 64 bits: two's complement, big endian."""
 MAX_INTEGER_BYTES = 1700
-"""Of such an integer. Python writes none as text that has more than 4300 digits."""
+"""The bytes of the largest such integer. Python writes no integer of more than 4300 digits as text."""
 MAX_ARRAYS = 4096
 MAX_EMPTY_SIDE = 64
-"""Of an array without elements: no bytes bound its shape, but readers take memory by its length."""
+"""The longest side of an array without elements. No bytes bound its shape, but readers take memory by its length."""
 
 Buffer = bytes | bytearray | memoryview
 _DTYPES = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8", "|b1", "|u1", "<u2")}
@@ -140,8 +140,8 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
 def encode(message: Message, max_header_bytes: int = MAX_HEADER_BYTES) -> list[Buffer]:
     """Frames of a message; array frames share memory with the arrays. Half of a surrogate pair becomes a question mark.
 
-    Raises WireError: a value of the body has no encoding (an object, an integer of thousands of digits, a list within
-    hundreds of others), or the header would be larger than the other side takes.
+    Raises WireError: the header would be larger than the other side takes, or a value of the body has no encoding. That
+    is an object, an integer of thousands of digits, or a list within hundreds of others.
     """
     arrays = [np.asarray(array, order="C") for array in message.arrays.values()]
     layout = [(name, array.dtype.str, array.shape) for name, array in zip(message.arrays, arrays, strict=True)]
@@ -363,7 +363,7 @@ def task_body(task: Task) -> dict[str, Any]:
 
 
 def task_bytes(task: Task) -> int:
-    """How long a task is in a header. Raises WireError: it has no encoding."""
+    """The bytes of a task in a header. Raises WireError: it has no encoding."""
     return len(pack(task, f"task {task.id:.50}"))
 
 

@@ -137,7 +137,7 @@ def save_array(array: NDArray[Any], path: Path) -> None:
 
 
 def read_rendered(folder: Path) -> RenderedDemonstrations:
-    """What `write_rendered` wrote, mapped into memory. Raises DataError: no start has written it, or it is damaged."""
+    """Map the files of `write_rendered` into memory. Raises DataError: no start has written them, or one is damaged."""
     try:
         arrays = [
             np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("tokens", "mask", "ends")

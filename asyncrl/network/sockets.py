@@ -55,14 +55,14 @@ async def send_within(seconds: float, socket: zmq.asyncio.Socket, frames: Sequen
 
 
 class Watch:
-    """Notices when connections of `socket` break. They break at once where a process dies and its machine lives on."""
+    """Notices when connections of `socket` break. They break at once if a process dies and its machine lives on."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
         self._events = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     def broke(self) -> bool:
-        """Whether one has broken since the last call."""
+        """True if one has broken since the last call."""
         broke = False
         while self._events.poll(0):
             self._events.recv_multipart()
