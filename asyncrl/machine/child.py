@@ -35,7 +35,7 @@ def start_child(
     """Start `command` in a session of its own, with `environment` added to ours and its output appended to `log`. With
     `near_gpus` it is bound to the CPUs near to its GPUs, if that helps; the log then says so.
 
-    On Linux the kernel sends it SIGTERM when the thread that called this ends, for whatever reason.
+    On Linux the kernel sends it SIGTERM when the thread that called this ends, for any reason.
     """
     near = cpus_near_gpus({**os.environ, **environment}) if near_gpus else frozenset[int]()
     if near:
@@ -115,7 +115,7 @@ def kill_group_soon(process: subprocess.Popen[Any]) -> None:
 
 
 def group_has_ended(group: int) -> bool:
-    """Whether no process of a group runs any more. What a killed process had is freed a while after the kill."""
+    """True if no process of a group runs any more. The memory of a killed process is freed a while after the kill."""
     for pid in psutil.pids():
         with suppress(ProcessLookupError):
             if os.getpgid(pid) == group and ProcessIdentity.of(pid) is not None:
@@ -124,7 +124,7 @@ def group_has_ended(group: int) -> bool:
 
 
 def last_lines(log: Path, count: int = 15, start: int = 0) -> str:
-    """The end of a log behind its first `start` bytes, or nothing where there is none."""
+    """The end of a log after its first `start` bytes; empty if there is no log."""
     if not log.exists():
         return ""
     with log.open(errors="replace") as file:

@@ -9,8 +9,8 @@ It becomes COMMAND, in the process that was started:
   for programs that do not end their children: servers, agents, tools, containers.
 
 The guard kills what COMMAND has started in other groups, too. It knows these processes by a mark in their environment.
-It then stays until the last of them has ended, and holds the files that it has inherited, such as a lock on GPUs, for
-as long as one of these processes may have memory there. A program's own children seldom inherit files.
+It stays until the last of them has ended, and keeps the files that it has inherited open. So a lock on GPUs lasts as
+long as one of these processes may have memory there.
 
 This file imports nothing of asyncrl, since COMMAND may be of another Python with an environment of its own. A program
 of a policy has another guard, `sandbox/child/watching.py`, since that one also confines it.
