@@ -62,7 +62,7 @@ def snapshots(environment: lmdb.Environment) -> list[ReadSnapshot]:
 
 
 def _require_whole(environment: lmdb.Environment, file: Path) -> None:
-    """Refuse a truncated file: a read behind its end would kill the process with a signal.
+    """Refuse a truncated file: a read after its end would kill the process with a signal.
 
     A few pages at the end may rightly be missing: LMDB does not write pages that one transaction took and freed. These
     are added, which does not disturb a process that writes meanwhile.

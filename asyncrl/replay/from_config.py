@@ -129,7 +129,7 @@ def sampler(config: SamplerConfig) -> Sampler:
 
 
 def spare_batches(config: ReplayConfig) -> float | None:
-    """Those that bound the episodes ahead; None: nothing does but `max_lag`."""
+    """The batches that may be complete ahead of the learner. None: only `max_lag` limits the episodes ahead."""
     return config.spare_batches if config.can_pace else None
 
 

@@ -1,5 +1,7 @@
 """The store: LMDB tables that change together in one transaction, so that a crash leaves all of a change or none.
 
+This is the ground of exactly once: a trajectory, its labels, its lease and its plan can never disagree.
+
 Nothing of the replay's state lives elsewhere. `transaction.py` has what one transaction reads and writes.
 """
 
@@ -79,7 +81,7 @@ class Store:
         file = path / "data.mdb"
         if self._was_made() and (not file.exists() or file.stat().st_size == 0):
             # LMDB would create an empty store, and the run would begin again.
-            raise StoreError(f"{file} is gone or empty, but there was a store; {ADVICE}")
+            raise StoreError(f"{file} is missing or empty, but there was a store; {ADVICE}")
         self._environment, self._tables = open_environment(
             path, TABLES, MULTIPLE, map_size=max_bytes, sync=durable, metasync=durable
         )
@@ -128,7 +130,7 @@ def _check_format(path: Path, tx: Transaction) -> None:
 
 
 def in_use(path: Path) -> bool:
-    """Whether a process has the store in this folder open for writing. Writes nothing, so that whoever may only read
+    """True if a process has the store in this folder open for writing. Writes nothing, so that a user who may only read
     the folder can ask."""
     try:
         with (path / LOCK_FILE).open() as lock:
@@ -138,7 +140,7 @@ def in_use(path: Path) -> bool:
 
 
 def _locked(file: IO[str], kind: int) -> bool:
-    """Whether the file could be locked now; closing it ends the lock."""
+    """Lock a file, if that is possible now. True if it is locked; closing the file ends the lock."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -147,7 +149,7 @@ def _locked(file: IO[str], kind: int) -> bool:
 
 
 class StoreReader:
-    """A store opened for reading only, beside a process that may have it open for writing. Whoever may not write
+    """A store opened for reading only, while another process may have it open for writing. A user who may not write
     LMDB's table of readers reads without it, and keeps writers away meanwhile.
 
     Raises StoreError: there is no store in the folder, or it cannot be read.
@@ -181,7 +183,7 @@ class StoreReader:
 
 @contextlib.contextmanager
 def _without_writers(path: Path) -> Iterator[None]:
-    """Nobody opens the store in a folder for writing as long as the block lasts. Raises StoreError: somebody has."""
+    """Within the block no process opens the store in a folder for writing. Raises StoreError: one has it open."""
     try:
         lock = (path / LOCK_FILE).open()
     except FileNotFoundError:

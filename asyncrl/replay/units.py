@@ -1,13 +1,13 @@
 """Units of scoring: what is leased, labelled and failed together. A unit is one trajectory, or for GROUP_KIND a whole
 group, for which this holds:
 
-1. A lease has all members of a group or none, in order, and only once every one of them has all its earlier scores.
-2. The labels of all members are taken in one transaction or not at all.
-3. GROUP_KIND is the last kind, so that no member can fail after its group was scored, and scores of a group that is no
-   more are never trained.
-4. A failure counts as an attempt of every member. After too many, every member is a dead letter and gets a new ticket,
-   or the group is dropped. A member whose stored data is damaged is replaced alone, while the others wait for it.
-5. A complete group that nobody has scored is in the queue, or leased: a scorer that dies loses none.
+- A lease has all members of a group or none, in order, and only once every one of them has all its earlier scores.
+- The labels of all members are taken in one transaction or not at all.
+- GROUP_KIND is the last kind, so that no member can fail after its group was scored, and scores of a group that was
+  closed are never trained.
+- A failure counts as an attempt of every member. After too many, every member is a dead letter and gets a new ticket,
+  or the group is dropped. A member whose stored data is damaged is replaced alone, while the others wait for it.
+- A complete group without scores is in the queue, or leased: a scorer that dies loses none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Units:
         return self.needs(record)[record.scored]
 
     def waiting(self, tx: Transaction, kind: str, name: str) -> Unit:
-        """What an entry of the queue of `kind` stands for, if it still waits."""
+        """The unit of an entry of the queue of `kind`, if it still waits."""
         if kind == GROUP_KIND:
             return self.waiting_group(tx, name)
         record = TrajectoryRecord.load(tx, name)
@@ -69,7 +69,7 @@ class Units:
 
 
 def attempts(unit: Unit) -> int:
-    """How often a unit was leased since its last result. A member that replaced another has fewer than the rest."""
+    """The number of leases of a unit since its last result. A member that replaced another has fewer than the rest."""
     return max((record.attempts for _, record in unit), default=0)
 
 

@@ -1,4 +1,4 @@
-"""The store by itself: values are sealed to their place, and a store that is gone is not begun anew."""
+"""The store by itself: values are sealed to their place, and a store that is missing is not begun again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_value_of_another_type_and_one_that_is_gone_are_damage(store: Store) -
         tx.put("trajectories", "a", [1, 2, 3])
         with pytest.raises(StoreError, match="trajectories of b'a' is no int"):
             tx.get("trajectories", "a", int)
-        with pytest.raises(StoreError, match="trajectories of 'b' is gone"):
+        with pytest.raises(StoreError, match="trajectories of 'b' is missing"):
             tx.present(tx.get("trajectories", "b", int), "trajectories", "b")
 
 
@@ -93,7 +93,7 @@ def test_pages_that_were_freed_unwritten_at_the_end_are_no_truncation(store: Sto
 def test_a_store_whose_file_is_gone_is_not_begun_anew(store: Store, tmp_path: Path) -> None:
     store.close()
     (tmp_path / "data.mdb").unlink()
-    with pytest.raises(StoreError, match="gone or empty"):
+    with pytest.raises(StoreError, match="missing or empty"):
         Store(tmp_path, 1 << 24, durable=False)
 
 
