@@ -23,10 +23,7 @@ from numpy.typing import NDArray
 from asyncrl.chat.chat import NO_FORMAT, Chat
 from asyncrl.chat.image_blocks import without_images
 from asyncrl.chat.template import QUESTION, TOOL, Messages, answer, calling, result, with_reasoning
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
-from asyncrl.modelling.end_tokens import end_tokens
-from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.types import Task
 
 log = logging.getLogger(__name__)
@@ -62,13 +59,6 @@ _CONSEQUENCES = {
     "rendering; actor.history=template begins a new branch instead",
     "template": "episodes begin a new branch there",
 }
-
-
-def open_chat(config: TrainConfig) -> Chat:
-    """The chat template of the policy. Raises ConfigError: it cannot be used."""
-    tokenizer, actor = open_tokenizer(config.model), config.actor
-    ends = end_tokens(config.model, actor.end_tokens, tokenizer)
-    return Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
 
 
 def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:

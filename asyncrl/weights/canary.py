@@ -88,14 +88,14 @@ def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int
 
 @dataclass(frozen=True, slots=True)
 class CanaryCheck:
-    """The canary that an engine must repeat before it serves `version`, which came to this process by `channel`.
+    """The canary that an engine must repeat before it serves `version`, which came to this process by `route`.
 
     `tolerance` is the allowed difference as a share of the spread; None takes that of `TOLERANCES`.
     """
 
     version: int
     canary: Canary
-    channel: str
+    route: str
     tolerance: float | None = None
 
     def allowed(self, precision: str) -> float:
@@ -177,7 +177,7 @@ class CanaryJudge:
     def _failed(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:
         self.failures += 1
         return CanaryError(
-            f"version {check.version}, which came by {check.channel}, is not in {by} what the learner published, and "
+            f"version {check.version}, which came by {check.route}, is not in {by} what the learner published, and "
             f"nothing of it is served: {reason} (docs/faults.md)"
         )
 

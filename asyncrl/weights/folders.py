@@ -73,7 +73,7 @@ class Folder:
 
 
 Weights = Mapping[str, torch.Tensor] | Folder
-"""One version as a channel brings it."""
+"""One version as a route brings it."""
 
 
 def tensors_of(weights: Weights) -> Mapping[str, torch.Tensor]:

@@ -6,27 +6,21 @@ Neither gloo nor NCCL encrypts, and anybody who reaches the store can join, so u
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-from asyncrl.config.bind import is_loopback
 from asyncrl.errors import UnavailableError
-from asyncrl.network.interfaces import loopback_interface
 from asyncrl.weights.manifest import Manifest, Size
 from asyncrl.weights.threads import begin
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import TrainConfig
 
 AT_ONCE = 2
 """Broadcasts that a rank may have begun: a third one would wait for longer than two may take."""
@@ -173,28 +167,3 @@ def _broadcast(group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | Non
 def sum_of(flat: torch.Tensor) -> torch.Tensor:
     """The checksum int64[] of a buffer whose size is a multiple of 8, computed on its device."""
     return flat.view(torch.int64).sum()
-
-
-def agree_with_servers(config: TrainConfig, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Turn cuMem off for NCCL in this process, as SGLang does, if an actor brings weights to its servers by NCCL.
-
-    All processes in a group with that actor must do the same. Call it before the first group; a value that the
-    environment has already stays.
-    """
-    if _servers_by_nccl(config):
-        environment.setdefault("NCCL_CUMEM_ENABLE", "0")
-
-
-def keep_to_loopback(config: TrainConfig, actor: bool, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let NCCL in this process, an `actor`'s or the learner's, listen on the loopback interface alone.
-
-    NCCL has one interface for all groups of a process. If weights may go by NCCL to other machines, the environment
-    names it. Call this before the first group.
-    """
-    broadcast = config.weights.channel == "distributed" and not is_loopback(config.network.learner_address)
-    if not (broadcast or (actor and _servers_by_nccl(config))):
-        environment["NCCL_SOCKET_IFNAME"] = f"={loopback_interface()}"
-
-
-def _servers_by_nccl(config: TrainConfig) -> bool:
-    return config.engine.kind != "embedded" and config.weights.into_servers == "nccl"

@@ -1,7 +1,7 @@
-"""A push: one version from the learner, bucket by bucket, to every channel by which engines may get it.
+"""A push: one version from the learner, bucket by bucket, to every route by which engines may get it.
 
-Host memory keeps every version: the server's transfers and the folders are made from there. A channel that fails does
-not hold up the others, and no channel waits for an engine longer than the weights' timeout.
+Host memory keeps every version: the server's transfers and the folders are made from there. A route that fails does
+not hold up the others, and no route waits for an engine longer than the weights' timeout.
 """
 
 from __future__ import annotations

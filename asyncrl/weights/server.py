@@ -1,4 +1,4 @@
-"""The learner's end of the zmq channel: gives the newest weights to every receiver that asks.
+"""The learner's end of the zmq route: gives the newest weights to every receiver that asks.
 
 Receivers pull (transfers.py has the protocol), each with a bounded number of chunks outstanding, so a slow receiver
 delays only itself. A thread of its own answers, and training waits for no receiver. A malformed request, or one of

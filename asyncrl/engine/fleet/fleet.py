@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
+from asyncrl.engine.fleet.assignment import Assignment, EvaluationLease
 from asyncrl.engine.fleet.colocation import ServerTurns
 from asyncrl.engine.fleet.condition import Condition
 from asyncrl.engine.fleet.discovery import Discovery
@@ -33,7 +34,6 @@ from asyncrl.engine.fleet.in_flight import interrupt
 from asyncrl.engine.fleet.partial_turn import PartialTurn, without_recomputed
 from asyncrl.engine.fleet.pauses import PushPauses
 from asyncrl.engine.fleet.prefixes import ComputedPrefixes
-from asyncrl.engine.fleet.routing import EvaluationLease, Routes
 from asyncrl.engine.fleet.server import InferenceServer, Segment, ServerFaultError
 from asyncrl.engine.fleet.settings import FleetSettings
 from asyncrl.engine.fleet.update import Update
@@ -86,7 +86,7 @@ class Fleet:
         self._folders = folders
         self._endpoints: dict[str, Endpoint] = {}
         self._leaving: dict[asyncio.Task[None], Endpoint] = {}
-        self._routes = Routes()
+        self._assignment = Assignment()
         self._prefixes = ComputedPrefixes()
         self._salts: dict[str, str | None] = {}
         self._lease = EvaluationLease(clock)
@@ -172,7 +172,7 @@ class Fleet:
         """Know nothing of what was computed for the session, and where."""
         if self._routed is not None:
             self._routed.pop(session, None)
-        self._routes.release(session)
+        self._assignment.release(session)
         self._prefixes.forget(session)
         self._salts.pop(session, None)
 
@@ -287,7 +287,7 @@ class Fleet:
             except ServerFaultError as fault:
                 self._counts["lost_segments"] += 1
                 # A server may fail requests and pass every check: the next request goes to another one.
-                self._routes.release(session)
+                self._assignment.release(session)
                 failures, reason = failures + 1, str(fault)
             else:
                 server, settings = endpoint.server, self._settings
@@ -342,9 +342,9 @@ class Fleet:
         leased, update = self._lease.endpoint, self._lease.update
         if leased is not None and update is not None and self._lease.covers(session):
             # It may serve an older version until it gets its own.
-            return self._routes.assign(session, [leased], update.version)
+            return self._assignment.assign(session, [leased], update.version)
         others = [endpoint for endpoint in self._endpoints.values() if endpoint is not leased]
-        return self._routes.assign(session, others, self._version)
+        return self._assignment.assign(session, others, self._version)
 
     def _last_fault(self) -> str:
         faults = [endpoint.fault for endpoint in self._endpoints.values() if endpoint.fault]

@@ -105,8 +105,8 @@ class InferenceServer(Protocol):
         """What it computes in, as in `weights.canary.TOLERANCES`; known once it has joined."""
 
     @property
-    def way(self) -> str:
-        """How weights go into it, for messages."""
+    def route(self) -> str:
+        """The route of weights into it, for messages."""
 
     @property
     def spans(self) -> bool:

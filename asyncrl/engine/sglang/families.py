@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.opening import open_config
 
@@ -53,9 +53,8 @@ def request_group(name: str) -> str:
     return _LATENT.sub(".q_a_proj and kv_a_proj_with_mqa.", name)
 
 
-def check_family(config: TrainConfig) -> None:
+def check_family(engine: EngineConfig, model: ModelConfig) -> None:
     """Raises ConfigError: the engine is a fleet of SGLang servers, and the policy's family is none of `PROVEN`."""
-    engine, model = config.engine, config.model
     if engine.kind != "sglang" or engine.unproven_family:
         return
     policy = open_config(model)

@@ -27,7 +27,7 @@ from asyncrl.modelling.source import source_of
 from asyncrl.modelling.tokenizer import tokenizer_source
 
 if TYPE_CHECKING:
-    from asyncrl.config.schema import ServerConfig, TrainConfig
+    from asyncrl.config.schema import EngineConfig, ModelConfig, ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +48,16 @@ def server_count(server: ServerConfig) -> int:
     return max(1, torch.cuda.device_count() // server.tp_size) if server.count is None else server.count
 
 
-def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
-    """The command line of the actor's server number `index`."""
-    engine, server, model = config.engine, config.engine.server, config.model
+def server_command(
+    engine: EngineConfig, model: ModelConfig, port: int, index: int, *, seed: int = 0, shares_gpus: bool = False
+) -> list[str]:
+    """The command line of the actor's server number `index`; `shares_gpus`: the learner computes on its GPUs, too."""
+    server = engine.server
     source = source_of(model)
     command = [engine.python, "-m", "sglang.launch_server", "--model-path", source.path, "--dtype", model.dtype]
     if source.revision is not None:
         command += ["--revision", source.revision]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--random-seed", str(config.run.seed + index)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--random-seed", str(seed + index)]
     command += ["--tp-size", str(server.tp_size), "--base-gpu-id", str(index * server.tp_size)]
     command += ["--sleep-on-idle"]
     if server.memory is not None and (index in server.shared or not server.shared):
@@ -68,7 +70,7 @@ def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
         command += ["--trust-remote-code"]
     if overrides := server_overrides(model):
         command += [OVERRIDES_FLAG, json.dumps(overrides)]
-    if config.cluster.colocated and not server.on_cpu:
+    if shares_gpus and not server.on_cpu:
         command += ["--enable-memory-saver"]
     return [*command, *server.arguments]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,12 +28,8 @@ from asyncrl.engine.vllm.requests import (
     read_segment,
 )
 from asyncrl.errors import EngineError
-from asyncrl.modelling.opening import open_config, server_overrides
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import QUANTIZED, UNKNOWN
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import TrainConfig
 
 CONTROL_S = 30.0
 NO_IMAGES = "vLLM servers are given no images: set engine.kind=sglang"
@@ -61,7 +57,7 @@ class VllmServer:
         self.url = url
         self.spans = False
         self.precision = UNKNOWN
-        self.way = "disk"
+        self.route = "disk"
         self._http = http or Http(url)
         self._context = context
         self._tied = tied
@@ -72,20 +68,6 @@ class VllmServer:
         self._label = ""
         self._started = ""
         self._tried_spans = False
-
-    @classmethod
-    def of(cls, config: TrainConfig, url: str) -> VllmServer:
-        """As configured."""
-        engine, model = config.engine, config.model
-        policy = open_config(model)
-        return cls(
-            url,
-            context=config.actor.max_tokens,
-            tied=policy.get_text_config().tie_word_embeddings,
-            overrides=server_overrides(model),
-            silence_s=engine.silence_s,
-            load_s=config.weights.load_s,
-        )
 
     async def join(self) -> None:
         """As in the protocol; also refuses a server whose log-probs, weights or context would be wrong."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from asyncrl.actor.runner import open_runner
 from asyncrl.config.schema import TrainConfig
 from asyncrl.engine.base import Engine
-from asyncrl.engine.opening import open_engine
+from asyncrl.engine.from_config import open_engine
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError
 from asyncrl.ids import ticket_id

@@ -1,7 +1,7 @@
-"""The engine's end of the distributed channel: joins the learner's group and receives broadcast buckets.
+"""The engine's end of the distributed route: joins the learner's group and receives broadcast buckets.
 
 An engine asks the weight server to `join`, and is called before the first byte of a push. A version that it missed is
-unavailable by this channel. The buckets are a second copy of the weights, on `device`.
+unavailable by this route. The buckets are a second copy of the weights, on `device`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch.distributed as dist
 from asyncrl.errors import UnavailableError, WeightsError, WireError
 from asyncrl.network.interfaces import address_towards
 from asyncrl.weights.buckets import Bucket
-from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.group import BACKENDS, BroadcastCall, WeightGroup, gpu_of, join_store, sum_of
 from asyncrl.weights.manifest import Manifest, new_bytes
 from asyncrl.weights.receiver import ExcludedError
+from asyncrl.weights.requests import Requests
 from asyncrl.weights.threads import in_own_thread
 
 _CALL = msgspec.msgpack.Decoder(BroadcastCall)
 
 
-class DistributedChannel:
+class DistributedRoute:
     """Broadcasts that the publisher behind `requests` announces, received on `device`.
 
     Every method raises UnavailableError if the learner is silent for `timeout_s`, began without this engine, or another

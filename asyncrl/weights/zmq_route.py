@@ -1,4 +1,4 @@
-"""The engine's end of the ZeroMQ channel: pulls manifests and chunks from a publisher.
+"""The engine's end of the ZeroMQ route: pulls manifests and chunks from a publisher.
 
 Replies come in the order of the requests, so one that does not match the oldest request means that the transfer is
 broken. Memory holds one update, the outstanding chunks, and with deltas the version before; it is taken only once the
@@ -20,9 +20,9 @@ import xxhash
 
 from asyncrl.errors import WeightsError, WireError
 from asyncrl.weights.buckets import plan_buckets
-from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.delta import Bytes, Delta, apply
 from asyncrl.weights.manifest import Manifest, TensorSpec, bytes_of, checksum, dtype_name, new_bytes, places
+from asyncrl.weights.requests import Requests
 from asyncrl.weights.stored_tensors import StoredTensors
 from asyncrl.weights.threads import in_own_thread
 
@@ -33,7 +33,7 @@ ARENA_BYTES = 64 << 20
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
 
 
-class ZmqChannel:
+class ZmqRoute:
     """The publisher behind `requests`, with at most `credits` requests for chunks outstanding.
 
     With `deltas` the last version stays in memory as a base for the next, which then shares what did not change with

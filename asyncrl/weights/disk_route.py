@@ -1,4 +1,4 @@
-"""The engine's end of the disk channel: folders on a file system that learner and engine share."""
+"""The engine's end of the disk route: folders on a file system that learner and engine share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_S = 0.1
 POLLS = 10
 
 
-class DiskChannel:
+class DiskRoute:
     """The newest folder of `run` under `directory` (see weights/folders.py); with `read` its tensors, else the folder
     itself.
 

@@ -19,8 +19,8 @@ from aiohttp import web
 from asyncrl.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.engine.fleet.server import ServerFaultError
 from asyncrl.engine.fleet.update import CPU, Update
-from asyncrl.engine.sglang.transports.base import ServerEnd
-from asyncrl.engine.sglang.transports.distributed import DistributedTransport
+from asyncrl.engine.sglang.routes.base import ServerEnd
+from asyncrl.engine.sglang.routes.distributed import DistributedServerRoute
 from asyncrl.types import Sampling
 from asyncrl.weights.group import WeightGroup
 from asyncrl.weights.threads import TRANSPORT_THREAD
@@ -111,9 +111,9 @@ def transport_to(
     timeout_s: float = 20.0,
     bucket_bytes: int = 1 << 20,
     **options: Any,
-) -> DistributedTransport:
+) -> DistributedServerRoute:
     end = ServerEnd(server.url, Http(server.url), 20.0, spans=True, ranks=RANKS)
-    return DistributedTransport(end, CPU, bucket_bytes, timeout_s, False, **options)
+    return DistributedServerRoute(end, CPU, bucket_bytes, timeout_s, False, **options)
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 600, 1 << 20])

@@ -20,7 +20,7 @@ SLACK = 4
 """An endpoint is crowded with more than `CROWDED` times the sessions of the emptiest one, and `SLACK` more."""
 
 
-class Routes:
+class Assignment:
     """The endpoint of each session.
 
     A session keeps its endpoint until the session is released, or the endpoint is lost or crowded. The first endpoint

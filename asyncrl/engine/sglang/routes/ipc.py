@@ -27,7 +27,7 @@ from torch.multiprocessing import reductions
 from asyncrl.engine.fleet.http import ServerRefusedError
 from asyncrl.engine.fleet.update import CPU, Update, give_back_memory
 from asyncrl.engine.sglang.families import request_group
-from asyncrl.engine.sglang.transports.base import BucketTransport, ServerEnd
+from asyncrl.engine.sglang.routes.base import BucketServerRoute, ServerEnd
 from asyncrl.weights.buckets import Bucket, tight_buckets
 from asyncrl.weights.manifest import DTYPES
 
@@ -47,7 +47,7 @@ TIGHT_PART = 4
 Reduced = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
 
-class IpcTransport(BucketTransport):
+class IpcServerRoute(BucketServerRoute):
     """Posts handles of buffers on `device`, a GPU of the server, to `/update_weights_from_tensor`.
 
     Where that GPU has no room for versions beside the server's own weights, they stay in the memory of the host, and

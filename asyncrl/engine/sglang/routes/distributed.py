@@ -24,7 +24,7 @@ from asyncrl.config.bind import SERVER_GROUP_FIX, check_bind
 from asyncrl.engine.fleet.http import ServerRefusedError
 from asyncrl.engine.fleet.server import ServerFaultError
 from asyncrl.engine.fleet.update import Update
-from asyncrl.engine.sglang.transports.base import BucketTransport, ServerEnd
+from asyncrl.engine.sglang.routes.base import BucketServerRoute, ServerEnd
 from asyncrl.errors import ConfigError, EngineError, UnavailableError
 from asyncrl.network.interfaces import address_towards
 from asyncrl.weights.group import BACKENDS, WeightGroup, join_store, open_store
@@ -45,7 +45,7 @@ class _Joined:
     group: WeightGroup
 
 
-class DistributedTransport(BucketTransport):
+class DistributedServerRoute(BucketServerRoute):
     """Broadcasts from `device` to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
 
     The store has no keys, so it listens beyond loopback only where the network is declared `insecure`. `make_group`

@@ -67,7 +67,7 @@ class ServerEnd:
         await self.post("/end_weight_update", timeout_s=CONTROL_S)
 
 
-class Transport(ABC):
+class ServerRoute(ABC):
     """One way into the server at `end`. Both calls raise ServerRefusedError where the server takes no weights this way,
     and WeightsError where the update cannot be had in this form."""
 
@@ -86,7 +86,7 @@ class Transport(ABC):
         """Forget what was agreed with the server: it joins anew, or leaves the fleet."""
 
 
-class DiskTransport(Transport):
+class DiskServerRoute(ServerRoute):
     """Names a Hugging Face folder to `/update_weights_from_disk`, which needs no begin and end."""
 
     async def prepare(self, update: Update) -> None:
@@ -101,7 +101,7 @@ Filled = tuple[Bucket, torch.Tensor, Mapping[str, Any]]
 """A bucket, its buffer, and what a request says of every bucket."""
 
 
-class BucketTransport(Transport):
+class BucketServerRoute(ServerRoute):
     """Sends the tensors by buckets on `device`. When the server stops, the first one is full, and the second is being
     filled."""
 
