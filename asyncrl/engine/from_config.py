@@ -21,7 +21,7 @@ from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.errors import ConfigError
 from asyncrl.machine import process
 from asyncrl.machine.gpu_lock import ServersLock
-from asyncrl.modelling.opening import open_config
+from asyncrl.modelling.opening import open_config, server_overrides
 from asyncrl.modelling.routing import routing_shape
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.types import MAX_ROUTING_BYTES
@@ -59,7 +59,8 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
 
 def open_server(config: TrainConfig, url: str) -> InferenceServer:
     """The server at `url`, as a fleet would open it; it has not joined yet. Raises ConfigError."""
-    return server_opener(config.model, config.engine, _server_settings(config))(url)
+    policy, overrides = open_config(config.model), server_overrides(config.model)
+    return server_opener(policy, overrides, config.engine, _server_settings(config))(url)
 
 
 def _server_settings(config: TrainConfig) -> ServerSettings:
@@ -71,20 +72,18 @@ def _server_settings(config: TrainConfig) -> ServerSettings:
 
 
 def _servers_settings(config: TrainConfig, routes: RouteSettings) -> ServersSettings:
-    run = locations.run_dir(config.run)
+    each, colocated = _server_settings(config), config.cluster.colocated
+    run, run_dir, locks = config.run, locations.run_dir(config.run), locations.gpu_locks(config.run)
     by_disk = routes_to_engines(routes, CPU).routes[0].name == "disk"
-    # Links reach no other file system, so the links to the learner's folders are next to these.
-    folders = routes.folder / "held" if by_disk else run / "weights"
     return ServersSettings(
-        _server_settings(config),
-        run=locations.run_identity(config.run),
+        each,
+        run=locations.run_identity(run),
         name=process.worker_name("actor"),
-        folders=folders.absolute(),
-        logs=run / "logs",
-        seed=config.run.seed,
-        gpu_lock=ServersLock(locations.gpu_locks(config.run), config.cluster.ranks)
-        if config.cluster.colocated
-        else None,
+        # Links reach no other file system, so links to the learner's folders are made next to these.
+        folders=(routes.folder / "held" if by_disk else run_dir / "weights").absolute(),
+        logs=run_dir / "logs",
+        seed=run.seed,
+        gpu_lock=ServersLock(locks, config.cluster.ranks) if colocated else None,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.engine.base import Engine
@@ -24,10 +25,10 @@ from asyncrl.engine.vllm.server import VllmServer
 from asyncrl.errors import ConfigError
 from asyncrl.machine.gpu_lock import ServersLock
 from asyncrl.machine.ports import free_ports
-from asyncrl.modelling.opening import open_config, reads_images, server_overrides
+from asyncrl.modelling.opening import open_config, server_overrides
 from asyncrl.modelling.routing import routing_shape
 from asyncrl.modelling.shapes import model_shapes
-from asyncrl.modelling.vision import vision_shape
+from asyncrl.modelling.vision import sees_images, vision_shape
 from asyncrl.observe.spans import Spans
 from asyncrl.types import RunIdentity
 
@@ -86,29 +87,31 @@ def open_fleet(
     """Open a fleet, and its own servers if `engine` starts them. Raises ConfigError."""
     turns = ServerTurns(servers.gpu_lock) if servers.gpu_lock is not None else None
     launched = _launched(model, engine, servers, turns) if engine.launches else []
-    policy = model_shapes(model)
-    folders = _folders(model, servers)
+    policy, shapes, overrides = open_config(model), model_shapes(model), server_overrides(model)
+    folders = _folders(policy, servers)
     opened = Fleet(
         listed([server.url for server in launched]) if launched else _discovery(engine),
-        server_opener(model, engine, servers.each),
-        expected=policy.tensors,
-        vocabulary=policy.vocabulary,
+        server_opener(policy, overrides, engine, servers.each),
+        expected=shapes.tensors,
+        vocabulary=shapes.vocabulary,
         settings=fleet,
         folders=folders,
         turns=turns,
         spans=spans,
         routed=engine.return_routed_experts,
-        marks=_marks(model, engine.kind),
+        marks=_marks(policy) if engine.kind == "sglang" else (),
     )
     keepers = [opened.keep, folders.keep, *(server.keep for server in launched)]
     if turns is not None:
         keepers.append(turns.keep)
-    return OpenedEngine(opened, policy.tensors, partial(asyncio.sleep, 0), keepers)
+    return OpenedEngine(opened, shapes.tensors, partial(asyncio.sleep, 0), keepers)
 
 
-def server_opener(model: ModelConfig, engine: EngineConfig, each: ServerSettings) -> Callable[[str], InferenceServer]:
-    """A function from a url to a server of `engine.kind`."""
-    policy, overrides = open_config(model), server_overrides(model)
+def server_opener(
+    policy: Any, overrides: Mapping[str, Any], engine: EngineConfig, each: ServerSettings
+) -> Callable[[str], InferenceServer]:
+    """A function from a url to a server of `engine.kind`, which must have changed the Hugging Face configuration of
+    the `policy` by `overrides`."""
     if engine.kind == "vllm":
         return partial(
             VllmServer,
@@ -131,9 +134,9 @@ def server_opener(model: ModelConfig, engine: EngineConfig, each: ServerSettings
     )
 
 
-def _marks(model: ModelConfig, kind: str) -> Sequence[int]:
+def _marks(policy: Any) -> Sequence[int]:
     """The placeholders of images and videos, which servers take for those of images that a request shows."""
-    shape = vision_shape(open_config(model)) if reads_images(kind, model) else None
+    shape = vision_shape(policy) if sees_images(policy) else None
     return () if shape is None else [mark for mark in (shape.image_token, shape.video_token) if mark is not None]
 
 
@@ -145,8 +148,8 @@ def _discovery(engine: EngineConfig) -> Discovery:
     return listed(engine.urls)
 
 
-def _folders(model: ModelConfig, servers: ServersSettings) -> Folders:
-    policy, parent = open_config(model), servers.folders
+def _folders(policy: Any, servers: ServersSettings) -> Folders:
+    parent = servers.folders
     try:
         return Folders(parent, policy.save_pretrained, servers.run, servers.name, servers.each.load_s)
     except OSError as error:
