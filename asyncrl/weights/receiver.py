@@ -1,13 +1,14 @@
-"""The engine's end: follows the newest version for ever, and switches the engine to it whole or not at all.
+"""The engine's side of a push: follows the newest version, and switches the engine to it whole or not at all.
 
-What holds for every route: the manifest covers exactly the engine's tensors before the first byte is taken. The
-engine gets only tensors that arrived whole and with the right checksums, or a folder whose header is right. A version
-never moves backwards. After a failure the engine stays at the version that it has; the failure is logged and counted,
-and the next route is tried at once, or after the last route the first one a while later. An engine that does not
-repeat the canary of a version (see canary.py) has failed too; after `CANARY_FAILURES` of these in a row the receiver
-ends with the error, since what arrives whole and still goes wrong needs a new process, or a person.
+This holds for every route:
 
-The engine goes on generating while weights arrive beside those that it uses, and stops only to switch.
+- The manifest covers exactly the engine's tensors before the first byte is taken.
+- The engine gets only tensors that arrived whole and with the right checksums, or a folder whose header is right.
+- A version never moves backwards. After a failure the engine stays at its version; the failure is logged and counted.
+- After a failure the next route is tried at once; after the last one, the first is tried again a while later.
+- An engine that does not repeat the canary of a version (see canary.py) has failed, too.
+
+The engine goes on generating while weights arrive in other memory, and stops only to switch.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from asyncrl.weights.folders import Weights
 from asyncrl.weights.manifest import Manifest
 
 CANARY_FAILURES = 5
+"""Failures in a row that end the receiver: weights that arrive whole and still fail need a new process, or a person."""
 AWAY_S = 1.0
-"""The wait after a learner that the last route does not find; a directory that is not there answers at once."""
+"""The wait after the last route did not find the learner: a missing directory shows at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +38,14 @@ class ExcludedError(UnavailableError):
 
 
 class OpenRoute(Protocol):
-    """A way for weights to travel. Its methods raise UnavailableError, WireError or WeightsError."""
+    """The engine's end of a route. Its methods raise UnavailableError, WireError or WeightsError."""
 
     name: str
-    """As in `weights.channel`."""
+    """The name in `weights.channel`."""
 
     endpoint: str
     received: int
-    """Bytes of weights that have come this way."""
+    """Bytes of weights that have come by this route."""
 
     async def newer_than(self, version: int) -> Manifest | None:
         """The newest manifest as soon as it is newer than `version`, or None after a second or so without one."""
@@ -54,12 +56,12 @@ class OpenRoute(Protocol):
         ...
 
     def reset(self) -> None:
-        """Drop what is under way; the next call starts afresh."""
+        """Drop the transfer under way; the next call starts a new one."""
         ...
 
 
 class UpdatableEngine(Protocol):
-    """What the receiver needs of an engine (see engine/base.py)."""
+    """An engine as the receiver sees it (see engine/base.py)."""
 
     @property
     def version(self) -> int:
@@ -74,8 +76,8 @@ class UpdatableEngine(Protocol):
 class Receiver:
     """Follows the first of `routes` that works, for an engine whose tensors have the names and shapes in `expected`.
 
-    `retry_s` is the wait after the last route failed to bring a version. A learner that cannot be reached is tried
-    at least once a second. `canary_tolerance` is that of `CanaryCheck`. `spans` get each transfer and each switch.
+    `retry_s` is the wait after the last route failed to bring a version. A learner that cannot be reached is tried at
+    least once a second. `canary_tolerance` goes to `CanaryCheck`. `spans` get each transfer and each switch.
     """
 
     def __init__(
@@ -100,8 +102,11 @@ class Receiver:
         self._switch_s = 0.0
 
     def counters(self) -> dict[str, float]:
-        """Since the start: versions taken and refused, versions that came by another route than the first, bytes,
-        seconds of transfers (while the engine generates) and seconds until the engine had switched."""
+        """The counts since the start.
+
+        They are versions taken and refused, versions that came by another route than the first, bytes, seconds of
+        transfers (while the engine generates) and seconds until the engine had switched.
+        """
         return {
             "weights_updates": self.updates,
             "weights_refused": self.refused,

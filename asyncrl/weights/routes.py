@@ -103,7 +103,7 @@ class Route(Generic[Facts]):
     """A row of the table: the name of a route and `why` it is taken.
 
     `missing` says what the route needs and does not have, `risk` why auto does not take it although it works. Both are
-    "" if there is no such reason. A route that is `always` served is the last resort, whatever the configuration names.
+    "" if there is no such reason. A route that is `always` served is tried last, even if another one is configured.
     """
 
     name: str
@@ -190,7 +190,7 @@ TO_ENGINES: Sequence[Route[EngineFacts]] = (
     # The learner always serves it, so engines that missed a broadcast or a folder get the version too.
     Route("zmq", "it is the fastest into host memory, and deltas are the fewest bytes to other machines", always=True),
 )
-"""From the learner to engines, `weights.channel`."""
+"""The routes from the learner to engines, `weights.channel`."""
 
 INTO_SERVERS: Sequence[Route[ServerFacts]] = (
     Route("ipc", "the server copies within its own GPU", _no_shared_gpu),
@@ -198,4 +198,4 @@ INTO_SERVERS: Sequence[Route[ServerFacts]] = (
     Route("disk", "every server can load a folder"),
     Route("gloo", "it needs neither a GPU nor a disk that both sides see", risk=_risk_of_gloo),
 )
-"""From an actor into a server, `weights.into_servers`."""
+"""The routes from an actor into a server, `weights.into_servers`."""

@@ -210,7 +210,7 @@ async def test_a_route_for_servers_gives_the_folder_unread_once_its_header_is_th
     with pytest.raises(WeightsError, match="other tensors"):
         await link.fetch(manifest)
     shutil.rmtree(path)
-    with pytest.raises(UnavailableError, match="gone"):
+    with pytest.raises(UnavailableError, match="removed"):
         await link.fetch(manifest)
 
 

@@ -23,7 +23,7 @@ from asyncrl.engine.sglang.routes.base import ServerEnd
 from asyncrl.engine.sglang.routes.distributed import DistributedServerRoute
 from asyncrl.types import Sampling
 from asyncrl.weights.group import WeightGroup
-from asyncrl.weights.threads import TRANSPORT_THREAD
+from asyncrl.weights.threads import ROUTE_THREAD
 from tests.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
 from tests.helpers import async_until
 from tests.weights.fakes import same_bits, some_tensors
@@ -103,7 +103,7 @@ def _join(body: Any, rank: int) -> Any:
 
 
 def calls_into_torch() -> bool:
-    return TRANSPORT_THREAD in {thread.name for thread in threading.enumerate()}
+    return ROUTE_THREAD in {thread.name for thread in threading.enumerate()}
 
 
 def transport_to(
