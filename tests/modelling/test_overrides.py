@@ -20,8 +20,7 @@ from transformers import (
 from asyncrl.config.changes import changed_keys, values_of
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.engine.embedded import EmbeddedEngine
-from asyncrl.engine.fleet.overrides import check_overrides
-from asyncrl.engine.fleet.server import ServerFaultError
+from asyncrl.engine.fleet.server import ServerFaultError, check_overrides
 from asyncrl.engine.sglang.launch import server_command
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.packing import PackedSequences

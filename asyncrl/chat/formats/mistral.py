@@ -30,7 +30,7 @@ _BAD_ID = "the id of a tool call must have nine letters or digits"
 
 
 class Mistral(Format):
-    """One list with all calls of the turn."""
+    """A format with one list of all calls of the turn."""
 
     name = "mistral"
     mark = _MARK
@@ -57,7 +57,7 @@ class Mistral(Format):
 
 
 class MistralV11(Format):
-    """Each call behind a mark of its own."""
+    """A format with a mark before each call."""
 
     name = "mistral_v11"
     mark = _MARK

@@ -5,8 +5,8 @@ servers have neither, and crash if they are flushed while they have requests: no
 update.
 
 With SGLang's overlap schedule, which is on by default on GPUs, a pause `in_place` leaves the results of the last step
-in a queue. Their tokens, one a request, are counted after the update, and so would have the new version although the
-old one sampled them. A pause `retract` takes them first.
+in a queue. Their tokens, one a request, are counted after the update. So they would have the new version although the
+old one sampled them. A pause `retract` empties the queue first.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from asyncrl.engine.base import PlacedImage
 from asyncrl.engine.fleet.http import Http, ServerRefusedError
-from asyncrl.engine.fleet.overrides import check_overrides
-from asyncrl.engine.fleet.server import Segment, ServerFaultError, as_segment
+from asyncrl.engine.fleet.server import Segment, ServerFaultError, as_segment, check_overrides
 from asyncrl.engine.fleet.update import Update
 from asyncrl.engine.sglang.facts import facts_of
 from asyncrl.engine.sglang.launch import OVERRIDES_FLAG
@@ -56,10 +55,11 @@ FLUSH_RETRY_S = 0.01
 class SglangServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`.
 
-    The server must take `context` tokens, and have changed its model's configuration by `overrides`. A check may take
-    `silence_s`, a call of an update `load_s`. `settings` say how weights get into it, the actor's own servers run on
-    `taken_gpus`, and `look` finds out which ways are possible. It must tell the experts of tokens if the policy's
-    `routing` is given.
+    - The server must take `context` tokens, and have changed its model's configuration by `overrides`.
+    - A check may take `silence_s`, a call of an update `load_s`.
+    - `settings` are those of the routes of weights, and `look` finds the facts that decide on a route. The actor's own
+      servers run on `taken_gpus`.
+    - If the policy's `routing` is given, the server must tell the experts of tokens.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class SglangServer:
         return self._end.spans
 
     @property
-    def loads_behind_requests(self) -> bool:
-        """Without a pause SGLang's updates do that. Spans would tell of tokens that two parts of an update sampled
-        between them as if they were the version's."""
+    def loads_after_requests(self) -> bool:
+        """True without spans: SGLang's updates wait for requests unless it is paused."""
+        # With spans, tokens sampled between two parts of an update would count as those of the version.
         return not self.spans
 
     @property
@@ -107,8 +107,10 @@ class SglangServer:
         return next(iter(self._routes), "")
 
     async def join(self) -> None:
-        """As in the protocol; also refuses a server whose context is too short, whose configuration differs, or that
-        does not tell experts."""
+        """Examine the server (see `InferenceServer`).
+
+        Raises ServerFaultError also if its context is too short, its configuration differs, or it tells no experts.
+        """
         info = await self._get("server_info")
         self._end.spans = _version(info) >= SPANS_SINCE
         self._overlaps = not info.get("disable_overlap_schedule", True)
@@ -140,7 +142,8 @@ class SglangServer:
             await self._post("/freeze_gc")
 
     async def check(self) -> None:
-        """As in the protocol. `/health` answers 503 while a pause lasts; the scheduler answers `/server_info`."""
+        """Check the server (see `InferenceServer`)."""
+        # `/health` answers 503 while a pause lasts; the scheduler answers `/server_info`.
         await self._get("server_info")
         model = await self._get("model_info")
         if self._label is not None and model.get("weight_version") != self._label:
@@ -163,7 +166,7 @@ class SglangServer:
         try:
             answer = await self._http.call("POST", "/generate", body)
         except ServerRefusedError as error:
-            # So it answers to one that is aborted while it waits for an update.
+            # SGLang answers so to a request that is aborted while it waits for an update.
             if f"{rid} was aborted" in str(error):
                 return as_segment((), (), (), sampling, stop, "abort")
             raise
@@ -215,7 +218,8 @@ class SglangServer:
         raise ServerFaultError(f"{self.url} takes no weights, {self._left_out}; see weights.into_servers")
 
     async def flush(self) -> None:
-        """As in the protocol. The server refuses while a request that has just answered is still in its queues."""
+        """Flush the cache (see `InferenceServer`)."""
+        # The server refuses while a request that it has just answered is still in its queues.
         for _ in range(FLUSHES):
             with suppress(ServerRefusedError):
                 return await self._post("/flush_cache")
@@ -223,7 +227,7 @@ class SglangServer:
         raise ServerFaultError(f"{self.url} keeps the prefixes of older weights: it refuses to flush them")
 
     async def free(self, memory: Sequence[str]) -> None:
-        """As in the protocol. Its scheduler ends with an error where it is not idle, or freed the same before."""
+        """Free memory (see `FreeingServer`). SGLang's scheduler dies if it is not idle, or has freed it before."""
         await self._end.post("/release_memory_occupation", {"tags": list(memory)})
 
     async def regain(self, memory: Sequence[str]) -> None:
@@ -237,7 +241,7 @@ class SglangServer:
             await route.reset()
 
     async def _get(self, path: str) -> Any:
-        """The answer to /`path`, or to /get_`path`, its name in older servers."""
+        """Get the answer to /`path`, or to /get_`path`, its name in older servers."""
         for name in (path, f"get_{path}"):
             with suppress(ServerRefusedError):
                 return await self._http.get(f"/{name}", self._silence_s)

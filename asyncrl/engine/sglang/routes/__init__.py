@@ -1,1 +1,1 @@
-"""The ways in which weights get into an SGLang server, one file each."""
+"""The routes of weights into an SGLang server, one file each; opening.py opens those that are chosen."""
