@@ -53,8 +53,8 @@ class Chat:
     - `template_kwargs` are passed to the template, such as `enable_thinking=False`.
     - `format` is the format of calls that `tool_call_format` names or, with "auto", the one that reads the template's
       own rendering of a call; None if there is none.
-    - `stop_ids` are the tokens that end a turn: those with which the template ends an answer and a turn that calls
-      tools, the tokenizer's eos, those of the format, and `further_ends`.
+    - `stop_ids` are the tokens that end a turn: the template's ends of an answer and of a turn that calls tools, the
+      tokenizer's eos, the ends of the format, and `further_ends`.
     - `one_call` is true if the template shows only one call a turn, `opens_thought` if its generation prompt opens a
       thought.
     - `piece` returns the text of one token; a part of a character reads U+FFFD.

@@ -86,7 +86,7 @@ class Template:
 
     `source` is their text. `one_call` is true if the template shows only one call a turn. Calls and results keep the
     ids that the policy gave them; calls without one get one. If the template shows a call's tool only by its id, as
-    Kimi's does, that id is `functions.NAME:NUMBER`, where the number counts the calls of the conversation.
+    Kimi's does, that id is `functions.NAME:NUMBER`; the number counts the calls of the conversation.
 
     Raises ConfigError: there is no template.
     """

@@ -147,8 +147,8 @@ class Engine(Protocol):
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         """Return once `version` or a newer one is served.
 
-        Until `pin` is released, the session `pin` and those named `pin`/NAME get exactly this version where the engine
-        can do so: a fleet of several servers can.
+        Until `pin` is released, the session `pin` and all sessions `pin`/NAME get exactly this version if the engine
+        can do so. A fleet of several servers can.
         """
 
     def stats(self) -> EngineStats: ...

@@ -66,8 +66,8 @@ class SlotCache:
 class Layout:
     """The places of the N packed tokens of one pass in the cache, and the positions that each of them sees.
 
-    `chunks` start with those of one token. `positions` is int64[1, N], on the device; `last` is a numpy int64 array,
-    the index among the N of each chunk's last token.
+    `chunks` start with the chunks of one token. `positions` is int64[1, N], on the device; `last` is a numpy int64
+    array, the index among the N of each chunk's last token.
     """
 
     def __init__(self, cache: SlotCache, chunks: Sequence[SlotChunk]) -> None:
@@ -149,8 +149,8 @@ def _attend(
     [R or 1, 1, heads / key-value heads * C, L].
     """
     rows, count, heads, dim = query.shape
-    # The query heads that share a key-value head are folded into the positions: keys and values are read only once, and
-    # never broadcast, with which a CUDA kernel is silently wrong at some lengths (pytorch issue 191937).
+    # The query heads that share a key-value head are folded into the positions. So keys and values are read only once,
+    # and are not broadcast: a CUDA kernel is silently wrong for broadcasts of some lengths (pytorch issue 191937).
     folded = query.transpose(1, 2).reshape(rows, keys.shape[1], -1, dim)
     length = mask.shape[-1]
     out = scaled_dot_product_attention(folded, keys[:, :, :length], values[:, :, :length], attn_mask=mask, scale=scale)

@@ -92,13 +92,13 @@ class EmbeddedEngine:
         self._version = initial_version
         shape = model.config.get_text_config()
         self._keep_cache = keep_cache
-        # The canary needs a slot that is empty: any while the cache is forgotten, otherwise one of its own.
+        # The canary needs an empty slot: slot 0 if a switch empties the cache, otherwise a slot of its own.
         self._canary_slot = config.slots if keep_cache else 0
         self._cache = SlotCache(shape, config.slots + keep_cache, config.max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
         self._routers = RouterWatch(model) if config.return_routed_experts else None
         self._canary = CanaryJudge()
-        # By slot: before which position there are numbers that no finite log-prob has vouched for.
+        # By slot: the end of the keys and values that may not be finite, since no finite log-prob came after them.
         self._unproven: dict[int, int] = {}
         self._error_logger = ErrorLogger(logger)
         prefill = prefill_tokens or (512 if self._device.type == "cpu" else 8192)

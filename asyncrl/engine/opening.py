@@ -135,7 +135,7 @@ def server_opener(
 
 
 def _marks(policy: Any) -> Sequence[int]:
-    """The placeholders of images and videos, which servers take for those of images that a request shows."""
+    """The placeholders of images and videos. Servers would match sampled ones with the images of a request."""
     shape = vision_shape(policy) if sees_images(policy) else None
     return () if shape is None else [mark for mark in (shape.image_token, shape.video_token) if mark is not None]
 

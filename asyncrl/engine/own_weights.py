@@ -38,7 +38,7 @@ class OwnWeights:
 
         Tensors that need no conversion or rounding are not copied.
 
-        Raises WeightsError: one is missing, unknown, of another shape, or floating-point where the model's is not.
+        Raises WeightsError: one is missing, unknown, of another shape, or only one of both is floating-point.
         """
         if wrong := sorted(self.shapes.keys() ^ tensors.keys()):
             raise WeightsError(f"{len(wrong)} tensors are missing or unknown, the first is {wrong[0]}; send each once")
@@ -55,7 +55,7 @@ class OwnWeights:
         return staged | self._rounded({name: staged[name] for name in self._matrices})
 
     def load(self, staged: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Replace the model's own tensors by `staged`, without a copy. Returns those that were replaced."""
+        """Replace the model's own tensors by `staged`, without a copy. Returns the replaced tensors."""
         replaced = {name: self._tensors[name].data for name in staged}
         for name, tensor in staged.items():
             self._tensors[name].data = tensor

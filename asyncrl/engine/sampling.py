@@ -39,8 +39,8 @@ def uniforms(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.float6
 def sample(logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample tokens int64[B] and logprobs float32[B], from logits [B, V], temperature float32[B], uniform float64[B].
 
-    Temperature 0 takes the largest logit. Log-probs are those of logits / temperature, and at temperature 0 those of
-    the logits themselves.
+    Temperature 0 takes the largest logit. Log-probs are of logits / temperature, and at temperature 0 of the logits
+    themselves.
     """
     greedy = temperature == 0
     logprobs = (logits.float() / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)

@@ -44,7 +44,7 @@ def end_tokens(model: ModelConfig, named: Sequence[str], tokenizer: Any) -> tupl
 
 
 def _listed(model: ModelConfig) -> list[int]:
-    """The `eos_token_id` of the file: one id, or several; empty where a model has no such file."""
+    """The `eos_token_id` of the file: one id, or several; empty if a model has no such file."""
     from transformers.utils.hub import cached_file
 
     source = source_of(model)

@@ -35,8 +35,8 @@ class ForwardFlops:
     def of(module: nn.Module, config: Any) -> ForwardFlops:
         """Count those of a module around the model of the Hugging Face `config`, sharded or not.
 
-        A weight of a matrix costs 2 FLOPs a token; of a layer's experts, those count that work on a token. Embeddings
-        cost nothing, and a head counts also where it is tied to them.
+        A weight of a matrix costs 2 FLOPs a token. Experts count as far as they work on a token. Embeddings cost
+        nothing, but a head that is tied to them counts.
         """
         config = config.get_text_config()
         heads = config.num_attention_heads

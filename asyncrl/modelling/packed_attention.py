@@ -205,12 +205,12 @@ attend.register_autograd(_backward, setup_context=_save)
 
 
 def _on_paths(values: Tensor, paths: Tensor | None) -> Tensor:
-    """The rows of the keys of all sequences."""
+    """Select the rows of the keys of all sequences."""
     return values if paths is None else values.index_select(0, paths)
 
 
 def _from_paths(gradient: Tensor, paths: Tensor | None, tokens: int) -> Tensor:
-    """The gradient by each of so many rows from those of the keys, summed in float32 or better."""
+    """Sum the gradients of keys into those of so many rows, in float32 or better."""
     if paths is None:
         return gradient
     wide = torch.promote_types(gradient.dtype, torch.float32)
@@ -219,7 +219,7 @@ def _from_paths(gradient: Tensor, paths: Tensor | None, tokens: int) -> Tensor:
 
 
 def _joined(parts: Sequence[Tensor], tokens: int) -> Tensor:
-    """The parts one after the other, followed by zeros up to so many rows."""
+    """Join the parts, and add zeros up to so many rows."""
     padding = tokens - sum(len(each) for each in parts)
     if padding:
         parts = [*parts, parts[0].new_zeros(padding, *parts[0].shape[1:])]

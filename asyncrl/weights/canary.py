@@ -77,7 +77,7 @@ def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int
 
     The canary has one token of each of `LENGTH` equal parts of the vocabulary, in a random order.
     """
-    # So it also finds a server of whose rows a part is stale, such as those on one of its GPUs.
+    # So it also finds a server with a part of its rows stale, for example on one of its GPUs.
     drawn = {
         part: int.from_bytes(hashlib.blake2b(f"canary {seed} {part}".encode(), digest_size=8).digest(), "big")
         for part in range(LENGTH)

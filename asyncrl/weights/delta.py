@@ -73,7 +73,7 @@ def same_layout(old: Manifest, new: Manifest) -> bool:
 
 
 def diff(old: WeightSnapshot, new: WeightSnapshot, each: Map = map) -> Delta:
-    """The delta from `old` to `new`; the work over tensors is mapped by `each`.
+    """Compute the delta from `old` to `new`; `each` maps the work over tensors.
 
     Raises WeightsError: their tensors differ in more than their contents.
     """
@@ -97,8 +97,9 @@ def diff(old: WeightSnapshot, new: WeightSnapshot, each: Map = map) -> Delta:
 def apply(
     base: Mapping[str, torch.Tensor], held: Manifest, target: Manifest, chain: Sequence[Delta], each: Map = map
 ) -> dict[str, torch.Tensor]:
-    """The tensors of `target`, made from those of `held` by a chain of deltas; the work over tensors is mapped by
-    `each`. Large tensors that do not change are shared with `base`, which stays as it is.
+    """Make the tensors of `target` from `base`, those of `held`, by a chain of deltas.
+
+    `each` maps the work over tensors. Large tensors that do not change are shared with `base`, which stays as it is.
 
     Raises WeightsError: the chain does not begin at `held` or end at `target`, or the result's checksums differ;
     WireError: a delta is malformed.

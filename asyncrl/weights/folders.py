@@ -138,7 +138,7 @@ def write_folder(
 
 
 def link_folder(folder: Folder, directory: Path) -> Folder:
-    """Make the same version under `directory`, where it stays when `folder` is removed. Raises OSError.
+    """Make the same version under `directory`, which stays when `folder` is removed. Raises OSError.
 
     It has hard links to the files, or copies if the file system has no links.
     """
@@ -166,7 +166,7 @@ def _make(directory: Path, version: int, fill: Callable[[Path], None]) -> Path:
         fill(partial)
         partial.rename(folder)
     except OSError:
-        # A full disk needs the space of what was begun.
+        # A full disk needs the space of the unfinished folder.
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return folder

@@ -17,7 +17,7 @@ from asyncrl.weights.server import WeightServer
 
 
 class Publisher:
-    """Publishes versions whose tensors must have the names and shapes in `expected`: those of the engines' model."""
+    """Publishes versions. Their tensors must have the names and shapes in `expected`, as in the engines' model."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class UpdatableEngine(Protocol):
         ...
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
-        """Switch to `version`, all or nothing. Raises WeightsError, and CanaryError where `check` fails."""
+        """Switch to `version`, all or nothing. Raises WeightsError, and CanaryError if `check` fails."""
         ...
 
 

@@ -63,7 +63,7 @@ class Requests:
         socket, _ = self._connected()
         frames = encode(Message(kind, self._sequence, {**body, **self._own_run}))
         try:
-            # Not wait_for, which lets the loop run before a send that is done: pyzmq then misses answers now and then.
+            # Not wait_for, which yields to the loop even if the send is done: then pyzmq sometimes misses answers.
             async with asyncio.timeout(self._timeout_s):
                 await socket.send_multipart(frames)
         except TimeoutError:

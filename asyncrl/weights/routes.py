@@ -71,8 +71,8 @@ class ServerFacts:
     """The facts about a server and this machine that decide on a route into the server.
 
     `here`: a process that this one can see, in the same container, serves at the url. `gpus`: the numbers of the
-    server's GPUs, none on the CPU. `same_gpus`: the server and this process number GPUs alike. `visible`: how many GPUs
-    this process sees. `taken`: GPUs of this machine that have a server.
+    server's GPUs, none on the CPU. `same_gpus`: the server and this process number GPUs alike. `visible`: the number of
+    GPUs that this process sees. `taken`: GPUs of this machine that have a server.
     """
 
     here: bool = False
@@ -102,8 +102,8 @@ def _none(facts: object) -> str:
 class Route(Generic[Facts]):
     """A row of the table: the name of a route and `why` it is taken.
 
-    `missing` says what the route needs and does not have, `risk` why auto does not take it although it works. Both are
-    "" if there is no such reason. A route that is `always` served is tried last, even if another one is configured.
+    `missing` returns the need of the route that is not met, `risk` the reason why auto does not take it though it
+    works. Both return "" if there is none. A route that is `always` served is tried last, even if another one is configured.
     """
 
     name: str
@@ -140,7 +140,7 @@ def choose(table: Sequence[Route[Facts]], wanted: str, facts: Facts) -> Choice[F
 def routes_to_engines(settings: RouteSettings, device: torch.device) -> Choice[EngineFacts]:
     """Choose the routes from the learner to its engines, which make the same choice.
 
-    `device` is where this process has weights: the learner's own device, or the engine's.
+    `device` holds the weights in this process: the learner's own device, or the engine's.
     """
     return choose(TO_ENGINES, settings.to_engines, EngineFacts(settings, device.type == "cuda"))
 

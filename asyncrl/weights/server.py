@@ -5,7 +5,7 @@ back-pressure: a slow receiver delays only itself. The server has its own thread
 A malformed request, or one of another run, is answered `refused` with the reason, and counted.
 
 The last `history` deltas are kept for receivers that hold one of their bases. Host memory holds one version, its
-deltas, and what is in transfer.
+deltas, and the versions in transfer.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ _MANIFEST = msgspec.msgpack.Decoder(Manifest)
 class ZmqRoute:
     """Pulls from the publisher by `requests`, with at most `credits` requests for chunks outstanding.
 
-    With `deltas` the last version stays in memory as a base for the next, which shares unchanged tensors with it. Of a
-    version without deltas only those tensors travel whose checksum is neither that of the last version nor that of the
+    With `deltas` the last version stays in memory as a base for the next, which shares unchanged tensors with it. If
+    a version comes without deltas, a tensor travels only if its checksum differs from the last version and from the
     files of `stored`. `received` counts bytes of weights.
 
     Every method raises UnavailableError if the publisher is silent for too long, and WireError if it refuses or its

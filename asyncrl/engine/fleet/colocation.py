@@ -108,7 +108,7 @@ class ServerTurns:
             asked, self._began = self._clock(), None
             self._set(False)
             await self._all_free()
-            # Nothing is awaited between the last look and this: no process is started in between.
+            # There is no await since the last look, so no process was started since.
             self.lock.give_back()
             self._counts["gpu_release_s"] += self._clock() - asked
 
@@ -142,7 +142,7 @@ class ServerMemory:
     async def free(self) -> None:
         """Free all of it. The server is idle. Raises ServerFaultError."""
         process = self._turns.process(self._server.url)
-        # A server that refuses a flush still has requests in its queues, and would die of freeing its memory.
+        # A server that refuses a flush still has requests in its queues, and would crash if it freed its memory.
         await self._server.flush()
         self._freed_by, freeing = process.starts, [each for each in MEMORY if each not in self._freed]
         self._freed.update(freeing)
@@ -170,7 +170,7 @@ class ServerMemory:
         """End the server's process if it failed between freeing its memory and having all of it again."""
         if self._freed:
             process = self._turns.process(self._server.url)
-            # The one that freed memory may have ended, which is why a call of ours failed, and another one started.
+            # The process that freed memory may have ended, which made our call fail, and another one started.
             if process.starts == self._freed_by:
                 process.end()
         self._freed.clear()

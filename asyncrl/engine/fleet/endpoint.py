@@ -214,7 +214,7 @@ class Endpoint:
                 self._memory.give_up()
             self.version = NO_VERSION
             self._enter(EndpointState.LOST)
-            # An answer must not be used that waits for a verdict on its weights.
+            # Answers that still wait for the verdict on their weights must not be used.
             self.lose()
             await asyncio.sleep(self._settings.retry_s * 2 ** min(self._failed_updates, RETRY_DOUBLINGS))
 

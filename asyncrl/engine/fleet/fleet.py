@@ -1,8 +1,8 @@
 """The fleet: many servers as one `Engine` (see base).
 
-A turn goes on until it is whole, through updates, aborts and lost servers. Its tokens are kept, except for those of a
-request whose server died: these are sampled again. So a request asks for one segment of the turn at most. A turn under
-a grammar is one request: see partial_turn.
+A turn goes on until it is whole, through updates, aborts and lost servers. Its tokens are kept. Only the tokens of a
+request whose server died are sampled again, so a request asks for one segment of the turn at most. A turn under a
+grammar is one request: see partial_turn.
 
 The fleet's `version` is the newest that one of its servers has reached, and only servers that have reached it get
 requests. An update returns once the first server serves it. The others follow at their own pace, so a slow or dead one
@@ -171,7 +171,7 @@ class Fleet:
             interrupt(self._turns[session])
 
     def _forget(self, session: str) -> None:
-        """Forget where and what was computed for the session."""
+        """Forget the server of the session and the tokens that it has computed."""
         if self._routed is not None:
             self._routed.pop(session, None)
         self._assignment.release(session)

@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 class Folders:
     """Versions of `run` for the servers of the actor `name`, in a new directory under `parent`.
 
-    `write_config` completes a version that is written here. The newest versions are kept, and those that a server is
-    loading. A server may take `load_s` to load one, so a directory is abandoned after twice that time.
+    `write_config` completes a version that is written here. The newest versions are kept, and the versions that a
+    server is loading. A server may take `load_s` to load one, so a directory is abandoned after twice that time.
 
     Raises OSError: the directory cannot be made.
     """

@@ -38,6 +38,6 @@ async def measure_grammar(
         logger.info("a turn under a grammar will not be trained: %s", error)
         return mass
     known = (sampled.versions == version) & np.isfinite(policy)
-    # Rounding may take it above 1.
+    # Rounding may give more than 1.
     mass[known] = np.exp(np.minimum(policy - sampled.logprobs, 0.0))[known]
     return mass

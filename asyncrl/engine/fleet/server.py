@@ -1,7 +1,7 @@
-"""The protocol of one inference server: what the fleet needs of SGLang, vLLM or another one.
+"""The protocol of one inference server, for the fleet: SGLang, vLLM or another one.
 
-A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. So
-neither weights of another actor nor those that a restarted server read from its folder pass for ours.
+A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. So a
+server is found out that has the weights of another actor, or has read those of its folder after a restart.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class ServerUpdater:
     async def _switch_paused(self, update: Update, serving: bool) -> None:
         server, clock = self._server, self._pauses.clock
         told = clock()
-        # A request that an earlier actor or the server's warm-up left there would keep a pause in place from the flush.
+        # A request of an earlier actor or of the server's warm-up would prevent the flush in a pause in_place.
         await server.pause("retract" if self._flushes(serving) else self._settings.mode)
         stopped = clock()
         await self._load(update, serving)

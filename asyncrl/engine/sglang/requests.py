@@ -103,7 +103,7 @@ _GIVEN = msgspec.json.Decoder(_GivenAnswer)
 
 
 def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArray[np.float32]:
-    """The log-probs [T - start] in an answer to `logprob_body`; nan where the server gives none.
+    """The log-probs [T - start] in an answer to `logprob_body`; nan if the server gives none.
 
     Raises ServerFaultError: the answer is of another form, or of other tokens.
     """
@@ -177,7 +177,7 @@ def read_segment(
     Experts that do not fit the model are left out: tokens without any can be trained, too. A request with images
     continued `shown` tokens, including those of the images.
 
-    Raises ServerFaultError: the answer lacks what a trajectory needs, or the server saw images of other sizes.
+    Raises ServerFaultError: the answer lacks data of a trajectory, or the server saw images of other sizes.
     """
     try:
         decoded = _ANSWER.decode(answer)

@@ -57,7 +57,7 @@ class SglangServer:
 
     - The server must take `context` tokens, and have changed its model's configuration by `overrides`.
     - A check may take `silence_s`, a call of an update `load_s`.
-    - `settings` are those of the routes of weights, and `look` finds the facts that decide on a route. The actor's own
+    - `settings` configure the routes of weights, and `look` finds the facts that decide on a route. The actor's own
       servers run on `taken_gpus`.
     - If the policy's `routing` is given, the server must tell the experts of tokens.
     """
@@ -137,7 +137,7 @@ class SglangServer:
         if self.spans:
             with suppress(ServerRefusedError):
                 await self._post("/end_weight_update")
-        # A flush collects garbage. That takes 0.4 s unless the objects of the start are frozen, as a warm-up does.
+        # A flush collects garbage, which takes 0.4 s unless the objects of the server's start are frozen.
         with suppress(ServerRefusedError, ServerFaultError):
             await self._post("/freeze_gc")
 

@@ -129,7 +129,7 @@ def read_segment(answer: bytes, sampling: Sampling, stop: Sequence[int], label: 
 
     `label` is that of all its tokens, if the answer has none.
 
-    Raises ServerFaultError: the answer lacks what a trajectory needs.
+    Raises ServerFaultError: the answer lacks data of a trajectory.
     """
     try:
         [choice] = _ANSWER.decode(answer).choices

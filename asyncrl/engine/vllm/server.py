@@ -1,8 +1,8 @@
 """One vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. Weights reach it as a folder.
 
 A server started with `--enable-scale-out` tells which version sampled which token, so that requests may continue
-through an update. With other servers no request may run during an update. A restart loses the weights that
-the server was given; its start time shows it.
+through an update. With other servers no request may run during an update. A restart loses the pushed weights;
+the start time shows it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Broadcasts in a process group with the ranks of one server: gloo from the CPU, NCCL from a GPU.
 
 The actor is rank 0, and every server has its own group, so a server that dies delays no other. A group lasts until
-something fails or the server joins again; the next one has another name. The prefixes of its keys in the store are
-those of SGLang's `init_custom_process_group` and of torch's groups, so both sides need about the same torch.
+something fails or the server joins again; the next one has another name. The prefixes of its keys in the store must
+agree with SGLang's `init_custom_process_group` and torch's groups, so both sides need about the same torch.
 
 Each call into torch that waits for the server runs in a new thread, since NCCL may never return.
 """
@@ -48,7 +48,7 @@ class _Joined:
 class DistributedServerRoute(BucketServerRoute):
     """Broadcasts from `device` to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
 
-    The store has no keys, so it listens beyond loopback only where the network is declared `insecure`. `make_group`
+    The store has no keys, so it listens beyond loopback only if the network is declared `insecure`. `make_group`
     makes this end of a group, `own_address` finds the address at which the server's machine reaches this one.
     """
 

@@ -97,7 +97,7 @@ class IpcServerRoute(BucketServerRoute):
         return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
 
     async def send(self, update: Update) -> None:
-        # A later bucket may find no room where the first one did.
+        # A later bucket may find no room although the first one did.
         with _refused_without_room(self.device):
             async with self.end.updating(), aclosing(self.buckets(update)) as made:
                 async for bucket, flat, body in made:
