@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128
 
 from asyncrl.chat.chat import Chat
-from asyncrl.chat.chat_checks import as_tool, open_chat
+from asyncrl.chat.chat_checks import as_tool
+from asyncrl.chat.from_config import open_chat
 from asyncrl.chat.messages import read_messages
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.demonstrations import Demonstration, DemonstrationFile

@@ -181,7 +181,7 @@ def test_demonstrations_are_tried_once_a_run(tmp_path: Path, monkeypatch: pytest
     config = _config(tmp_path, ["4", None])
     tasks = run_tasks(config).all(config.data.train)
     check_group_demonstrations(config, [tasks])
-    monkeypatch.setattr("asyncrl.chat.chat_checks.open_chat", None)
+    monkeypatch.setattr("asyncrl.chat.from_config.open_chat", None)
     check_group_demonstrations(config, [tasks])
     config.actor.max_tokens = 20
     with pytest.raises(TypeError):

@@ -32,7 +32,8 @@ from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.observe.metrics import Fanout, Sink
 from asyncrl.observe.reports import open_reports
 from asyncrl.observe.sinks import metrics_file, remove_steps
-from asyncrl.weights.group import keep_to_loopback
+from asyncrl.weights.from_config import route_settings
+from asyncrl.weights.nccl import keep_to_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def run_rank(config: TrainConfig, stop: threading.Event, activity: Activity) -> 
     learner = config.learner
     if learner.deterministic:
         be_deterministic()
-    keep_to_loopback(config, actor=False)
+    keep_to_loopback(route_settings(config), actor=False)
     leaving = Leaving()
     with leaving.watched(stop), ExitStack() as stack:
         ranks = stack.enter_context(

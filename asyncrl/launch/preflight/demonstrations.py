@@ -43,7 +43,7 @@ def check_group_demonstrations(
     if done.exists():
         return
     from asyncrl.actor.runner import demonstration_recorder
-    from asyncrl.chat.chat_checks import open_chat
+    from asyncrl.chat.from_config import open_chat
 
     record, found = demonstration_recorder(config, open_chat(config)), 0
     for row, task in enumerate(tracked(tasks, "trying demonstrations", len(tasks), "tasks")):

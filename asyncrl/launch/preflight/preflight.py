@@ -155,7 +155,7 @@ def _check_optimizer(config: TrainConfig) -> None:
 def _check_policy(config: TrainConfig) -> None:
     from asyncrl.engine.sglang.families import check_family
 
-    check_family(config)
+    check_family(config.engine, config.model)
     size = policy_size(config)
     check_tokenizer(config)
     check_length(config)
@@ -202,7 +202,8 @@ def _check_algorithm(config: TrainConfig) -> None:
 def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the model's chat template does not take the tools or the data, or a row shows images that
     nothing reads."""
-    from asyncrl.chat.chat_checks import check_tasks, check_tools, open_chat
+    from asyncrl.chat.chat_checks import check_tasks, check_tools
+    from asyncrl.chat.from_config import open_chat
     from asyncrl.chat.image_blocks import image_blocks
     from asyncrl.episode.images import READS_NONE
     from asyncrl.modelling.opening import reads_images

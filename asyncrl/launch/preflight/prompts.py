@@ -51,7 +51,7 @@ def check_prompts(config: TrainConfig, tasks: TaskFile, stop: threading.Event | 
 def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event | None = None) -> NDArray[np.int32]:
     """Tokens of each prompt, int32[rows], with the tools of its task as an actor shows them. They are measured once and
     kept in the run's folder. Raises DataError: the chat template refuses a task; StoppedError: `stop` was set."""
-    from asyncrl.chat.chat_checks import open_chat
+    from asyncrl.chat.from_config import open_chat
     from asyncrl.chat.prompt_lengths import prompt_tokens
     from asyncrl.data.from_config import run_tasks
     from asyncrl.data.opening import read_lengths

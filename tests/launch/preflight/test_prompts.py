@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncrl.chat.chat_checks import open_chat
+from asyncrl.chat.from_config import open_chat
 from asyncrl.chat.prompt_lengths import cut_prompt, prompt_tokens
 from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
@@ -55,7 +55,7 @@ def test_tasks_with_long_prompts_are_left_out_and_counted_alike_by_every_role(
         check_prompts(config, TaskFile(config.data.train))
     assert "leaves out 2 of 5 tasks, whose prompts are longer than 40 tokens" in caplog.text
     # Nothing is measured again: neither for a role nor for a run that resumes.
-    monkeypatch.setattr("asyncrl.chat.chat_checks.open_chat", None)
+    monkeypatch.setattr("asyncrl.chat.from_config.open_chat", None)
     prepare_data(config)
     tasks = run_tasks(config).usable(config.data.train)
     assert [task.id for task in tasks] == ["test/tasks/0", "test/tasks/2", "test/tasks/4"]

@@ -25,7 +25,7 @@ from asyncrl.config.changes import ConfigHistory
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.engine.base import Engine
-from asyncrl.engine.opening import open_engine
+from asyncrl.engine.from_config import open_engine
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.batches import BatchSource
