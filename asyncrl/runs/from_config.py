@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from asyncrl.config.changes import KEYS, of_this_version
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
@@ -26,9 +25,6 @@ def read_config(run_dir: Path) -> TrainConfig:
     path = run_dir / CONFIG_FILE
     try:
         written = OmegaConf.load(path)
-        for key in KEYS:
-            if isinstance(value := OmegaConf.select(written, key), str):
-                OmegaConf.update(written, key, of_this_version(key, value))
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), written))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]

@@ -17,7 +17,6 @@ from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
 from asyncrl.observe.kept.writing import KeptWriter
 from asyncrl.replay.store import ENDPOINT_FILE
 from asyncrl.runs.finding import run_with_store
-from asyncrl.runs.from_config import read_config
 from tests.observe.kept.examples import example_step
 from tests.runs.inspect.support import make_run, run_episodes, write_config
 
@@ -89,11 +88,6 @@ def test_the_status_of_a_run_that_has_ended_says_how_and_what_to_do(call: Call, 
     write_config(Path("runs/mine"), replay_port=6)
     Path("runs/mine/summary.json").write_text(json.dumps({"result": result}))
     assert json.loads(call("status", "--json", "mine")[1])["problem"].startswith(says)
-
-
-def test_a_configuration_of_the_version_whose_data_was_one_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("{model: {path: m}, data: {train: train.parquet, eval: null}}")
-    assert read_config(tmp_path).data.train == ["train.parquet"]
 
 
 def test_a_replay_that_was_started_by_hand_is_found_by_the_address_that_it_wrote(call: Call) -> None:
