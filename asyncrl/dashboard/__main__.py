@@ -1,9 +1,10 @@
 """`asyncrl dashboard RUN... [--port N] [--open]`: a page that shows runs, while they go on and after.
 
 RUN is the folder of a run, such as runs/NAME, or its name, or a folder of runs. The figures of several runs are laid
-over each other. The page listens on this machine only, and its address has a token. For a run on another machine start
-the command there, and forward its port: `ssh -L PORT:127.0.0.1:PORT HOST`. It only reads, so Ctrl-C ends it at any
-time. docs/watching.md has more.
+over each other. The command only reads, so Ctrl-C ends it at any time.
+
+The page listens on this machine only, and its address has a token. For a run on another machine start the command
+there, and forward its port: `ssh -L PORT:127.0.0.1:PORT HOST`. docs/watching.md has more.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def _tell(url: str, runs: Mapping[str, ShownRun], browse: Callable[[str], object
 
 @contextmanager
 def _browser() -> Iterator[Callable[[str], object]]:
-    """Opens an address in a browser. Every user of the machine can read the arguments of its process, so that it is
-    given a file, which only this user can read and which leads to the address."""
+    """Open an address in a browser by a file that leads to it and that only this user can read. Every user of the
+    machine can read the arguments of the browser's process."""
     with TemporaryDirectory(prefix="asyncrl-page-") as folder:
         file = Path(folder) / "open.html"
 
@@ -80,9 +81,9 @@ def _browser() -> Iterator[Callable[[str], object]]:
 
 
 async def serve(runs: Mapping[str, ShownRun], port: int, listening: Callable[[str], None]) -> None:
-    """Serve the runs until a signal comes. `listening` is told the address of the page once it can be opened.
+    """Serve the runs until a signal comes. `listening` is called with the address of the page once it can be opened.
 
-    Raises OSError: the port cannot be had.
+    Raises OSError: the port is taken.
     """
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -148,7 +148,7 @@ def _indented(value: Any) -> str:
 
 
 def _score_spans(episode: KeptEpisode) -> list[dict[str, Any]]:
-    """Each step that a process model scored, and its score. A score stands at the end of its step."""
+    """The steps that a process model scored, each with its score at its end."""
     begins = {step.end: step.start for step in episode.trajectory.steps}
     position, found = 0, []
     for end, score in step_scores(episode.labels).items():

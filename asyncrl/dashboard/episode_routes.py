@@ -1,5 +1,4 @@
-"""The addresses of kept episodes and dead letters: what the page asks for, as plain values. Several threads may
-use them."""
+"""The addresses of kept episodes and dead letters, with answers as plain values. Several threads may use them."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class RunEpisodes:
             return self._vocabulary
 
     def choices(self) -> dict[str, Any]:
-        """What the filters can choose from, counted anew where rows came."""
+        """The choices of the filters, counted again where rows came."""
         rows = self.kept.rows()
         with self._lock:
             if self._counted[0] is not rows:
@@ -125,7 +124,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _commands(folder: Path, name: str) -> dict[str, str]:
-    """What to type for more about an episode."""
+    """Commands that show more about an episode."""
     run, episode = shlex.quote(str(folder)), shlex.quote(name)
     return {
         "its time, span by span": f"asyncrl trace {run} --explain-episode {episode}",

@@ -1,4 +1,4 @@
-"""What goes on in a run, in a few values and sentences."""
+"""The overview of a run: its state, configuration, roles and warnings in a few values and sentences."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ def run_state(run: Run) -> str:
 
 
 class Overviews:
-    """What goes on in each run, with who waits for whom. `clock` gives seconds since 1970."""
+    """The overview of each run, with its chain of waits. `clock` gives seconds since 1970."""
 
     def __init__(self, stores: ReplayStores, clock: Callable[[], float] = time.time) -> None:
         self._stores, self._clock = stores, clock
         self._watches: dict[Path, RunWatch] = {}
 
     def of(self, run: Run) -> dict[str, Any]:
-        """The overview of the run, with `waits_text`, a sentence that is empty where nobody waits, and `advice`, None
-        where there is too little to advise from. A role that is silent or down is a warning, and its `fault` says so.
-        `now` is the time of this look.
-        """
+        """Look at a run. `waits_text` is a sentence, empty where no role waits. `advice` is None where there is too
+        little to advise from. A role that is silent or down is a warning, and its `fault` says so. `now` is the time of
+        this look."""
         watch = self._watches.setdefault(run.folder, RunWatch(run))
         found = {**overview(run), "now": self._clock()}
         try:
@@ -58,9 +57,13 @@ class Overviews:
 
 
 def overview(run: Run) -> dict[str, Any]:
-    """Keys: `state`; `folder`; `configuration`, the main choices by key; `steps` and `max_lag`, those of the
-    configuration, or None; `roles`, by name their host, pid (0: none now) and restarts; `dead`, how many episodes could
-    not be scored or were left out; `warnings`, sentences; `problems`, what could not be read."""
+    """The overview without the chain of waits.
+
+    - `steps` and `max_lag` are those of the configuration, or None. `configuration` has the main choices by key.
+    - `roles` has the host, pid (0: none now) and restarts of each role by name.
+    - `dead` counts the episodes that could not be scored or were left out.
+    - `warnings` are sentences; `problems` are reasons why something could not be read.
+    """
     problems: list[str] = []
     settings = None
     try:
@@ -101,7 +104,7 @@ def _choices(settings: RunSettings) -> dict[str, Any]:
 
 
 def _algorithm(chosen: AlgorithmConfig) -> dict[str, str]:
-    """The advantage, the loss, and whatever else is not as by default: a preset is known by its parts alone."""
+    """The advantage, the loss, and all other parts that are not as by default: a preset is known by its parts alone."""
     usual = asdict(AlgorithmConfig())
     return {
         f"algorithm.{name}": part_text(value) if _is_part(value) else as_yaml(value)

@@ -21,8 +21,8 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 def token_pieces(ids: Sequence[int], decode: Decode) -> list[str]:
-    """The text of each token. Joined they are `decode(ids)`, whatever the tokenizer does: text of which
-    no token can be told stands at the last."""
+    """Split the text of tokens into that of each. Joined they are `decode(ids)` for any tokenizer: text that belongs to
+    no known token is added to the last one."""
     text = decode(list(ids))
     pieces, position, token = [""] * len(ids), 0, 0
     alone: dict[int, str] = {}
@@ -38,7 +38,8 @@ def token_pieces(ids: Sequence[int], decode: Decode) -> list[str]:
 
 
 def _among_neighbours(ids: Sequence[int], token: int, rest: str, decode: Decode) -> tuple[str, int]:
-    """The text that begins with a token, and the token behind those that it needs. `rest` is the text from there on."""
+    """The text that begins with a token, and the index after the tokens that it needs. `rest` is the text from there
+    on."""
     start = max(0, token - CONTEXT)
     before = decode(list(ids[start:token]))
     for end in range(token + 1, min(token + LONGEST, len(ids)) + 1):

@@ -14,7 +14,7 @@ from asyncrl.runs.run import Run
 READ_WHOLE = 2 << 20
 """A part of a file of up to so many bytes is shown row by row."""
 CATALOGUE_ROWS = 48
-"""The names of a file are those of so many of its rows: some, such as lag/7, are in few."""
+"""The names in a file are read from so many of its rows: some, such as lag/7, are in few."""
 LONGEST_TEXT = 2000
 AXES = ("step", "time")
 CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,18})")
@@ -23,8 +23,8 @@ CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which part of a file to show. `names` are metrics; one that ends with * stands for all that begin so. `after` is
-    the cursor of an earlier answer: only what was written since. `first` and `last` are times, if only the rows between
+    """A part of a file to show. `names` are metrics; one that ends with * means all that begin so. `after` is the
+    cursor of an earlier answer, and asks only for newer rows. `first` and `last` are times, if only the rows between
     are wanted."""
 
     names: Sequence[str]

@@ -1,10 +1,10 @@
-"""The server of the page: its files, and what they ask for under /api/, made from the run's folder at each request.
+"""The server of the page: its files, and answers under /api/, which are made from the run's folder at each request.
 
 | address | answer |
 | --- | --- |
 | / and FILE | the page; FILE is one of `page/` |
 | /api/runs | the runs with their states and how far each metrics file is: what the page polls |
-| /api/runs/RUN/overview | what goes on, warnings, roles, configuration |
+| /api/runs/RUN/overview | state, warnings, roles, configuration |
 | /api/runs/RUN/catalogue | all metrics with their newest values and meanings |
 | /api/runs/RUN/series?file=FILE&name=NAME... | columns of numbers |
 | /api/runs/RUN/episodes... | the kept episodes: `episode_routes` has them |
@@ -47,7 +47,7 @@ def application(runs: Mapping[str, ShownRun], access: Access) -> web.Application
     app = web.Application(middlewares=[guard(access), _with_reasons(ErrorLogger(log))])
     stores = ReplayStores()
     overviews = Overviews(stores)
-    # What comes behind /api/runs/RUN/, which may have {names} of its own for `request.match_info`.
+    # The rest of each address after /api/runs/RUN/, which may have {names} of its own for `request.match_info`.
     answers: Mapping[str, Answer] = {
         "overview": lambda shown, _: overviews.of(shown.run),
         "catalogue": lambda shown, _: catalogue(shown.run),

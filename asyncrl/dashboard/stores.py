@@ -1,5 +1,8 @@
-"""What the replay of a run has recorded, read while the run goes on. A process can have a store open only once, and the
-page answers several requests at a time, so all of them read through here."""
+"""The records of a run's replay, read while the run goes on.
+
+A process can have a store open only once, and the page answers several requests at a time. So all of them read through
+this file.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,13 @@ class ReplayStores:
         self._lock = threading.Lock()
 
     def read(self, run: Run, ask: Callable[[StoredRun], T]) -> T:
-        """What `ask` says of the stores. Raises StoreError: there are none, or they cannot be read."""
+        """Give the open stores to `ask`, and return its answer. Raises StoreError: there are none, or they cannot be
+        read."""
         with self._lock, run.stored() as stored:
             return ask(stored)
 
     def alone(self) -> AbstractContextManager[object]:
-        """A block in which nobody else of this process opens stores, for who opens them by itself."""
+        """A block in which no other thread of this process opens stores, for callers that open them by themselves."""
         return self._lock
 
 
@@ -56,7 +60,7 @@ def dead_letters(stored: StoredRun) -> dict[str, Any]:
 
 
 def record_of(stored: StoredRun, name: str) -> dict[str, Any] | None:
-    """What the replay knows of a trajectory for good; None: nothing."""
+    """The record that the replay keeps of a trajectory for good; None: it has none."""
     try:
         facts = stored.record(name).facts
     except RefusedError:

@@ -24,7 +24,7 @@ class Vocabulary:
 
 
 def load_vocabulary(run: Run) -> Vocabulary:
-    """The tokenizer beside the run's exported model, or else that of its `model.path`; ids where neither loads."""
+    """Load the tokenizer of the run's exported model, or else that of its `model.path`; ids where neither loads."""
     problems: list[str] = []
     for path in _folders(run, problems.append):
         try:
@@ -36,7 +36,7 @@ def load_vocabulary(run: Run) -> Vocabulary:
 
 
 def _folders(run: Run, problem: Callable[[str], None]) -> list[str]:
-    """Where the tokenizer may be, the best place first."""
+    """The folders in which the tokenizer may be, the best first."""
     found = [str(run.folder / "model")] if (run.folder / "model").is_dir() else []
     try:
         # All other keys may be those of another version of asyncrl.

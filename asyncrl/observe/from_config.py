@@ -1,4 +1,4 @@
-"""The door to the configuration of this room: what a process reports with, as `observe.*` says."""
+"""The door to the configuration of this room: opens the reports of a process as `observe.*` says."""
 
 from __future__ import annotations
 

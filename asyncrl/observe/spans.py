@@ -9,8 +9,8 @@ that it may have, it becomes `ROLE.jsonl.old`, in the place of an older one, who
 that is a list is a span: name, track, start, duration and values; times are whole microseconds, starts since 1970. A
 line that is an object is a note:
 
-- `role`: a process begins to write, or a file begins. Beside it are `host`, `pid`, the `endpoint` of a replay, when the
-  process `started`, and how many lines were `dropped` so far.
+- `role`: a process begins to write, or a file begins. The note also has `host`, `pid`, the `endpoint` of a replay, when
+  the process `started`, and how many lines were `dropped` so far.
 - `clock`: at that time the clock of `peer`, the endpoint of a replay, was so many microseconds `ahead` of this one. The
   measurement took `round_trip` microseconds.
 - `lost`: so many spans of this process were not written so far.
@@ -62,7 +62,7 @@ class Spans(Protocol):
 
     @property
     def records(self) -> bool:
-        """Whether spans are wanted at all."""
+        """True if spans are recorded at all."""
 
     def clock(self) -> float: ...
 
@@ -136,7 +136,7 @@ class _Block:
 
 
 class SpanFile:
-    """A file of lines at `path` that with the older one beside it keeps to `most_bytes`."""
+    """A file of lines at `path` that keeps to `most_bytes`, together with the older one in the same folder."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         self._path = path
@@ -151,8 +151,8 @@ class SpanFile:
         return self._most_bytes // 4
 
     def append(self, lines: bytes, begin: Callable[[], bytes]) -> None:
-        """Append whole lines; where they are the first ones of the process or of a file, behind those of `begin`.
-        Raises OSError, and leaves no part of the lines behind."""
+        """Append whole lines. The first ones of the process or of a file follow the lines of `begin`. Raises OSError,
+        and then removes the part of the lines that was written."""
         if self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0:
             self.close()  # Somebody deleted the file.
         begins = self._file is None
@@ -192,7 +192,7 @@ class SpanFile:
 
 
 def _dropped_before(line: bytes) -> int:
-    """What the first line of a file says of dropped lines; 0 where the file is new, or its beginning damaged."""
+    """The number of dropped lines in the first line of a file; 0 where the file is new, or its beginning damaged."""
     try:
         note = json.loads(line)
     except (ValueError, RecursionError):
@@ -202,8 +202,8 @@ def _dropped_before(line: bytes) -> int:
 
 
 class ClockEstimate:
-    """How far the clock of `peer` is ahead of ours: the measurement with the shortest round trip in each window. Times
-    are seconds."""
+    """The lead of the clock of `peer` over ours: the measurement with the shortest round trip in each window. Times are
+    seconds."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
@@ -211,7 +211,7 @@ class ClockEstimate:
         self._window_s, self._since = FIRST_WINDOW_S, 0.0
 
     def add(self, sent: float, theirs: float, received: float) -> None:
-        """By the formula of NTP, for a peer that answers at once."""
+        """Add a measurement, by the formula of NTP for a peer that answers at once."""
         round_trip = received - sent
         best = self._best
         if best is None or round_trip < best[0]:
@@ -277,7 +277,7 @@ class SpanRecorder:
             self._clocks.setdefault(peer, ClockEstimate(peer)).add(self.wall(sent), theirs, self.wall(received))
 
     def close(self) -> None:
-        """Write what is recorded. Takes as long as the disk does."""
+        """Write the recorded spans. Takes as long as the disk does."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -285,7 +285,7 @@ class SpanRecorder:
         self._file.close()
 
     def flush(self) -> None:
-        """Write what is recorded, or count it as lost. Only the thread of this recorder calls it, until `close`."""
+        """Write the recorded spans, or count them as lost. Only the thread of this recorder calls it, until `close`."""
         lines = [self._encoded(self._waiting.popleft()) for _ in range(len(self._waiting))]
         batches = list(_batches(list(filter(None, lines)), self._file.most_at_once))
         now = self.wall(self.clock())
@@ -302,7 +302,7 @@ class SpanRecorder:
                 self.lost += len(batch)
 
     def _append(self, lines: Sequence[bytes]) -> bool:
-        """Whether the disk took the lines."""
+        """Write the lines; True if the disk took them."""
         try:
             self._file.append(b"".join(lines), self._begin)
         except OSError as error:

@@ -1,5 +1,7 @@
-"""What to change in a run, by the shares of time in which its parts were idle. Each piece of advice has its numbers,
-and there is none that the numbers do not support."""
+"""Advice for a run, from the shares of time in which its parts were idle.
+
+Each piece of advice names its numbers, and is given only where the numbers support it.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,18 @@ STARVED, SERVED = 0.2, 0.05
 BUSY = 0.1
 """Actors or scorers are the limit while they are idle for a smaller share of their time."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
-"""There are too many of them while they are idle for a larger share, and the learner does not wait."""
+"""More actors, or scorers, run than are needed: they are idle for a larger share, and the learner does not wait."""
 EVICTED = 0.05
 LONG_PHASE = 0.2
 """A phase of a step that trains nothing should take a smaller share of it."""
 MOST_OF = 0.5
-"""What makes up more than this share of the learner's waiting is its cause."""
+"""A reason for more than this share of the learner's waiting is its cause."""
 
 FINE = "nothing waits longer than it should"
 
 
 def advise(seen: IdleShares, settings: RunSettings) -> list[str]:
-    """Sentences, what matters most first; empty where nothing is to be changed."""
+    """Give advice in sentences, the most important first; empty where nothing is to be changed."""
     return [
         *_starved(seen, settings),
         *_served(seen, settings),
@@ -127,7 +129,7 @@ def _too_old(seen: IdleShares, settings: RunSettings) -> Iterator[str]:
 
 
 def _could_pace(replay: ReplayConfig) -> bool:
-    """Whether pacing or its sampler is off, though it could be on."""
+    """True if pacing, or its sampler, is off and could be on."""
     return replay.can_pace and (replay.spare_batches is None or replay.sampler.kind == "fifo")
 
 

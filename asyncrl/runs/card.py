@@ -1,7 +1,8 @@
-"""The model card: README.md beside an exported model, with a picture of its training, as the Hugging Face hub reads it.
+"""The model card: README.md in the folder of an exported model, with a picture of its training, for the Hugging Face
+hub.
 
-A card ends with a comment that has a checksum of its text. One that somebody wrote or changed has none that fits, and
-is left as it is.
+A card ends with a comment that has a checksum of its text. A card that somebody wrote or changed has another checksum
+or none, and is left as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from asyncrl.runs.run import Run
 
 CARD, PICTURE = CARD_FILES
 HERE = "."
-"""The model's path in a card that lies beside it."""
+"""The model's path in a card that lies in its folder."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 DATASET = re.compile(r"(?:hf://datasets/|hub:)([\w.-]+/[\w.-]+)")
 SETTINGS = (
@@ -42,8 +43,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """What a card tells. `values` is the configuration by key; `steps` and `evaluations` are rows of the metrics, up to
-    the weights that are exported; `environment` is None for a run that recorded none."""
+    """The facts in a card. `values` is the configuration by key. `steps` and `evaluations` are rows of the metrics, up
+    to the exported weights. `environment` is None for a run that recorded none."""
 
     name: str
     values: Mapping[str, Any]
@@ -53,8 +54,8 @@ class TrainedModel:
 
 
 def write_card(run: Run, folder: Path, steps: int | None = None) -> bool:
-    """Write the card and its picture beside the model that a run exported to `folder`, after so many `steps`; None: at
-    its end. False: there is a card that somebody wrote, and it stays.
+    """Write the card and its picture into the folder of the model that a run exported after so many `steps`; None: at
+    its end. Returns False if the folder has a card that somebody wrote, which stays.
 
     Raises ConfigError: the run's configuration cannot be read; OSError.
     """
@@ -68,7 +69,7 @@ def write_card(run: Run, folder: Path, steps: int | None = None) -> bool:
 
 
 def is_ours(text: str) -> bool:
-    """Whether a card is as asyncrl wrote it."""
+    """True if the card is as asyncrl wrote it."""
     seal = _SEAL.search(text)
     return seal is not None and seal[1] == _checksum(text[: seal.start()])
 
@@ -208,7 +209,7 @@ def _loading(model: TrainedModel) -> Iterator[str]:
     )
     if model.values["actor.tools"]:
         yield (
-            "This prints one turn of the model. It runs no tools: whoever serves the model runs the calls that it "
+            "This prints one turn of the model. It runs no tools: the server of the model runs the calls that it "
             "writes, and appends their results.\n"
         )
 
@@ -255,8 +256,8 @@ def _limits(model: TrainedModel) -> Iterator[str]:
 
 
 def _is_used(key: str, model: TrainedModel) -> bool:
-    """Whether the training read a key of the algorithm: those of the critic, or of demonstrations, are for runs that
-    have them."""
+    """True if the training read this key of the algorithm. Keys of the critic, or of demonstrations, count only in a
+    run that has them."""
     if key.startswith("algorithm.sft.") and not model.values["algorithm.sft.path"]:
         return False
     return not key.startswith("algorithm.value") or any("value/bias" in row for row in model.steps)

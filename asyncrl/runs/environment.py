@@ -1,4 +1,4 @@
-"""On what a run ran: host, cores, GPUs, and the versions of asyncrl and of the packages that it computes with.
+"""The environment of a run: host, cores, GPUs, and the versions of asyncrl and of the packages that it computes with.
 
 `asyncrl train` adds a record to `environment.json` in the run's folder at each start. Other hosts of the learner have a
 file of their own in `host-N/`.

@@ -24,15 +24,16 @@ class KeptEpisodes:
         self._rows: Sequence[KeptRow] = ()
 
     def rows(self) -> Sequence[KeptRow]:
-        """The rows of all that is kept now, by step and then as they were planned; held-out ones come behind those that
-        the same step trained. Cheap to call again: it reads what is new, and returns the same object where nothing is.
+        """The rows of all kept episodes by step, and within a step as they were planned. Held-out ones follow those
+        that the same step trained. Cheap to call again: it reads only new lines, and returns the same object where
+        there are none.
 
         Raises StoreError: the index is damaged, or of another version of asyncrl; OSError: it cannot be read.
         """
         with self._lock:
             if sum(index.refresh() for index in self._indices):
                 lines = [line for index in self._indices for line in index.steps.values()]
-                # The sort is stable, so held-out episodes stay behind.
+                # The sort is stable, so held-out episodes come last.
                 self._rows = tuple(row for line in sorted(lines, key=attrgetter("step")) for row in line.rows)
             return self._rows
 
@@ -57,11 +58,12 @@ class KeptEpisodes:
         return next((row for row in reversed(self.rows()) if row.id == name), None)
 
     def step(self, step: int) -> list[KeptEpisode]:
-        """All that was kept of what a step trained. Raises StoreError: its file is damaged."""
+        """All kept episodes that a step trained. Raises StoreError: its file is damaged."""
         return self._read(step, "", lambda row: True)
 
     def _read(self, step: int, name: str, wanted: Callable[[KeptRow], bool]) -> list[KeptEpisode]:
-        """Of the file in which an episode or a group of that name would be."""
+        """Read the wanted episodes in the file of a step. `name` is an episode or a group, and says which of two files
+        is meant."""
         path = self._folders[is_evaluation(name)] / file_name(step)
         try:
             content = path.read_bytes()

@@ -1,9 +1,8 @@
-"""Files of JSON lines of any length that may grow meanwhile: a row is a line with a JSON object.
+"""Files of JSON lines of any length that may grow meanwhile. A row is a line with a JSON object.
 
-A last line that is still being written, and lines that are no rows, are left out. What is no regular file, such as a
-pipe that nobody writes, counts as no file. Parts of a file are read at a few
-places: the cost is that of the rows that are wanted, not of the rows that there are. Rows are in the order of their
-`time`, so that a time is found by bisection.
+A last line that is still being written, and lines that are no rows, are left out. A path that is no regular file, such
+as a pipe, counts as no file. Parts of a file are read at a few places, so that the cost is that of the wanted rows.
+Rows are in the order of their `time`, so that a time is found by bisection.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ WHOLE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LineSpan:
-    """Bytes [start, end) of a file, which begin and end with whole lines. `file` tells files apart that had the same
-    name one after the other."""
+    """Bytes [start, end) of a file, which begin and end with whole lines. `file` identifies the file: another one may
+    have the same name later."""
 
     file: int
     start: int
@@ -53,7 +52,7 @@ class LineSpan:
 
 
 class LineFile:
-    """An open file of lines. `whole` are those that it had when it was opened."""
+    """An open file of lines. `whole` are the lines that it had when it was opened."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -62,7 +61,7 @@ class LineFile:
         self.whole = LineSpan(status.st_ino, 0, self._line_start(status.st_size))
 
     def since(self, file: int, offset: int) -> LineSpan:
-        """What came after `offset` of a file; the whole if it was another file, or a longer one."""
+        """The lines after `offset` of a file; the whole if it was another file, or a longer one."""
         same = file == self.whole.file and offset <= self.whole.end
         return LineSpan(self.whole.file, offset if same else 0, self.whole.end)
 
@@ -86,7 +85,7 @@ class LineFile:
         return filter(None, map(parsed, self.lines(span)))
 
     def sampled(self, span: LineSpan, count: int) -> list[Row]:
-        """At most `count` rows at equal distances in bytes, with the first and the last one."""
+        """Sample at most `count` rows at equal distances in bytes, with the first and the last one."""
         places = [span.start + index * span.size // max(1, count - 1) for index in range(count - 1)]
         begins = {self._begin(place, span): None for place in places}
         if span.size:
@@ -101,7 +100,7 @@ class LineFile:
         return list(self.rows(LineSpan(self.whole.file, start, self.whole.end)))
 
     def estimated_rows(self, span: LineSpan) -> int:
-        """How many rows the span has, from the mean length of a few lines."""
+        """Estimate the number of rows in the span from the mean length of a few lines."""
         places = [span.start + index * span.size // MEASURED for index in range(MEASURED)]
         lengths = [max(1, len(self._line(self._begin(place, span), span))) for place in places]
         return round(span.size * MEASURED / sum(lengths))
@@ -126,7 +125,7 @@ class LineFile:
         return low
 
     def _begin(self, offset: int, span: LineSpan) -> int:
-        """Where the first line begins that does so at or after `offset`; the end of the span if there is none."""
+        """The first beginning of a line at or after `offset`; the end of the span if there is none."""
         return offset if offset == span.start else self._next_start(offset - 1, span)
 
     def _line(self, begin: int, span: LineSpan) -> bytes:
@@ -146,7 +145,7 @@ class LineFile:
         return span.end
 
     def _line_start(self, offset: int) -> int:
-        """Behind the last line break before `offset`: the beginning of the line that has the byte there."""
+        """The beginning of the line that has the byte before `offset`."""
         limit = max(0, offset - LONGEST_LINE)
         while offset > limit:
             begin = max(0, offset - CHUNK)
@@ -202,7 +201,7 @@ def newest_rows(path: Path, count: int) -> list[Row]:
 
 
 def sampled_rows(path: Path, most: int = MOST_SAMPLED) -> list[Row]:
-    """At most `most` rows of a file in their order, evenly spread, with the first and the last of them."""
+    """Sample at most `most` rows of a file in their order, evenly spread, with the first and the last of them."""
     with open_lines(path) as file:
         if file is None:
             return []
@@ -222,8 +221,8 @@ def finite(value: Any) -> float | None:
 
 
 def measured(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows with their numbers only, NaN and infinities too: whatever else may be in the files of a run is left out.
-    A row without a whole `step` or a finite `time` is none."""
+    """Reduce rows to their numbers, NaN and infinities too. Files of a run may have any other content, which is left
+    out. A row without a whole `step` or a finite `time` is left out, too."""
     for row in rows:
         found = {name: value for name, value in row.items() if _is_number(value)}
         if isinstance(found.get("step"), int) and finite(found.get("time")) is not None:

@@ -49,7 +49,7 @@ class LiveReplay:
             raise UnavailableError(f"no replay serves {path}: start the run, then try again")
         if shard >= len(self._endpoints):
             raise UnavailableError(
-                f"the address of the replay of {self._store} is not known (a replay writes it beside its store): "
+                f"the address of the replay of {self._store} is not known (a replay writes it at its store): "
                 "name each shard's address by --endpoint tcp://HOST:PORT"
             )
         endpoint = self._endpoints[shard]
@@ -72,8 +72,8 @@ class LiveReplay:
             return request(client)
 
     def statuses(self) -> tuple[list[dict[str, Any] | None], str]:
-        """The status of every shard, None for one that does not answer, and the reasons of those. All are asked at
-        once: a look takes no longer than the slowest of them."""
+        """Ask all shards for their status at once, so that a look takes no longer than the slowest of them. A shard
+        that does not answer has None; the text has the reasons."""
 
         def ask(shard: int) -> tuple[dict[str, Any] | None, str]:
             try:

@@ -1,4 +1,4 @@
-"""How far a run is, from the metrics files of its roles: for its own terminal, and for `asyncrl status` elsewhere."""
+"""The progress of a run, from the metrics of its roles: for its own terminal, and for `asyncrl status` elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ ACTORS = "actor-"
 
 
 class RunProgress:
-    """The newest values of a run. `from_now`: what actors wrote before is left out, since it is of an earlier start."""
+    """The newest values of a run. `from_now`: rows that actors wrote before are left out, since they are of an earlier
+    start."""
 
     def __init__(self, run: Run, from_now: bool = False) -> None:
         self._run = run
@@ -33,8 +34,8 @@ class RunProgress:
         return [values for values in found if values]
 
     def values(self, roles: Collection[str]) -> dict[str, Any]:
-        """What the run does now; None: nothing is known. `step` counts the steps that are done, `rollout_*` are of the
-        actors among the `roles`."""
+        """The newest values of the run by name; None: not known. `step` counts the steps that are done. `rollout_*` are
+        those of the actors among the `roles`."""
         learner, measured, actors = self.learner.read(), self.evaluation.read(), self.actors(roles)
         idle = [actor.get("idle", 0.0) for actor in actors]
         return {
@@ -50,7 +51,7 @@ class RunProgress:
 
 
 def progress_rows(values: Mapping[str, Any], steps: int) -> list[tuple[str, str]]:
-    """Names and formatted values for people. `steps` are those of the configuration."""
+    """Names and formatted values for people. `steps` are the planned ones."""
     held_out = {name: values[f"held_out_{name}"] for name in ("outcome", "accuracy")}
     return [
         ("step", f"{values['step']}/{steps}"),

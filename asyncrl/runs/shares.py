@@ -12,7 +12,7 @@ from asyncrl.runs.run import Run
 Rows = Sequence[Mapping[str, Any]]
 
 CAUSES = ("labels", "episodes", "store")
-"""What the learner may wait for, as the replay counts it."""
+"""The things for which the learner may wait, as the replay counts them."""
 MOST_STEPS, FEWEST_STEPS = 20, 5
 MOST_ROWS = 500
 """So many of a role's newest rows are read at most; it writes one every five seconds."""
@@ -31,7 +31,7 @@ def totals(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str,
 
 
 def growth(rows: Rows, names: Sequence[str]) -> dict[str, float]:
-    """How much a role's counters have grown from the first of the rows to the last."""
+    """The growth of a role's counters from the first of the rows to the last."""
     if not rows:
         return dict.fromkeys(names, 0.0)
     return {name: max(0.0, total - rows[0].get(name, 0.0)) for name, total in totals(rows, names).items()}

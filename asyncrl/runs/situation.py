@@ -1,6 +1,6 @@
-"""What every role of a run does at one moment, as plain data: from its files, its stores and its replay's status.
+"""The situation of a run at one moment as plain data, from its files, its stores and its replay's status.
 
-`stalls` says from it who waits for whom.
+`stalls` derives from it which role waits for which.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ ROW_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RoleNow:
-    """A role of a supervised run. `runs`: it has a process; `placed`: it has a host. `silent_s`: seconds since its last
-    sign of life, if it gave any. `does`: what it says that it does, and `does_s` for how long, and `part_silent_s`
-    how long the part is silent that `does` names. `row`: its newest metrics; empty if they are old."""
+    """A role of a supervised run.
+
+    `runs`: it has a process. `placed`: it has a host. `silent_s`: seconds since its last sign of life, if it gave any.
+    `does`: its own account of its work, `does_s` its seconds of that work, and `part_silent_s` the seconds for which
+    the part is silent that `does` names. `row`: its newest metrics; empty if they are old.
+    """
 
     name: str
     runs: bool = True
@@ -72,7 +75,7 @@ class ShardNow:
 
     @property
     def takes(self) -> bool:
-        """True if it takes what roles send."""
+        """True if it accepts the requests of roles."""
         return self.answers and not self.busy
 
 
@@ -96,7 +99,7 @@ class Situation:
 
 
 class RolesReader:
-    """Reads what the roles of a run say in its folder. `clock` gives seconds since 1970."""
+    """Reads the state of each role in the run's folder. `clock` gives seconds since 1970."""
 
     def __init__(self, run: Run, clock: Callable[[], float] = time.time) -> None:
         self._run, self._clock = run, clock

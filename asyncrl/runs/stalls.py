@@ -1,7 +1,8 @@
-"""Whom a run waits for, in plain sentences: a chain from the role that waits to the cause.
+"""The chain of waits of a run, in plain sentences: from the role that waits to the cause.
 
-`chain` is a pure function. It begins with the learner, since the run gets on when the learner does. If that works, it
-asks why actors have nothing to do. Of several shards, actors or scorers it names the worst and counts the others.
+`chain` is a pure function. It begins with the learner, since a run makes progress when the learner does. If the learner
+works, it asks why actors have nothing to do. Of several shards, actors or scorers it names the worst and counts the
+others.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ MOST_IDLE = 0.9
 @dataclass(frozen=True, slots=True)
 class Wait:
     """A link of a chain: `who` does `what`, such as "learner" and "waits for a batch", for `seconds` where that is
-    known. `who` is empty where `what` has its own subject. `fault`: `who` is silent, down or failing, which no setting
-    of the run mends."""
+    known.
+
+    `who` is empty where `what` has its own subject. `fault`: `who` is silent, down or failing, and no setting of the
+    run mends that.
+    """
 
     who: str
     what: str
@@ -31,7 +35,7 @@ class Wait:
 
     @property
     def does(self) -> str:
-        """What `who` does, and for how long."""
+        """The activity of `who`, and its duration."""
         return self.what if self.seconds is None else f"{self.what} for {duration(self.seconds)}"
 
     def __str__(self) -> str:
@@ -39,7 +43,7 @@ class Wait:
 
 
 def sentence(waits: Sequence[Wait]) -> str:
-    """A chain for people; empty where nobody waits."""
+    """A chain for people; empty where no role waits."""
     return ": ".join(map(str, waits))
 
 
@@ -50,7 +54,7 @@ def faults(now: Situation) -> dict[str, Wait]:
 
 
 def chain(now: Situation) -> list[Wait]:
-    """Who waits for whom, down to a cause; empty where the learner works and actors have tickets."""
+    """The chain of waits, down to a cause; empty where the learner works and actors have tickets."""
     learners = now.of("learner")
     if stopped := _worst(learners, now):
         return [stopped]
@@ -63,7 +67,8 @@ def chain(now: Situation) -> list[Wait]:
 
 
 def _phase(learners: Sequence[RoleNow], now: Situation) -> tuple[str, float | None]:
-    """What the learner does, and for how long. The replay knows when it waits, also of one that has no supervisor."""
+    """The phase of the learner and its seconds so far. The replay knows when the learner waits, also without a
+    supervisor."""
     waits = [each.learner_waits_s for each in now.shards if each.learner_waits_s is not None]
     if waits:
         return "wait", max(waits)
@@ -72,7 +77,7 @@ def _phase(learners: Sequence[RoleNow], now: Situation) -> tuple[str, float | No
 
 
 def _batch(now: Situation) -> list[Wait]:
-    """What the batch of the learner's step lacks."""
+    """The reasons why the batch of the learner's step is not complete."""
     missing = [shard for shard in now.shards if shard.ready < shard.wanted or not shard.takes]
     if not missing:
         return []
@@ -103,7 +108,7 @@ def _missing(shard: ShardNow, now: Situation) -> list[Wait]:
 
 
 def _evaluation(now: Situation) -> list[Wait]:
-    """What the newest evaluation lacks."""
+    """The reasons why the newest evaluation is not complete."""
     for shard in now.shards:
         if stopped := _stopped(shard, now):
             return [stopped]
@@ -158,7 +163,7 @@ def _actors(shard: ShardNow, now: Situation, version: int) -> list[Wait]:
     if shard.failing:
         return [_failing(shard)]
     holders = [role for role in actors if role.name in shard.actors]
-    # An actor that does not work holds up others only if it has tickets, or if nobody else takes them.
+    # An actor that does not work holds up others only if it has tickets, or if no other actor takes them.
     stopped = _worst(holders, now) or (None if holders else _worst(actors, now)) or _silent(shard, shard.actors, now)
     if stopped:
         return [stopped]
@@ -253,7 +258,7 @@ def _worst(roles: Iterable[RoleNow], now: Situation) -> Wait | None:
 
 
 def _those(roles: Iterable[RoleNow], why: Callable[[RoleNow], Wait | None]) -> Wait | None:
-    """The worst of those of which there is something to say, and how many more there are."""
+    """The worst role for which `why` has a reason, and the number of others."""
     found = [wait for role in roles if (wait := why(role))]
     if not found:
         return None
@@ -295,7 +300,7 @@ def _silent(shard: ShardNow, holders: Mapping[str, int], now: Situation) -> Wait
 
 
 def _names(holders: Mapping[str, int]) -> str:
-    """Who holds most, and how many others hold something."""
+    """The name of the worker that holds most, and the number of other holders."""
     most = max(holders, key=holders.__getitem__)
     return most if len(holders) == 1 else f"{most} and {len(holders) - 1} more"
 

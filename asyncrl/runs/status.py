@@ -44,13 +44,17 @@ DEPTHS = ("pending", "tickets", "groups", "ready", "again")
 
 @dataclass(frozen=True, slots=True)
 class StoreSummary:
-    """A store at one moment. `counters` include `live_bytes`, the bytes of its pages in use. `counts` has by name:
-    `states`, trajectories by state; `ready_groups` by lag; `planned_trajectories`, those of the newest plans, by lag;
-    `actors`, tickets by their actor; `scorers`, trajectories by their scorer; `dead_letters`, those that are kept, by
-    what failed; `evicted`, trajectories by reason; `filtered`, groups by reason; `groups`, open ones by
-    what they wait for: `playing`, `scoring`, and the same of held-out tasks. `steps` is the number of recorded plans,
-    `learner_step` the step that the learner asked for last, and `oldest_ticket` the open ticket whose group was opened
-    first, with its actor."""
+    """A store at one moment.
+
+    - `counters` include `live_bytes`, the bytes of its pages in use.
+    - `counts` of trajectories: `states` by state, `planned_trajectories` of the newest plans by lag, `scorers` by their
+      scorer, `evicted` by reason.
+    - `counts` of groups: `ready_groups` by lag, `filtered` by reason, and `groups`, the open ones, by what they wait
+      for: `playing`, `scoring`, and the same of held-out tasks.
+    - Other `counts`: `actors`, tickets by their actor; `dead_letters`, the kept ones, by what failed.
+    - `steps` is the number of recorded plans, and `learner_step` the step that the learner asked for last.
+      `oldest_ticket` is the open ticket whose group was opened first, with its actor.
+    """
 
     counters: dict[str, int]
     counts: dict[str, Counter[Any]]
@@ -60,8 +64,8 @@ class StoreSummary:
 
 
 def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
-    """One shard's store. What a checkpoint of `kept_steps` covers is trained, although the replay has not heard of
-    it."""
+    """Summarise one shard's store. Trajectories that a checkpoint of `kept_steps` covers count as trained, although the
+    replay has not heard of it."""
     version, steps = tx.counter("version"), tx.count("plans")
     states, groups = _open_groups(tx)
     kept = unreported(tx, kept_steps)
@@ -107,8 +111,8 @@ def _oldest(tickets: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
 
 
 def _open_groups(tx: Transaction) -> tuple[dict[str, int], Counter[str]]:
-    """How many trajectories are in each state that is no end, and what groups wait for. A trajectory that is not at its
-    end belongs to an open group or to a plan that no checkpoint covers."""
+    """Count the trajectories in each state that is no end, and the open groups by what they wait for. A trajectory that
+    is not at its end belongs to an open group, or to a plan that no checkpoint covers."""
     facts: dict[str, TrajectoryRecord | None] = {}
     groups: Counter[str] = Counter()
     for key, group in GroupRecord.all(tx):
@@ -135,8 +139,8 @@ def _planned_lags(tx: Transaction) -> Counter[int]:
 
 @dataclass(frozen=True, slots=True)
 class StatusSample:
-    """A run at `at` seconds: all stores as one, the store of each shard and its status, or None if it does not answer,
-    and the `problem` of those that do not."""
+    """A run at `at` seconds: all stores as one, the store and the status of each shard, and the `problem` of the shards
+    that do not answer. Such a shard has None as its status."""
 
     at: float
     store: StoreSummary
@@ -160,14 +164,15 @@ def sample(stored: StoredRun, live: LiveReplay, at: float) -> StatusSample:
 def describe(
     run: Run, now: StatusSample, before: StatusSample | None, progress: RunProgress, steps: int | None
 ) -> dict[str, Any]:
-    """The sample `now` as plain values; rates are per second since `before`. `steps` are those of the configuration.
+    """Give the sample `now` as plain values; rates are per second since `before`. `steps` are those of the
+    configuration. Keys that need explanation:
 
-    Keys: progress (`RunProgress.values`, without those of actors unless it runs; and `steps`), store, running (at least
-    one shard), problem (why not all do, or how the run ended), version, steps (plans so far), totals, tokens (sampled
-    ones, by what became of their trajectories), rates (None without `before`), states, dead_letters, evicted, filtered,
-    depths, admission and failed_handshakes (None unless it runs), lags, leases, oldest_ticket, disk, readers (processes
-    that have read one snapshot for too long), failing (why tickets are few), processes (of each role, while the run
-    runs: host, pid and restarts; a pid of 0 waits for its start).
+    - `progress`: `RunProgress.values`, without those of actors unless the run goes on; and `steps`.
+    - `running`: at least one shard answers. `problem`: why not all do, or how the run ended.
+    - `steps`: plans so far. `tokens`: sampled ones, by the end of their trajectories.
+    - `rates`: None without `before`. `admission` and `failed_handshakes`: None unless the run goes on.
+    - `readers`: processes that have read one snapshot for too long. `failing`: why tickets are few.
+    - `processes`: host, pid and restarts of each role, while the run goes on; a pid of 0 waits for its start.
     """
     store, live = now.store, now.live
     ticket, actor = store.oldest_ticket or (None, "")

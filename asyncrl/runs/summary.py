@@ -1,6 +1,6 @@
-"""What came of a run, as its metrics files and its store tell: a resumed run is told as a whole.
+"""The summary of a run, from its metrics files and its store. It covers all starts of a resumed run.
 
-The console shows it at the end of `asyncrl train`, however that ends, and `summary.json` in the run's folder has it for
+The console shows it at the end of `asyncrl train`, however that ends. `summary.json` in the run's folder has it for
 programs.
 """
 
@@ -53,17 +53,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What came of a run.
+    """The results of a run.
 
     - `result` is done, stopped or failed (running or unfinished in a report), and `reason` says why it failed.
     - `steps` were trained. A run that resumes repeats those after the `steps_kept` that the newest checkpoint covers.
     - `reward` and `outcome` are means over the first and over the last `averaged` steps; None without any step.
-    - `held_out` has the first and the last evaluation: outcome, accuracy and reward, and if any episode failed, how
-      many these means leave out; empty without one.
+    - `held_out` has the first and the last evaluation: outcome, accuracy and reward. If any episode failed, it has how
+      many these means leave out. It is empty without an evaluation.
     - `trajectories` counts those of training by their end; `unused` have none. `failures` counts failed attempts at
-      episodes and at their scoring, and `reasons` those that are kept as dead letters, the most frequent first.
-    - `speed`: seconds for which actors ran, sampled tokens a second, largest lag, the shares of the steps' time for
-      which the learner was idle and for which it waited for labels, and the share for which the engines were idle.
+      episodes and at their scoring. `reasons` counts those that are kept as dead letters, the most frequent first.
+    - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It has shares, too:
+      those of the steps' time in which the learner was idle or waited for labels, and that in which the engines were
+      idle.
     - `files` are the folders that exist, by what they hold; `next` are commands to go on with.
     """
 
@@ -87,7 +88,7 @@ class RunSummary:
 
 
 class _Step(msgspec.Struct):
-    """What a summary needs of a row of the learner. One without a reward trained nothing."""
+    """The values that a summary needs of a row of the learner. A row without a reward trained nothing."""
 
     step: int
     reward: float | None = msgspec.field(default=None, name="reward/mean")

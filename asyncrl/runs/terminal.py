@@ -23,14 +23,15 @@ STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep 
 REFRESH_S = 0.5
 LINE_S = 10.0
 RATE_S = 15.0
-"""Failures a second are those of so many seconds: replays report theirs every five."""
+"""Failures a second are averaged over so many seconds: replays report theirs every five."""
 FLOW = ("accepted", "labelled", "trained")
-"""A run whose replays count none of these any more stands still, unless actors deliver or the learner does steps."""
+"""The counters of replays that grow while a run makes progress. Deliveries of actors and steps of the learner count,
+too."""
 
 
 class TerminalTable:
-    """A live table on a terminal; elsewhere one line every few seconds. `clock` gives seconds, and `waits`
-    says whom the run waits for."""
+    """A live table on a terminal; elsewhere one line every few seconds. `clock` gives seconds, and `waits` returns the
+    cause of a wait."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class TerminalTable:
         return failure_warning(counts, newest, self._folder)
 
     def rows(self) -> list[tuple[str, str]]:
-        """What is shown: names and formatted values."""
+        """The names and formatted values that are shown."""
         by_role = self._restarts()
         restarts = sum(by_role.values())
         rows = [
@@ -128,14 +129,14 @@ class TerminalTable:
     def _waits(
         self, replays: Sequence[Mapping[str, Any]], actors: Sequence[Mapping[str, Any]]
     ) -> list[tuple[str, str]]:
-        """Whom the run waits for, if it stands still."""
+        """The cause of the wait, if the run makes no progress."""
         steps = [each.values.get("step") for each in (self._progress.learner, self._progress.evaluation)]
         flow = [values.get(name) for values in replays for name in FLOW]
         waits = self._standstill.text((*steps, *flow, *(actor.get("episodes") for actor in actors)))
         return [("waits", waits)] if waits else []
 
     def _failing(self, replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-        """How fast episodes and scorings fail, if they do, and the newest failure of each replay."""
+        """The rate at which episodes and scorings fail, if they do, and the newest failure of each replay."""
         now = self._clock()
         counted = ("failures", "scoring_failures")
         self._failures.append((now, sum(int(values.get(name, 0)) for values in replays for name in counted)))

@@ -1,4 +1,4 @@
-"""Signs in the metrics that a run learns nothing, or from a biased sample, with what to look at."""
+"""Warnings from the metrics: the run learns nothing, or from a biased sample. Each names a command to look further."""
 
 from __future__ import annotations
 

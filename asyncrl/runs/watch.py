@@ -1,7 +1,7 @@
-"""Looks at a run again and again: who waits for whom, and what to change.
+"""Looks at a run again and again: which role waits for which, and what to change.
 
-Who has a sample of the run already reads it with a `StallReader`. Who has none asks a `RunWatch`, which opens the
-stores for a moment; a process can open a store only once at a time.
+A caller that has a sample of the run gives it to a `StallReader`. Without a sample it uses a `RunWatch`, which opens
+the stores for a moment: a process can open a store only once at a time.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ class Stalls:
 
     @property
     def text(self) -> str:
-        """The chain as one sentence; empty where nobody waits."""
+        """The chain as one sentence; empty where no role waits."""
         return sentence(self.waits)
 
     def values(self) -> dict[str, Any]:
-        """As plain values: `waits` with who, what, seconds and fault of each link, `waits_text`, and `advice`."""
+        """The stalls as plain values: `waits` with who, what, seconds and fault of each link, `waits_text`, and
+        `advice`."""
         return {"waits": [asdict(wait) for wait in self.waits], "waits_text": self.text, "advice": self.advice}
 
 
@@ -55,8 +56,8 @@ class StallReader:
         self._roles = RolesReader(run)
 
     def read(self, now: StatusSample | None, settings: RunSettings | None) -> Stalls:
-        """Those at the moment of a sample; None: the run has no store yet. Of a run that has ended or has no
-        configuration there are no waits."""
+        """Read the stalls at the moment of a sample; None: the run has no store yet. A run that has ended, or that has
+        no configuration, has no waits."""
         if settings is None:
             return Stalls()
         seen = idle_shares(self._run)

@@ -1,4 +1,4 @@
-"""What is kept of an episode: all that was played, judged and trained, and a row of facts for tables."""
+"""A kept episode: its trajectory, its labels, its values in training, and a row of facts for tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from asyncrl.types import Finish, Labels, Role, Task, Trajectory
 BEST, WORST, RANDOM = "best", "worst", "random"
 """Flags that say why an episode is in the sample. Members of the group of a best or worst episode may have none."""
 TRUNCATED, GRAMMAR, DEMONSTRATION = "truncated", "grammar", "demonstration"
-"""Flags of episodes that were cut off at a limit, of those with a turn that was sampled under a grammar, and of
-demonstrations."""
+"""Flags of episodes that were cut off at a limit, that have a turn sampled under a grammar, or that are demonstrations.
+"""
 HELD_OUT = "held_out"
 """The flag of episodes of an evaluation, which are never trained."""
 PENALTIES = ("overlong", "incorrect_answer")

@@ -1,15 +1,15 @@
 """The index of all kept episodes: `index.jsonl`, so that a table of 10^5 of them opens at once.
 
-The first line says which format and which writing of the file it is. Each further line has the rows of one step and the
-bytes of its file. A step's last line counts, and one without rows says that the step is no longer kept. So the writer
-only appends, and a reader that comes again reads what is new. Now and then the file is written anew without the lines
-that no longer count; its first line differs then.
+The first line has the format, and an id that each writing of the whole file gets. Each further line has the rows of one
+step and the bytes of its file. A step's last line counts, and one without rows says that the step is no longer kept.
+
+So the writer only appends, and a reader that comes again reads only new lines. Now and then the file is written again
+without the lines that no longer count, with another first line.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ FORMAT = 1
 
 
 class IndexLine(msgspec.Struct, frozen=True):
-    """What the index says of a step."""
+    """The entry of a step in the index."""
 
     step: int
     bytes: int
@@ -65,16 +65,12 @@ def _decoded(line: bytes) -> IndexLine:
     try:
         return _LINE.decode(line)
     except msgspec.MsgspecError:
-        return msgspec.convert(json.loads(line, object_hook=_with_nan), IndexLine)
-
-
-def _with_nan(found: dict[str, Any]) -> dict[str, Any]:
-    """A row of the index. An earlier asyncrl wrote null for whatever is not finite."""
-    return {name: math.nan if value is None else value for name, value in found.items()}
+        return msgspec.convert(json.loads(line), IndexLine)
 
 
 class IndexReader:
-    """Reads the index of `folder`, and later what came to it. A last line that is still being written is left out."""
+    """Reads the index of `folder`, and later the lines added to it. A last line that is still being written is left
+    out."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / INDEX
@@ -88,7 +84,7 @@ class IndexReader:
         self._lengths: dict[int, int] = {}
 
     def refresh(self) -> bool:
-        """Read what is new; whether there was something. Raises StoreError: a line is damaged, or of another format;
+        """Read the new lines; True if there were any. Raises StoreError: a line is damaged, or of another format;
         OSError."""
         try:
             file = self.path.open("rb")

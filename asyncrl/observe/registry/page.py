@@ -56,7 +56,7 @@ SECTIONS = {
         "This file has one row every 5 s. `step` is the newest published version.",
     ),
 }
-"""The title of each writer's files, and what a row of them is."""
+"""The title of each writer's files, and the meaning of a row of them."""
 
 
 def page() -> str:

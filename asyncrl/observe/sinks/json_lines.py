@@ -31,7 +31,8 @@ def metrics_file(run_dir: Path, name: str) -> Path:
 class JsonLines(Sink):
     """One JSON object a line: `step`, `time` (seconds since the epoch) and the values. Appends to what is there.
 
-    `log` raises OSError, and leaves no part of a line behind. The file is opened by the first call that can.
+    `log` raises OSError, and then removes the part of its line that was written. The file is opened by the first call
+    that can.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:

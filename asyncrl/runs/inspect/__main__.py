@@ -62,14 +62,14 @@ FOLLOWS = (
     "which ends nothing else; --once prints it once. `asyncrl status` and `asyncrl inspect status` are one command."
 )
 SAMPLES = 6
-"""Rates are those since the oldest of so many samples."""
+"""Rates are measured since the oldest of so many samples."""
 SUGGESTIONS = 8
 WIDE = 300
 LEAST_WIDTH = 120
 
 
 def main() -> None:
-    """Do what the command line says, then end the process: with a message and status 1 where it cannot be done."""
+    """Run the subcommand and end the process. A failure ends it with a message and status 1."""
     parsed = parser().parse_args()
     with failures_end_the_command(name=f"{command_name()} {parsed.command}", also=(lmdb.Error,)):
         sys.exit(parsed.act(parsed))
@@ -86,14 +86,14 @@ def _shared_options() -> tuple[ArgumentParser, ArgumentParser, ArgumentParser, A
         action="append",
         default=[],
         metavar="tcp://HOST:PORT",
-        help="address of the replay, once for each shard, in place of those that the replay wrote beside its store",
+        help="address of the replay, once for each shard, in place of those that the replay wrote at its store",
     )
     run.add_argument("--keys", metavar="DIR", help="keys to connect with, where the run's folder has no config.yaml")
     run.add_argument("--wait", type=float, default=10.0, metavar="S", help="seconds to wait for the replay (10)")
     plain = ArgumentParser(add_help=False, parents=[run])
     plain.add_argument("--json", action="store_true", help="print JSON for programs")
     tokenizer = ArgumentParser(add_help=False)
-    tokenizer.add_argument("--tokenizer", metavar="DIR", help="tokenizer, where the run's own is gone")
+    tokenizer.add_argument("--tokenizer", metavar="DIR", help="tokenizer, where the run's own is missing")
     state = ArgumentParser(add_help=False)
     state.add_argument(
         "--state", action="append", default=[], help="only those in this state, such as evicted; may be repeated"
@@ -265,8 +265,11 @@ def _check_states(states: Sequence[str]) -> None:
 
 
 def _wide_console() -> Console:
-    """A console whose lines have room for a whole row where they go into a file or a pipe. A narrow terminal breaks
-    lines, since a table that is made to fit would leave out the ends of ids."""
+    """A console for rows of any length.
+
+    A file or a pipe gets each row as one line. A narrow terminal breaks lines, since a table that fits would lack the
+    ends of ids.
+    """
     console = Console()
     return Console(width=max(LEAST_WIDTH, console.width) if console.is_terminal else WIDE)
 
@@ -335,7 +338,7 @@ def dead_letters(arguments: Namespace) -> int:
 
 def change_dead_letters(arguments: Namespace) -> int:
     """Requeue or discard dead letters; status 1 where one was refused."""
-    # Beside --run or --store, all that is named is an id.
+    # Together with --run or --store, all other words are ids.
     if arguments.named and (arguments.run or arguments.store):
         arguments.ids, arguments.named = [arguments.named, *arguments.ids], None
     if bool(arguments.ids) == arguments.all:
@@ -367,7 +370,7 @@ def _print(
     console: Console | None = None,
     soft_wrap: bool = False,
 ) -> int:
-    """Print plain values as JSON where `--json` asks for it, else what people read. Returns the exit status."""
+    """Print plain values as JSON with `--json`, else the readable form. Returns the exit status."""
     if arguments.json:
         sys.stdout.write(json.dumps(values) + "\n")
     else:

@@ -28,7 +28,7 @@ FORMAT = 8
 
 
 class Column(NamedTuple):
-    """How values of one type are kept: the type in the file, and the two conversions."""
+    """The column of one type: its type in the file, and the conversions to it and from it."""
 
     type: pa.DataType
     write: Callable[[Any], Any]
@@ -142,8 +142,8 @@ _ARRAYS = [name for each in (*_DATA, _LABELS) for name, column in each.items() i
 
 
 def trajectory_batch(stored: Sequence[StoredTrajectory], decode: Decode | None = None) -> pa.RecordBatch:
-    """Rows of `TRAJECTORIES` for trajectories that have a record. What is not stored of one is null, and texts are null
-    without `decode`."""
+    """The rows of `TRAJECTORIES` for trajectories that have a record. Values that are not stored are null, and texts
+    are null without `decode`."""
     rows = [_row(each, decode) for each in stored]
     return pa.RecordBatch.from_arrays(
         [pa.array([row.get(field.name) for row in rows], field.type) for field in TRAJECTORIES], schema=TRAJECTORIES

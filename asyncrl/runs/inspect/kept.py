@@ -1,4 +1,4 @@
-"""Episodes whose text the store has no longer, from the sample that the learner kept of each step."""
+"""Episodes whose text the store no longer has, from the sample that the learner kept of each step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class KeptOfRun:
-    """The kept episodes of the run to which a store belongs; none of a store that stands alone. A sample that cannot be
-    read is logged, and counts as none."""
+    """The kept episodes of the run to which a store belongs; none of a store that was imported alone. A sample that
+    cannot be read is logged, and counts as none."""
 
     def __init__(self, run: Run) -> None:
         self._kept = run.kept() if run.owns_store else None

@@ -54,9 +54,9 @@ def export_run(
     group_tokens: int = GROUP_TOKENS,
     decode: Decode | None = None,
 ) -> int:
-    """Write a run to `folder`, which must be new; returns how many trajectories.
+    """Write a run to `folder`, which must be new. Returns the number of trajectories.
 
-    With `states` it writes only trajectories in one of them. Of those whose data is gone it writes the record. With
+    With `states` it writes only trajectories in one of them. A trajectory without data has only its record. With
     `decode` it writes the texts of prompts and answers. All steps, plans and dead letters are written. Raises
     StoreError: the folder exists.
     """

@@ -1,6 +1,6 @@
 """`asyncrl report RUN [--out FILE]`: a run as one HTML file, to keep, to print and to send.
 
-It has what came of the run, plots, a few episodes, the configuration, versions and hardware. RUN is the folder of a
+It has the results of the run, plots, a few episodes, the configuration, versions and hardware. RUN is the folder of a
 run, such as runs/NAME, or its name; it may still run. The file loads nothing from elsewhere. It names paths and hosts
 of this machine, and shows text of the run's episodes.
 """

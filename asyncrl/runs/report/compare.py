@@ -1,8 +1,8 @@
-"""`asyncrl compare RUN RUN ... [--html FILE] [--json]`: in what runs differ, and what came of each.
+"""`asyncrl compare RUN RUN ... [--html FILE] [--json]`: the differences between runs, and the results of each.
 
-It shows the keys, versions and hardware that differ, the results next to each other, and what each run measured after
-the same number of samples, sampled tokens and seconds of training. RUN is the folder of a run, such as runs/NAME, or
-its name; it may still run. --html also writes a page with the curves of all runs in the same plots.
+It shows the keys, versions and hardware that differ, and the results next to each other. It shows the values of each
+run after the same number of samples, sampled tokens and seconds of training, too. RUN is the folder of a run, such as
+runs/NAME, or its name; it may still run. --html also writes a page with the curves of all runs in the same plots.
 """
 
 from __future__ import annotations

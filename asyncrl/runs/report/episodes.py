@@ -16,14 +16,14 @@ from asyncrl.runs.run import Run
 from asyncrl.types import Turn
 
 MOST_TOKENS = 600
-"""Of a longer turn the report shows the first and the last half of so many tokens."""
+"""A longer turn is shown by its first and its last tokens, half of so many each."""
 MOST_TURNS = 40
 MOST_CHARS = 12_000
 
 
 @dataclass(frozen=True, slots=True)
 class ShownTurn:
-    """A turn as text. `scores` are those of the steps that end in it."""
+    """A turn as text. `scores` has the steps that end in it."""
 
     role: str
     text: str
@@ -34,7 +34,8 @@ class ShownTurn:
 
 @dataclass(frozen=True, slots=True)
 class ShownEpisode:
-    """An episode for a page: its row, its turns, and what scorers gave it by name; so many turns are `left_out`."""
+    """An episode for a page: its row, its turns, and its scores by name. `left_out` counts the turns that are not
+    shown."""
 
     row: KeptRow
     turns: Sequence[ShownTurn]
@@ -66,7 +67,7 @@ def chosen(rows: Sequence[KeptRow]) -> list[KeptRow]:
 
 
 def _reward(row: KeptRow) -> tuple[bool, float]:
-    """In ascending order, after NaN."""
+    """A key that sorts by reward, with NaN first."""
     return not math.isnan(row.reward), row.reward
 
 
@@ -76,7 +77,7 @@ def visible(text: str) -> str:
 
 
 def cut(text: str) -> str:
-    """At most `MOST_CHARS` characters of a text."""
+    """Cut a text to `MOST_CHARS` characters."""
     more = len(text) - MOST_CHARS
     return f"{text[:MOST_CHARS]}\n[{more} more characters]" if more > 0 else text
 

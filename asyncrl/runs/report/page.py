@@ -86,7 +86,7 @@ def drawn(plots: Iterable[Plot]) -> list[DrawnPlot]:
 
 
 def introduction(run: ReportedRun) -> str:
-    """What the run is, in a sentence."""
+    """Describe the run in a sentence."""
     values = run.values
     data = ", ".join(values["data.train"]) if isinstance(values["data.train"], list) else values["data.train"]
     algorithm = f"{values['algorithm.advantage.name']} with loss {values['algorithm.loss.name']}"
@@ -96,7 +96,7 @@ def introduction(run: ReportedRun) -> str:
 
 
 def tiles(run: ReportedRun) -> list[tuple[str, str, str]]:
-    """The main numbers: name, value, and what it is of."""
+    """The main numbers: the name, the value, and a remark on each."""
     summary = run.summary
     found = [("steps", f"{summary.steps}", f"of {summary.planned_steps}")]
     changes = {"reward": summary.reward, "held-out accuracy": summary.held_out.get("accuracy")}
@@ -116,7 +116,7 @@ def tiles(run: ReportedRun) -> list[tuple[str, str, str]]:
 
 
 def environment_rows(host: Environment) -> list[tuple[str, str]]:
-    """A host for people. What is not known of it is left out."""
+    """The facts of a host for people. Unknown ones are left out."""
     packages = ", ".join(f"{name} {version}" for name, version in (host.packages or {}).items())
     rows = [
         ("host", host.host),
@@ -139,7 +139,7 @@ def _duration(seconds: float) -> str:
 
 
 def _decoder(run: ReportedRun) -> Decode:
-    """The run's tokenizer; of a run of another version, whose configuration this one cannot use, token ids."""
+    """The run's tokenizer. A run of another version has a configuration that cannot be used, and is shown as token ids."""
     try:
         return decoder(run.run)
     except ConfigError:

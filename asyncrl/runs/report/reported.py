@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReportedRun:
-    """A run as its folder tells it.
+    """The values of a run that a report shows.
 
-    `values` is the configuration by key, with defaults for keys that the run's version did not have; `written` is that
-    of its file as text. Secrets are masked in both. `steps` and `evaluations` are rows of the learner, thinned out;
-    `roles` has those of the other processes by name. `state` is that of the summary, or says that the run runs, or that
-    it ended without one.
+    `values` is the configuration by key, with defaults for keys that the run's version did not have; `written` is the
+    text of its file. Secrets are masked in both. `steps` and `evaluations` are sampled rows of the learner; `roles` has
+    the rows of the other processes by name. `state` is that of the summary, or running, or unfinished for a run that
+    ended without a summary.
     """
 
     run: Run
@@ -63,7 +63,7 @@ class ReportedRun:
         ]
 
     def start(self) -> float:
-        """When the first process wrote its first row, in seconds since 1970; 0 without any."""
+        """The time at which the first process wrote its first row, in seconds since 1970; 0 without any."""
         return min((rows[0]["time"] for rows in (self.steps, *self.roles.values()) if rows), default=0.0)
 
 

@@ -102,7 +102,7 @@ def short(value: float) -> str:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """At most about `most` round numbers within [low, high]."""
+    """Choose at most about `most` round numbers within [low, high]."""
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))

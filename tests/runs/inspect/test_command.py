@@ -232,7 +232,7 @@ def test_a_step_whose_text_is_gone_ends_with_what_the_learner_kept(call: Call) -
             for member in range(2):
                 tx.delete("data", f"t00000000{group}.{member}.0")
     core.store.close()
-    assert "its text is gone" in call("step", "mine", "0", "--best", "1")[1]
+    assert "its text was removed" in call("step", "mine", "0", "--best", "1")[1]
     step = example_step(0, members=2, groups=1)
     KeptWriter(Path("runs/mine"), 1 << 30).add(step)
     found = json.loads(call("step", "mine", "0", "--best", "4", "--json")[1])
