@@ -40,7 +40,7 @@ def _folders(run: Run, problem: Callable[[str], None]) -> list[str]:
     found = [str(run.folder / "model")] if (run.folder / "model").is_dir() else []
     try:
         # All other keys may be those of another version of asyncrl.
-        path = run.value("model.path")
+        path = run.real_values()["model.path"]
     except ConfigError as error:
         problem(f"model.path is not known: {reason_of(error)}")
         return found

@@ -12,10 +12,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import yaml
-
 from asyncrl.config import locations
-from asyncrl.config.changes import by_key, changed_keys, values_of
+from asyncrl.config.changes import changed_keys, values_of
 from asyncrl.config.checks import conflicts
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_newest_checkpoint
 from asyncrl.config.schema import TrainConfig
@@ -88,10 +86,10 @@ def changes_of(config: TrainConfig, run_dir: Path) -> list[str]:
 
     Raises ConfigError: the run cannot resume with this configuration.
     """
-    path = run_dir / CONFIG_FILE
-    if not path.exists():
+    run = Run(run_dir)
+    if not run.config_file.exists():
         return []
-    before, after = by_key(yaml.safe_load(path.read_text())), values_of(config)
+    before, after = run.real_values(), values_of(config)
     try:
         changed = changed_keys(before, after)
     except ConfigError as error:

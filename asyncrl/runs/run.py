@@ -80,13 +80,12 @@ class Run:
     def values(self) -> dict[str, Any]:
         """The value of every key, for people: with masked secrets, and defaults for keys that the run's version lacked.
         Raises ConfigError: the file cannot be read."""
-        with self._readable():
-            return masked(by_key(self._written()))
+        return masked(self.real_values())
 
-    def value(self, key: str) -> Any:
-        """The value of one key, for programs: secrets are not masked. Raises ConfigError: the file cannot be read."""
+    def real_values(self) -> dict[str, Any]:
+        """The same for programs: secrets are not masked."""
         with self._readable():
-            return by_key(self._written())[key]
+            return by_key(self._written())
 
     def written_config(self) -> str:
         """The text of the configuration, with masked secrets. Raises ConfigError: the file cannot be read."""

@@ -30,7 +30,7 @@ class Standstill:
         self._failed = False
 
     def text(self, progress: Hashable) -> str:
-        """The cause of the wait, as the newest look found it; empty while `progress` changes, and until a first look."""
+        """The cause of the wait, by the newest look; empty while `progress` changes, and until a first look."""
         now = self._clock()
         if progress != self._seen:
             self._seen, self._since, self._text = progress, now, ""

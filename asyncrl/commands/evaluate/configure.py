@@ -9,15 +9,15 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from asyncrl.config.changes import KEYS, by_key, values_of
+from asyncrl.config.changes import KEYS, values_of
 from asyncrl.config.compose import read
 from asyncrl.config.files import GROUPS
-from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.quoting import quoted
 from asyncrl.config.schema import DataConfig, NetworkConfig, SftConfig, TrainConfig, WeightsConfig
 from asyncrl.config.secrets import masked_value, shown, shown_value
 from asyncrl.errors import ConfigError
 from asyncrl.runs.from_config import read_config
+from asyncrl.runs.run import Run
 
 MEASURED = ("model.", "data.", "actor.", "scoring.", "learner.eval_attempts")
 """The keys on which the result of an evaluation rests."""
@@ -89,10 +89,10 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
 
 def require_same(config: TrainConfig, folder: Path) -> None:
     """Raises ConfigError: an earlier start of the evaluation in `folder` measured something else."""
-    path = folder / CONFIG_FILE
-    if not path.exists():
+    run = Run(folder)
+    if not run.config_file.exists():
         return
-    before, now = by_key(yaml.safe_load(path.read_text())), values_of(config)
+    before, now = run.real_values(), values_of(config)
     measured = [key for key in KEYS if key.startswith(MEASURED)]
     changed = [key for key in measured if masked_value(key, before[key]) != masked_value(key, now[key])]
     if changed:

@@ -139,7 +139,7 @@ def _duration(seconds: float) -> str:
 
 
 def _decoder(run: ReportedRun) -> Decode:
-    """The run's tokenizer. A run of another version has a configuration that cannot be used, and is shown as token ids."""
+    """The run's tokenizer; token ids for a run of another version, whose configuration cannot be used."""
     try:
         return decoder(run.run)
     except ConfigError:
