@@ -1,4 +1,4 @@
-"""Whose weights they are: every request for weights says its run, and a publisher of another run refuses it by name."""
+"""The run of weights: every request for weights names its run, and a publisher of another run refuses it by name."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""What NCCL is told before the first group of a process."""
+"""The environment of NCCL before the first group of a process."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Replay:
         self.asked: list[str] = []
 
     def change(self, path: str, change: Callable[[Any], Any]) -> None:
-        """What is answered at `path`."""
+        """Change the answer at `path`."""
         for each in self.exchanges:
             if each["path"].startswith(path):
                 each["answer"] = change(each["answer"])
@@ -198,7 +198,7 @@ async def test_a_policy_with_tied_embeddings_is_refused_on_a_cpu_alone(tmp_path:
 
 
 async def test_a_server_that_knows_no_versions_yet_is_asked_for_completions() -> None:
-    """As 0.27.1 has it, which answers `/inference/v1/generate`; still earlier ones do not say whether they flushed."""
+    """vLLM 0.27.1 answers `/inference/v1/generate` without versions; earlier ones do not tell if they flushed."""
     replay = Replay(RECORDED[SILENT])
     older = {"status": 200, "answer": {"choices": [{"index": 0, "token_ids": [5]}]}}
     for each in replay.exchanges:
@@ -228,7 +228,7 @@ async def test_a_restart_is_seen_by_a_check_and_by_a_request_whose_answer_does_n
 
 
 def answer_of(prompt_logprobs: Any) -> bytes:
-    """In the form of vLLM's documentation; no real server was asked for this one."""
+    """An answer in the form of vLLM's documentation; it was not recorded from a real server."""
     choice = {"index": 0, "finish_reason": "length", "prompt_logprobs": prompt_logprobs}
     return json.dumps({"choices": [choice]}).encode()
 

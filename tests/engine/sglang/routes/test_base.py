@@ -33,7 +33,7 @@ class Noting(dict[str, torch.Tensor]):
 
 
 class Given(Update):
-    """Its tensors are not copied."""
+    """An update whose tensors are not copied."""
 
     def __init__(self, tensors: Noting) -> None:
         super().__init__(1, "1-me", tensors)

@@ -1,5 +1,7 @@
-"""What is posted as handles of GPU memory, read as a server's unpickler reads it. But for the last two tests no GPU is
-needed: the memory behind a handle is a stub, its arguments are those that torch gives."""
+"""Handles of GPU memory as they are posted, read as a server's unpickler reads them.
+
+Except for the last two tests no GPU is needed: the memory of a handle is a stub, with the arguments that torch gives.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ ALLOWED = {
     ("torch.multiprocessing.reductions", "rebuild_cuda_tensor"),
     ("types", "SimpleNamespace"),
 }
-"""Of the globals that 0.5.23 takes, and by their modules 0.5.17, those that a body may need."""
+"""The globals that a body may need, of those that SGLang 0.5.23 accepts; 0.5.17 accepts them by their modules."""
 
 
 @pytest.fixture
@@ -118,7 +120,7 @@ def test_a_server_finds_every_tensor_behind_the_handle_of_a_gpu_that_it_knows_by
 
 @pytest.fixture
 def counted(memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens to three buckets, one after the other, on their way to a server of two ranks."""
+    """The events of three buckets that are sent, one after the other, to a server of two ranks."""
     events: list[str] = []
     handed = reductions.reduce_tensor
 
