@@ -97,7 +97,7 @@ class FakeSglang:
         self.context = 4096
         self.overlap = False
         self.routing: RoutingShape | None = None
-        """The shape of the experts that it tells, by `experts_at` a token's place and the weights that computed it last."""
+        """The shape of experts that it tells, by `experts_at` a token's place and the weights that computed it last."""
         self.routed_from: list[int | None] = []
         self.restart()
 
