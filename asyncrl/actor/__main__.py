@@ -79,7 +79,8 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
             *(keep() for keep in opened.keepers),
         )
         if drain.is_set():
-            leave(config, reports.name, life)
+            endpoints = locations.replay_endpoints(config.network, config.replay.shards)
+            leave(endpoints, reports.name, life, keys, locations.run_identity(config.run))
 
 
 def _workers(

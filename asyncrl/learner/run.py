@@ -15,12 +15,12 @@ from typing import Any
 
 import zmq
 
-from asyncrl.algorithms.compose import Algorithm
-from asyncrl.algorithms.composition import label_needs
+from asyncrl.algorithms.algorithm import Algorithm
+from asyncrl.algorithms.from_config import label_needs
 from asyncrl.config import locations
 from asyncrl.config.changes import ConfigHistory, recorded, values_of
 from asyncrl.config.schema import TrainConfig
-from asyncrl.data.rendered import longest, read_of_run
+from asyncrl.data.from_config import run_demonstrations
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.batches import BatchSource, open_batches
 from asyncrl.learner.batch.keeping import open_keeper
@@ -298,14 +298,14 @@ def _train(
 
 def _longest(config: TrainConfig) -> int:
     """The tokens of the longest sequence that is trained."""
-    return max(config.actor.max_tokens, longest(config) if config.algorithm.sft.path else 0)
+    return max(config.actor.max_tokens, run_demonstrations(config).max_tokens if config.algorithm.sft.path else 0)
 
 
 def open_demonstrations(config: TrainConfig, ranks: Ranks, policy: Policy) -> DemonstrationFeed | None:
     """The demonstrations that `config` mixes into the steps, if any. Raises DataError: no start has rendered them."""
     if not config.algorithm.sft.path:
         return None
-    rendered = read_of_run(config, config.algorithm.sft.path)
+    rendered = run_demonstrations(config).read(config.algorithm.sft.path)
     flops = ForwardFlops.of(policy, policy.model.config)
     return DemonstrationFeed(rendered, config.run.seed, ranks, policy, flops)
 

@@ -10,7 +10,7 @@ import zmq.asyncio
 
 from asyncrl.errors import UnavailableError, WireError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
-from asyncrl.network.sockets import connect
+from asyncrl.network.sockets import connect, send_within
 from asyncrl.types import RunIdentity
 from asyncrl.weights.manifest import MAX_CHUNK_BYTES, MAX_MANIFEST_BYTES
 from asyncrl.wire import Message, decode, encode, run_field
@@ -63,9 +63,7 @@ class Requests:
         socket, _ = self._connected()
         frames = encode(Message(kind, self._sequence, {**body, **self._own_run}))
         try:
-            # Not wait_for, which yields to the loop even if the send is done: then pyzmq sometimes misses answers.
-            async with asyncio.timeout(self._timeout_s):
-                await socket.send_multipart(frames)
+            await send_within(self._timeout_s, socket, frames)
         except TimeoutError:
             raise self._silent() from None
         return self._sequence

@@ -1,4 +1,4 @@
-"""Tries the user's own parts once on a tiny batch, so that a mistake in one shows before the run starts."""
+"""A probe of the user's own parts, which calls each of them once on a tiny batch before the run starts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor
 from asyncrl.algorithms.advantages.base import Advantage, Rollouts, SequenceAdvantage
 from asyncrl.algorithms.aggregation import Aggregation
 from asyncrl.algorithms.batch import Episodes, MissingScoreError, Tokens, Totals
-from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.corrections.base import Ages, Correction
+from asyncrl.algorithms.from_config import composition_of
 from asyncrl.algorithms.kl import Kl
+from asyncrl.algorithms.loss_streams import LossStream
 from asyncrl.algorithms.losses.base import Candidates, Loss, Updates
 from asyncrl.algorithms.losses.value import Value
 from asyncrl.algorithms.parts import Part
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.rewards.base import Reward
-from asyncrl.algorithms.streams import LossStream
-from asyncrl.algorithms.view import View
 from asyncrl.config.schema import AlgorithmConfig
 from asyncrl.errors import ConfigError, InvariantError
 from asyncrl.text import reason_of
 
 _Result = tuple[str, Any, int | None, torch.dtype | None]
-"""What was called, what it returned, the length that is expected (None: a scalar), and the dtype if it matters."""
+"""The call, its result, the expected length (None: a scalar), and the dtype if it matters."""
 
 _RETURNS = {
     "advantage": "`__call__` must return an Estimate with float[M] (with a critic, returns float[M] too), and `scores` "
@@ -42,12 +42,12 @@ _RETURNS = {
 }
 
 
-def try_parts(config: AlgorithmConfig, group_size: int) -> None:
-    """Call every part that is not of asyncrl on two groups of short episodes. Without such a part nothing is done.
+def probe_parts(config: AlgorithmConfig, group_size: int) -> None:
+    """Call every part that is not of asyncrl on two groups of short episodes.
 
     Raises ConfigError with one line for each part that raises an exception, or returns a wrong shape or type.
     """
-    parts = Composition.of(config)
+    parts = composition_of(config)
     chosen = (
         *parts.rewards,
         parts.advantage,
@@ -68,7 +68,7 @@ def _problem(part: Part, count: int) -> str | None:
         results = _results(part, _episodes(count, part.reads), _tokens(count))
         # Up to the first wrong result: the next call may fail only because of it.
         reason, place = next(filter(None, (_wrong(*result) for result in results)), None), _defined(part)
-    except Exception as error:  # noqa: BLE001 - it is what the trial looks for
+    except Exception as error:  # noqa: BLE001 - errors of the user's code are what the probe looks for
         if isinstance(error, InvariantError) and not isinstance(error, MissingScoreError):
             return None  # The part refuses the data, and only a run has real ones.
         reason, place = reason_of(error), _raised(part, error)
@@ -93,8 +93,8 @@ def _wrong(what: str, value: Any, length: int | None, dtype: torch.dtype | None)
 
 
 def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result]:
-    """What the part returns, call by call."""
-    view = View.of(tokens)
+    """The results of the part, call by call."""
+    view = PolicyTokens.of(tokens)
     size, count = view.index.numel(), episodes.count
     old = view.take(tokens.behaviour)
     advantages = torch.linspace(-1, 1, size)
@@ -122,8 +122,8 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
             for name, mark in losses.marks.items():
                 yield f"mark {name!r} of its TokenLosses", mark, size, torch.bool
         case LossStream():
-            beside = part(Updates(view, now, old, old, advantages), old)
-            yield "`losses` of its TokenLosses", beside.losses, size, None
+            losses = part(Updates(view, now, old, old, advantages), old)
+            yield "`losses` of its TokenLosses", losses.losses, size, None
         case Correction():
             ages = Ages(
                 view,
@@ -154,7 +154,7 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
 
 
 def _episodes(count: int, reads: Sequence[str]) -> Episodes:
-    """Two groups, whose members win and lose by turns, and have one step each and the scores that a part reads."""
+    """Two groups whose members win and lose alternately, with one step each and the scores that a part reads."""
     member = torch.arange(count)
     won = (member % 2).float()
     return Episodes(
@@ -172,7 +172,7 @@ def _episodes(count: int, reads: Sequence[str]) -> Episodes:
 
 
 def _tokens(count: int) -> Tokens:
-    """For each episode a token of the prompt and two of the policy."""
+    """One token of the prompt and two of the policy for each episode."""
     position = torch.arange(3).repeat(count)
     logprobs = -torch.linspace(0.1, 1, 3 * count)
     return Tokens(
@@ -195,7 +195,7 @@ def _defined(part: Part) -> str:
 
 
 def _raised(part: Part, error: Exception) -> str:
-    """The last line of the part's own file that the error passed, or else where its class begins."""
+    """The last line of the part's own file in the traceback, or else the first line of its class."""
     file = inspect.getfile(type(part))
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}:{lines[-1]}" if lines else _defined(part)

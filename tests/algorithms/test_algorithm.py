@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Episodes, Tokens, Totals
-from asyncrl.algorithms.compose import Algorithm
 from asyncrl.errors import InvariantError
 from tests.algorithms.support import (
     alone,

@@ -1,4 +1,8 @@
-"""Once a learner step, before its updates: rewards, advantages, importance weights and rejections of a rank's share."""
+"""The advantages of a step's batch, and all else that is fixed before the step's updates.
+
+`prepare` runs once a learner step on the sequences of one rank. It computes rewards, advantages, the importance weights
+and rejections of the corrections, the weights of the loss streams, and the tokens that the loss selects.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +13,33 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import Rollouts
 from asyncrl.algorithms.batch import Centres, Episodes, Reduce, Tokens
-from asyncrl.algorithms.composition import INTERPOLATED, Composition
+from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.demonstrations import only_sampled
+from asyncrl.algorithms.global_threshold import draw
+from asyncrl.algorithms.log_ratios import clamp_log
+from asyncrl.algorithms.loss_streams import stream_weights
 from asyncrl.algorithms.losses.base import Candidates
-from asyncrl.algorithms.restricted import held
-from asyncrl.algorithms.selection import draw
-from asyncrl.algorithms.streams import stream_weights
-from asyncrl.algorithms.view import View, clamp_log
+from asyncrl.algorithms.policy_tokens import PolicyTokens
+from asyncrl.algorithms.proximal import INTERPOLATED, is_live
+from asyncrl.algorithms.restricted_tokens import with_restricted_fixed
 from asyncrl.errors import InvariantError
 
 
 def prepare(
     parts: Composition, kl_weight: float, episodes: Episodes, tokens: Tokens, reduce: Reduce
 ) -> tuple[Tokens, float]:
-    """The tokens with all that the step fixes, and the KL coefficient of the next step.
+    """The tokens with their advantages, weights and rejections, and the KL coefficient of the next step.
 
-    `kl_weight` is the coefficient of this step. Raises InvariantError.
+    `kl_weight` is the coefficient of this step. Raises InvariantError: see `Algorithm.prepare`.
     """
     reference = tokens.reference
     if parts.proximal == "behaviour":
         tokens = replace(tokens, proximal=tokens.behaviour)
-    tokens = held(tokens)
+    tokens = with_restricted_fixed(tokens)
     if episodes.version is not None:
         tokens = replace(tokens, lag=episodes.version - tokens.versions)
-    view, sampled = View.of(tokens), View.of(only_sampled(tokens))
+    view, sampled = PolicyTokens.of(tokens), PolicyTokens.of(only_sampled(tokens))
     _check(parts, episodes, tokens, view)
     episodes = parts.shaped(episodes)
     divergence = _divergence(parts, tokens, sampled)
@@ -53,7 +59,7 @@ def prepare(
     return replace(tokens, reference=reference), next_weight
 
 
-def _check(parts: Composition, episodes: Episodes, tokens: Tokens, view: View) -> None:
+def _check(parts: Composition, episodes: Episodes, tokens: Tokens, view: PolicyTokens) -> None:
     if view.owner.numel() and not 0 <= int(view.owner.min()) <= int(view.owner.max()) < episodes.count:
         raise InvariantError(
             f"sequence reaches {int(view.owner.max())}; it must be in [0, {episodes.count}) (episodes)"
@@ -70,7 +76,7 @@ def _check(parts: Composition, episodes: Episodes, tokens: Tokens, view: View) -
         _check_finite(name, getattr(tokens, name), tokens, view)
 
 
-def _check_finite(name: str, values: Tensor | None, tokens: Tokens, view: View) -> None:
+def _check_finite(name: str, values: Tensor | None, tokens: Tokens, view: PolicyTokens) -> None:
     if values is None:
         raise InvariantError(f"{name} is missing ({'give Episodes.version' if name == 'lag' else f'Tokens.{name}'})")
     chosen = view.take(values)
@@ -84,7 +90,7 @@ def _check_finite(name: str, values: Tensor | None, tokens: Tokens, view: View) 
         )
 
 
-def _divergence(parts: Composition, tokens: Tokens, view: View) -> Tensor | None:
+def _divergence(parts: Composition, tokens: Tokens, view: PolicyTokens) -> Tensor | None:
     """float[M]: the KL form of each policy token at the start of the step, where it is needed."""
     if not (parts.has_kl and (parts.kl.place == "reward" or parts.kl.target)):
         return None
@@ -99,7 +105,9 @@ def _adapted(parts: Composition, weight: float, divergence: Tensor, episodes: Ep
     return parts.kl.adapted(weight, float(total / count.clamp(min=1)), episodes.count)
 
 
-def _rollouts(episodes: Episodes, tokens: Tokens, view: View, charge: Tensor | None, reduce: Reduce) -> Rollouts:
+def _rollouts(
+    episodes: Episodes, tokens: Tokens, view: PolicyTokens, charge: Tensor | None, reduce: Reduce
+) -> Rollouts:
     final = episodes.reward
     if charge is not None:
         charged = torch.zeros(episodes.count, dtype=torch.float64, device=charge.device)
@@ -119,7 +127,7 @@ def _with_advantages(parts: Composition, rollouts: Rollouts) -> Tokens:
     return replace(rollouts.tokens, advantages=advantages, returns=returns)
 
 
-def _centres(tokens: Tokens, view: View, reduce: Reduce) -> Centres:
+def _centres(tokens: Tokens, view: PolicyTokens, reduce: Reduce) -> Centres:
     assert tokens.advantages is not None
     values = [view.take(each) for each in (tokens.advantages, tokens.returns) if each is not None]
     sums = [each.sum(dtype=torch.float64) for each in values]
@@ -128,7 +136,9 @@ def _centres(tokens: Tokens, view: View, reduce: Reduce) -> Centres:
     return Centres(means[0], None if tokens.returns is None else means[1])
 
 
-def _with_corrections(parts: Composition, episodes: Episodes, tokens: Tokens, view: View, reduce: Reduce) -> Tokens:
+def _with_corrections(
+    parts: Composition, episodes: Episodes, tokens: Tokens, view: PolicyTokens, reduce: Reduce
+) -> Tokens:
     if not parts.corrections:
         return tokens
     assert tokens.advantages is not None
@@ -144,13 +154,15 @@ def _with_corrections(parts: Composition, episodes: Episodes, tokens: Tokens, vi
         episodes=episodes,
     )
     for bit, rule in enumerate(parts.corrections):
-        if not parts.is_live(rule):
+        if not is_live(parts, rule):
             ages = ages.after(bit, rule)
     weights = None if ages.weights is None else view.scatter(ages.weights)
     return replace(tokens, weights=weights, rejected=None if ages.rejected is None else view.scatter(ages.rejected))
 
 
-def _with_selection(parts: Composition, episodes: Episodes, tokens: Tokens, view: View, reduce: Reduce) -> Tokens:
+def _with_selection(
+    parts: Composition, episodes: Episodes, tokens: Tokens, view: PolicyTokens, reduce: Reduce
+) -> Tokens:
     assert tokens.proximal is not None
     assert tokens.advantages is not None
     if tokens.restricted is not None:

@@ -1,6 +1,6 @@
-"""The policy tokens of a packed batch: which of them belong together, and the operations on them that formulas share.
+"""The policy tokens of a packed batch: which of them belong together, and the operations that formulas share.
 
-Everything that is computed runs on [M] policy tokens; `View.scatter` puts results back among zeros.
+Every formula runs on the M policy tokens; `PolicyTokens.scatter` puts results back among zeros.
 """
 
 from __future__ import annotations
@@ -11,17 +11,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from asyncrl.errors import InvariantError
-
-LOG_LIMIT = 20.0
-BLOCK = 8
-LEVELS = ("token", "turn", "turn_geometric", "sequence", "geometric")
-LEVEL_MEANING = (
-    "what one ratio spans: a product over the turn or sequence; turn_geometric and geometric are the mean of its "
-    "log-ratios"
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,8 +46,8 @@ class Segments:
         return self.lengths.cumsum(0)[self.lengths > 0] - 1
 
 
-class PolicyTokens(Protocol):
-    """What a view needs of `Tokens`."""
+class PackedTokens(Protocol):
+    """The fields of `batch.Tokens` that `PolicyTokens.of` reads."""
 
     @property
     def mask(self) -> Tensor: ...
@@ -65,11 +56,11 @@ class PolicyTokens(Protocol):
     def sequence(self) -> Tensor: ...
 
     @property
-    def view(self) -> View | None: ...
+    def view(self) -> PolicyTokens | None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class View:
+class PolicyTokens:
     """M chosen tokens of N packed ones, in order: index int64[M] says where they lie.
 
     sequences: their segments by sequence; owner int64[R]: the sequences' indices into the global batch; starts
@@ -83,12 +74,12 @@ class View:
     packed: int
 
     @classmethod
-    def of(cls, tokens: PolicyTokens) -> View:
+    def of(cls, tokens: PackedTokens) -> PolicyTokens:
         """The policy tokens. Raises InvariantError: the tokens of a sequence do not lie together."""
         return cls.chosen(tokens.mask, tokens.sequence) if tokens.view is None else tokens.view
 
     @classmethod
-    def chosen(cls, mask: Tensor, sequence: Tensor) -> View:
+    def chosen(cls, mask: Tensor, sequence: Tensor) -> PolicyTokens:
         """The tokens of `mask` bool[N]; sequence int64[N] as in `Tokens`. Raises InvariantError: as `of`."""
         index, count = _true_places(mask), sequence.numel()
         breaks = _true_places(sequence[1:] != sequence[:-1]) + 1
@@ -100,16 +91,16 @@ class View:
         first = torch.searchsorted(index, torch.cat([starts, breaks.new_tensor([count])]))
         return cls(index, Segments(first.diff(), index.numel()), owner, starts, count)
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> View:
-        """The same with its tensors moved to another device."""
+    def moved(self, move: Callable[[Tensor], Tensor]) -> PolicyTokens:
+        """The same tokens with their tensors moved to another device."""
         lengths = replace(self.sequences, lengths=move(self.sequences.lengths))
-        return View(move(self.index), lengths, move(self.owner), move(self.starts), self.packed)
+        return PolicyTokens(move(self.index), lengths, move(self.owner), move(self.starts), self.packed)
 
-    def narrow(self, keep: Tensor) -> View:
-        """Those of its tokens where `keep` bool[M] holds; the sequences stay, some perhaps empty."""
+    def narrow(self, keep: Tensor) -> PolicyTokens:
+        """The tokens where `keep` bool[M] holds. The sequences stay, some perhaps empty."""
         kept = self.sequences.sum(keep).long()
         index = self.index[keep]
-        return View(index, Segments(kept, index.numel()), self.owner, self.starts, self.packed)
+        return PolicyTokens(index, Segments(kept, index.numel()), self.owner, self.starts, self.packed)
 
     def take(self, values: Tensor) -> Tensor:
         """[N] to [M]; half precision becomes float32. Differentiable: other tokens get a gradient of exactly 0."""
@@ -125,7 +116,7 @@ class View:
         return self.sequences.spread(values[self.owner])
 
     def turns(self) -> Segments:
-        """Its tokens by assistant turn: an unbroken run of policy tokens."""
+        """The tokens by assistant turn: an unbroken run of policy tokens."""
         starts = torch.ones(self.index.numel(), dtype=torch.bool, device=self.index.device)
         starts[1:] = self.index.diff() != 1
         starts[self.sequences.last[:-1] + 1] = True
@@ -145,52 +136,11 @@ class View:
 
 
 def _is_plain(values: Tensor) -> bool:
-    """Whether NumPy can read it: on the CPU its loops over memory are several times faster than torch's."""
+    """True if NumPy can read the tensor."""
+    # On the CPU its loops over memory are several times faster than torch's.
     return values.device.type == "cpu" and not values.requires_grad and values.dtype != torch.bfloat16
 
 
 def _true_places(mask: Tensor) -> Tensor:
     """int64, the indices where mask bool[N] holds, ascending."""
     return torch.from_numpy(mask.numpy().nonzero()[0]) if _is_plain(mask) else mask.nonzero().squeeze(1)
-
-
-def clamp_log(log_ratio: Tensor) -> Tensor:
-    """The log-ratio within +-20, so that its exp and the square of that are finite in float32; no gradient beyond."""
-    return log_ratio.clamp(-LOG_LIMIT, LOG_LIMIT)
-
-
-def at_level(log_ratio: Tensor, view: View, level: str) -> Tensor:
-    """float[M]: token log-ratios float[M] gathered over the level's span (see LEVEL_MEANING) and clamped.
-
-    The geometric level of a turn is that of ROLL's segments: Reinforcement Learning Optimization for Large-Scale
-    Learning: An Efficient and User-Friendly Scaling Library, 2025.
-    """
-    if level == "token":
-        return log_ratio
-    spans = view.turns() if level.startswith("turn") else view.sequences
-    gathered = spans.mean(log_ratio) if level.endswith("geometric") else spans.sum(log_ratio)
-    return clamp_log(spans.spread(gathered.to(log_ratio.dtype)))
-
-
-def linear_scan(decay: Tensor, value: Tensor) -> Tensor:
-    """x float[M] with x_t = value_t + decay_t x_{t+1} and x_M = 0; decay float[M], value float[M]. No gradient.
-
-    A sequence ends where its decay is 0, so packed sequences of any lengths are scanned at once. Blocks of `BLOCK`
-    tokens are solved side by side, then the carries of the blocks by the same recursion: O(M) work in BLOCK
-    log_BLOCK(M) vector operations, with no loop over tokens.
-    """
-    size = value.numel()
-    if size == 0:
-        return value.clone()
-    rows = -(-size // BLOCK)
-    spare = rows * BLOCK - size
-    # pad copies even where there is nothing to add, so the caller's tensors stay as they are
-    product = pad(decay.detach(), (0, spare)).view(rows, BLOCK)
-    result = pad(value.detach(), (0, spare)).view(rows, BLOCK)
-    for column in range(BLOCK - 2, -1, -1):
-        result[:, column].addcmul_(product[:, column], result[:, column + 1])
-        product[:, column].mul_(product[:, column + 1])
-    if rows > 1:
-        carry = pad(linear_scan(product[:, 0], result[:, 0])[1:], (0, 1))
-        result.addcmul_(product, carry.unsqueeze(1))
-    return result.view(-1)[:size]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from asyncrl.algorithms.trial import try_parts
+from asyncrl.algorithms.probe import probe_parts
 from asyncrl.errors import ConfigError
 from tests.algorithms.support import make_config
 
@@ -26,7 +26,7 @@ def test_a_mistake_in_an_own_part_is_named_with_its_place_and_what_is_expected(c
     ((kind, name),) = changes.items()
     path = f"tests.algorithms.bad_parts.{name}"
     with pytest.raises(ConfigError, match=rf"^algorithm\.{kind}={re.escape(path)} does not work .*{reason}"):
-        try_parts(make_config(**{kind: [path] if kind == "correction" else path}), group_size=2)
+        probe_parts(make_config(**{kind: [path] if kind == "correction" else path}), group_size=2)
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
@@ -40,14 +40,14 @@ def test_sound_parts_of_every_kind_pass(group_size):
     }
     paths = {kind: f"tests.algorithms.my_parts.{name}" for kind, name in own.items()}
     lists = {"correction": ["tests.algorithms.my_parts.Near"], "reward": ["tests.algorithms.my_parts.Short"]}
-    try_parts(make_config(**paths, **lists), group_size)
+    probe_parts(make_config(**paths, **lists), group_size)
 
 
 def test_a_score_that_only_the_rules_of_a_run_give_is_no_mistake():
-    try_parts(make_config(advantage="tests.algorithms.bad_parts.Asks"), group_size=2)
+    probe_parts(make_config(advantage="tests.algorithms.bad_parts.Asks"), group_size=2)
 
 
 @pytest.mark.parametrize("name", ["Undeclared", "UndeclaredKey"])
 def test_a_part_that_reads_a_score_without_naming_it_in_its_reads_is_refused(name):
     with pytest.raises(ConfigError, match=r"style.*`reads`"):
-        try_parts(make_config(advantage=f"tests.algorithms.bad_parts.{name}"), group_size=2)
+        probe_parts(make_config(advantage=f"tests.algorithms.bad_parts.{name}"), group_size=2)

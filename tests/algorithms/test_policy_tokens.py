@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.advantages.base import step_lengths, step_tokens
 from asyncrl.algorithms.batch import Totals
-from asyncrl.algorithms.groups import Groups
-from asyncrl.algorithms.view import View, linear_scan
+from asyncrl.algorithms.group_statistics import Groups
+from asyncrl.algorithms.linear_scan import linear_scan
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.errors import InvariantError
 from tests.algorithms.support import make_episodes, make_tokens
 
@@ -18,7 +19,7 @@ MASKS = [[0, 1, 1, 0, 1], [0, 0], [1], [0, 1, 1, 1]]
 
 
 def test_the_view_knows_sequences_turns_and_neighbours():
-    view = View.of(make_tokens(MASKS))
+    view = PolicyTokens.of(make_tokens(MASKS))
     assert view.index.tolist() == [1, 2, 4, 7, 9, 10, 11]
     assert view.sequences.lengths.tolist() == [3, 0, 1, 3]
     assert view.sequences.last.tolist() == [2, 3, 6]
@@ -32,7 +33,7 @@ def test_the_view_knows_sequences_turns_and_neighbours():
 def test_a_view_is_the_same_as_counted_token_by_token_with_gradients_or_without(masks):
     masks = [mask for mask in masks if mask]
     tokens = make_tokens(masks) if masks else make_tokens([[1]]).select(torch.empty(0, dtype=torch.int64))
-    view = View.of(tokens)
+    view = PolicyTokens.of(tokens)
     flags = [flag for mask in masks for flag in mask]
     assert view.index.tolist() == [place for place, flag in enumerate(flags) if flag]
     assert view.sequences.lengths.tolist() == [sum(mask) for mask in masks]
@@ -44,7 +45,7 @@ def test_a_view_is_the_same_as_counted_token_by_token_with_gradients_or_without(
 
 
 def test_segments_reduce_each_span_by_itself_and_an_empty_one_to_nothing():
-    spans = View.of(make_tokens(MASKS)).sequences
+    spans = PolicyTokens.of(make_tokens(MASKS)).sequences
     values = torch.tensor([1.0, 2, 6, torch.inf, 3, 4, 5])
     assert spans.sum(values).tolist() == [9, 0, torch.inf, 12]
     assert spans.mean(values).tolist() == [3, 0, torch.inf, 4]
@@ -52,14 +53,14 @@ def test_segments_reduce_each_span_by_itself_and_an_empty_one_to_nothing():
 
 
 def test_a_narrowed_view_keeps_its_sequences():
-    view = View.of(make_tokens(MASKS)).narrow(torch.tensor([1, 0, 1, 0, 0, 0, 1], dtype=torch.bool))
+    view = PolicyTokens.of(make_tokens(MASKS)).narrow(torch.tensor([1, 0, 1, 0, 0, 0, 1], dtype=torch.bool))
     assert view.index.tolist() == [1, 4, 11]
     assert view.sequences.lengths.tolist() == [2, 0, 0, 1]
     assert view.owner.tolist() == [0, 1, 2, 3]
 
 
 def test_an_empty_batch_has_an_empty_view():
-    view = View.of(make_tokens(MASKS).select(torch.empty(0, dtype=torch.int64)))
+    view = PolicyTokens.of(make_tokens(MASKS).select(torch.empty(0, dtype=torch.int64)))
     assert view.index.numel() == view.owner.numel() == view.sequences.lengths.numel() == 0
     assert view.turns().lengths.numel() == 0
 
@@ -67,7 +68,7 @@ def test_an_empty_batch_has_an_empty_view():
 def test_a_sequence_in_two_pieces_is_refused():
     tokens = make_tokens(MASKS)
     with pytest.raises(InvariantError, match="must lie together"):
-        View.of(tokens.select(torch.tensor([0, 5, 1])))
+        PolicyTokens.of(tokens.select(torch.tensor([0, 5, 1])))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_a_sequence_in_two_pieces_is_refused():
     ],
 )
 def test_each_aggregation_gives_its_number(name, params, expected):
-    view = View.of(make_tokens([[1, 1, 0], [1, 1, 1]]))
+    view = PolicyTokens.of(make_tokens([[1, 1, 0], [1, 1, 1]]))
     losses = view.take(torch.tensor([1.0, 2, 9, 3, 4, 5]))
     result = registry.build("aggregation", name, params)(losses, view.sequences, view.sequences.lengths, Totals(5, 2))
     assert result.item() == pytest.approx(expected, abs=1e-12)
@@ -116,7 +117,10 @@ def test_the_scan_equals_the_loop_over_tokens(size, seed):
 )
 def test_a_steps_score_lands_on_its_last_policy_token(steps, here, expected):
     episodes, tokens = make_episodes([0] * 4, [0] * 4, steps=steps), make_tokens(MASKS).select(torch.tensor(here))
-    found = (*step_tokens(episodes, tokens, View.of(tokens)), step_lengths(episodes, tokens, View.of(tokens)))
+    found = (
+        *step_tokens(episodes, tokens, PolicyTokens.of(tokens)),
+        step_lengths(episodes, tokens, PolicyTokens.of(tokens)),
+    )
     assert tuple(each.tolist() for each in found) == expected
 
 
@@ -125,7 +129,7 @@ def test_a_step_outside_its_sequence_or_before_any_policy_token_is_refused(end):
     episodes = make_episodes([0] * 4, [0] * 4, steps=[(0, end, 0.5)])
     tokens = make_tokens(MASKS)
     with pytest.raises(InvariantError, match=f"step_end={end} of sequence 0"):
-        step_tokens(episodes, tokens, View.of(tokens))
+        step_tokens(episodes, tokens, PolicyTokens.of(tokens))
 
 
 def test_group_statistics_are_those_of_each_group():

@@ -12,7 +12,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """Which of n values belong together: index int64[n] in [0, count)."""
+    """The groups of n values: index int64[n] in [0, count)."""
 
     index: Tensor
     count: int

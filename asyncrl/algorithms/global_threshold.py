@@ -1,7 +1,8 @@
-"""Cuts through the sorted values of the whole batch, found by counting: exact, and the same for any number of ranks.
+"""Thresholds over the values of the whole batch, such as the top k: exact, and the same for any number of ranks.
 
-float32 values are ranked by their bits: three histograms of 2,048 bins, each summed over the ranks and finer than the
-one before, give the exact value where a condition on the smallest values first holds.
+They are found by counting, without a sort over ranks. float32 values are ranked by their bits. Three histograms of
+2,048 bins are summed over the ranks, each finer than the one before, and give the exact value where a condition on the
+smallest values first holds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _BITS = 11
 _BINS = 1 << _BITS
 
 Condition = Callable[[Tensor, Tensor], Tensor]
-"""From the count and the sum of the smallest values, float64[bins] each, to bool[bins]; once true it stays true."""
+"""A function of the count and the sum of the smallest values, float64[bins] each: bool[bins], monotone."""
 
 
 def order(values: Tensor) -> Tensor:

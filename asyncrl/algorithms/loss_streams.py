@@ -1,10 +1,12 @@
-"""Weight streams: several losses that train at once, each with a weight for each sequence. Their sum is the loss.
+"""Loss streams: several losses that train at once, each with a weight for each sequence. Their sum is the loss.
 
 The policy's loss is the stream rl; if the list does not name it, rl has weight 1 on every token. The other streams,
 such as ce and ref_kl, have losses of their own and train all policy tokens, also those that corrections drop. Each
 stream is divided by a number of its own over the global batch, so that a stream on few of the tokens is not made
-smaller by the others. Source: the streams rl, ce and ref_kl of the library prime-rl, 2026, whose weights differ token
-by token; here they differ sequence by sequence.
+smaller by the others.
+
+Source: the streams rl, ce and ref_kl of the library prime-rl, 2026, whose weights differ token by token; here they
+differ sequence by sequence.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch import Tensor
 from asyncrl.algorithms.batch import Episodes, Reduce
 from asyncrl.algorithms.losses.base import TokenLosses, Updates, capped_ratio
 from asyncrl.algorithms.parts import Part, param
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.errors import ConfigError, InvariantError
 
 
@@ -56,14 +58,16 @@ class Stream(Part):
 
 
 class LossStream(Stream):
-    """Base of the streams that have a loss of their own. reads_proximal: as that of `Loss`."""
+    """Base of the streams that have a loss of their own. `reads_proximal` means the same as for a `Loss`."""
 
     reads_proximal: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(self, updates: Updates, reference: Tensor | None) -> TokenLosses:
-        """The loss of every policy token of the pass, before weights; reference float[M], log pi_ref, if it is wanted
-        (needs_reference)."""
+        """The loss of every policy token of the pass, before weights.
+
+        reference float[M] is log pi_ref; None unless the stream has `needs_reference`.
+        """
 
 
 class Rl(Stream):
@@ -88,7 +92,7 @@ class Rl(Stream):
 
 
 class Ce(LossStream):
-    """Cross-entropy: makes the tokens likelier, whatever the advantage.
+    """Cross-entropy: makes the tokens likelier, independent of the advantage.
 
     Formula: -log pi_theta times weight score, divided by the share of policy tokens with a weight
     Use: with score=outcome, fine-tuning on the episodes that succeeded; with a score of yours, on demonstrations
@@ -104,7 +108,7 @@ class Ce(LossStream):
 
 
 class RefKl(LossStream):
-    """On-policy distillation: the policy gradient with the reference's log-probs over the policy's as advantage.
+    """The on-policy distillation: the policy gradient with log(pi_ref / pi_theta) as advantage.
 
     Formula: -sg(log pi_ref - log pi_theta) min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta also at
     the cap, 0 where pi_theta - mu < -delta; times weight score, divided by the share of policy tokens with a weight
@@ -131,8 +135,8 @@ class RefKl(LossStream):
         return TokenLosses(torch.where(fell, 0.0, losses), {"low": fell})
 
 
-def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: View, reduce: Reduce) -> Tensor:
-    """float64[K, M]: the weight of each token in each of the K streams, divided by what the stream is divided by."""
+def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: PolicyTokens, reduce: Reduce) -> Tensor:
+    """float64[K, M]: the weight of each token in each of the K streams, divided by the stream's own count or sum."""
     weights = torch.stack([view.by_sequence(stream.weights(episodes)) for stream in streams])
     counted = [each if stream.by_weight else each != 0 for stream, each in zip(streams, weights, strict=True)]
     counts = weights.new_tensor([weights.shape[1]])
@@ -141,6 +145,6 @@ def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: View, re
     return weights * scale[:, None]
 
 
-def weighed(losses: Tensor, weights: Tensor) -> Tensor:
+def weighted(losses: Tensor, weights: Tensor) -> Tensor:
     """losses float[M] times weights float[M], exactly 0 where the weight is."""
     return torch.where(weights == 0, 0.0, weights * losses)

@@ -1,4 +1,8 @@
-"""Once a forward pass: the loss of whole sequences, and the sums that become the step's metrics."""
+"""The sum that is the loss: the policy's, the KL, the entropy, the loss streams and the demonstrations.
+
+`loss_of_pass` runs in every forward pass of a step. Its scalar is divided by counts over the global minibatch, so the
+scalars of all micro-batches and ranks add up to the loss of the step's update. The sums that it returns become metrics.
+"""
 
 from __future__ import annotations
 
@@ -11,40 +15,44 @@ from asyncrl.algorithms.batch import Tokens, Totals
 from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.demonstrations import of_demonstrations, only_sampled
+from asyncrl.algorithms.log_ratios import clamp_log
+from asyncrl.algorithms.loss_streams import LossStream, weighted
 from asyncrl.algorithms.losses.base import TokenLosses, Updates
 from asyncrl.algorithms.metrics import MASKED_BY_GRAMMARS, TAUGHT, age_sums, return_sums, taught_sums, update_sums
-from asyncrl.algorithms.restricted import held, hold
-from asyncrl.algorithms.streams import LossStream, weighed
-from asyncrl.algorithms.view import View, clamp_log
+from asyncrl.algorithms.policy_tokens import PolicyTokens
+from asyncrl.algorithms.proximal import interpolated, interpolated_linearly, is_live
+from asyncrl.algorithms.restricted_tokens import behaviour_where_restricted, with_restricted_fixed
 from asyncrl.errors import InvariantError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pass:
-    """All policy tokens of the pass, and those that neither a rule nor a grammar dropped (`updates`, with `weights` or
-    None)."""
+    """The policy tokens of the pass: all of them, and the kept ones with their importance weights (None: all 1).
+
+    A token is kept if neither a correction nor a grammar dropped it.
+    """
 
     everything: Updates
-    updates: Updates
+    kept: Updates
     weights: Tensor | None
     sums: dict[str, Tensor]
 
 
-def forward(
+def loss_of_pass(
     parts: Composition, kl_weight: float, logprobs: Tensor, tokens: Tokens, totals: Totals, entropy: Tensor | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """`compose.Algorithm.loss`."""
+    """The loss of a micro-batch, and its sums: see `Algorithm.loss`."""
     _check(parts, logprobs, tokens, entropy)
     shown, all_tokens = of_demonstrations(tokens), tokens
-    logprobs, tokens = hold(logprobs, tokens), only_sampled(held(tokens))
+    logprobs, tokens = behaviour_where_restricted(logprobs, tokens), only_sampled(with_restricted_fixed(tokens))
     this = _pass(parts, logprobs, tokens)
-    updates, lengths = this.updates, this.everything.view.sequences.lengths
+    updates, lengths = this.kept, this.everything.view.sequences.lengths
     policy = parts.loss(updates)
     terms = {"policy": policy.losses if this.weights is None else this.weights * policy.losses}
     sums = this.sums | update_sums(updates.log_ratio, this.weights, updates.advantages, tokens.centres)
     sums |= {f"clip/{name}": mark.count_nonzero().double() for name, mark in policy.marks.items()}
     if (weights := _in_stream(parts, "rl", tokens, updates.view)) is not None:
-        terms["policy"] = weighed(terms["policy"], weights)
+        terms["policy"] = weighted(terms["policy"], weights)
     if parts.has_kl and tokens.reference is not None:
         reference = updates.view.take(tokens.reference)
         if parts.kl.importance_weighted:
@@ -61,22 +69,22 @@ def forward(
     losses = {
         name: parts.aggregation(values, updates.view.sequences, lengths, totals) for name, values in terms.items()
     }
-    for name, beside in _streamed(parts, this.everything, tokens).items():
-        losses[name] = parts.aggregation(beside.losses, this.everything.view.sequences, lengths, totals)
-        sums |= {f"clip/{name}_{mark}": marked.count_nonzero().double() for mark, marked in beside.marks.items()}
+    for name, more in _streamed(parts, this.everything, tokens).items():
+        losses[name] = parts.aggregation(more.losses, this.everything.view.sequences, lengths, totals)
+        sums |= {f"clip/{name}_{mark}": marked.count_nonzero().double() for mark, marked in more.marks.items()}
     taught: Tensor | float = 0.0
     if shown is not None:
-        losses["demonstration"], more = _taught(parts, logprobs, all_tokens, shown, totals)
-        sums, taught = sums | more, more[TAUGHT]
+        losses["demonstration"], found = _taught(parts, logprobs, all_tokens, shown, totals)
+        sums, taught = sums | found, found[TAUGHT]
     sums |= {f"loss/{name}": value.detach() for name, value in losses.items()}
     sums["minibatches"] = (sums["tokens"] + taught) / max(1, totals.tokens)
     return torch.stack(list(losses.values())).sum(), sums
 
 
 def _taught(
-    parts: Composition, logprobs: Tensor, tokens: Tokens, shown: View, totals: Totals
+    parts: Composition, logprobs: Tensor, tokens: Tokens, shown: PolicyTokens, totals: Totals
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of the tokens of demonstrations, `shown`, and its sums."""
+    """The loss of the tokens `shown` of demonstrations, and its sums."""
     assert tokens.advantages is not None
     policy, advantages = shown.take(logprobs), shown.take(tokens.advantages)
     values = parts.demonstration(policy, advantages)
@@ -85,9 +93,10 @@ def _taught(
 
 
 def importance(parts: Composition, logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """`compose.Algorithm.importance`."""
-    this = _pass(parts, hold(logprobs, tokens), only_sampled(held(tokens)))
-    everything, updates = this.everything, this.updates
+    """The proximal log-probs and importance weights of a pass: see `Algorithm.importance`."""
+    fixed = only_sampled(with_restricted_fixed(tokens))
+    this = _pass(parts, behaviour_where_restricted(logprobs, tokens), fixed)
+    everything, updates = this.everything, this.kept
     weights = torch.ones_like(updates.behaviour) if this.weights is None else this.weights
     proximal, found = everything.view.scatter(everything.proximal), updates.view.scatter(weights)
     if (shown := of_demonstrations(tokens)) is None:
@@ -97,19 +106,19 @@ def importance(parts: Composition, logprobs: Tensor, tokens: Tokens) -> tuple[Te
 
 
 def _streamed(parts: Composition, everything: Updates, tokens: Tokens) -> dict[str, TokenLosses]:
-    """The weighed losses of the streams beside the policy's, by name."""
+    """The weighted losses of the other streams than the policy's, by name."""
     reference = None if tokens.reference is None else everything.view.take(tokens.reference)
     found = {}
     for stream in parts.streams:
         weights = _in_stream(parts, stream.name, tokens, everything.view)
         if isinstance(stream, LossStream) and weights is not None:
             result = stream(everything, reference)
-            found[stream.name] = replace(result, losses=weighed(result.losses, weights))
+            found[stream.name] = replace(result, losses=weighted(result.losses, weights))
     return found
 
 
-def _in_stream(parts: Composition, name: str, tokens: Tokens, view: View) -> Tensor | None:
-    """float[M]: the tokens' weights in the stream of that name, or None where there is none."""
+def _in_stream(parts: Composition, name: str, tokens: Tokens, view: PolicyTokens) -> Tensor | None:
+    """float[M]: the tokens' weights in the stream of that name, or None if the configuration has no such stream."""
     names = [stream.name for stream in parts.streams]
     if name not in names:
         return None
@@ -129,7 +138,7 @@ def _check(parts: Composition, logprobs: Tensor, tokens: Tokens, entropy: Tensor
 
 
 def _pass(parts: Composition, logprobs: Tensor, tokens: Tokens) -> _Pass:
-    view = View.of(tokens)
+    view = PolicyTokens.of(tokens)
     updates = _updates(parts, logprobs, tokens, view)
     with torch.no_grad():
         ages = _ages(parts, updates, tokens)
@@ -149,7 +158,7 @@ def _pass(parts: Composition, logprobs: Tensor, tokens: Tokens) -> _Pass:
     return _Pass(updates, _updates(parts, logprobs, tokens, view.narrow(keep)), weights, sums)
 
 
-def _updates(parts: Composition, logprobs: Tensor, tokens: Tokens, view: View) -> Updates:
+def _updates(parts: Composition, logprobs: Tensor, tokens: Tokens, view: PolicyTokens) -> Updates:
     assert tokens.advantages is not None
     policy, behaviour = view.take(logprobs), view.take(tokens.behaviour)
     if tokens.proximal is not None:
@@ -165,7 +174,7 @@ def _updates(parts: Composition, logprobs: Tensor, tokens: Tokens, view: View) -
 
 
 def _ages(parts: Composition, updates: Updates, tokens: Tokens) -> Ages:
-    """The ages that `prepare` left, after the rules that follow the policy."""
+    """The ages that `Algorithm.prepare` left, after the rules that are applied in every pass."""
     view = updates.view
     ages = Ages(
         view,
@@ -178,28 +187,6 @@ def _ages(parts: Composition, updates: Updates, tokens: Tokens) -> Ages:
         log_policy=clamp_log(updates.logprobs.detach() - updates.behaviour),
     )
     for bit, rule in enumerate(parts.corrections):
-        if parts.is_live(rule):
+        if is_live(parts, rule):
             ages = ages.after(bit, rule)
     return ages
-
-
-def interpolated(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
-    """log pi_prox without a forward pass: log mu + alpha (log pi_theta - log mu), detached; all float[M], lag int64[M].
-
-    With v the learner's version and v_b the token's: alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1), the share of the
-    way from behaviour to policy that the version before this one had gone; 0 at lag 0. Source: the log-linear
-    approximation of proximal log-probs in AReaL: A Large-Scale Asynchronous Reinforcement Learning System for Language
-    Reasoning, 2025.
-    """
-    return behaviour + _way(lag).to(behaviour.dtype) * (policy.detach() - behaviour)
-
-
-def interpolated_linearly(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
-    """log pi_prox with pi_prox = mu + alpha (pi_theta - mu), and all else as in `interpolated`."""
-    alpha = _way(lag).to(behaviour.dtype)
-    return torch.logaddexp(behaviour + torch.log1p(-alpha), policy.detach() + alpha.log())
-
-
-def _way(lag: Tensor) -> Tensor:
-    """alpha float[M] of `interpolated`."""
-    return ((lag - 1) / lag.clamp(min=1)).clamp(0, 1)
