@@ -33,7 +33,7 @@ from tests.engine.vllm.exchanges import CONTEXT, LABEL, START, live
 
 RECORDED = json.loads(Path(__file__).with_name("exchanges.json").read_text())
 SPANS, SILENT = "with --enable-scale-out", "without"
-WAYS = {SPANS: "/inference/v1/generate", SILENT: "/v1/completions"}
+ENDPOINTS = {SPANS: "/inference/v1/generate", SILENT: "/v1/completions"}
 
 
 class Replay:
@@ -85,7 +85,7 @@ def recorded_choice(kind: str, rid: str) -> Any:
     return answer["choices"][0]
 
 
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", ENDPOINTS)
 async def test_a_server_is_sent_what_the_real_one_was_sent_and_its_answers_are_read(kind: str) -> None:
     replay = Replay(RECORDED[kind])
     async with replaying(replay) as server:
@@ -99,11 +99,11 @@ async def test_a_server_is_sent_what_the_real_one_was_sent_and_its_answers_are_r
         assert segment.tokens.tolist() == choice["token_ids"]
         np.testing.assert_array_equal(segment.logprobs, np.array(logprobs, np.float32))
         assert segment.spans == (Span(LABEL, 0, len(segment.tokens)),)
-    assert replay.asked.count(WAYS[kind]) == 3 + (kind == SPANS)
+    assert replay.asked.count(ENDPOINTS[kind]) == 3 + (kind == SPANS)
     assert ("/update_weight_version" in replay.asked) == (kind == SPANS)
 
 
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", ENDPOINTS)
 def test_a_request_overrides_every_default_that_bends_logprobs_or_ends_a_turn(kind: str) -> None:
     if kind == SPANS:
         body = generate_body("r", ids(1, 2), Sampling(0.7, 9), (8,), "salt")
@@ -202,7 +202,7 @@ async def test_a_server_that_knows_no_versions_yet_is_asked_for_completions() ->
     replay = Replay(RECORDED[SILENT])
     older = {"status": 200, "answer": {"choices": [{"index": 0, "token_ids": [5]}]}}
     for each in replay.exchanges:
-        each.update(older if each["path"] == WAYS[SPANS] else {})
+        each.update(older if each["path"] == ENDPOINTS[SPANS] else {})
     replay.change("/reset_prefix_cache", lambda answer: "")
     async with replaying(replay) as server:
         assert (await live(server))["whole"].finish == "length"
@@ -217,7 +217,7 @@ async def test_a_cache_that_was_not_flushed_is_a_fault() -> None:
             await live(server)
 
 
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", ENDPOINTS)
 async def test_a_restart_is_seen_by_a_check_and_by_a_request_whose_answer_does_not_tell(kind: str) -> None:
     replay = Replay(RECORDED[kind])
     async with replaying(replay) as server:
