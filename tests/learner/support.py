@@ -33,10 +33,10 @@ from asyncrl.errors import StoppedError
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
 from asyncrl.learner.checkpoint.state import Models
+from asyncrl.learner.from_config import train
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy
 from asyncrl.learner.ranks.ranks import Ranks
-from asyncrl.learner.run import train
 from asyncrl.modelling.images import digest_of
 from asyncrl.modelling.routing import RoutingShape, routing_shape
 from asyncrl.observe.spans import Spans

@@ -97,7 +97,7 @@ def test_a_step_takes_a_share_of_the_batch_or_a_number_of_tokens() -> None:
     feed, learner = make_feed(10), LearnerConfig(batch_size=8)
 
     def taken(place: int, **sft: object) -> ImitationBatch | None:
-        return feed.beside(place, SftConfig(path=["x"], **sft), learner, 0, 1)  # type: ignore[arg-type]
+        return feed.batch_of_step(place, SftConfig(path=["x"], **sft), learner, 0, 1)  # type: ignore[arg-type]
 
     assert [found.count for share in (0.01, 0.25, 0.26, 2.0) if (found := taken(0, share=share))] == [1, 2, 3, 16]
     for place in range(10):

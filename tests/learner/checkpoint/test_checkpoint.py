@@ -12,7 +12,7 @@ import torch
 
 from asyncrl.errors import CheckpointError
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
-from asyncrl.learner.checkpoint.checkpoint_files import COMPLETE, PROGRESS, CheckpointFiles
+from asyncrl.learner.checkpoint.files import COMPLETE, PROGRESS, CheckpointFiles
 from asyncrl.learner.checkpoint.state import Models
 from asyncrl.learner.ranks.ranks import Ranks
 from tests.helpers import until

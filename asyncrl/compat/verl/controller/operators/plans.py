@@ -17,11 +17,12 @@ from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.packed import NAMES, PREPARED, add_tokens, to_tokens
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import to_labels, to_trajectories
-from asyncrl.config.changes import ConfigChange, ConfigHistory
+from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.fetching import BatchFetcher, FetchedBatch, PackedModel
 from asyncrl.learner.batch.local_batch import build_episodes
+from asyncrl.learner.batch.settings import BatchSettings
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.types import BatchPlan, LabelNeeds, Labels, Trajectory
@@ -116,8 +117,9 @@ class Batches:
         trajectories = trajectories_of(data)
         labels = labels_of(data) if trained else None
         source = _OneBatch(trajectories, labels, label_needs(self.config.algorithm))
-        history = ConfigHistory(self.config, [])
-        fetcher = BatchFetcher(self.config, history, self.ranks, self.model, self.flops, source)
+        settings = BatchSettings.of(self.config.learner, self.config.algorithm)
+        steps = self.config.learner.total_steps
+        fetcher = BatchFetcher(lambda _: settings, steps, self.ranks, self.model, self.flops, source)
         fetched = fetcher.take(plan_of(data, trajectories, step))
         given, device = to_tokens(data), self.ranks.device
         own = torch.isin(given.sequence, torch.tensor(list(fetched.batch.lengths)))

@@ -65,7 +65,8 @@ class ActorRolloutRefWorker(Worker):
         temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner
         algorithm = open_algorithm(config)
         policy = load_policy(config.model, temperature, self._ranks, length, seed=config.run.seed)
-        reference = reference_of(policy, config, self._ranks) if algorithm.needs_reference else None
+        on_host, needs = learner.reference_on_host, algorithm.needs_reference
+        reference = reference_of(policy, config.model, temperature, self._ranks, length, on_host) if needs else None
         trainable = Trainable(policy, learner.lr, learner, config.model.dtype)
         balance = Balance.from_config(config.algorithm, policy.model)
         self._trainer = Trainer(self._ranks, algorithm, trainable, None, reference, stop, balance=balance)
