@@ -211,7 +211,7 @@ def write_demonstrations(config: TrainConfig, sources: list[str], count: int, se
 
 
 def with_demonstrations(config: TrainConfig, **sft: Any) -> TrainConfig:
-    """The same run with demonstrations beside its episodes: see `write_demonstrations`."""
+    """The same run with demonstrations in addition to its episodes: see `write_demonstrations`."""
     config.algorithm.sft = SftConfig(path=[f"{config.run.dir}/shown.parquet"], **sft)
     return config
 
@@ -354,7 +354,7 @@ class FakePush:
 
 
 class LearnerDiedError(Exception):
-    """Stands for a kill of the learner's process."""
+    """Takes the place of a kill of the learner's process."""
 
 
 class Run:

@@ -1,4 +1,5 @@
-"""Demonstrations beside episodes: which ones a step trains, with what gradient, and where a resumed run goes on."""
+"""Demonstrations in addition to episodes: which ones a step trains, with what gradient, and where a resumed run goes
+on."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 
 class OfNoModel:
-    """What a feed needs of a policy."""
+    """The properties of a policy that a feed needs."""
 
     vocabulary, shares_prefixes = 280, False
 

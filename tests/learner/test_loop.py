@@ -132,7 +132,7 @@ def test_the_exported_folder_holds_the_last_weights(whole: tuple[Run, Path]):
 def test_an_interrupted_run_that_resumes_ends_with_the_same_bits(
     model: Path, ranks: Ranks, tmp_path: Path, whole: tuple[Run, Path], event: str, kept: int
 ):
-    """It goes on from the newest checkpoint; a run that is asked to stop makes one of the steps that it has done."""
+    """The run goes on from the newest checkpoint. A run that is asked to stop saves its finished steps first."""
     config = make_config(model, tmp_path, steps=6)
     stopped = Run(config, **{event: 3}).until_stopped(ranks)
     assert list(stopped.metrics.of("loss")) == [0, 1, 2]

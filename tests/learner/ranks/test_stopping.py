@@ -49,7 +49,7 @@ def weights(folder: Path) -> dict[int, dict[str, Tensor]]:
 
 @pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Tensor]]:
-    """The weights of a run that nobody stopped."""
+    """The weights of a run without a stop."""
     folder = tmp_path_factory.mktemp("whole")
     start(model, folder)
     return weights(folder)
