@@ -137,5 +137,5 @@ class DemonstrationFeed:
         if not lengths:
             return []
         ranks = self._ranks
-        (parts,) = schedule(lengths, costs, ranks.groups, 1, limit * ranks.context_size)
-        return [[first + index for index in members] for members in parts[ranks.group]]
+        (parts,) = schedule(lengths, costs, ranks.pass_groups, 1, limit * ranks.context_size)
+        return [[first + index for index in members] for members in parts[ranks.pass_group]]

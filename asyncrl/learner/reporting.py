@@ -52,7 +52,7 @@ class StepReports:
         if trained is None:
             self._row = StepMetrics(plan.step, values, phases)
             return
-        lags = self.ranks.sum_groups(lag_counts(trained.batch.tokens, plan.version, self.max_lag))
+        lags = self.ranks.sum_pass_groups(lag_counts(trained.batch.tokens, plan.version, self.max_lag))
         branches = [length for each in trained.batch.lengths.values() for length in each]
         flops = float(self.flops(branches).sum()) / self.ranks.context_size
         used = self.ranks.sum(use_of_rank(flops, self.ranks.device, self.ranks.rank, self.ranks.size))

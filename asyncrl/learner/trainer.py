@@ -104,7 +104,7 @@ class Trainer:
         if implicit is not None:
             assert tokens.reference is not None
             tokens = replace(tokens, implicit=of_all(lambda packed: implicit.module(packed)[0]) - tokens.reference)
-        return replace(batch, tokens=self.algorithm.prepare(episodes, tokens, self.ranks.sum_groups))
+        return replace(batch, tokens=self.algorithm.prepare(episodes, tokens, self.ranks.sum_pass_groups))
 
     @torch.no_grad()
     def forward(
@@ -256,7 +256,7 @@ class Trainer:
         result.summary |= {f"{prefix}grad_norm": each.norm for prefix, each in own.items()}
 
     def _over_ranks(self, sums: Sums) -> Sums:
-        return {name: self.ranks.sum_groups(value) for name, value in sums.items()}
+        return {name: self.ranks.sum_pass_groups(value) for name, value in sums.items()}
 
     def imitate(self, step: int, imitation: ImitationBatch) -> StepResult:
         """Make one update for each part of `imitation`, by demonstrations alone."""

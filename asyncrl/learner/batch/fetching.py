@@ -159,8 +159,8 @@ class BatchFetcher:
             for count, length in zip(common, plan.tokens, strict=True)
         ]
         ranks, limit = self.ranks, settings.micro_tokens * self.ranks.context_size
-        parts = schedule_shared(plan.tokens, shared, self.flops, ranks.groups, settings.minibatches, limit)
-        return [Minibatch(groups[ranks.group], self._totals(plan, groups)) for groups in parts]
+        parts = schedule_shared(plan.tokens, shared, self.flops, ranks.pass_groups, settings.minibatches, limit)
+        return [Minibatch(groups[ranks.pass_group], self._totals(plan, groups)) for groups in parts]
 
     def _totals(self, plan: BatchPlan, groups: Sequence[Passes]) -> Totals:
         members = [member for passes in groups for members in passes for member in members]

@@ -202,7 +202,7 @@ class EpisodeKeeper:
             self._recorder.leave_out(sample.choice.left_out)
         if seen is None:
             return
-        numbers = self._ranks.sum_groups(self._numbers(sample, algorithm, batch, seen))
+        numbers = self._ranks.sum_pass_groups(self._numbers(sample, algorithm, batch, seen))
         if self._recorder is None or not sample.trajectories:
             return
         if numbers[-1] > 0:

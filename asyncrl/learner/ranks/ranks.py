@@ -92,18 +92,18 @@ class Ranks:
         return 1 if self.context is None else self.context.size
 
     @property
-    def groups(self) -> int:
-        """The number of groups of ranks that have passes of their own."""
+    def pass_groups(self) -> int:
+        """The number of pass groups: groups of ranks that have passes of their own."""
         return self.size // self.context_size
 
     @property
-    def group(self) -> int:
-        """The number of the group that this rank is in."""
+    def pass_group(self) -> int:
+        """The number of the pass group that this rank is in."""
         return self.rank // self.context_size
 
     @property
-    def is_first_of_group(self) -> bool:
-        """True if values that all ranks of its group have are counted on this rank."""
+    def is_first_of_pass_group(self) -> bool:
+        """True if values that all ranks of its pass group have are counted on this rank."""
         return self.context is None or self.context.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -115,14 +115,14 @@ class Ranks:
             dist.all_reduce(total)
         return total
 
-    def sum_groups(self, values: Tensor) -> Tensor:
-        """Return the elementwise sum over groups of `values`, which all ranks of a group have."""
-        return self.sum(values if self.is_first_of_group else torch.zeros_like(values))
+    def sum_pass_groups(self, values: Tensor) -> Tensor:
+        """Return the elementwise sum over pass groups of `values`, which all ranks of a group have."""
+        return self.sum(values if self.is_first_of_pass_group else torch.zeros_like(values))
 
     def merge(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the sum over groups of each named tensor, on the CPU. All ranks of a group have the same tensors, and
+        """Return the sum over pass groups of each named tensor, on the CPU. All ranks of a group have the same, and
         a group may lack names that others have."""
-        own = {name: tensor.detach().cpu().clone() for name, tensor in sums.items() if self.is_first_of_group}
+        own = {name: tensor.detach().cpu().clone() for name, tensor in sums.items() if self.is_first_of_pass_group}
         gathered = [own]
         if self.size > 1:
             gathered = [safetensors.torch.load(each) for each in self._gather_bytes(safetensors.torch.save(own))]
