@@ -13,11 +13,11 @@ from typing import Any
 
 import zmq
 
-from asyncrl.algorithms.composition import label_needs
+from asyncrl.algorithms.from_config import label_needs
 from asyncrl.config import locations
 from asyncrl.config.changes import ConfigHistory, recorded, values_of
 from asyncrl.config.schema import TrainConfig
-from asyncrl.data.rendered import longest, read_of_run
+from asyncrl.data.from_config import run_demonstrations
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.from_config import keep_settings, open_batches
 from asyncrl.learner.checkpoint.export import folder_writer
@@ -39,10 +39,12 @@ from asyncrl.observe.metrics import Fanout, Sink
 from asyncrl.observe.reports import open_reports
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.weights.broadcast import Broadcaster
-from asyncrl.weights.channels.opening import choose_channel, weights_dir
 from asyncrl.weights.folders import FolderWriter
-from asyncrl.weights.group import BACKENDS, agree_with_servers, gpu_of, keep_to_loopback
+from asyncrl.weights.from_config import route_settings
+from asyncrl.weights.group import BACKENDS, gpu_of
+from asyncrl.weights.nccl import agree_with_servers, keep_to_loopback
 from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.routes import routes_to_engines
 from asyncrl.weights.server import WeightServer
 from asyncrl.weights.transfers import Broadcasts
 
@@ -97,12 +99,12 @@ def _prepare_process(config: TrainConfig) -> None:
     if config.learner.deterministic:
         be_deterministic()
     if config.weights.channel == "distributed":
-        agree_with_servers(config)
+        agree_with_servers(route_settings(config))
     member = Membership.of_this_process()
     if member is not None and member.meeting.interface:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={member.meeting.interface}")
     else:
-        keep_to_loopback(config, actor=False)
+        keep_to_loopback(route_settings(config), actor=False)
 
 
 def train(
@@ -155,7 +157,7 @@ def run_settings(config: TrainConfig) -> RunSettings:
             config.run.seed,
             actor.temperature,
             actor.max_tokens,
-            max(actor.max_tokens, longest(config) if shown else 0),
+            max(actor.max_tokens, run_demonstrations(config).max_tokens if shown else 0),
         ),
         algorithm=config.algorithm,
         seed=config.run.seed,
@@ -166,7 +168,7 @@ def run_settings(config: TrainConfig) -> RunSettings:
         keep=keep_settings(config),
         profile=ProfileSettings(observe.profile_steps, observe.memory_steps, folder / "profile"),
         gpu_locks=locations.gpu_locks(config.run) if config.cluster.colocated else None,
-        demonstrations=read_of_run(config, shown) if shown else None,
+        demonstrations=run_demonstrations(config).read(shown) if shown else None,
         uploads_model="model" in observe.upload,
     )
 
@@ -184,9 +186,11 @@ def open_publisher(
     """Open the publisher of the run's weights. Raises ConfigError: the learner's port is taken; StoppedError."""
     network, weights, run = config.network, config.weights, locations.run_identity(config.run, make=True)
     expected, device = model_shapes(config.model).tensors, ranks.device
-    channel, reason = choose_channel(config, device)
-    logger.info("weights go to engines by %s, because %s", channel, reason)
-    broadcasts = Broadcasts(BACKENDS[device.type], gpu_of(device)) if channel == "distributed" else None
+    routes = route_settings(config)
+    chosen = routes_to_engines(routes, device)
+    route = chosen.routes[0].name
+    logger.info("weights go to engines by %s, because %s", route, chosen.why)
+    broadcasts = Broadcasts(BACKENDS[device.type], gpu_of(device)) if route == "distributed" else None
     with ExitStack() as stack:
         open_server = partial(
             WeightServer,
@@ -205,7 +209,7 @@ def open_publisher(
         broadcaster = folders = None
         if broadcasts is not None:
             broadcaster = Broadcaster(server, network.learner_address, device, weights.timeout_s)
-        if channel == "disk":
-            folders = FolderWriter(weights_dir(config), folder_writer(config.model), run)
+        if route == "disk":
+            folders = FolderWriter(routes.folder, folder_writer(config.model), run)
         stack.pop_all()
     return Publisher(expected, server, broadcaster, folders)

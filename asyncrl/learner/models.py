@@ -6,7 +6,7 @@ import logging
 import threading
 from dataclasses import replace
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.errors import ConfigError
 from asyncrl.learner.compiling import compile_passes
 from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes

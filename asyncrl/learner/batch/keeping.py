@@ -21,7 +21,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import RefusedError, StoreError, WireError
 from asyncrl.learner.batch.batches import BatchSource

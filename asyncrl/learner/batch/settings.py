@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asyncrl.algorithms.composition import label_needs
+from asyncrl.algorithms.from_config import label_needs
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig
 from asyncrl.types import LabelNeeds
 

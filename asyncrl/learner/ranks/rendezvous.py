@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ import asyncrl
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.learner.ranks.activity import RankState
 from asyncrl.network.keys import ClientKeys
-from asyncrl.network.sockets import connect
+from asyncrl.network.sockets import connect, try_send
 
 MAX_MESSAGE_BYTES = 1 << 20
 
@@ -117,9 +116,7 @@ class Caller:
             self._number += 1
             number, deadline = str(self._number).encode(), time.monotonic() + timeout_s
             if self._socket.poll(int(timeout_s * 1000), zmq.POLLOUT):
-                # ZeroMQ may have given up a refused connection meanwhile: a blocking send would wait for ever.
-                with suppress(zmq.Again):
-                    self._socket.send_multipart([number, msgspec.msgpack.encode(request)], zmq.NOBLOCK)
+                try_send(self._socket, [number, msgspec.msgpack.encode(request)])
                 while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
                     answered, answer = self._socket.recv_multipart()
                     if answered == number:

@@ -80,7 +80,7 @@ def marked(each: Arrangement) -> Any:
     return pytest.param(each, marks=pytest.mark.slow if each.ranks == 2 else pytest.mark.long, id=str(each))
 
 
-of_the_table = pytest.mark.parametrize("each", map(marked, TABLE))
+of_the_table = pytest.mark.parametrize("each", [marked(each) for each in TABLE])
 
 
 @of_the_table
