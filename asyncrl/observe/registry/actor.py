@@ -123,7 +123,7 @@ _SERVERS = (
         "grammar_tokens_unmeasured",
         "tokens",
         "tokens sampled under a grammar for which nobody knows what it left of the policy, since the start "
-        "([structured.md](structured.md))",
+        "([engines.md](engines.md))",
     ),
     counter("grammar_restarts", "turns", "turns under a grammar that were cut and started over, since the start"),
     counter(

@@ -34,7 +34,7 @@ def _load(name: str, entry: Any) -> Interaction:
     if not (isinstance(cls, type) and issubclass(cls, Interaction)):
         raise ConfigError(
             f"{setting}: {path} must be a subclass of asyncrl.tools.interactions.base.Interaction; a class written for "
-            "verl is named through asyncrl.compat.verl.VerlInteraction (docs/interactions.md)"
+            "verl is named through asyncrl.compat.verl.VerlInteraction (docs/environments.md)"
         )
     try:
         return cls({**copied(dict(config)), "name": name})

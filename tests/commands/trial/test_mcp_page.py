@@ -1,4 +1,4 @@
-"""The example in docs/mcp.md, run as written."""
+"""The example in docs/tools.md, run as written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of docs/search.md, as written."""
+"""The commands of docs/tools.md, as written."""
 
 from __future__ import annotations
 
