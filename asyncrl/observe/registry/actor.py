@@ -60,7 +60,7 @@ _SURROUNDINGS = (
     counter("environment_failures", "calls", "calls with which an environment failed its episode, since the start"),
     gauge("environment_stuck", "threads", "threads with a call of an environment that took too long and goes on"),
     counter("tool_failures", "tries", "tries of a tool that failed, since the start"),
-    counter("interaction_responses", "responses", "responses of [simulated users](interactions.md) since the start"),
+    counter("interaction_responses", "responses", "responses of [simulated users](environments.md) since the start"),
     counter("interaction_ended", "responses", "responses of simulated users that ended the episode, since the start"),
     counter(
         "interaction_failures",

@@ -14,7 +14,7 @@ from tests.commands.trial.test_try import run
 
 pytestmark = pytest.mark.slow
 
-PAGE = (Path(__file__).parents[3] / "docs" / "mcp.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text().partition("\n## Tools of MCP servers")[2]
 
 
 def test_the_example_on_the_page_works(
