@@ -19,7 +19,7 @@ from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.runs.lines import finite
 from asyncrl.runs.run import Run
-from asyncrl.runs.settings import RunSettings
+from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.stalls import Wait
 from asyncrl.runs.warnings import WINDOW, learning_warnings
 from asyncrl.runs.watch import RunWatch
@@ -92,7 +92,7 @@ def _with_faults(found: Mapping[str, Any], faults: Mapping[str, Wait]) -> dict[s
     return {**found, "roles": told, "warnings": [*map(str, faults.values()), *found["warnings"]]}
 
 
-def _choices(settings: RunSettings) -> dict[str, Any]:
+def _choices(settings: ViewSettings) -> dict[str, Any]:
     return {
         "model.path": settings.model.path,
         **_algorithm(settings.algorithm),

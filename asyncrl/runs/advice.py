@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.config.schema import ReplayConfig
-from asyncrl.runs.settings import RunSettings
+from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.shares import IdleShares
 
 STARVED, SERVED = 0.2, 0.05
@@ -26,7 +26,7 @@ MOST_OF = 0.5
 FINE = "nothing waits longer than it should"
 
 
-def advise(seen: IdleShares, settings: RunSettings) -> list[str]:
+def advise(seen: IdleShares, settings: ViewSettings) -> list[str]:
     """Give advice in sentences, the most important first; empty where nothing is to be changed."""
     return [
         *_starved(seen, settings),
@@ -36,7 +36,7 @@ def advise(seen: IdleShares, settings: RunSettings) -> list[str]:
     ]
 
 
-def _starved(seen: IdleShares, settings: RunSettings) -> Iterator[str]:
+def _starved(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
     """Advice for a learner that waits too much."""
     if seen.learner_idle <= STARVED or not seen.waited:
         return
@@ -65,7 +65,7 @@ def _more_scorers(waits: str, seen: IdleShares) -> Iterator[str]:
         yield f"{busy}: more scorers do not help; a single label takes long, so look at the slowest part of the reward"
 
 
-def _more_episodes(waits: str, seen: IdleShares, settings: RunSettings) -> Iterator[str]:
+def _more_episodes(waits: str, seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
     if seen.actors_idle is None:
         return
     lag = settings.replay.max_lag
@@ -83,7 +83,7 @@ def _more_episodes(waits: str, seen: IdleShares, settings: RunSettings) -> Itera
         yield f"{engines}, since admission let them start no more: {larger_lag}"
 
 
-def _more_engines(seen: IdleShares, settings: RunSettings) -> str:
+def _more_engines(seen: IdleShares, settings: ViewSettings) -> str:
     if settings.engine == "embedded":
         return f"cluster.actors={seen.actors + 1}"
     if settings.servers is not None:
@@ -91,7 +91,7 @@ def _more_engines(seen: IdleShares, settings: RunSettings) -> str:
     return "engine.urls, or cluster.actors where the run starts its servers"
 
 
-def _served(seen: IdleShares, settings: RunSettings) -> Iterator[str]:
+def _served(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
     """Advice for a run with more actors or scorers than the learner needs."""
     if seen.learner_idle >= SERVED:
         return
@@ -109,7 +109,7 @@ def _served(seen: IdleShares, settings: RunSettings) -> Iterator[str]:
         )
 
 
-def _too_old(seen: IdleShares, settings: RunSettings) -> Iterator[str]:
+def _too_old(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
     if seen.evicted <= EVICTED:
         return
     lag, replay = settings.replay.max_lag, settings.replay
@@ -133,7 +133,7 @@ def _could_pace(replay: ReplayConfig) -> bool:
     return replay.can_pace and (replay.spare_batches is None or replay.sampler.kind == "fifo")
 
 
-def _long_phases(seen: IdleShares, settings: RunSettings) -> Iterator[str]:
+def _long_phases(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
     for phase, what, key, value in (
         ("publish", "publishing weights", "learner.publish_every", settings.publish_every),
         ("checkpoint", "waiting for checkpoints", "learner.checkpoint_every", settings.checkpoint_every),

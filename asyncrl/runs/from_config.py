@@ -13,7 +13,7 @@ from yaml import YAMLError
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.runs.settings import RunSettings
+from asyncrl.runs.settings import ViewSettings
 
 if TYPE_CHECKING:
     from asyncrl.replay.settings import ReplaySettings
@@ -35,10 +35,10 @@ def read_config(run_dir: Path) -> TrainConfig:
     return config
 
 
-def settings_of(config: TrainConfig) -> RunSettings:
+def settings_of(config: TrainConfig) -> ViewSettings:
     """The values that views need."""
     learner, cluster, engine = config.learner, config.cluster, config.engine
-    return RunSettings(
+    return ViewSettings(
         steps=learner.total_steps,
         batch_size=learner.batch_size,
         group_size=learner.group_size,

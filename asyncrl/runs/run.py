@@ -28,7 +28,7 @@ from asyncrl.runs.environment import Environment, environments_of
 from asyncrl.runs.from_config import read_config, settings_of
 from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.runs.lines import LineFile, Row, Tail, each_line, each_row, measured, newest_rows, open_lines, sampled_rows
-from asyncrl.runs.settings import RunSettings
+from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.trace.reading import Trace
 
 STORE = "replay"
@@ -46,7 +46,7 @@ class Run:
     def __init__(self, folder: Path, store: Path | None = None) -> None:
         self.folder = folder
         self.store = store or folder / STORE
-        self._settings: tuple[_FileState, RunSettings] | None = None
+        self._settings: tuple[_FileState, ViewSettings] | None = None
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ class Run:
     def config_file(self) -> Path:
         return self.folder / CONFIG_FILE
 
-    def settings(self) -> RunSettings | None:
+    def settings(self) -> ViewSettings | None:
         """The settings that views need; None without a configuration, which `asyncrl train` writes. Cheap to call
         again: a file that has not changed is not parsed again.
 

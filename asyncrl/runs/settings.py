@@ -8,7 +8,7 @@ from asyncrl.config.schema import AlgorithmConfig, ModelConfig, ReplayConfig
 
 
 @dataclass(frozen=True, slots=True)
-class RunSettings:
+class ViewSettings:
     """A run's settings.
 
     `steps` are all planned learner steps. `hang_s` is the silence after which a role counts as hung. `servers` is None

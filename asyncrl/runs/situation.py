@@ -14,7 +14,7 @@ from asyncrl.config.locations import ALIVE_FOLDER
 from asyncrl.machine.doing import Doing, read_doing
 from asyncrl.runs.lines import Tail
 from asyncrl.runs.run import Run
-from asyncrl.runs.settings import RunSettings
+from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.status import StatusSample, StoreSummary
 
 ROW_S = 60.0
@@ -144,7 +144,7 @@ def _files_of_shards(name: str, shards: int) -> list[str]:
     return [f"{name}-shard-{shard}" for shard in range(shards)]
 
 
-def situation(now: StatusSample, settings: RunSettings, roles: Mapping[str, RoleNow]) -> Situation:
+def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, RoleNow]) -> Situation:
     """The situation of a run that goes on, at the moment of a sample."""
     shards, groups = len(now.shards), settings.batch_size // settings.group_size
     return Situation(

@@ -19,7 +19,7 @@ from asyncrl.runs.advice import advise
 from asyncrl.runs.finding import require_store
 from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.run import Run
-from asyncrl.runs.settings import RunSettings
+from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.shares import idle_shares
 from asyncrl.runs.situation import RolesReader, Situation, situation
 from asyncrl.runs.stalls import Wait, chain, faults, sentence
@@ -55,7 +55,7 @@ class StallReader:
         self._run = run
         self._roles = RolesReader(run)
 
-    def read(self, now: StatusSample | None, settings: RunSettings | None) -> Stalls:
+    def read(self, now: StatusSample | None, settings: ViewSettings | None) -> Stalls:
         """Read the stalls at the moment of a sample; None: the run has no store yet. A run that has ended, or that has
         no configuration, has no waits."""
         if settings is None:

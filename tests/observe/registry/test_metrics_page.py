@@ -62,7 +62,7 @@ def test_whatever_is_given_to_a_sink_has_known_names() -> None:
     rooms = {"learner": ["learner", "evaluation"], "scoring": ["scoring"], "replay": ["replay"]}
     rooms |= {room: ["actor"] for room in OF_ACTORS}
     found = {room: logged(room) for room in rooms}
-    assert {"learner/loop.py", "learner/step_metrics.py"} <= found["learner"].keys()
+    assert {"learner/reporting.py", "learner/step_metrics.py"} <= found["learner"].keys()
     assert {"actor/rollout_metrics.py"} <= found["actor"].keys()
     for room, writers in rooms.items():
         for path, names in found[room].items():
