@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The temperature of training, and whether the first member of each group is sampled greedily."""
+    """The temperature of training. `greedy_sibling`: the first member of each group is sampled greedily."""
 
     temperature: float
     greedy_sibling: bool

@@ -20,7 +20,7 @@ from asyncrl.machine import process
 
 
 @contextmanager
-def joined_workers(worker: Worker, learner: LearnerConfig, threads: int) -> Iterator[Ranks]:
+def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) -> Iterator[Ranks]:
     """The ranks of the workers in `worker`'s group, connected until the block ends. `threads`: those of each process.
 
     A process has one connection. A second worker in it, which must be the only one of its group, uses that of the
