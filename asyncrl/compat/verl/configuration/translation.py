@@ -136,7 +136,7 @@ def _renamed(given: Section) -> Section:
 
 
 def _without(source: VerlConfig, given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The lines for rows without a counterpart that have some of the `given` keys, and those that turn something off."""
+    """Lines for rows without a counterpart that have some of the `given` keys, and those that turn something off."""
     lines, off = [], []
     rows = ((key, row) for key in given if (row := row_of(key)) is not None and _has_none(row))
     by_row = sorted(rows, key=lambda each: TABLE.index(each[1]))
