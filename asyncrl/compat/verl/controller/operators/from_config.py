@@ -23,9 +23,9 @@ from asyncrl.compat.verl.controller.operators.reward import RewardWorker
 from asyncrl.compat.verl.controller.operators.rollout import EpisodeLimits, Rollout
 from asyncrl.config.changes import ConfigHistory
 from asyncrl.config.schema import TrainConfig
-from asyncrl.data.opening import open_tasks
+from asyncrl.data.from_config import run_tasks
 from asyncrl.engine.base import Engine
-from asyncrl.engine.opening import open_engine
+from asyncrl.engine.from_config import open_engine
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.batches import BatchSource
@@ -108,7 +108,7 @@ class PromptFeed(TaskPrompts):
             raise ConfigError("data.band needs the success rates of tasks, which a replay keeps: set data.band=null")
         if data.demonstration is not None:
             raise ConfigError("data.demonstration adds members in a replay: set it to null, and add them yourself")
-        super().__init__(open_tasks(config, data.train), groups, config.run.seed, data.shuffle, data.weights, step)
+        super().__init__(run_tasks(config).usable(data.train), groups, config.run.seed, data.shuffle, data.weights, step)
 
 
 def open_algorithm(config: TrainConfig) -> Algorithm:

@@ -1,4 +1,4 @@
-"""An engine's questions to the publisher's socket, answered in their order."""
+"""An engine's requests to the publisher's socket, answered in their order."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import zmq.asyncio
 
 from asyncrl.errors import UnavailableError, WireError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
-from asyncrl.network.sockets import connect
+from asyncrl.network.sockets import connect, send_within
 from asyncrl.types import RunIdentity
 from asyncrl.weights.manifest import MAX_CHUNK_BYTES, MAX_MANIFEST_BYTES
 from asyncrl.wire import Message, decode, encode, run_field
 
 
 class Requests:
-    """A connection to the publisher at `endpoint`; `keys` are those of network.keys. It connects when first used.
+    """A connection to the publisher at `endpoint`, made on first use; `keys` are those of network.keys.
 
     `run` goes with every request, and the publisher of another one refuses it.
     """
@@ -51,28 +51,28 @@ class Requests:
         self._answered = False
 
     async def ask(self, kind: str, body: Mapping[str, Any]) -> Message:
-        """The answer to a request. Raises as `receive` does."""
+        """Send a request and wait for its answer. Raises as `send` and `receive` do."""
         return await self.receive(await self.send(kind, body))
 
     async def send(self, kind: str, body: Mapping[str, Any]) -> int:
-        """Send a request; its sequence number. Raises UnavailableError: ZeroMQ takes no request for too long, since
-        the publisher refused the connection."""
+        """Send a request and return its sequence number.
+
+        Raises UnavailableError: ZeroMQ takes no request for too long, since the publisher refused the connection.
+        """
         self._sequence += 1
         socket, _ = self._connected()
         frames = encode(Message(kind, self._sequence, {**body, **self._own_run}))
         try:
-            # Not wait_for, which lets the loop run before a send that is done: pyzmq then misses answers now and then.
-            async with asyncio.timeout(self._timeout_s):
-                await socket.send_multipart(frames)
+            await send_within(self._timeout_s, socket, frames)
         except TimeoutError:
             raise self._silent() from None
         return self._sequence
 
     async def receive(self, sequence: int) -> Message:
-        """The answer to the oldest request outstanding, which must be `sequence`.
+        """Wait for the answer to the oldest request outstanding, which must be `sequence`.
 
-        Raises UnavailableError: the publisher is silent for too long, or the connection broke; WireError: it refuses
-        (it is another run's, for one), or its answer is malformed.
+        Raises UnavailableError: the publisher is silent for too long, or the connection broke. WireError: it refuses
+        (for example because it belongs to another run), or its answer is malformed.
         """
         frames = await self._frames()
         self._answered = True
@@ -86,7 +86,7 @@ class Requests:
     async def _frames(self) -> list[zmq.Frame]:
         socket, breaks = self._connected()
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(socket.recv_multipart(copy=False))]
-        # One that has not answered yet may be refusing our keys: that shows as silence, with advice.
+        # A publisher that never answered may refuse our keys: then `_silent` raises an error with advice.
         if self._answered:
             waits.append(asyncio.ensure_future(breaks.recv_multipart()))
         try:

@@ -1,10 +1,10 @@
 """Broadcasts in a process group with the ranks of one server: gloo from the CPU, NCCL from a GPU.
 
-The actor is rank 0, and every server has a group of its own, so that a server that dies delays no other. A group lasts
-until something fails or the server joins anew; the next one has another name. The prefixes of its keys in the store are
-those of SGLang's `init_custom_process_group` and of torch's groups, so both sides need about the same torch.
+The actor is rank 0, and every server has its own group, so a server that dies delays no other. A group lasts until
+something fails or the server joins again; the next one has another name. The prefixes of its keys in the store must
+agree with SGLang's `init_custom_process_group` and torch's groups, so both sides need about the same torch.
 
-Calls into torch that wait for the server run in threads of their own: NCCL may never return from one.
+Each call into torch that waits for the server runs in a new thread, since NCCL may never return.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from asyncrl.config.bind import SERVER_GROUP_FIX, check_bind
 from asyncrl.engine.fleet.http import ServerRefusedError
 from asyncrl.engine.fleet.server import ServerFaultError
 from asyncrl.engine.fleet.update import Update
-from asyncrl.engine.sglang.transports.base import BucketTransport, ServerEnd
+from asyncrl.engine.sglang.routes.base import BucketServerRoute, ServerEnd
 from asyncrl.errors import ConfigError, EngineError, UnavailableError
 from asyncrl.network.interfaces import address_towards
 from asyncrl.weights.group import BACKENDS, WeightGroup, join_store, open_store
@@ -32,23 +32,23 @@ from asyncrl.weights.threads import OwnThreads
 
 FORGET_S = 5.0
 END_S = 5.0
-"""How long a reset waits for calls into torch. They end at once if the server has gone or has forgotten the group, else
-by their own limit, and with NCCL perhaps never."""
+"""The time that a reset waits for calls into torch. They end at once if the server has died or has dropped the group,
+else by their own limit, and with NCCL perhaps never."""
 
 
 @dataclass(slots=True)
 class _Joined:
-    """A group; the ranks meet in `store`, which must live as long."""
+    """A group and the `store` in which its ranks meet, which must live as long."""
 
     name: str
     store: dist.TCPStore
     group: WeightGroup
 
 
-class DistributedTransport(BucketTransport):
+class DistributedServerRoute(BucketServerRoute):
     """Broadcasts from `device` to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
 
-    The store has no keys, so it listens beyond loopback only where the network is declared `insecure`. `make_group`
+    The store has no keys, so it listens beyond loopback only if the network is declared `insecure`. `make_group`
     makes this end of a group, `own_address` finds the address at which the server's machine reaches this one.
     """
 
@@ -87,7 +87,7 @@ class DistributedTransport(BucketTransport):
                         post = self.end.post("/update_weights_from_distributed", announced)
                         await self._together(post, self._threads.run(partial(_send, joined.group, flat, self.device)))
             except BaseException:
-                # At once: the server may be waiting for the rest, and would not answer the end of the update.
+                # Left at once: a server that waits for the rest would not answer the end of the update.
                 self._leave()
                 raise
 
@@ -98,7 +98,7 @@ class DistributedTransport(BucketTransport):
         await self._threads.ended(END_S)
 
     async def _join(self) -> _Joined:
-        """Raises ServerRefusedError and ServerFaultError."""
+        """Form a group with the server. Raises ServerRefusedError and ServerFaultError."""
         await self._forget()
         try:
             address = await self._threads.run(partial(self._own_address, *self.end.address))
@@ -121,13 +121,13 @@ class DistributedTransport(BucketTransport):
         try:
             await self._together(self.end.post("/init_weights_update_group", body, self._timeout_s), forming)
         except BaseException:
-            # Clients of the store notice that it has gone, and stop waiting for the other side.
+            # Clients of the store notice its end, and stop waiting for the other side.
             del store
             raise
         return _Joined(name, store, forming.result())
 
     async def _together(self, post: Coroutine[Any, Any, None], ours: asyncio.Future[Any]) -> None:
-        """Wait for both ends of one exchange; the first error ends the wait, and of two the server's own is raised."""
+        """Wait for both ends of one exchange. The first error ends the wait; of two errors the server's is raised."""
         both = (asyncio.ensure_future(post), ours)
         try:
             done, _ = await asyncio.wait(both, timeout=self.end.load_s, return_when=asyncio.FIRST_EXCEPTION)
@@ -150,7 +150,7 @@ class DistributedTransport(BucketTransport):
             self._threads.run(joined.group.close)
 
     async def _forget(self) -> None:
-        """Have the server forget the groups that were left; a server that was restarted does not know them."""
+        """Have the server drop the groups that were left; a server that was restarted does not know them."""
         left, self._left = self._left, []
         for name in left:
             with suppress(EngineError):
@@ -166,7 +166,8 @@ def _form(
     device: torch.device,
     timeout_s: float,
 ) -> WeightGroup:
-    """Our end of the group: SGLang puts its name before torch's own prefixes, its name again and the kind of device."""
+    """Form our end of the group."""
+    # SGLang's keys begin with the name of the group, then torch's own prefixes: the name again and the kind of device.
     _use(device)
     store = dist.PrefixStore(f"{name}/", dist.PrefixStore(name, client))
     return make_group(store, f"{device.type}/", 0, ranks, device, address, timeout_s)
@@ -179,5 +180,5 @@ def _send(group: WeightGroup, flat: torch.Tensor, device: torch.device) -> None:
 
 def _use(device: torch.device) -> None:
     if device.type == "cuda":
-        # A thread begins on the first GPU, whichever is meant.
+        # A new thread's current device is the first GPU.
         torch.cuda.set_device(device)

@@ -1,9 +1,11 @@
-"""Which endpoint serves a session: the one where its prefix is cached, or else the one with the fewest sessions.
+"""The assignment of sessions to endpoints: to the one that has the prefix cached, or that with the fewest sessions.
 
 Sessions of an evaluation are pinned to one version. One endpoint is leased to them: it keeps that version until the
-last of these sessions has ended, while the other endpoints take newer versions. An endpoint is leased only while
-another one is ready for training. If no other one is left, the lease ends. No endpoint goes back to an older version.
-Without a lease pinned sessions are served like all others, and the versions of their tokens show it.
+last of these sessions has ended, while the other endpoints take newer versions.
+
+An endpoint is leased only while another one is ready for training. If no other one is left, the lease ends. No endpoint
+goes back to an older version. Without a lease pinned sessions are served like all others, and the versions of their
+tokens show it.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ SLACK = 4
 """An endpoint is crowded with more than `CROWDED` times the sessions of the emptiest one, and `SLACK` more."""
 
 
-class Routes:
+class Assignment:
     """The endpoint of each session.
 
-    A session keeps its endpoint until the session is released, or the endpoint is lost or crowded. The first endpoint
-    that is ready gets crowded, and so do those that were there before another one joined.
+    A session keeps its endpoint until the session is released, or the endpoint is lost or crowded. Endpoints get
+    crowded that were ready before others, or were there before others joined.
     """
 
     def __init__(self) -> None:
@@ -32,7 +34,7 @@ class Routes:
         self._sessions: Counter[Endpoint] = Counter()
 
     def assign(self, session: str, endpoints: Collection[Endpoint], version: int) -> Endpoint | None:
-        """One of `endpoints` that is ready to serve `version` or newer, or None while the session should wait.
+        """Choose one of `endpoints` that is ready to serve `version` or newer; None while the session should wait.
 
         A session waits while its endpoint is updated. The others are being updated as well, and the first one to be
         ready would get all sessions.
@@ -89,7 +91,7 @@ class EvaluationLease:
         self._pinned.pop(session, None)
 
     def covers(self, session: str) -> bool:
-        """Whether the lease is for this session or the episode that it is a branch of."""
+        """True if the lease is for this session or the episode that it is a branch of."""
         pinned = self._pinned.get(session, self._pinned.get(session.rpartition("/")[0]))
         return self.update is not None and pinned == self.update.version
 
@@ -109,6 +111,6 @@ class EvaluationLease:
 
 
 def _idlest(ready: Collection[Endpoint], version: int) -> Endpoint | None:
-    """The endpoint with the fewest requests whose version is not newer, if another one is left for training."""
+    """The endpoint of `version` or older with the fewest requests, if another one is left for training."""
     fitting = [endpoint for endpoint in ready if endpoint.version <= version]
     return min(fitting, key=lambda endpoint: endpoint.in_flight) if fitting and len(ready) > 1 else None

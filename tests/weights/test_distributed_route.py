@@ -1,4 +1,4 @@
-"""An engine's end of the distributed channel, by itself."""
+"""An engine's end of the distributed route, by itself."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from asyncrl.errors import WireError
-from asyncrl.weights.channels.distributed import DistributedChannel
-from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.distributed_route import DistributedRoute
 from asyncrl.weights.group import BroadcastCall, WeightGroup
 from asyncrl.weights.manifest import MAX_CHUNK_BYTES, Manifest
+from asyncrl.weights.requests import Requests
 from asyncrl.wire import Message, decode, encode
 
 
@@ -36,20 +36,20 @@ class Group:
         self.closed += 1
 
 
-def channel() -> DistributedChannel:
-    return DistributedChannel(cast(Requests, Calling()), torch.device("cpu"), 1.0)
+def route() -> DistributedRoute:
+    return DistributedRoute(cast(Requests, Calling()), torch.device("cpu"), 1.0)
 
 
 async def test_an_engine_that_is_called_to_a_broadcast_of_the_version_it_has_refuses() -> None:
-    manifest = await channel().newer_than(2)
+    manifest = await route().newer_than(2)
     assert manifest is not None
     assert manifest.version == 3
     with pytest.raises(WireError, match="an engine at version 3 was called to a broadcast of 3"):
-        await channel().newer_than(3)
+        await route().newer_than(3)
 
 
-async def test_a_channel_that_is_reset_closes_its_group_once() -> None:
-    link, group = channel(), Group()
+async def test_a_route_that_is_reset_closes_its_group_once() -> None:
+    link, group = route(), Group()
     link._joined = ("g", cast(WeightGroup, group))
     link.reset()
     link.reset()

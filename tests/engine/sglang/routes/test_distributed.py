@@ -19,11 +19,11 @@ from aiohttp import web
 from asyncrl.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.engine.fleet.server import ServerFaultError
 from asyncrl.engine.fleet.update import CPU, Update
-from asyncrl.engine.sglang.transports.base import ServerEnd
-from asyncrl.engine.sglang.transports.distributed import DistributedTransport
+from asyncrl.engine.sglang.routes.base import ServerEnd
+from asyncrl.engine.sglang.routes.distributed import DistributedServerRoute
 from asyncrl.types import Sampling
 from asyncrl.weights.group import WeightGroup
-from asyncrl.weights.threads import TRANSPORT_THREAD
+from asyncrl.weights.threads import ROUTE_THREAD
 from tests.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
 from tests.helpers import async_until
 from tests.weights.fakes import same_bits, some_tensors
@@ -103,7 +103,7 @@ def _join(body: Any, rank: int) -> Any:
 
 
 def calls_into_torch() -> bool:
-    return TRANSPORT_THREAD in {thread.name for thread in threading.enumerate()}
+    return ROUTE_THREAD in {thread.name for thread in threading.enumerate()}
 
 
 def transport_to(
@@ -111,9 +111,9 @@ def transport_to(
     timeout_s: float = 20.0,
     bucket_bytes: int = 1 << 20,
     **options: Any,
-) -> DistributedTransport:
+) -> DistributedServerRoute:
     end = ServerEnd(server.url, Http(server.url), 20.0, spans=True, ranks=RANKS)
-    return DistributedTransport(end, CPU, bucket_bytes, timeout_s, False, **options)
+    return DistributedServerRoute(end, CPU, bucket_bytes, timeout_s, False, **options)
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 600, 1 << 20])

@@ -1,4 +1,4 @@
-"""The engine's end of the disk channel: folders on a file system that learner and engine share."""
+"""The engine's end of the disk route: it reads folders on a file system that learner and engine share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ POLL_S = 0.1
 POLLS = 10
 
 
-class DiskChannel:
-    """The newest folder of `run` under `directory` (see weights/folders.py); with `read` its tensors, else the folder
-    itself.
+class DiskRoute:
+    """Brings the newest folder of `run` under `directory` (see folders.py): with `read` its tensors, else the folder.
 
-    Every method raises UnavailableError if no learner of the run writes there, or a folder went away meanwhile.
+    Every method raises UnavailableError if no learner of the run writes there, or a folder was removed meanwhile.
     """
 
     name = "disk"
@@ -32,7 +31,7 @@ class DiskChannel:
         self.received = 0
 
     def reset(self) -> None:
-        """There is nothing to drop."""
+        """Do nothing: there is no connection to drop."""
 
     async def newer_than(self, version: int) -> Manifest | None:
         """The newest manifest as soon as it is newer than `version`, or None after a second or so without one."""
@@ -44,10 +43,10 @@ class DiskChannel:
         return None
 
     async def fetch(self, manifest: Manifest) -> Weights:
-        """What the manifest describes. Raises WeightsError: a checksum differs, or an unread file is not whole."""
+        """Bring the version of a manifest. Raises WeightsError: a checksum differs, or an unread file is not whole."""
         path = self._folders().get(manifest.version)
         if path is None:
-            raise UnavailableError(f"the folder of version {manifest.version} has gone; a newer one will follow")
+            raise UnavailableError(f"the folder of version {manifest.version} was removed; a newer one will follow")
         folder = Folder(path, manifest)
         if not self._reads:
             await in_own_thread(folder.check)

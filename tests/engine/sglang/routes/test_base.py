@@ -10,7 +10,7 @@ import torch
 
 from asyncrl.engine.fleet.http import Http, ServerFaultError
 from asyncrl.engine.fleet.update import CPU, Update
-from asyncrl.engine.sglang.transports.base import BucketTransport, ServerEnd, bucketed
+from asyncrl.engine.sglang.routes.base import BucketServerRoute, ServerEnd, bucketed
 from asyncrl.weights.buckets import Bucket, tight_buckets
 from asyncrl.weights.manifest import specs_of
 from tests.engine.fleet.fakes import FakeSglang, serving
@@ -68,7 +68,7 @@ async def test_an_error_of_filling_a_bucket_reaches_who_sends_it():
             assert [each async for each in buckets]
 
 
-class Buckets(BucketTransport):
+class Buckets(BucketServerRoute):
     """Gives what it sends, and fills buckets from the memory of the host as for a GPU if it `copies`."""
 
     def __init__(self, copies: bool) -> None:

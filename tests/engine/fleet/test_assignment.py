@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from asyncrl.engine.fleet.assignment import Assignment, EvaluationLease
 from asyncrl.engine.fleet.endpoint import EndpointState
-from asyncrl.engine.fleet.routing import EvaluationLease, Routes
 
 ASKED = 2
 LINGER_S = 5.0
@@ -35,33 +35,33 @@ def update(version: int) -> Any:
 
 
 def test_a_session_stays_with_its_endpoint_and_new_ones_go_where_fewest_are() -> None:
-    routes, endpoints = Routes(), [endpoint(), endpoint()]
-    homes = [routes.assign(f"s{i}", endpoints, 1) for i in range(4)]
+    assignment, endpoints = Assignment(), [endpoint(), endpoint()]
+    homes = [assignment.assign(f"s{i}", endpoints, 1) for i in range(4)]
     assert [homes.count(each) for each in endpoints] == [2, 2]
-    assert [routes.assign(f"s{i}", endpoints, 1) for i in range(4)] == homes
-    routes.release("s0")
-    assert routes.assign("new", endpoints, 1) is homes[0]
+    assert [assignment.assign(f"s{i}", endpoints, 1) for i in range(4)] == homes
+    assignment.release("s0")
+    assert assignment.assign("new", endpoints, 1) is homes[0]
 
 
 def test_sessions_leave_a_crowded_endpoint_for_one_that_joined_late() -> None:
-    routes, early, late = Routes(), endpoint(), endpoint()
+    assignment, early, late = Assignment(), endpoint(), endpoint()
     sessions = [f"s{i}" for i in range(20)]
-    assert {routes.assign(session, [early], 1) for session in sessions} == {early}
-    moved = [routes.assign(session, [early, late], 1) for session in sessions].count(late)
+    assert {assignment.assign(session, [early], 1) for session in sessions} == {early}
+    moved = [assignment.assign(session, [early, late], 1) for session in sessions].count(late)
     assert 5 <= moved <= 10
 
 
 @pytest.mark.parametrize("change", [{"state": EndpointState.STALE}, {"state": EndpointState.SUSPECT}, {"version": 0}])
 def test_a_session_waits_while_its_endpoint_is_updated_or_checked_but_not_where_it_is_lost(change: Any) -> None:
-    routes, other = Routes(), endpoint()
-    home = routes.assign("s", [endpoint()], 1)
+    assignment, other = Assignment(), endpoint()
+    home = assignment.assign("s", [endpoint()], 1)
     assert home is not None
     for name, value in change.items():
         setattr(home, name, value)
-    assert routes.assign("s", [home, other], 1) is None
+    assert assignment.assign("s", [home, other], 1) is None
     home.state = EndpointState.LOST
-    assert routes.assign("s", [home, other], 1) is other
-    assert routes.assign("s", [endpoint()], 1) is not other, "it has left the fleet"
+    assert assignment.assign("s", [home, other], 1) is other
+    assert assignment.assign("s", [endpoint()], 1) is not other, "it has left the fleet"
 
 
 class Clock:

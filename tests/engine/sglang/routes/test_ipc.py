@@ -21,8 +21,8 @@ from torch.multiprocessing import reductions
 from asyncrl.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.engine.fleet.server import ServerFaultError
 from asyncrl.engine.fleet.update import CPU, Update
-from asyncrl.engine.sglang.transports import base, ipc
-from asyncrl.engine.sglang.transports.base import ServerEnd
+from asyncrl.engine.sglang.routes import base, ipc
+from asyncrl.engine.sglang.routes.base import ServerEnd
 from asyncrl.weights.buckets import Bucket, flatten, tight_buckets
 from asyncrl.weights.manifest import specs_of
 from tests.helpers import GENEROUS_S, until
@@ -144,7 +144,7 @@ def send_three(events: list[str], answers: list[BaseException | None]) -> None:
             raise answer
 
     end = ServerEnd("http://127.0.0.1:1", cast(Http, SimpleNamespace(post=post)), 1.0, ranks=2)
-    transport = ipc.IpcTransport(end, CPU, bucket_bytes=24)
+    transport = ipc.IpcServerRoute(end, CPU, bucket_bytes=24)
     asyncio.run(transport.send(Update(1, "1-me", {name: torch.arange(6.0) for name in "abc"})))
 
 
@@ -178,7 +178,7 @@ async def test_a_version_waits_on_the_gpu_where_it_has_room_else_on_the_host_and
     """A version has 72 bytes, and two of them may wait. Two buckets have 48, a quarter of what is free."""
     have_room(room, monkeypatch)
     end = ServerEnd("http://127.0.0.1:1", cast(Http, SimpleNamespace()), 1.0)
-    transport = ipc.IpcTransport(end, GPU, bucket_bytes=24, reserve_bytes=200)
+    transport = ipc.IpcServerRoute(end, GPU, bucket_bytes=24, reserve_bytes=200)
     update = Update(1, "1-me", {name: torch.arange(6.0) for name in "abc"})
     if source is None:
         with pytest.raises(ServerRefusedError, match="weights may take"):
@@ -195,7 +195,7 @@ async def test_as_much_room_is_asked_for_as_the_two_largest_neighbours_among_the
 ):
     """A tensor that is larger than a bucket has one of its own size, and a small model needs less than two."""
     end = ServerEnd("http://127.0.0.1:1", cast(Http, SimpleNamespace()), 1.0)
-    transport = ipc.IpcTransport(end, GPU, bucket_bytes=24)
+    transport = ipc.IpcServerRoute(end, GPU, bucket_bytes=24)
     update = Update(1, "1-me", {str(index): torch.zeros(size) for index, size in enumerate(sizes)})
     have_room(needed, monkeypatch)
     assert await transport.source(update) == CPU
@@ -214,7 +214,7 @@ def test_buckets_are_as_large_as_fit_into_a_quarter_of_what_is_free_beside_a_lea
     """A server and a learner on one GPU leave some GB, which both may need."""
     have_room(room_mb << 20, monkeypatch)
     end = ServerEnd("http://127.0.0.1:1", cast(Http, SimpleNamespace()), 1.0)
-    transport = ipc.IpcTransport(end, GPU, bucket_bytes=512 << 20, reserve_bytes=4 << 30)
+    transport = ipc.IpcServerRoute(end, GPU, bucket_bytes=512 << 20, reserve_bytes=4 << 30)
     tensor = torch.empty(32 << 20, dtype=torch.uint8, device="meta")
     update = Update(1, "1-me", {str(index): tensor for index in range(12)})
     if buckets_mb is None:
@@ -237,7 +237,7 @@ def test_failed_posts_leave_nothing_on_the_gpu():
 
     async def send() -> None:
         http = Http("http://127.0.0.1:1")
-        transport = ipc.IpcTransport(
+        transport = ipc.IpcServerRoute(
             ServerEnd("http://127.0.0.1:1", http, 5.0, ranks=2), torch.device("cuda", 0), bucket_bytes=4 << 20
         )
         with pytest.raises(ServerFaultError):

@@ -1,4 +1,4 @@
-"""What every transport needs: the server's end, and buckets, each of which is made while the one before is sent."""
+"""The base of all routes into a server: the server as they see it, and buckets, one made while another is sent."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from asyncrl.weights.threads import in_own_thread
 
 CONTROL_S = 30.0
 END_S = 5.0
-"""For the end of an update that failed."""
+"""The time for the end of an update that failed."""
 
 
 @dataclass(slots=True)
 class ServerEnd:
-    """One server as its transports see it.
+    """One server as the routes into it see it.
 
-    A call of an update may take `load_s`. `spans` (whether updates have a begin and an end, see server.py) and `ranks`,
-    the number of GPUs that it is spread over, are known once it has joined.
+    A call of an update may take `load_s`. Once the server has joined, `spans` tells if updates have a begin and an end
+    (see server.py), and `ranks` is its number of GPUs.
     """
 
     url: str
@@ -42,17 +42,17 @@ class ServerEnd:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
+        """The host and the port."""
         url = urlsplit(self.url)
         return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
 
     async def post(self, path: str, body: Any = None, timeout_s: float | None = None) -> None:
-        """Raises ServerFaultError and ServerRefusedError."""
+        """Post `body` to the server. Raises ServerFaultError and ServerRefusedError."""
         await self.http.post(path, body, self.load_s if timeout_s is None else timeout_s)
 
     @asynccontextmanager
     async def updating(self) -> AsyncIterator[None]:
-        """Begin and end an update, where the server knows that."""
+        """Begin and end an update, if the server has such calls."""
         if not self.spans:
             yield
             return
@@ -60,33 +60,36 @@ class ServerEnd:
         try:
             yield
         except BaseException:
-            # The first error is raised and not that of the end; a cancellation must stay one.
+            # The first error is raised, not that of the end call; a cancellation must stay one.
             with suppress(EngineError):
                 await self.post("/end_weight_update", timeout_s=END_S)
             raise
         await self.post("/end_weight_update", timeout_s=CONTROL_S)
 
 
-class Transport(ABC):
-    """One way into the server at `end`. Both calls raise ServerRefusedError where the server takes no weights this way,
-    and WeightsError where the update cannot be had in this form."""
+class ServerRoute(ABC):
+    """A route of weights into the server at `end`.
+
+    Both calls raise ServerRefusedError if the server takes no weights by this route, and WeightsError if the update
+    cannot be read or converted.
+    """
 
     def __init__(self, end: ServerEnd) -> None:
         self.end = end
 
     @abstractmethod
     async def prepare(self, update: Update) -> None:
-        """Make ready what `send` takes, while the server goes on."""
+        """Prepare the update for `send`, while the server goes on."""
 
     @abstractmethod
     async def send(self, update: Update) -> None:
-        """Bring the server to the whole update. Raises ServerFaultError: it failed, and its weights are unknown."""
+        """Send the whole update. Raises ServerFaultError: the server failed, and its weights are unknown."""
 
     async def reset(self) -> None:
-        """Forget what was agreed with the server: it joins anew, or leaves the fleet."""
+        """Forget the state that is shared with the server: it joins again, or leaves the fleet."""
 
 
-class DiskTransport(Transport):
+class DiskServerRoute(ServerRoute):
     """Names a Hugging Face folder to `/update_weights_from_disk`, which needs no begin and end."""
 
     async def prepare(self, update: Update) -> None:
@@ -98,12 +101,12 @@ class DiskTransport(Transport):
 
 
 Filled = tuple[Bucket, torch.Tensor, Mapping[str, Any]]
-"""A bucket, its buffer, and what a request says of every bucket."""
+"""A bucket, its buffer, and the fields of its request."""
 
 
-class BucketTransport(Transport):
-    """Sends the tensors by buckets on `device`. When the server stops, the first one is full, and the second is being
-    filled."""
+class BucketServerRoute(ServerRoute):
+    """Sends the tensors by buckets on `device`. When the server stops, the first bucket is full already, and the second
+    is being filled."""
 
     def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int) -> None:
         super().__init__(end)
@@ -117,18 +120,18 @@ class BucketTransport(Transport):
         self._prepared = _Prepared(update, made, [await anext(made)])
 
     def plan(self, update: Update) -> list[Bucket]:
-        """The buckets by which `update` goes, in their order."""
+        """Plan the buckets of `update`, in their order."""
         return tight_buckets(update.specs, self.bucket_bytes, request_group)
 
     async def source(self, update: Update) -> torch.device:
-        """Where the tensors are from which the buckets are filled: there, or on the CPU."""
+        """The device of the tensors from which buckets are filled: that of the buckets, or the CPU."""
         return self.device
 
     async def reset(self) -> None:
         await self._drop()
 
     async def buckets(self, update: Update) -> AsyncGenerator[Filled, None]:
-        """What was prepared of `update`, and the rest. Keeps no buffer that it has given."""
+        """Yield the buckets of `update`, first those that were prepared. Keeps no reference to a buffer."""
         if self._prepared is None or self._prepared.update is not update:
             await self.prepare(update)
         assert self._prepared is not None
@@ -147,7 +150,7 @@ class BucketTransport(Transport):
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The buckets of `update` that are still to come, and the `first` one."""
+    """The first bucket of `update`, and the generator of the others."""
 
     update: Update
     made: AsyncGenerator[Filled, None]
@@ -157,10 +160,11 @@ class _Prepared:
 async def bucketed(
     update: Update, buckets: Sequence[Bucket], device: torch.device, source: torch.device, all_labelled: bool = False
 ) -> AsyncGenerator[Filled, None]:
-    """The tensors by `buckets` on `device`, filled from what is on `source`, which is there or on the CPU.
+    """Yield the tensors by `buckets` on `device`, filled from those on `source`, which is `device` or the CPU.
 
-    A thread fills the next buffer while one is in use. The last bucket comes with the update's label, which names the
-    weights once it is loaded. With `all_labelled` each one does: then an answer shows that a part was loaded before it.
+    A thread fills the next buffer while one is in use. The last bucket has the update's label, which is the name of the
+    weights once it is loaded. With `all_labelled` each bucket has it: then an answer shows if any part was loaded
+    before.
     """
     tensors = await update.tensors(source)
     body = {"load_format": "flattened_bucket", "flush_cache": False}
@@ -183,7 +187,7 @@ async def bucketed(
 
 
 def _from_host(device: torch.device, bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """As `flatten`, with the buffer on `device` and the tensors on the CPU."""
+    """Flatten a bucket as `flatten` does, from tensors on the CPU to a buffer on `device`."""
     flat = new_bytes(bucket.nbytes, device)
     views = bucket.views(flat)
     copy_from_host([tensors[name].detach() for name in views], list(views.values()))

@@ -1,4 +1,4 @@
-"""An engine's end of the ZeroMQ channel, by itself."""
+"""An engine's end of the ZeroMQ route, by itself."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from asyncrl.errors import WireError
-from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.manifest import MAX_CHUNK_BYTES, Manifest, TensorSpec
+from asyncrl.weights.requests import Requests
+from asyncrl.weights.zmq_route import ZmqRoute
 from asyncrl.wire import Message, decode, encode
 
 
@@ -32,7 +32,7 @@ class Offering:
 
 
 async def test_an_engine_that_is_offered_the_version_it_has_refuses() -> None:
-    link = ZmqChannel(cast(Requests, Offering()))
+    link = ZmqRoute(cast(Requests, Offering()))
     manifest = await link.newer_than(2)
     assert manifest is not None
     assert manifest.version == 3
@@ -43,4 +43,4 @@ async def test_an_engine_that_is_offered_the_version_it_has_refuses() -> None:
 async def test_a_chunk_that_is_too_short_is_named_as_such() -> None:
     manifest = Manifest(3, MAX_CHUNK_BYTES, (TensorSpec("a", "uint8", (8,)),))
     with pytest.raises(WireError, match="did not send the bytes from 0 to 8"):
-        await ZmqChannel(cast(Requests, Offering())).fetch(manifest)
+        await ZmqRoute(cast(Requests, Offering())).fetch(manifest)

@@ -1,7 +1,7 @@
-"""The engine's end of the distributed channel: joins the learner's group and receives broadcast buckets.
+"""The engine's end of the distributed route: joins the learner's group and receives broadcast buckets.
 
-An engine asks the weight server to `join`, and is called before the first byte of a push. A version that it missed is
-unavailable by this channel. The buckets are a second copy of the weights, on `device`.
+An engine asks the weight server to `join`, and is called before the first byte of a push. It cannot get a version that
+it missed by this route. The buckets are a second copy of the weights, on `device`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch.distributed as dist
 from asyncrl.errors import UnavailableError, WeightsError, WireError
 from asyncrl.network.interfaces import address_towards
 from asyncrl.weights.buckets import Bucket
-from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.group import BACKENDS, BroadcastCall, WeightGroup, gpu_of, join_store, sum_of
 from asyncrl.weights.manifest import Manifest, new_bytes
 from asyncrl.weights.receiver import ExcludedError
+from asyncrl.weights.requests import Requests
 from asyncrl.weights.threads import in_own_thread
 
 _CALL = msgspec.msgpack.Decoder(BroadcastCall)
 
 
-class DistributedChannel:
-    """Broadcasts that the publisher behind `requests` announces, received on `device`.
+class DistributedRoute:
+    """Receives, on `device`, the broadcasts that the publisher at the other end of `requests` announces.
 
     Every method raises UnavailableError if the learner is silent for `timeout_s`, began without this engine, or another
     rank failed; ExcludedError if this engine can never take part; WireError if the answer is malformed. `make_group`
@@ -57,7 +57,7 @@ class DistributedChannel:
         self.received = 0
 
     def reset(self) -> None:
-        """Leave the group and drop the connection; the next call begins afresh."""
+        """Leave the group and drop the connection; the next call makes new ones."""
         self._requests.reset()
         self._leave()
         self._store, self._call = None, None
@@ -91,7 +91,7 @@ class DistributedChannel:
 
     def _receive(self, call: BroadcastCall) -> dict[str, torch.Tensor]:
         if self._device.type == "cuda":
-            # A thread begins on the first GPU, whichever the engine's is.
+            # A new thread's current device is the first GPU, even if the engine uses another one.
             torch.cuda.set_device(self._device)
         group = self._group(call)
         tensors: dict[str, torch.Tensor] = {}

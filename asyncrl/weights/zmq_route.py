@@ -1,8 +1,8 @@
-"""The engine's end of the ZeroMQ channel: pulls manifests and chunks from a publisher.
+"""The engine's end of the ZeroMQ route: pulls manifests and chunks from a publisher.
 
 Replies come in the order of the requests, so one that does not match the oldest request means that the transfer is
-broken. Memory holds one update, the outstanding chunks, and with deltas the version before; it is taken only once the
-manifest has been checked.
+broken. Memory holds one update, the outstanding chunks, and with deltas the version before. It is allocated only after
+the manifest was checked.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import xxhash
 
 from asyncrl.errors import WeightsError, WireError
 from asyncrl.weights.buckets import plan_buckets
-from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.delta import Bytes, Delta, apply
 from asyncrl.weights.manifest import Manifest, TensorSpec, bytes_of, checksum, dtype_name, new_bytes, places
+from asyncrl.weights.requests import Requests
 from asyncrl.weights.stored_tensors import StoredTensors
 from asyncrl.weights.threads import in_own_thread
 
@@ -33,15 +33,15 @@ ARENA_BYTES = 64 << 20
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
 
 
-class ZmqChannel:
-    """The publisher behind `requests`, with at most `credits` requests for chunks outstanding.
+class ZmqRoute:
+    """Pulls from the publisher by `requests`, with at most `credits` requests for chunks outstanding.
 
-    With `deltas` the last version stays in memory as a base for the next, which then shares what did not change with
-    it. Of a version without deltas only those tensors travel that have another checksum than in the last version, and
-    than in the files of `stored`. `received` counts bytes of weights.
+    With `deltas` the last version stays in memory as a base for the next, which shares unchanged tensors with it. If
+    a version comes without deltas, a tensor travels only if its checksum differs from the last version and from the
+    files of `stored`. `received` counts bytes of weights.
 
-    Every method raises UnavailableError where the publisher is silent for too long, and WireError where it
-    refuses or its answer is malformed; then `reset` before the next call.
+    Every method raises UnavailableError if the publisher is silent for too long, and WireError if it refuses or its
+    answer is malformed. Call `reset` before the next call then.
     """
 
     name = "zmq"
@@ -94,7 +94,7 @@ class ZmqChannel:
         return tensors
 
     def _known(self, manifest: Manifest) -> tuple[dict[str, torch.Tensor], list[int]]:
-        """Memory for all tensors of a version, with what is known of them already, and the indices of the others."""
+        """Allocate all tensors of a version, fill those that are known here, and return the indices of the others."""
         held = self._held[1] if self._held else {}
         same = {spec.name: held[spec.name] for spec in manifest.tensors if _has(held.get(spec.name), spec)}
         others = [spec for spec in manifest.tensors if spec.name not in same]
@@ -123,8 +123,10 @@ class ZmqChannel:
             raise
 
     async def _fetch_parts(self, manifest: Manifest, parts: Sequence[Bytes], firsts: Sequence[int]) -> list[int]:
-        """Fill `parts`, whose first bytes have these places among all that the publisher has, with what it sends; their
-        checksums."""
+        """Fill `parts` with the publisher's bytes, and return their checksums.
+
+        `firsts` are the offsets of their first bytes among all bytes of the version.
+        """
         sums = [xxhash.xxh3_64() for _ in parts]
         edges, size = list(accumulate(map(len, parts), initial=0)), manifest.chunk_bytes
         remaining = (
@@ -153,8 +155,8 @@ class ZmqChannel:
 
 
 def _runs(edges: Sequence[int], firsts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Parts that follow each other at the publisher, as spans [begin, end) of their bytes one behind the other, and how
-    much further on these are there. Part i has the bytes [edges[i], edges[i + 1])."""
+    """Join parts that follow each other at the publisher: yield spans [begin, end) of the concatenated parts, each with
+    the shift to its offset at the publisher. Part i has the bytes [edges[i], edges[i + 1])."""
     begin = 0
     for index, first in enumerate(firsts):
         shift = first - edges[index]
@@ -165,7 +167,7 @@ def _runs(edges: Sequence[int], firsts: Sequence[int]) -> Iterator[tuple[int, in
 
 
 def _has(tensor: torch.Tensor | None, spec: TensorSpec) -> bool:
-    """Whether a tensor is the one of `spec`, to the last byte."""
+    """True if a tensor has exactly the bytes of `spec`."""
     if tensor is None or (dtype_name(tensor.dtype), tuple(tensor.shape)) != (spec.dtype, spec.shape):
         return False
     return checksum(bytes_of(tensor.contiguous())) == spec.checksum
