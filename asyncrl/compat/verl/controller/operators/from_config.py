@@ -28,7 +28,6 @@ from asyncrl.engine.base import Engine
 from asyncrl.engine.from_config import open_engine
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError
-from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.fetching import BatchFetcher, PackedModel
 from asyncrl.learner.model.critic import Critic, load_critic
 from asyncrl.learner.model.optimizer import Trainable
@@ -79,8 +78,8 @@ class CriticWorker(ValueWorker):
             loaded = load_critic(config.critic, config.model, ranks, config.actor.max_tokens, config.run.seed)
             return Trainable(loaded, config.critic.lr, learner, config.model.dtype)
 
-        join = partial(joined_workers, learner=learner, threads=config.cluster.learner_threads)
-        super().__init__(CriticParts(join, critic, partial(open_batches, config)), algorithm)
+        parts = policy_parts(config)
+        super().__init__(CriticParts(parts.join, critic, parts.batches), algorithm)
 
 
 class RewardModelWorker(RewardWorker):
@@ -108,7 +107,9 @@ class PromptFeed(TaskPrompts):
             raise ConfigError("data.band needs the success rates of tasks, which a replay keeps: set data.band=null")
         if data.demonstration is not None:
             raise ConfigError("data.demonstration adds members in a replay: set it to null, and add them yourself")
-        super().__init__(run_tasks(config).usable(data.train), groups, config.run.seed, data.shuffle, data.weights, step)
+        super().__init__(
+            run_tasks(config).usable(data.train), groups, config.run.seed, data.shuffle, data.weights, step
+        )
 
 
 def open_algorithm(config: TrainConfig) -> Algorithm:
@@ -120,7 +121,8 @@ def open_algorithm(config: TrainConfig) -> Algorithm:
 
 
 def policy_parts(config: TrainConfig) -> PolicyParts:
-    """The functions that open the parts of a worker with the policy."""
+    """The functions that open the parts of the worker with the policy. That with the critic uses two of them."""
+    history, needs = ConfigHistory(config, []), label_needs(config.algorithm)
 
     def trainer(ranks: Ranks) -> Trainer:
         algorithm, learner = open_algorithm(config), config.learner
@@ -145,15 +147,8 @@ def policy_parts(config: TrainConfig) -> PolicyParts:
         actor = config.actor
         return Rollout(player, EpisodeLimits(actor.concurrency, config.replay.max_attempts, actor.episode_timeout_s))
 
+    def batches(ranks: Ranks, model: PackedModel, flops: ForwardFlops) -> Batches:
+        return Batches(lambda source: BatchFetcher(config, history, ranks, model, flops, source), needs, ranks)
+
     join = partial(joined_workers, learner=config.learner, threads=config.cluster.learner_threads)
-    return PolicyParts(join, trainer, partial(open_batches, config), rollout)
-
-
-def open_batches(config: TrainConfig, ranks: Ranks, model: PackedModel, flops: ForwardFlops) -> Batches:
-    """The batches of `ranks` for one model."""
-    history = ConfigHistory(config, [])
-
-    def fetcher(source: BatchSource) -> BatchFetcher:
-        return BatchFetcher(config, history, ranks, model, flops, source)
-
-    return Batches(fetcher, label_needs(config.algorithm), ranks)
+    return PolicyParts(join, trainer, batches, rollout)

@@ -24,6 +24,7 @@ from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
+from asyncrl.learner.batch.fetching import PackedModel
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.checkpoint.export import export
 from asyncrl.learner.checkpoint.gathering import gather_all, plan_gather
@@ -40,7 +41,7 @@ class PolicyParts:
 
     join: Callable[[Worker], AbstractContextManager[Ranks]]
     trainer: Callable[[Ranks], Trainer]
-    batches: Callable[[Ranks, Policy, ForwardFlops], Batches]
+    batches: Callable[[Ranks, PackedModel, ForwardFlops], Batches]
     rollout: Callable[[], Rollout]
 
 
