@@ -103,7 +103,8 @@ class Route(Generic[Facts]):
     """A row of the table: the name of a route and `why` it is taken.
 
     `missing` returns the need of the route that is not met, `risk` the reason why auto does not take it though it
-    works. Both return "" if there is none. A route that is `always` served is tried last, even if another one is configured.
+    works. Both return "" if there is none. A route that is `always` served is tried last, even if another one is
+    configured.
     """
 
     name: str

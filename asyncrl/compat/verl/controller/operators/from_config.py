@@ -107,9 +107,8 @@ class PromptFeed(TaskPrompts):
             raise ConfigError("data.band needs the success rates of tasks, which a replay keeps: set data.band=null")
         if data.demonstration is not None:
             raise ConfigError("data.demonstration adds members in a replay: set it to null, and add them yourself")
-        super().__init__(
-            run_tasks(config).usable(data.train), groups, config.run.seed, data.shuffle, data.weights, step
-        )
+        tasks = run_tasks(config).usable(data.train)
+        super().__init__(tasks, groups, config.run.seed, data.shuffle, data.weights, step)
 
 
 def open_algorithm(config: TrainConfig) -> Algorithm:
