@@ -256,7 +256,7 @@ def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
                 raise ConfigError(
                     f"actor.tools: with {place}, {reason}; `create` gets the row's "
                     "extra_info.tools_kwargs[NAME] as keywords, where NAME is the name in the tool's `schema` "
-                    f"(on offer: {', '.join(toolbox.functions)}; the row has: {given}; docs/writing_a_tool.md)"
+                    f"(on offer: {', '.join(toolbox.functions)}; the row has: {given}; docs/tools.md)"
                 ) from error
             finally:
                 notice.cancel()
@@ -283,7 +283,7 @@ def _check_users(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     if not named and trains:
         raise ConfigError(
             "actor.interactions: no task names one of the users in extra_info.interaction_kwargs.name "
-            "(docs/interactions.md); add it to the data, or leave actor.interactions empty"
+            "(docs/environments.md); add it to the data, or leave actor.interactions empty"
         )
     for place, task in named:
         try:
@@ -291,7 +291,7 @@ def _check_users(config: TrainConfig, files: Sequence[TaskFile]) -> None:
         except InteractionError as error:
             raise ConfigError(
                 f"actor.interactions: with {place}, {error}; `start_interaction` gets the row's "
-                "extra_info.interaction_kwargs as keywords (docs/interactions.md)"
+                "extra_info.interaction_kwargs as keywords (docs/environments.md)"
             ) from error
 
 

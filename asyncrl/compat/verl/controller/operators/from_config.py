@@ -14,21 +14,22 @@ from asyncrl.actor.runner import open_runner
 from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.from_config import label_needs
 from asyncrl.compat.verl.controller.operators.critic import CriticParts, ValueWorker
-from asyncrl.compat.verl.controller.operators.generation import Sampling
+from asyncrl.compat.verl.controller.operators.generation import PromptSampling
 from asyncrl.compat.verl.controller.operators.joining import joined_workers
 from asyncrl.compat.verl.controller.operators.plans import Batches
 from asyncrl.compat.verl.controller.operators.policy import PolicyParts, PolicyWorker
 from asyncrl.compat.verl.controller.operators.prompts import TaskPrompts
 from asyncrl.compat.verl.controller.operators.reward import RewardWorker
-from asyncrl.compat.verl.controller.operators.rollout import EpisodeLimits, Rollout
-from asyncrl.config.changes import ConfigHistory
+from asyncrl.compat.verl.controller.operators.rollout import Rollout, RolloutLimits
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.engine.base import Engine
 from asyncrl.engine.from_config import open_engine
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError
+from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.fetching import BatchFetcher, PackedModel
+from asyncrl.learner.batch.settings import BatchSettings
 from asyncrl.learner.model.critic import Critic, load_critic
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy, reference_of
@@ -54,7 +55,7 @@ class ActorRolloutRefWorker(PolicyWorker):
             raise ConfigError(
                 "algorithm.sft.path: the operators train no demonstrations; use `asyncrl sft` first, or `asyncrl train`"
             )
-        sampling = Sampling(config.actor.temperature, config.algorithm.greedy_sibling)
+        sampling = PromptSampling(config.actor.temperature, config.algorithm.greedy_sibling)
         super().__init__(policy_parts(config), config.model, sampling, config.run.seed, config.learner.publish_every)
 
 
@@ -121,13 +122,15 @@ def open_algorithm(config: TrainConfig) -> Algorithm:
 
 def policy_parts(config: TrainConfig) -> PolicyParts:
     """The functions that open the parts of the worker with the policy. That with the critic uses two of them."""
-    history, needs = ConfigHistory(config, []), label_needs(config.algorithm)
+    settings, needs = BatchSettings.of(config.learner, config.algorithm), label_needs(config.algorithm)
 
     def trainer(ranks: Ranks) -> Trainer:
         algorithm, learner = open_algorithm(config), config.learner
-        length = config.actor.max_tokens
-        policy = load_policy(config.model, config.actor.temperature, ranks, length, seed=config.run.seed)
-        reference = reference_of(policy, config, ranks) if algorithm.needs_reference else None
+        temperature, length = config.actor.temperature, config.actor.max_tokens
+        policy = load_policy(config.model, temperature, ranks, length, seed=config.run.seed)
+        reference = None
+        if algorithm.needs_reference:
+            reference = reference_of(policy, config.model, temperature, ranks, length, learner.reference_on_host)
         trainable = Trainable(policy, learner.lr, learner, config.model.dtype)
         balance = Balance.from_config(config.algorithm, policy.model)
         return Trainer(ranks, algorithm, trainable, None, reference, threading.Event(), balance=balance)
@@ -144,10 +147,13 @@ def policy_parts(config: TrainConfig) -> PolicyParts:
                 "engine.kind=embedded; `asyncrl train` uses servers"
             )
         actor = config.actor
-        return Rollout(player, EpisodeLimits(actor.concurrency, config.replay.max_attempts, actor.episode_timeout_s))
+        return Rollout(player, RolloutLimits(actor.concurrency, config.replay.max_attempts, actor.episode_timeout_s))
 
     def batches(ranks: Ranks, model: PackedModel, flops: ForwardFlops) -> Batches:
-        return Batches(lambda source: BatchFetcher(config, history, ranks, model, flops, source), needs, ranks)
+        def fetcher(source: BatchSource) -> BatchFetcher:
+            return BatchFetcher(lambda _: settings, config.learner.total_steps, ranks, model, flops, source)
+
+        return Batches(fetcher, needs, ranks)
 
     join = partial(joined_workers, learner=config.learner, threads=config.cluster.learner_threads)
     return PolicyParts(join, trainer, batches, rollout)

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from asyncrl.compat.verl.controller.modes import Dispatch, register
 from asyncrl.compat.verl.controller.operators.advantage import STATE
-from asyncrl.compat.verl.controller.operators.generation import DROPPED, GeneratedPart, Sampling, generating, tickets_of
+from asyncrl.compat.verl.controller.operators.generation import (
+    DROPPED,
+    GeneratedPart,
+    PromptSampling,
+    generating,
+    tickets_of,
+)
 from asyncrl.compat.verl.controller.operators.parts import in_order, the_first, whole
 from asyncrl.compat.verl.controller.operators.plans import Batches, rows_with
 from asyncrl.compat.verl.controller.operators.rollout import Rollout
@@ -52,7 +58,7 @@ class PolicyWorker(Worker):
     """
 
     def __init__(
-        self, parts: PolicyParts, model: ModelConfig, sampling: Sampling, seed: int, publish_every: int
+        self, parts: PolicyParts, model: ModelConfig, sampling: PromptSampling, seed: int, publish_every: int
     ) -> None:
         super().__init__()
         self._parts = parts
