@@ -29,7 +29,6 @@ from asyncrl.capacity.measured import ENOUGH_STEPS, MORE_STEPS, describe
 from asyncrl.capacity.simulation import Forecast, simulate
 from asyncrl.capacity.splits import splits, with_learner
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command, usage_or_failure
 from asyncrl.config.keys import did_you_mean
 from asyncrl.errors import ConfigError
 from asyncrl.runs.inspect.run import find_run
@@ -61,15 +60,14 @@ HEADERS = (
 )
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Arguments that cannot be used end it with status 2, another failure with 1."""
-    given = _parsed(sys.argv[1:])
-    with failures_end_the_command(usage_or_failure, "asyncrl plan"):
-        run = _description(given.source)
-        if given.save is not None:
-            write_description(run, given.save)
-        run = replace(run, sizes=_changed(run.sizes, given))
-        forecasts = list(_forecasts(run, list(_planned(run, given)), given.steps, ForecastProgress(sys.stderr)))
+    given = _parsed(argv)
+    run = _description(given.source)
+    if given.save is not None:
+        write_description(run, given.save)
+    run = replace(run, sizes=_changed(run.sizes, given))
+    forecasts = list(_forecasts(run, list(_planned(run, given)), given.steps, ForecastProgress(sys.stderr)))
     if given.json:
         sys.stdout.write(json.dumps([as_json(each, given.price) for each in forecasts]) + "\n")
     else:

@@ -73,7 +73,7 @@ def _values(key: str) -> Iterable[str]:
     return () if option is None else ("true", "false") if option.type is bool else option.choices
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line."""
     parser = argparse.ArgumentParser(
         description="Print the script that completes commands, keys and values in a shell.",
@@ -82,6 +82,6 @@ def main() -> None:
     )
     parser.add_argument("shell", choices=[*SCRIPTS, "words"])
     parser.add_argument("words", nargs="*", help="for the scripts: the words to complete the last of")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     text = SCRIPTS.get(given.shell) or "".join(f"{word}\n" for word in candidates(given.words or [""]))
     sys.stdout.write(text)

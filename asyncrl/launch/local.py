@@ -17,6 +17,7 @@ import yaml
 from asyncrl.config import locations
 from asyncrl.config.changes import by_key, changed_keys, values_of
 from asyncrl.config.checks import conflicts
+from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_newest_checkpoint
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.secrets import shown, shown_value
@@ -281,11 +282,10 @@ def _train_on_other_host(config: TrainConfig) -> bool:
         return done
 
 
-def run(config: TrainConfig) -> None:
-    if not train(config):
-        sys.exit(130)
+def run(config: TrainConfig) -> int:
+    return 0 if train(config) else EXIT_STOPPED
 
 
-def main() -> None:
-    """The entry of the command line; with `--plan` nothing starts."""
-    run_or_plan(run, sys.argv[1:])
+def main(argv: Sequence[str]) -> int:
+    """Run what a command line chooses, or with `--plan` show it, and return the exit status."""
+    return run_or_plan(run, argv)

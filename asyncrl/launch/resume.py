@@ -8,9 +8,10 @@ chosen anew. Relative paths in the configuration begin at the working folder: ca
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
+from asyncrl.config.exits import EXIT_USAGE
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning
 from asyncrl.launch import local
 from asyncrl.launch.addresses import words_left_open
@@ -29,12 +30,10 @@ def words_of(name: str) -> list[str]:
     return [f"experiment='{file}'", f"run.dir='{parent}'", f"run.name='{name}'", *words_left_open(run_dir)]
 
 
-def main() -> None:
-    """The entry of the command line; like that of `asyncrl train`."""
-    name, *words = sys.argv[1:] or [""]
+def main(argv: Sequence[str]) -> int:
+    """Go on with a run, and return the exit status."""
+    name, *words = argv or [""]
     if not name or name in ("-h", "--help"):
         sys.stdout.write(f"usage: {command_name()} RUN [KEY=VALUE ...]\n\n{__doc__}")
-        sys.exit(0 if name else EXIT_USAGE)
-    with failures_end_the_command(EXIT_USAGE):
-        sys.argv[1:] = [*words_of(name), *words]
-    local.main()
+        return 0 if name else EXIT_USAGE
+    return local.main([*words_of(name), *words])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -155,8 +154,7 @@ def test_the_checks_of_a_run_that_starts_are_stopped_by_its_folder_and_it_is_sai
 ) -> None:
     config, run_dir = make_config(), tmp_path / "run"
     config.run, config.cluster.gpus = RunConfig("run", str(tmp_path)), 0
-    monkeypatch.setattr(sys, "argv", ["asyncrl stop", str(run_dir)])
-    command, signalled = threading.Thread(target=stop_command.main), threading.Event()
+    command, signalled = threading.Thread(target=stop_command.main, args=[[str(run_dir)]]), threading.Event()
 
     def checks(*_: object, stop: threading.Event) -> None:
         with pytest.raises(ConfigError, match=r"is starting and has no config\.yaml yet"):

@@ -15,8 +15,8 @@ from typing import Any, get_args, get_origin
 import psutil
 import pytest
 
+from asyncrl.commands.checkpoints import config_of
 from asyncrl.commands.evaluate.configure import require_same
-from asyncrl.commands.evaluate.runs import config_of
 from asyncrl.config.changes import STEP_SECTIONS, values_of, with_values
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.load import log_to_stderr, role_main

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from asyncrl.commands.evaluate.runs import config_of
+from asyncrl.commands.checkpoints import config_of
 from asyncrl.config.changes import KEYS, by_key, values_of
 from asyncrl.config.compose import read
 from asyncrl.config.files import GROUPS

@@ -6,6 +6,7 @@ or failed. A second start goes on with the same evaluation.
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import ExitStack, closing
 
@@ -57,10 +58,5 @@ def _run(config: TrainConfig, stop: threading.Event) -> None:
                 raise StoppedError("stopped while waiting for the evaluation")
 
 
-def main() -> None:
-    """The entry of the command line."""
-    role_main(run)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(role_main(run, sys.argv[1:]))

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from asyncrl.commands.evaluate.export import export_run
+from asyncrl.commands.export import export_run
 from asyncrl.errors import AsyncrlError, ConfigError, UnavailableError
 from asyncrl.launch.preflight.hub import unreachable
 from asyncrl.runs.inspect.run import find_run, require_run

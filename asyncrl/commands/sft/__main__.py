@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.config import locations
@@ -124,12 +125,11 @@ def _prepare(config: TrainConfig, stop: threading.Event) -> None:
         learner.steps, learner.epochs = math.ceil((learner.epochs or 1) * epoch), None
 
 
-def main() -> None:
-    """The entry of the command line."""
-    given = sys.argv[1:]
-    has_file = any(word.startswith("experiment=") for word in given)
-    role_main(run, given if has_file else [*OWN_DEFAULTS, *given])
+def main(argv: Sequence[str]) -> int:
+    """Fine-tune with the words of a command line, and return the exit status."""
+    has_file = any(word.startswith("experiment=") for word in argv)
+    return role_main(run, argv if has_file else [*OWN_DEFAULTS, *argv])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
-from asyncrl.config.exits import failures_end_the_command, usage_or_failure
+from asyncrl.config.exits import exit_status
 from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.config.secrets import KEY_VALUE, shown_words
 from asyncrl.errors import ConfigError, UnavailableError
@@ -108,11 +109,5 @@ def submit(words: Sequence[str], show_only: bool = False) -> None:
         sys.stdout.write(f"submitted, one after the other: {' '.join(jobs)}; `scancel` of all of them ends the chain\n")
 
 
-def main() -> None:
-    """The entry of the command line: the script, N, and the rest."""
-    with failures_end_the_command(usage_or_failure, "asyncrl"):
-        submit(sys.argv[1:], DRY_RUN in sys.argv)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(partial(submit, sys.argv[1:], DRY_RUN in sys.argv), "asyncrl"))

@@ -20,7 +20,7 @@ from types import FrameType
 
 import asyncrl
 from asyncrl.config import locations
-from asyncrl.config.exits import EXIT_USAGE
+from asyncrl.config.exits import EXIT_STOPPED, EXIT_USAGE
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
@@ -96,8 +96,8 @@ class Job:
         self._notice.set()
         self.stop.set()
 
-    def run(self, config: TrainConfig) -> None:
-        """Train, and requeue the job if its time ended before the run did. Exits with status 130 if it was stopped."""
+    def run(self, config: TrainConfig) -> int:
+        """Train, and requeue the job if its time ended before the run did. Return the exit status."""
         check_launcher(config)
         check_algorithm(config)
         forget_options_of_job()
@@ -107,18 +107,19 @@ class Job:
             count_steps(config)
         if link and (reason := link.why_nothing_is_left(run_dir, config.learner.total_steps)):
             log.info("%s has nothing to do: %s", link, reason)
-            return
+            return 0
         job = this_job()  # Before the checks of the start, which take a while.
         if self._train(config, job):
-            return
+            return 0
         if link and not self.stop.is_set():  # Somebody has asked for it in the run's folder.
             link.end(run_dir)
         if not self._notice.is_set():
-            sys.exit(130)
+            return EXIT_STOPPED
         if link is None:
             requeue_this_job()
         elif link.is_last:
             raise UnavailableError(f"{link} was the last, and the run is not done: submit it again, and it resumes")
+        return 0
 
     def _train(self, config: TrainConfig, job: SlurmJob) -> bool:
         """As `train`, on the Ray cluster of the job where the run wants one."""
@@ -148,7 +149,7 @@ def requeue_this_job() -> None:
     try:
         if has_ended_early(job):
             log.info("the job was cancelled, so it is not requeued")
-            sys.exit(130)
+            return EXIT_STOPPED
         requeue(job)
     except UnavailableError as error:
         raise UnavailableError(
@@ -199,12 +200,11 @@ def _assumed_reports(config: TrainConfig, job: SlurmJob) -> list[NodeReport]:
     ]
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """The entry of the command line."""
-    words = sys.argv[1:] if words is None else words
+def main(words: Sequence[str]) -> int:
+    """Run, or show, what the words of the batch script choose, and return the exit status."""
     if {"-h", "--help"} & set(words):
         sys.stdout.write(USAGE)
-        return
+        return 0
     links = [ChainLink.of(word) for word in words if word.startswith(CHAINED)]
     job = Job(*links[:1])
     given = [*DEFAULTS, *(word for word in words if word != DRY_RUN and not word.startswith(CHAINED))]
@@ -214,9 +214,9 @@ def main(words: Sequence[str] | None = None) -> None:
             "options of sbatch come before the script, or after --chain N; without a job, cluster.pools says which "
             f"nodes {DRY_RUN} assumes\n"
         )
-        sys.exit(EXIT_USAGE)
-    role_main(show if DRY_RUN in words else job.run, given, reads_data=DRY_RUN not in words)
+        return EXIT_USAGE
+    return role_main(show if DRY_RUN in words else job.run, given, reads_data=DRY_RUN not in words)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -15,8 +15,10 @@ import argparse
 import asyncio
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,7 +32,7 @@ from asyncrl.commands.trial.engines import ScriptedEngine, open_trial_engine, re
 from asyncrl.commands.trial.transcript import Transcript
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import composed, read
-from asyncrl.config.exits import EXIT_FAILURE, failures_end_the_command, usage_or_failure
+from asyncrl.config.exits import EXIT_FAILURE, exit_status
 from asyncrl.config.load import log_to_stderr
 from asyncrl.config.quoting import quoted
 from asyncrl.config.refusals import may_exist
@@ -72,14 +74,12 @@ class TrialRequest:
         return replace(config, run=replace(config.run, dir=str(folder), name="try"))
 
 
-def main() -> None:
-    """The entry of the command line. What is refused ends it with status 2, an episode or a rule that fails with 1."""
-    given = _parser().parse_intermixed_args()
+def main(argv: Sequence[str]) -> int:
+    """Play an episode, and return the exit status, which is 1 if the episode or a rule fails."""
+    given = _parser().parse_intermixed_args(argv)
     log_to_stderr()
     request = TrialRequest(given.tasks, given.index, given.answers, tuple(given.words), given.config_dir)
-    with failures_end_the_command(usage_or_failure, "asyncrl try"):
-        if not try_out(request, Transcript(Console(highlight=False))):
-            sys.exit(EXIT_FAILURE)
+    return 0 if try_out(request, Transcript(Console(highlight=False))) else EXIT_FAILURE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -184,3 +184,7 @@ def _place_of(error: Exception) -> str:
     if isinstance(error, ScoringError) or not frames:
         return ""
     return f" ({frames[-1].filename}, line {frames[-1].lineno})"
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(partial(main, sys.argv[1:]), "asyncrl try"))

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.algorithms.compose import Algorithm
-from asyncrl.commands.evaluate.runs import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
+from asyncrl.commands.checkpoints import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.runs.inspect.run import require_run
 from asyncrl.runs.results.card import write_card
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Ends with a message and status 1 where the export cannot be made."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -41,9 +41,8 @@ def main() -> None:
     parser.add_argument("--adapter", action="store_true", help="write the adapters of model.lora alone")
     parser.add_argument("--critic", action="store_true", help="write the critic instead of the policy")
     parser.add_argument("--to", type=Path, metavar="DIR", help="write this folder (RUN/exports/step-K)")
-    given = parser.parse_args()
-    with failures_end_the_command():
-        sys.stdout.write(f"{export_run(given.run, given.step, given.to, given.adapter, given.critic)}\n")
+    given = parser.parse_args(argv)
+    sys.stdout.write(f"{export_run(given.run, given.step, given.to, given.adapter, given.critic)}\n")
 
 
 def _step(given: str) -> int | str:

@@ -20,22 +20,24 @@ import argparse
 import logging
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from asyncrl.commands.checkpoints import checkpoint_of
 from asyncrl.commands.evaluate.configure import EvaluationRequest, require_same, without_training
-from asyncrl.commands.evaluate.export import write_policy
 from asyncrl.commands.evaluate.progress import EvaluationProgress
 from asyncrl.commands.evaluate.results import EvaluationResult, read_result, shown_result
-from asyncrl.commands.evaluate.runs import checkpoint_of
 from asyncrl.commands.evaluate.samples import samples
+from asyncrl.commands.export import write_policy
 from asyncrl.config import locations
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import EXIT_FAILURE, EXIT_STOPPED, failures_end_the_command, usage_or_failure
+from asyncrl.config.exits import EXIT_FAILURE, exit_status
 from asyncrl.config.load import log_to_stderr
 from asyncrl.config.refusals import may_exist
 from asyncrl.config.schema import TrainConfig
@@ -65,25 +67,22 @@ EVALUATOR = "evaluator"
 PATTERN_MARKS = str.maketrans("*?[]", "____")
 
 
-def main() -> None:
-    """The entry of the command line. A configuration or a data file that is refused ends it with status 2, another
-    failure with 1, a signal with 130."""
-    given = _parser().parse_intermixed_args()
+def main(argv: Sequence[str]) -> int:
+    """Evaluate, print the result, and return the exit status, which is 1 if no attempt has a score."""
+    given = _parser().parse_intermixed_args(argv)
     log_to_stderr()
-    with failures_end_the_command(usage_or_failure, "asyncrl"):
-        try:
-            folder, result = evaluate(_request(given), given.step, given.threshold)
-        except StoppedError as error:
-            log.info("%s", error)
-            sys.exit(EXIT_STOPPED)
+    try:
+        folder, result = evaluate(_request(given), given.step, given.threshold)
+    except StoppedError as error:
+        log.info("%s", error)
+        raise
     if given.json:
         sys.stdout.write((folder / RESULT_FILE).read_text())
     else:
         Console().print(shown_result(result))
         sys.stdout.writelines(f"\n{text}\n" for text in samples(folder, given.samples))
     log.info("%s has the result, and `asyncrl inspect show ID --run %s` an episode", folder / RESULT_FILE, folder)
-    if not result.total.scored:
-        sys.exit(EXIT_FAILURE)
+    return 0 if result.total.scored else EXIT_FAILURE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -210,3 +209,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(partial(main, sys.argv[1:]), "asyncrl evaluate"))
