@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
 from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode
 from asyncrl.config.locations import CONFIG_FILE
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.ids import is_evaluation
 from asyncrl.observe.lines import read_lines
@@ -47,15 +47,33 @@ def describe(run: Path) -> RunDescription:
     """The description of a run that has a folder. Raises ConfigError: it has done too little, or its files lack what
     is needed; StoreError: its store cannot be read."""
     config = read_config(run / CONFIG_FILE)
+    learner, replay, engine = config.learner, config.replay, config.engine
+    configured = Sizes(
+        engines=1,
+        engine_gpus=engine.server.tp_size if engine.launch else 1,
+        concurrency=config.actor.concurrency,
+        learner_gpus=config.cluster.ranks * learner.nodes,
+        scorers=1,
+        batch_size=learner.batch_size,
+        group_size=learner.group_size,
+        publish_every=learner.publish_every,
+        max_lag=replay.max_lag,
+        max_times_sampled=replay.sampler.max_times_sampled,
+        oversample=replay.oversample,
+        sampler=replay.sampler.kind,
+        spare_batches=replay.spare_batches,
+        filter_zero_variance=replay.filter.zero_variance,
+    )
     try:
-        return _described(run, config)
+        return _described(run, configured)
     except (KeyError, JSONDecodeError) as error:
         raise ConfigError(
             f"the metrics of {run} cannot be used: {error!r}; they are damaged, or of another version of asyncrl"
         ) from error
 
 
-def _described(run: Path, config: TrainConfig) -> RunDescription:
+def _described(run: Path, configured: Sizes) -> RunDescription:
+    """The rates of the run, and its sizes: the `configured` ones with the numbers of engines and scorers that ran."""
     # A stop may cut the last phases of a step short; another step trains nothing.
     whole = {"reward/mean", "seconds/publish"}
     rows = [row for row in read_lines(metrics_file(run, "learner")) if whole <= row.keys()]
@@ -72,7 +90,6 @@ def _described(run: Path, config: TrainConfig) -> RunDescription:
     requests = [each for each, _ in windows]
     last = [rows[-1] for rows in actors]
     updates = sum(row["weights_updates"] for row in last) or 1
-    ranks = config.cluster.ranks * config.learner.nodes
     rates = Rates(
         tasks=_tasks(run, actors),
         pass_s=pass_s,
@@ -84,9 +101,11 @@ def _described(run: Path, config: TrainConfig) -> RunDescription:
         label_s=_label_s(scorers),
         requests=[min(requests), max(requests)],
         steps=len(steps),
-        **_learner_rates(steps, ranks, config.learner.publish_every),
+        **_learner_rates(steps, configured.learner_gpus, configured.publish_every),
     )
-    return RunDescription(rates, _sizes(config, last, len(scorers), ranks))
+    engines = round(sum(row.get("servers", 1) for row in last)) or len(last)
+    concurrency = max(1, configured.concurrency * len(last) // engines)
+    return RunDescription(rates, replace(configured, engines=engines, concurrency=concurrency, scorers=len(scorers)))
 
 
 def _files(run: Path, role: str) -> Iterator[Sequence[Row]]:
@@ -168,27 +187,6 @@ def _tasks(run: Path, actors: Sequence[Sequence[Row]]) -> list[list[TypicalEpiso
     if not groups:
         raise ConfigError(f"{run} has stored no episodes: {NEEDED}; {MORE_STEPS.format(run)}")
     return list(groups.values())
-
-
-def _sizes(config: TrainConfig, last: Sequence[Row], scorers: int, ranks: int) -> Sizes:
-    learner, replay, engine = config.learner, config.replay, config.engine
-    servers = round(sum(row.get("servers", 1) for row in last)) or len(last)
-    return Sizes(
-        engines=servers,
-        engine_gpus=engine.server.tp_size if engine.launch else 1,
-        concurrency=max(1, config.actor.concurrency * len(last) // servers),
-        learner_gpus=ranks,
-        scorers=scorers,
-        batch_size=learner.batch_size,
-        group_size=learner.group_size,
-        publish_every=learner.publish_every,
-        max_lag=replay.max_lag,
-        max_times_sampled=replay.sampler.max_times_sampled,
-        oversample=replay.oversample,
-        sampler=replay.sampler.kind,
-        spare_batches=replay.spare_batches,
-        filter_zero_variance=replay.filter.zero_variance,
-    )
 
 
 def _mean(values: Iterable[float]) -> float:

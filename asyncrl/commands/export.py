@@ -20,7 +20,7 @@ from pathlib import Path
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.commands.checkpoints import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
 from asyncrl.config.commands import command_name
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import CriticConfig, ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.runs.inspect.run import require_run
 from asyncrl.runs.results.card import write_card
@@ -66,12 +66,12 @@ def export_run(
         raise ConfigError(f"{run} trains no adapters (model.lora): leave out --adapter")
     if critic and not Algorithm.from_config(config.algorithm, config.learner.minibatches).needs_critic:
         raise ConfigError(f"{run} trains no critic (algorithm.advantage): leave out --critic")
-    checkpoint = checkpoint_of(run, config, steps)
+    checkpoint = checkpoint_of(run, config.learner, steps)
     kind = "-adapter" if adapter else "-critic" if critic else ""
     folder = to or run / "exports" / f"{checkpoint.folder.name}{kind}"
     require_new(folder)
     if critic:
-        write_critic(config, checkpoint, folder)
+        write_critic(config.critic, config.model, checkpoint, folder)
         return folder
     if adapter:
         write_adapter(config.model, checkpoint, folder)
@@ -94,11 +94,11 @@ def write_policy(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) ->
     read_checkpoint(checkpoint, lambda source: export_checkpoint(model, source, folder))
 
 
-def write_critic(config: TrainConfig, checkpoint: FinishedSteps, folder: Path) -> None:
+def write_critic(critic: CriticConfig, model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
     """Write the critic of a checkpoint into `folder`, in place of what is there."""
     from asyncrl.learner.checkpoint.critic_export import export_checkpoint_critic
 
-    read_checkpoint(checkpoint, lambda source: export_checkpoint_critic(config.critic, config.model, source, folder))
+    read_checkpoint(checkpoint, lambda source: export_checkpoint_critic(critic, model, source, folder))
 
 
 def write_adapter(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:

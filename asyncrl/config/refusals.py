@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from pathlib import Path
 
-from asyncrl.config.checks import conflicts
+from asyncrl.config.checks.conflicts import conflicts
 from asyncrl.config.keys import sections
 from asyncrl.config.option import as_yaml, options
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import DataConfig, TrainConfig
 from asyncrl.config.secrets import shown
 from asyncrl.masking import MASK
 
@@ -45,10 +45,9 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
     return lines
 
 
-def missing_data(config: TrainConfig) -> dict[str, str]:
-    """For the key of data of which a file does not exist, the line that refuses it."""
-    data, shown = config.data, config.algorithm.sft.path
-    sources = {"data.train": data.train, "data.eval": data.eval or [], "algorithm.sft.path": shown or []}
+def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict[str, str]:
+    """The line that refuses each key of data that names a missing file; `demonstrations` are those of algorithm.sft."""
+    sources = {"data.train": data.train, "data.eval": data.eval or [], "algorithm.sft.path": demonstrations or []}
     return {
         key: f"{key}={source}: there is no such file; see docs/data.md"
         for key, named in sources.items()

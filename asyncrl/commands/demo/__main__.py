@@ -33,7 +33,7 @@ def run(config: TrainConfig) -> int:
     draw(run_dir, run_dir / "curve.png")
     sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n{try_next(run_dir)}")
     summary = json.loads((run_dir / SUMMARY_FILE).read_text())
-    sys.stdout.write(json.dumps(summary | audit(config, run_dir)) + "\n")
+    sys.stdout.write(json.dumps(summary | audit(run_dir, config.replay.sampler.max_times_sampled)) + "\n")
     return 0
 
 

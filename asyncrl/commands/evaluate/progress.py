@@ -9,13 +9,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from asyncrl.commands.evaluate.evaluator import VERSION
 from asyncrl.errors import StoreError
 from asyncrl.machine.long_work import LongWork
 from asyncrl.replay.records import EvaluationRecord
 from asyncrl.replay.stored import StoredRun
 from asyncrl.text import duration
 
+VERSION = 0
+"""The only policy version of an evaluation."""
 REFRESH_S, LINE_S = 1.0, 10.0
 REASON_CHARS = 200
 

@@ -28,7 +28,7 @@ from rich.console import Console
 
 from asyncrl.actor.runner import open_runner
 from asyncrl.chat.chat import Chat
-from asyncrl.commands.trial.engines import ScriptedEngine, open_trial_engine, read_answers
+from asyncrl.commands.trial.engines import VERSION, ScriptedEngine, ServerEngine, read_answers
 from asyncrl.commands.trial.transcript import Transcript
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import composed, read
@@ -36,8 +36,11 @@ from asyncrl.config.exits import EXIT_FAILURE, exit_status
 from asyncrl.config.load import log_to_stderr
 from asyncrl.config.quoting import quoted
 from asyncrl.config.refusals import may_exist
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ActorConfig, ModelConfig, TrainConfig
 from asyncrl.data.opening import all_tasks
+from asyncrl.engine.base import Engine
+from asyncrl.engine.embedded import EmbeddedEngine
+from asyncrl.engine.sglang.server import SglangServer
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.modelling.end_tokens import end_tokens
@@ -108,8 +111,8 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         if not 0 <= request.index < len(tasks):
             raise DataError(f"--index={request.index}: {request.tasks} has tasks 0 to {len(tasks) - 1}")
         task = tasks[request.index]
-        transcript.task(task, tasks.place(request.index), _tools(config, task))
-        tokenizer = _tokenizer(config)
+        transcript.task(task, tasks.place(request.index), _tools(config.actor, task))
+        tokenizer = _tokenizer(config.model)
         sandbox = open_sandbox(config.actor.sandbox)
         rules = load_rules(config.scoring, lambda: tokenizer, sandbox)  # before a wrong one costs an episode
         trajectory = asyncio.run(_play(config, request, task, tokenizer, transcript))
@@ -121,20 +124,33 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         return _score(rules, given, transcript)
 
 
-def _tools(config: TrainConfig, task: Task) -> list[str]:
-    if config.actor.played_by:
+def _tools(actor: ActorConfig, task: Task) -> list[str]:
+    if actor.played_by:
         return ["those of the agent"]
     if task.tools:
         return [tool.get("function", tool)["name"] for tool in task.tools]
-    return list(Offer(config.actor).functions(task))
+    return list(Offer(actor).functions(task))
 
 
-def _tokenizer(config: TrainConfig) -> Any:
-    if config.model.path != NO_MODEL:
-        return open_tokenizer(config.model)
+def _tokenizer(model: ModelConfig) -> Any:
+    if model.path != NO_MODEL:
+        return open_tokenizer(model)
     from asyncrl.commands.demo.tokenizer import build_tokenizer
 
     return build_tokenizer()
+
+
+def _engine(config: TrainConfig) -> Engine:
+    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. Raises ConfigError."""
+    engine = config.engine
+    if engine.kind == "embedded":
+        return EmbeddedEngine.load(config.model, engine, seed=config.run.seed, initial_version=VERSION)
+    if engine.kind != "sglang":
+        # An actor joins a vLLM server before it asks, which ends the requests of others.
+        raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
+    if len(engine.urls) != 1:
+        raise ConfigError("engine.urls: name the one server at which the episode is sampled, such as http://HOST:PORT")
+    return ServerEngine(SglangServer.of(config, engine.urls[0]))
 
 
 async def _play(
@@ -146,7 +162,7 @@ async def _play(
     chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
     async with AsyncExitStack() as stack:
         if request.answers is None:
-            engine = open_trial_engine(config)
+            engine = _engine(config)
         else:
             engine = ScriptedEngine(chat, tokenizer, read_answers(request.answers))
         stack.push_async_callback(engine.close)

@@ -18,12 +18,9 @@ from numpy.typing import NDArray
 
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.template import QUESTION, calling
-from asyncrl.config.schema import TrainConfig
-from asyncrl.engine.base import Engine, EngineStats, Generation, IdleClock, PlacedImage
-from asyncrl.engine.embedded import EmbeddedEngine
+from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage
 from asyncrl.engine.fleet.server import InferenceServer, Segment
-from asyncrl.engine.sglang.server import SglangServer
-from asyncrl.errors import ConfigError, DataError, EngineError, RefusedError
+from asyncrl.errors import DataError, EngineError, RefusedError
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import CanaryCheck
 from asyncrl.weights.folders import Weights
@@ -128,19 +125,6 @@ class ServerEngine(_WithoutUpdates):
 
     async def close(self) -> None:
         await self._server.close()
-
-
-def open_trial_engine(config: TrainConfig) -> Engine:
-    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. Raises ConfigError."""
-    engine = config.engine
-    if engine.kind == "embedded":
-        return EmbeddedEngine.load(config.model, engine, seed=config.run.seed, initial_version=VERSION)
-    if engine.kind != "sglang":
-        # An actor joins a vLLM server before it asks, which ends the requests of others.
-        raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
-    if len(engine.urls) != 1:
-        raise ConfigError("engine.urls: name the one server at which the episode is sampled, such as http://HOST:PORT")
-    return ServerEngine(SglangServer.of(config, engine.urls[0]))
 
 
 def read_answers(path: Path) -> list[Answer]:

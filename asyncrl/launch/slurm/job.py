@@ -23,9 +23,10 @@ from asyncrl.config import locations
 from asyncrl.config.exits import EXIT_STOPPED, EXIT_USAGE
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ClusterConfig, RunConfig, TrainConfig
 from asyncrl.config.secrets import shown_words
 from asyncrl.errors import ConfigError, StoppedError, UnavailableError
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.placement.table import placement_table, terminal_width
@@ -64,18 +65,17 @@ KEY=VALUE are those of `asyncrl train --help`. docs/cluster.md has the rest.
 """
 
 
-def of_task(config: TrainConfig, environment: Mapping[str, str]) -> TrainConfig:
-    """The configuration of this task of a job array, or that of any other job as it is."""
+def name_task(run: RunConfig, environment: Mapping[str, str]) -> None:
+    """Give the run of a task of a job array its own seed and name. The run of any other job stays as it is."""
     if number := environment.get(SEED_VARIABLE):
-        config.run.seed, config.run.name = int(number), f"{config.run.name}-{number}"
-    return config
+        run.seed, run.name = int(number), f"{run.name}-{number}"
 
 
-def check_launcher(config: TrainConfig) -> None:
+def check_launcher(launcher: str) -> None:
     """Raises ConfigError: the roles would not be on the nodes of the job."""
-    if config.cluster.launcher not in ("slurm", "ray"):
+    if launcher not in ("slurm", "ray"):
         raise ConfigError(
-            f"cluster.launcher={config.cluster.launcher}: this script starts the roles as steps of a job of Slurm, or "
+            f"cluster.launcher={launcher}: this script starts the roles as steps of a job of Slurm, or "
             "with ray on a Ray cluster of its nodes; leave it out, or start the run by `asyncrl train`"
         )
 
@@ -98,10 +98,11 @@ class Job:
 
     def run(self, config: TrainConfig) -> int:
         """Train, and requeue the job if its time ended before the run did. Return the exit status."""
-        check_launcher(config)
+        check_launcher(config.cluster.launcher)
         check_algorithm(config)
         forget_options_of_job()
-        config, link = of_task(config, os.environ), self._link
+        name_task(config.run, os.environ)
+        link = self._link
         run_dir = locations.run_dir(config.run)
         if link:
             count_steps(config)
@@ -116,17 +117,18 @@ class Job:
         if not self._notice.is_set():
             return EXIT_STOPPED
         if link is None:
-            requeue_this_job()
-        elif link.is_last:
+            return requeue_this_job()
+        if link.is_last:
             raise UnavailableError(f"{link} was the last, and the run is not done: submit it again, and it resumes")
         return 0
 
     def _train(self, config: TrainConfig, job: SlurmJob) -> bool:
         """As `train`, on the Ray cluster of the job where the run wants one."""
-        if not starts_ray(config, os.environ):
+        if not starts_ray(config.cluster, os.environ):
             return train(config, self.stop, self._how_to_resume)
         try:
-            with RayNodes(config, SlurmLauncher(config, job)).running(self.stop):
+            launcher = SlurmLauncher(config.cluster, RunAddresses.of(config), job)
+            with RayNodes(config.cluster, locations.run_dir(config.run), launcher).running(self.stop):
                 return train(config, self.stop, self._how_to_resume)
         except StoppedError as error:
             log.info("%s", error)
@@ -142,15 +144,18 @@ class Job:
         return "sbatch with the words of this job resumes it"
 
 
-def requeue_this_job() -> None:
-    """Raises UnavailableError: Slurm refuses. Exits with status 130 if somebody has ended the job meanwhile, by
-    `scancel`, which Slurm would forget."""
+def requeue_this_job() -> int:
+    """Requeue the job, and return the exit status of this process: 130 if `scancel` has ended the job meanwhile.
+
+    Raises UnavailableError: Slurm refuses.
+    """
     job = os.environ[JOB_VARIABLE]
     try:
         if has_ended_early(job):
             log.info("the job was cancelled, so it is not requeued")
             return EXIT_STOPPED
         requeue(job)
+        return 0
     except UnavailableError as error:
         raise UnavailableError(
             f"the job was not requeued: {error}; submit it again, and the run resumes, or submit several jobs at once: "
@@ -161,37 +166,39 @@ def requeue_this_job() -> None:
 def show(config: TrainConfig) -> None:
     """Print where each role would be, and every command. Starts nothing. Outside of a job it shows the nodes that
     `cluster.pools` asks for."""
-    check_launcher(config)
+    check_launcher(config.cluster.launcher)
     check_algorithm(config)
-    config = of_task(config, os.environ)
-    job = this_job() if JOB_VARIABLE in os.environ else assumed_job(len(_pool_nodes(config)))
-    launcher = SlurmLauncher(config, job, _assumed_reports(config, job))
+    name_task(config.run, os.environ)
+    job = this_job() if JOB_VARIABLE in os.environ else assumed_job(len(_pool_nodes(config.cluster)))
+    launcher = SlurmLauncher(config.cluster, RunAddresses.of(config), job, _assumed_reports(config.cluster, job))
     placement = place(config, launcher.hosts())
     check_plan(config, placement, launcher.is_one_machine())
-    settle(config, placement)
+    settle(config.cluster, config.learner, placement)
     launcher.set_placement(placement)
-    path = locations.run_dir(config.run) / CONFIG_FILE
+    run_dir = locations.run_dir(config.run)
+    path = run_dir / CONFIG_FILE
     commands, roles = launcher.look_commands(path.absolute().with_name(".canary-ID")), role_commands(placement, path)
-    if starts_ray(config, os.environ):
+    if starts_ray(config.cluster, os.environ):
         # Ray starts the roles themselves, each in an actor.
-        commands += [*RayNodes(config, launcher).commands().values(), *(list(role.command) for role in roles)]
+        nodes = RayNodes(config.cluster, run_dir, launcher)
+        commands += [*nodes.commands().values(), *(list(role.command) for role in roles)]
     else:
         commands += map(launcher.role_command, roles)
     table = placement_table(placement, [node.name for node in job.nodes], terminal_width(sys.stdout))
     sys.stdout.write(table + "\n" + "\n".join(shlex.join(shown_words(each)) for each in commands) + "\n")
 
 
-def _pool_nodes(config: TrainConfig) -> list[dict[str, int]]:
+def _pool_nodes(cluster: ClusterConfig) -> list[dict[str, int]]:
     """What the pools say of each of their nodes."""
-    pools = [pool for pool in config.cluster.pools.values() for _ in range(pool.get("nodes", 1))]
+    pools = [pool for pool in cluster.pools.values() for _ in range(pool.get("nodes", 1))]
     return pools or [{}]
 
 
-def _assumed_reports(config: TrainConfig, job: SlurmJob) -> list[NodeReport]:
+def _assumed_reports(cluster: ClusterConfig, job: SlurmJob) -> list[NodeReport]:
     """The GPUs and CPUs that each node has if it is as the pools ask for, or as the first node of the job is."""
-    gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", config.cluster.gpus or 0))
-    cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", config.cluster.cpus or os.cpu_count() or 1))
-    asked = [*_pool_nodes(config), *({} for _ in job.nodes)]
+    gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", cluster.gpus or 0))
+    cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", cluster.cpus or os.cpu_count() or 1))
+    asked = [*_pool_nodes(cluster), *({} for _ in job.nodes)]
     return [
         NodeReport(
             node.name, pool.get("gpus", gpus), pool.get("cpus", cpus), node.address, 0, True, asyncrl.__version__

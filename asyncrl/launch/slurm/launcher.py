@@ -18,13 +18,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import asyncrl
-from asyncrl.config import locations
 from asyncrl.config.exits import EXIT_STOPPED
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ClusterConfig
 from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.placement.placement import PlacedRole, Placement, check_unmoved
 from asyncrl.launch.placement.pools import Host
-from asyncrl.launch.processes import take_keys
 from asyncrl.launch.role_process import RoleCommand, RoleProcess
 from asyncrl.launch.slurm.commands import SlurmJob, SlurmNode, step_command
 from asyncrl.launch.slurm.step import ALL_GPUS, NodeReport
@@ -53,11 +52,13 @@ class SlurmLauncher:
     ports of the nodes that have replay and learner, and keys.
     """
 
-    def __init__(self, config: TrainConfig, job: SlurmJob, reports: Sequence[NodeReport] = ()) -> None:
-        self._config, self._job = config, job
-        self._run_dir = locations.run_dir(config.run).absolute()
-        self.python = config.cluster.slurm.python or sys.executable
-        """That of the roles."""
+    def __init__(
+        self, cluster: ClusterConfig, addresses: RunAddresses, job: SlurmJob, reports: Sequence[NodeReport] = ()
+    ) -> None:
+        self._cluster, self._addresses, self._job = cluster, addresses, job
+        self._run_dir = addresses.run_dir
+        self.python = cluster.slurm.python or sys.executable
+        """The Python of the roles."""
         self._placement: Placement | None = None
         self._roles: dict[str, PlacedRole] = {}
         self._reports = list(reports)
@@ -70,7 +71,7 @@ class SlurmLauncher:
         return self._reports
 
     def hosts(self) -> list[Host]:
-        cluster = self._config.cluster
+        cluster = self._cluster
         return [
             Host(
                 each.gpus if cluster.gpus is None else min(each.gpus, cluster.gpus),
@@ -89,7 +90,7 @@ class SlurmLauncher:
 
     def look_commands(self, file: Path) -> list[list[str]]:
         """The steps, one for each component of the job, by which every node looks for the canary `file` and reports."""
-        slurm, ports = self._config.cluster.slurm, self._config.replay.shards + 2
+        slurm, ports = self._cluster.slurm, self._addresses.shards + 2
         words = ["look", f"--canary={file}", f"--ports={ports}"]
         words += [f"--interface={slurm.interface}"] if slurm.interface else []
         # The first node needs another one to find its way towards others.
@@ -104,8 +105,8 @@ class SlurmLauncher:
                 yield f"node {node.name} of the job has not reported: its output is above"
             elif not report.sees:
                 yield (
-                    f"run.dir={self._config.run.dir}: node {node.name} does not see a file that was just written into "
-                    f"{self._run_dir}; name a folder on a disk that all nodes share"
+                    f"run.dir={self._addresses.run.dir}: node {node.name} does not see a file that was just written "
+                    f"into {self._run_dir}; name a folder on a disk that all nodes share"
                 )
             elif report.version != asyncrl.__version__:
                 yield (
@@ -116,7 +117,7 @@ class SlurmLauncher:
                 yield f"cluster.slurm.interface: node {node.name}: {report.problem}"
 
     def _step(self, name: str, nodes: Sequence[SlurmNode], command: Sequence[str]) -> list[str]:
-        slurm = self._config.cluster.slurm
+        slurm = self._cluster.slurm
         return step_command(name, nodes, slurm.srun, slurm.container, command)
 
     def step(self, name: str, node: int, command: Sequence[str]) -> list[str]:
@@ -130,7 +131,8 @@ class SlurmLauncher:
         pass  # Its nodes have addresses.
 
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
-        network, learner, shards = self._config.network, self._config.learner, self._config.replay.shards
+        network, learner = self._addresses.network, self._addresses.learner
+        shards = self._addresses.shards
         self.set_placement(placement)
         for number, report in enumerate(self._reports):
             log.info("host %d is node %s of job %s, at %s", number, report.name, self._job.id, report.address)
@@ -142,9 +144,9 @@ class SlurmLauncher:
         if learner.nodes > 1 and learner.rendezvous is None:
             report = self._report_of(placement, "learner")
             learner.rendezvous = f"{network.learner_host}:{report.port + shards + 1}"
-            learner.interface = learner.interface or self._config.cluster.slurm.interface
+            learner.interface = learner.interface or self._cluster.slurm.interface
         # Others may use a node at the same time, so that not even its loopback addresses are ours alone.
-        take_keys(self._config)
+        self._addresses.take_keys()
 
     def _report_of(self, placement: Placement, module: str) -> NodeReport:
         return self._reports[placement.of(module)[0].node]

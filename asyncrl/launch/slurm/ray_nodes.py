@@ -21,8 +21,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ClusterConfig
 from asyncrl.errors import ConfigError, StoppedError, UnavailableError
 from asyncrl.launch.ray.cluster import ADDRESS_VARIABLE, RayCluster, ray_module
 from asyncrl.launch.slurm.launcher import SlurmLauncher
@@ -47,10 +46,10 @@ OBJECTS_BYTES = 256 << 20
 """Of each node for Ray's objects: a run has small ones only, and Ray would take a third of the memory by default."""
 
 
-def starts_ray(config: TrainConfig, environment: Mapping[str, str]) -> bool:
-    """Whether the job makes the Ray cluster of its run. It does not where the run names one that is there."""
-    named = config.cluster.ray.address or environment.get(ADDRESS_VARIABLE)
-    return config.cluster.launcher == "ray" and not named
+def starts_ray(cluster: ClusterConfig, environment: Mapping[str, str]) -> bool:
+    """True if the job makes the Ray cluster of its run, which names no cluster that exists."""
+    named = cluster.ray.address or environment.get(ADDRESS_VARIABLE)
+    return cluster.launcher == "ray" and not named
 
 
 def ask_for_token(run_dir: Path, environment: MutableMapping[str, str]) -> None:
@@ -75,8 +74,8 @@ class RayNodes:
     Raises ConfigError: Ray is not installed, or a node cannot be used.
     """
 
-    def __init__(self, config: TrainConfig, launcher: SlurmLauncher) -> None:
-        self._config, self._launcher = config, launcher
+    def __init__(self, cluster: ClusterConfig, run_dir: Path, launcher: SlurmLauncher) -> None:
+        self._cluster, self._run_dir, self._launcher = cluster, run_dir.absolute(), launcher
 
     @property
     def address(self) -> str:
@@ -106,16 +105,15 @@ class RayNodes:
     def running(self, stop: threading.Event) -> Iterator[None]:
         """Start all nodes, have the configuration name the cluster once they have joined, and end them. Raises
         StoppedError; UnavailableError: they do not join."""
-        run_dir = locations.run_dir(self._config.run).absolute()
-        logs = run_dir / "logs"
+        logs = self._run_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        ask_for_token(run_dir, os.environ)  # Ray reads this when it is imported.
+        ask_for_token(self._run_dir, os.environ)  # Ray reads this when it is imported.
         ray_module()
         steps = _Steps(self.commands(), logs)
         try:
-            cluster = self._config.cluster
-            cluster.ray.address = self.address
-            cluster.ray.replay_resource = cluster.ray.replay_resource or REPLAY_RESOURCE
+            ray = self._cluster.ray
+            ray.address = self.address
+            ray.replay_resource = ray.replay_resource or REPLAY_RESOURCE
             self._wait(steps, stop)
             log.info("the Ray cluster of this job is at %s, with %d nodes", self.address, len(self._launcher.reports()))
             with steps.kept():
@@ -131,7 +129,7 @@ class RayNodes:
                 raise StoppedError("stopped while the nodes of the Ray cluster started")
             steps.check()
             try:
-                with closing(RayCluster(self._config.cluster)) as cluster:
+                with closing(RayCluster(self._cluster)) as cluster:
                     joined = len(cluster.addresses())
                 if joined >= count:
                     return
