@@ -14,7 +14,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.types import Grammar
 
 KEY = "response_format"
-"""The name of a form in a request and, beside the configuration, in a task's `extra_info`."""
+"""The name of a form in a request, in the configuration, and in a task's `extra_info`."""
 FORMS = (
     '{type: text}, {type: json_object}, {type: json_schema, json_schema: {name: "...", schema: {...}}}, '
     '{type: regex, regex: "..."} or {type: ebnf, ebnf: "..."}'

@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, TrainConfig
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.keeping import EpisodeKeeper

@@ -45,8 +45,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Episodes, Totals
-from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
 from asyncrl.launch.placement.placement import MOST_THREADS
 from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch

@@ -45,7 +45,7 @@ FLOORS = (
 )
 """A room imports itself and rooms that this list names before its own. Rooms of one floor do not import each other."""
 
-ENGINE_FLOORS = (("",), ("fleet",), ("sglang", "vllm", "embedded"), ("opening",))
+ENGINE_FLOORS = (("",), ("fleet",), ("sglang", "vllm", "embedded"), ("opening",), ("from_config",))
 """The same within `engine`, where the first floor is every file that is named on no other."""
 
 LEARNER_FLOORS = (("ranks",), ("batch",), ("model",), ("checkpoint",), ("",))

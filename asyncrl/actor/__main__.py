@@ -50,10 +50,10 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     from asyncrl.actor.rollout_metrics import RolloutMetrics
     from asyncrl.actor.runner import open_runner
     from asyncrl.actor.worker import first_to_end
-    from asyncrl.engine.opening import open_engine
+    from asyncrl.engine.from_config import open_engine
     from asyncrl.network.keys import client_keys
     from asyncrl.observe.reports import open_reports
-    from asyncrl.weights.channels.opening import open_channels
+    from asyncrl.weights.from_config import open_routes
     from asyncrl.weights.receiver import Receiver
 
     # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
@@ -66,8 +66,8 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
         stack.push_async_callback(engine.close)
         metrics = reports.metrics()
         runner = await open_runner(config, engine, stack, reports.spans)
-        channels, tolerance = open_channels(config, keys), config.weights.canary_tolerance
-        receiver = Receiver(channels, opened.expected, canary_tolerance=tolerance, spans=reports.spans)
+        routes, tolerance = open_routes(config, keys), config.weights.canary_tolerance
+        receiver = Receiver(routes, opened.expected, canary_tolerance=tolerance, spans=reports.spans)
         measured = RolloutMetrics(engine, [runner.player.counters, receiver.counters], metrics)
         workers = _workers(config, runner, measured, reports, keys, life, stop, stack)
         process.freeze_heap()
@@ -80,7 +80,8 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
             *(keep() for keep in opened.keepers),
         )
         if drain.is_set():
-            leave(config, reports.name, life)
+            endpoints = locations.replay_endpoints(config.network, config.replay.shards)
+            leave(endpoints, reports.name, life, keys, locations.run_identity(config.run))
 
 
 def _workers(

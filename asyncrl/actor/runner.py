@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from asyncrl.chat.chat import Chat
-from asyncrl.chat.chat_checks import check_tools, open_chat, report_rewritings
+from asyncrl.chat.chat_checks import check_tools, report_rewritings
+from asyncrl.chat.from_config import open_chat
 from asyncrl.config.schema import ActorConfig, TrainConfig
 from asyncrl.engine.base import Engine
 from asyncrl.episode.episode import EpisodeRunner, Player, ToolPlayer, Watch, unwatched

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.commands.checkpoints import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
 from asyncrl.config.commands import command_name
 from asyncrl.config.schema import CriticConfig, ModelConfig

@@ -52,7 +52,7 @@ SOURCES = {
     "openenv": "address of the server, such as http://127.0.0.1:8000",
     "nemo-gym": "file with JSON lines",
 }
-"""What --source is, where it is no file, folder or pattern of files."""
+"""The meaning of --source, if it is no file, folder or pattern of files."""
 NAMED = {"search": "searchqa", "code": "apps", "tools": "xlam"}
 """Sets of several publishers, with the data source that their tasks have unless another is named."""
 FLAGS: Mapping[str, Mapping[str, Any]] = {
@@ -70,9 +70,9 @@ MORE = {
 }
 """The sets that have some of them."""
 NAMES = {"args": "arguments"}
-"""Names of parameters, where they are not those of options."""
+"""Names of parameters that differ from the names of their options."""
 PROGRAMS = {"verifiers": verifiers.PROGRAM, "gym": gym.PROGRAM}
-"""Those that play the tasks, with the Python that wrote them."""
+"""The programs that play the tasks, with the Python that wrote them."""
 
 
 def main(argv: Sequence[str]) -> None:

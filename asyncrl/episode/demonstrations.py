@@ -20,19 +20,13 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128
 
 from asyncrl.chat.chat import Chat
-from asyncrl.chat.chat_checks import as_tool, open_chat
+from asyncrl.chat.chat_checks import as_tool
+from asyncrl.chat.from_config import open_chat
 from asyncrl.chat.messages import read_messages
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.demonstrations import Demonstration, DemonstrationFile
-from asyncrl.data.rendered import (
-    Rendered,
-    RenderedDemonstrations,
-    files_of,
-    longest,
-    read_rendered,
-    rendered_folder,
-    write_rendered,
-)
+from asyncrl.data.from_config import run_demonstrations
+from asyncrl.data.rendered import Rendered, RenderedDemonstrations, files_of, read_rendered, write_rendered
 from asyncrl.errors import DataError, RefusedError, StoppedError
 from asyncrl.machine.files import when_there_is_room
 from asyncrl.machine.long_work import tracked
@@ -171,7 +165,7 @@ def prepare_demonstrations(
     Raises DataError: as `render_file` and `DemonstrationFile`; ConfigError: the chat template or a tool cannot be used;
     StoppedError: `stop` was set meanwhile.
     """
-    folder, made_from = rendered_folder(config, sources), _contents(config, sources)
+    folder, made_from = run_demonstrations(config).folder(sources), _contents(config, sources)
     if folder.exists():
         try:
             if (found := read_rendered(folder)).made_from == made_from:
@@ -180,7 +174,7 @@ def prepare_demonstrations(
         except DataError as error:
             log.warning("%s; they are rendered again", error)
     file, schemas = DemonstrationFile(sources), Offer(config.actor).always
-    most, overlong = longest(config), config.algorithm.sft.overlong
+    most, overlong = run_demonstrations(config).max_tokens, config.algorithm.sft.overlong
     rendered = render_file(open_chat(config), file, schemas, most, overlong, stop)
     rendered = replace(rendered, made_from=made_from)
     when_there_is_room(lambda: write_rendered(rendered, folder), stop or threading.Event(), str(folder))

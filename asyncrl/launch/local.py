@@ -23,6 +23,7 @@ from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_n
 from asyncrl.config.refusals import missing_data
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.secrets import shown, shown_value
+from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.autoscale import Autoscaler, RunSizes
@@ -81,7 +82,7 @@ def check_resume(config: TrainConfig, run_dir: Path) -> None:
     try:
         changes_of(values_of(config), run_dir)
         if not missing_data(config.data, config.algorithm.sft.path) and names_tasks(run_dir):
-            check_same_files(run_dir, task_files(config), begun=True)
+            check_same_files(run_dir, task_files(run_tasks(config)), begun=True)
     except ConfigError:
         if is_begun(run_dir):
             raise
@@ -186,7 +187,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
             raise StoppedError("stopped before anything was started")
         placement = place(config, placement.hosts)
         prepare_data(config, asked)
-        make_room(values_of(config), run_dir, partial(check_same_tasks, config, run_dir))
+        make_room(values_of(config), run_dir, partial(check_same_tasks, run_tasks(config), run_dir))
         resumed = claim(config, run_dir)
         record_environment(run_dir)
         addresses.record_left_open(given)

@@ -15,12 +15,12 @@ from typing import Any
 
 import zmq
 
-from asyncrl.algorithms.compose import Algorithm
-from asyncrl.algorithms.composition import label_needs
+from asyncrl.algorithms.algorithm import Algorithm
+from asyncrl.algorithms.from_config import label_needs
 from asyncrl.config import locations
 from asyncrl.config.changes import ConfigHistory, recorded, values_of
 from asyncrl.config.schema import TrainConfig
-from asyncrl.data.rendered import longest, read_of_run
+from asyncrl.data.from_config import run_demonstrations
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.batches import BatchSource, open_batches
 from asyncrl.learner.batch.keeping import open_keeper
@@ -59,10 +59,12 @@ from asyncrl.observe.reports import open_reports
 from asyncrl.observe.sinks import metrics_file, remove_steps
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.weights.broadcast import Broadcaster
-from asyncrl.weights.channels.opening import choose_channel, weights_dir
 from asyncrl.weights.folders import FolderWriter
-from asyncrl.weights.group import BACKENDS, agree_with_servers, gpu_of, keep_to_loopback
+from asyncrl.weights.from_config import route_settings
+from asyncrl.weights.group import BACKENDS, gpu_of
+from asyncrl.weights.nccl import agree_with_servers, keep_to_loopback
 from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.routes import routes_to_engines
 from asyncrl.weights.server import WeightServer
 from asyncrl.weights.transfers import Broadcasts
 
@@ -82,12 +84,12 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
     if config.learner.deterministic:
         be_deterministic()
     if config.weights.channel == "distributed":
-        agree_with_servers(config)
+        agree_with_servers(route_settings(config))
     member, learner = Membership.of_this_process(), config.learner
     if member is not None and member.meeting.interface:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={member.meeting.interface}")
     else:
-        keep_to_loopback(config, actor=False)
+        keep_to_loopback(route_settings(config), actor=False)
     leaving = Leaving()
     with leaving.watched(stop), ExitStack() as stack:
         keys = client_keys(config.network.keys)
@@ -154,9 +156,11 @@ def open_publisher(
     """What publishes the weights of the run. Raises ConfigError: the learner's port is taken; StoppedError."""
     network, weights, run = config.network, config.weights, locations.run_identity(config.run, make=True)
     expected, device = model_shapes(config.model).tensors, ranks.device
-    channel, reason = choose_channel(config, device)
-    logger.info("weights go to engines by %s, because %s", channel, reason)
-    broadcasts = Broadcasts(BACKENDS[device.type], gpu_of(device)) if channel == "distributed" else None
+    routes = route_settings(config)
+    chosen = routes_to_engines(routes, device)
+    route = chosen.routes[0].name
+    logger.info("weights go to engines by %s, because %s", route, chosen.why)
+    broadcasts = Broadcasts(BACKENDS[device.type], gpu_of(device)) if route == "distributed" else None
     with ExitStack() as stack:
         open_server = partial(
             WeightServer,
@@ -175,8 +179,8 @@ def open_publisher(
         broadcaster = folders = None
         if broadcasts is not None:
             broadcaster = Broadcaster(server, network.learner_address, device, weights.timeout_s)
-        if channel == "disk":
-            folders = FolderWriter(weights_dir(config), folder_writer(config.model), run)
+        if route == "disk":
+            folders = FolderWriter(routes.folder, folder_writer(config.model), run)
         stack.pop_all()
     return Publisher(expected, server, broadcaster, folders)
 
@@ -294,14 +298,14 @@ def _train(
 
 def _longest(config: TrainConfig) -> int:
     """The tokens of the longest sequence that is trained."""
-    return max(config.actor.max_tokens, longest(config) if config.algorithm.sft.path else 0)
+    return max(config.actor.max_tokens, run_demonstrations(config).max_tokens if config.algorithm.sft.path else 0)
 
 
 def open_demonstrations(config: TrainConfig, ranks: Ranks, policy: Policy) -> DemonstrationFeed | None:
     """The demonstrations that `config` mixes into the steps, if any. Raises DataError: no start has rendered them."""
     if not config.algorithm.sft.path:
         return None
-    rendered = read_of_run(config, config.algorithm.sft.path)
+    rendered = run_demonstrations(config).read(config.algorithm.sft.path)
     flops = ForwardFlops.of(policy, policy.model.config)
     return DemonstrationFeed(rendered, config.run.seed, ranks, policy, flops)
 

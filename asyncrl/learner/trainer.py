@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Episodes, Totals
-from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.ratio_bins import CORRECTED, RAW
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.batch.local_batch import LocalBatch

@@ -1,7 +1,8 @@
-"""Which CPUs are near to a GPU: on a machine of several NUMA nodes each GPU hangs at one of these, and memory that a
-CPU of another node has touched first comes to it by a detour.
+"""The CPUs that are near to a GPU.
 
-Linux tells for each PCI device which CPUs are near, and the driver of NVIDIA lists its GPUs as PCI devices.
+On a machine of several NUMA nodes, each GPU hangs at one of these. Memory that a CPU of another node touched first
+comes to the GPU by a detour. Linux tells for each PCI device which CPUs are near, and the driver of NVIDIA lists its
+GPUs as PCI devices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which process owns a folder: its name is in a file there, which it has locked."""
+"""The process that owns a folder: its name is in a file there, which it has locked."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class WorkerLeases:
         return True
 
     def holds(self, tx: Transaction, worker: str, incarnation: str) -> bool:
-        """Whether this start of the worker has the worker's lease."""
+        """True if this start of the worker has the worker's lease."""
         return tx.get(self._table, worker, str) == incarnation
 
     def leave(self, tx: Transaction, worker: str, incarnation: str) -> bool:
@@ -65,7 +65,7 @@ class WorkerLeases:
         return True
 
     def has_left(self, worker: str, incarnation: str) -> bool:
-        """Whether this start of the worker has ended: a request of it that comes now had waited somewhere."""
+        """True if this start of the worker has ended: a request of it that comes now had waited somewhere."""
         return self._left.get(worker) == incarnation
 
     def touch(self, worker: str) -> None:

@@ -1,4 +1,7 @@
-"""Batch plans: complete groups to learner steps. A plan is recorded before it is handed out, and never changes."""
+"""Batch plans: complete groups to learner steps. A plan is recorded before it is handed out, and never changes.
+
+Eviction keeps the age bound: a group with a trajectory older than max_lag is evicted and counted, never planned.
+"""
 
 from __future__ import annotations
 
@@ -330,7 +333,7 @@ class Planning:
 
 
 def _shared(tx: Transaction, names: Sequence[str]) -> list[int]:
-    """How many tokens each trajectory begins with that the one before it begins with, too; 0 in another group."""
+    """The number of tokens that each trajectory shares with the beginning of the one before it; 0 in another group."""
 
     def read(name: str) -> Trajectory:
         return read_trajectory(decode(split(tx.present(tx.get_bytes("data", name), "data", name))))
@@ -340,5 +343,5 @@ def _shared(tx: Transaction, names: Sequence[str]) -> list[int]:
 
 
 def recorded_plan(tx: Transaction, step: int) -> BatchPlan:
-    """A plan that must be there. Raises StoreError: it is gone."""
+    """A plan that must be there. Raises StoreError: it is missing."""
     return tx.present(tx.get("plans", step, BatchPlan), "plans", step)

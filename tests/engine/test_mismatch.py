@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.engine.base import Generation
 from asyncrl.engine.embedded import EmbeddedEngine
-from asyncrl.engine.opening import open_engine
+from asyncrl.engine.from_config import open_engine
 from asyncrl.types import Sampling
 from tests.engine.support import assert_exact, canary_check, parameters, plain_logprobs, tiny_model
 from tests.engine.test_embedded import START, sample, serving

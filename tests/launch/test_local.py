@@ -12,6 +12,7 @@ import pytest
 from asyncrl.config.changes import values_of
 from asyncrl.config.compose import read
 from asyncrl.config.schema import ClusterConfig, ModelConfig, RunConfig, TrainConfig
+from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch import local
 from asyncrl.launch import stop as stop_command
@@ -97,7 +98,7 @@ def test_every_role_reads_the_configuration_in_the_folder_of_the_run_from_any_wo
 
 
 def claim_with_room(config: TrainConfig, run_dir: Path) -> bool:
-    make_room(values_of(config), run_dir, partial(check_same_tasks, config, run_dir))
+    make_room(values_of(config), run_dir, partial(check_same_tasks, run_tasks(config), run_dir))
     return claim(config, run_dir)
 
 

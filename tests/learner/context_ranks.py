@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.config.schema import CriticConfig, LearnerConfig, ModelConfig, TrainConfig
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.batch.prefixes import EVERY

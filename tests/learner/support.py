@@ -28,7 +28,8 @@ from asyncrl.config.schema import (
     SftConfig,
     TrainConfig,
 )
-from asyncrl.data.rendered import RenderedDemonstrations, rendered_folder, write_rendered
+from asyncrl.data.from_config import run_demonstrations
+from asyncrl.data.rendered import RenderedDemonstrations, write_rendered
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
@@ -207,7 +208,7 @@ def write_demonstrations(config: TrainConfig, sources: list[str], count: int, se
     for source in sources:
         Path(source).parent.mkdir(parents=True, exist_ok=True)
         Path(source).touch()
-    write_rendered(random_demonstrations(count, seed), rendered_folder(config, sources))
+    write_rendered(random_demonstrations(count, seed), run_demonstrations(config).folder(sources))
 
 
 def with_demonstrations(config: TrainConfig, **sft: Any) -> TrainConfig:

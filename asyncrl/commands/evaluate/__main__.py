@@ -43,7 +43,7 @@ from asyncrl.config.load import log_to_stderr
 from asyncrl.config.refusals import may_exist
 from asyncrl.config.schema import RunConfig, TrainConfig
 from asyncrl.config.schema.cluster import ROLES
-from asyncrl.data.opening import open_tasks
+from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.local import claim, role_commands
@@ -146,7 +146,7 @@ def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) ->
             log.info("this evaluation has ended, so its result is read; remove %s to evaluate again", folder)
         else:
             _run(measured, folder)
-        sources = [task.data_source for task in open_tasks(measured, [request.data])]
+        sources = [task.data_source for task in run_tasks(measured).usable([request.data])]
         with closing(StoredRun(folder / "replay")) as stored:
             result = read_result(stored, sources, request.attempts, threshold)
         write_whole(
@@ -173,7 +173,7 @@ def _run(config: TrainConfig, folder: Path) -> None:
     placement = place(config, [this_host(config.cluster)], [role for role in ROLES if role != "learner"])
     settle(config.cluster, config.learner, placement)
     prepare_data(config)
-    check_same_tasks(config, folder)
+    check_same_tasks(run_tasks(config), folder)
     resumed = claim(config, folder)
     locations.run_identity(config.run, make=True)
     log.info("%s %s; logs are in %s", "going on with" if resumed else "starting", folder, folder / "logs")

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.commands.sft.loop import Imitation
 from asyncrl.config import locations
 from asyncrl.config.schema import LearnerConfig, TrainConfig
-from asyncrl.data.rendered import RenderedDemonstrations, read_rendered, rendered_folder
+from asyncrl.data.from_config import run_demonstrations
+from asyncrl.data.rendered import RenderedDemonstrations, read_rendered
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.export import export, export_adapter
 from asyncrl.learner.compiling import compile_passes
@@ -31,7 +32,8 @@ from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.observe.metrics import Fanout, Sink
 from asyncrl.observe.reports import open_reports
 from asyncrl.observe.sinks import metrics_file, remove_steps
-from asyncrl.weights.group import keep_to_loopback
+from asyncrl.weights.from_config import route_settings
+from asyncrl.weights.nccl import keep_to_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ def run_rank(config: TrainConfig, stop: threading.Event, activity: Activity) -> 
     learner = config.learner
     if learner.deterministic:
         be_deterministic()
-    keep_to_loopback(config, actor=False)
+    keep_to_loopback(route_settings(config), actor=False)
     leaving = Leaving()
     with leaving.watched(stop), ExitStack() as stack:
         ranks = stack.enter_context(
@@ -72,8 +74,8 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
     CheckpointError: the model or the checkpoints cannot be used."""
     learner, folder = config.learner, locations.run_dir(config.run)
     ranks.activity.enter("load")
-    shown = read_rendered(rendered_folder(config, config.data.train))
-    held_out = read_rendered(rendered_folder(config, config.data.eval)) if config.data.eval else None
+    shown = read_rendered(run_demonstrations(config).folder(config.data.train))
+    held_out = read_rendered(run_demonstrations(config).folder(config.data.eval)) if config.data.eval else None
     longest = max(int(each.lengths.max()) for each in (shown, held_out) if each is not None)
     policy = load_policy(config.model, IMITATION_TEMPERATURE, ranks, longest, seed=config.run.seed)
     algorithm = Algorithm.from_config(config.algorithm, learner.minibatches)

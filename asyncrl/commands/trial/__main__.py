@@ -37,10 +37,10 @@ from asyncrl.config.load import log_to_stderr
 from asyncrl.config.quoting import quoted
 from asyncrl.config.refusals import may_exist
 from asyncrl.config.schema import ActorConfig, ModelConfig, TrainConfig
-from asyncrl.data.opening import all_tasks
+from asyncrl.data.from_config import run_tasks
 from asyncrl.engine.base import Engine
 from asyncrl.engine.embedded import EmbeddedEngine
-from asyncrl.engine.sglang.server import SglangServer
+from asyncrl.engine.from_config import open_server
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.modelling.end_tokens import end_tokens
@@ -107,7 +107,7 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
     with TemporaryDirectory(prefix="asyncrl-try-") as folder:
         config = request.read(Path(folder))
         make_tasks(config, config.data.train)
-        tasks = all_tasks(config, config.data.train)
+        tasks = run_tasks(config).all(config.data.train)
         if not 0 <= request.index < len(tasks):
             raise DataError(f"--index={request.index}: {request.tasks} has tasks 0 to {len(tasks) - 1}")
         task = tasks[request.index]
@@ -150,7 +150,7 @@ def _engine(config: TrainConfig) -> Engine:
         raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
     if len(engine.urls) != 1:
         raise ConfigError("engine.urls: name the one server at which the episode is sampled, such as http://HOST:PORT")
-    return ServerEngine(SglangServer.of(config, engine.urls[0]))
+    return ServerEngine(open_server(config, engine.urls[0]))
 
 
 async def _play(

@@ -30,10 +30,10 @@ def check_group_demonstrations(
         return
     (tasks,) = files
     from asyncrl.actor.runner import demonstration_recorder
-    from asyncrl.chat.chat_checks import open_chat
-    from asyncrl.data.opening import lengths_file
+    from asyncrl.chat.from_config import open_chat
+    from asyncrl.data.from_config import run_tasks
 
-    name = _tried_file(lengths_file(config, tasks), config.actor, config.data)
+    name = _tried_file(run_tasks(config).lengths_file(tasks), config.actor, config.data)
     done = locations.run_dir(config.run) / "demonstrations" / name
     if done.exists():
         return

@@ -13,7 +13,7 @@ def check_learning(
 ) -> None:
     """Raises ConfigError: the policy's layers cannot be divided, its experts not be spread, balanced or replayed, or it
     reads images and another option does not go with them."""
-    from asyncrl.algorithms.compose import Algorithm
+    from asyncrl.algorithms.algorithm import Algorithm
     from asyncrl.learner.model.policy import check_vision
     from asyncrl.modelling.opening import open_config
     from asyncrl.modelling.vision import sees_images

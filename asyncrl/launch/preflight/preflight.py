@@ -80,7 +80,7 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     Raises ConfigError, DataError or UnavailableError with one line for each problem; StoppedError: `stop` was set
     meanwhile.
     """
-    from asyncrl.chat.chat_checks import open_chat
+    from asyncrl.chat.from_config import open_chat
     from asyncrl.episode.demonstrations import prepare_demonstrations
     from asyncrl.modelling.opening import reads_images
 
@@ -97,7 +97,7 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
     with found.collected():
         check_algorithm(config)
-        _try_parts(config.algorithm, learner.group_size)
+        _probe_parts(config.algorithm, learner.group_size)
     trains = learner.epochs is not None or learner.total_steps > 0
     found.check(partial(_check_play, actor, files, trains))
     with found.collected():
@@ -159,17 +159,17 @@ class Problems:
 
 def _task_files(config: TrainConfig, missing: Collection[str], found: Problems) -> list[TaskFile]:
     """The tasks of data.train and data.eval that can be read; those in one file for both only once."""
-    from asyncrl.data.opening import all_tasks, made_file
+    from asyncrl.data.from_config import run_tasks
     from asyncrl.launch.preflight.datasets import make_tasks
 
     files: list[TaskFile] = []
     for key, sources in {"data.train": config.data.train, "data.eval": config.data.eval}.items():
         with found.collected():
             if sources and key not in missing and not (files and sources == config.data.train):
-                if found.any and made_file(config, sources) is not None:
+                if found.any and run_tasks(config).made_file(sources) is not None:
                     continue
                 make_tasks(config, sources)
-                files.append(all_tasks(config, sources))
+                files.append(run_tasks(config).all(sources))
     return files
 
 
@@ -183,7 +183,7 @@ def _check_policy(config: TrainConfig) -> None:
     from asyncrl.engine.sglang.families import check_family
 
     model, critic, implicit = config.model, config.critic, config.implicit
-    check_family(config)
+    check_family(config.engine, model)
     size = policy_size(model)
     check_tokenizer(model)
     check_length(model, config.actor, config.engine)
@@ -224,10 +224,10 @@ def _check_scoring(scoring: ScoringConfig, sandbox: SandboxConfig) -> None:
     check_models(scoring.prm, scoring.outcome_model)
 
 
-def _try_parts(algorithm: AlgorithmConfig, group_size: int) -> None:
-    from asyncrl.algorithms.trial import try_parts
+def _probe_parts(algorithm: AlgorithmConfig, group_size: int) -> None:
+    from asyncrl.algorithms.probe import probe_parts
 
-    try_parts(algorithm, group_size)
+    probe_parts(algorithm, group_size)
 
 
 def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence[TaskFile]) -> None:

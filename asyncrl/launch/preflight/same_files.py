@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from asyncrl.config.schema import TrainConfig
+from asyncrl.data.opening import RunTasks
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.machine.files import write_whole
 
@@ -46,13 +46,12 @@ def check_same_files(run_dir: Path, files: Iterable[Path], begun: bool) -> None:
         write_whole(path, json.dumps(msgspec.to_builtins(now), indent=1))
 
 
-def task_files(config: TrainConfig) -> Iterator[Path]:
+def task_files(tasks: RunTasks) -> Iterator[Path]:
     """The files of tasks that roles read. Rows that a start has made are left out: they stay the same in any case."""
-    from asyncrl.data.opening import made_file
     from asyncrl.data.tables import find_files
 
-    for sources in (config.data.train, config.data.eval or []):
-        if sources and made_file(config, sources) is None:
+    for sources in (tasks.data.train, tasks.data.eval or []):
+        if sources and tasks.made_file(sources) is None:
             for path in (file for source in sources for file in find_files(source)):
                 yield from sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from asyncrl.config.schema import TrainConfig
+from asyncrl.data.opening import RunTasks
 from asyncrl.errors import ConfigError, StoreError
 from asyncrl.launch.preflight.same_files import check_same_files, task_files
 from asyncrl.launch.run_folder import store_folders
 
 
-def check_same_tasks(config: TrainConfig, run_dir: Path) -> None:
+def check_same_tasks(tasks: RunTasks, run_dir: Path) -> None:
     """Raises ConfigError: a file has changed, or the run's store names other tasks than those that the files have now,
     and every start of the replay would refuse it; DataError: the files cannot be read; StoreError: the store cannot."""
-    from asyncrl.data.opening import open_tasks
     from asyncrl.replay.pinned import pinned_tasks, require_pinned
     from asyncrl.replay.store import StoreReader
 
-    data, folders = config.data, store_folders(run_dir)
-    check_same_files(run_dir, task_files(config), begun=names_tasks(run_dir))
+    data, folders = tasks.data, store_folders(run_dir)
+    check_same_files(run_dir, task_files(tasks), begun=names_tasks(run_dir))
     if not folders:
         return
-    now = pinned_tasks(open_tasks(config, data.train), open_tasks(config, data.eval) if data.eval else ())
+    now = pinned_tasks(tasks.usable(data.train), tasks.usable(data.eval) if data.eval else ())
     for folder in folders:
         with closing(StoreReader(folder)) as store, store.transaction() as tx:
             try:

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from asyncrl.algorithms.batch import Episodes, Totals
-from asyncrl.algorithms.composition import label_needs
+from asyncrl.algorithms.from_config import label_needs
 from asyncrl.config.changes import ConfigHistory
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import InvariantError

@@ -20,7 +20,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.config import locations
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import RefusedError, StoreError, WireError

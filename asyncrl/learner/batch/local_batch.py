@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.data.rendered import Rendered
 from asyncrl.errors import InvariantError
 from asyncrl.learner.batch.images import BatchImages, batch_images
@@ -62,7 +62,7 @@ class LocalBatch:
         rows = self.rows(members)
         owners = torch.tensor(members, dtype=torch.int64)
         sizes = torch.tensor([sum(self.lengths[each]) for each in members], dtype=torch.int64)
-        view = View.chosen(self.mask[rows], owners.repeat_interleave(sizes))
+        view = PolicyTokens.chosen(self.mask[rows], owners.repeat_interleave(sizes))
         return ForwardPass(self._packed(members, rows), rows, view)
 
     def _packed(self, members: Sequence[int], rows: Tensor) -> PackedSequences:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.learner.batch.images import PackedImages
 from asyncrl.learner.batch.prefixes import Sharing, find_shared
 from asyncrl.modelling.context import ContextGroup
@@ -188,7 +188,7 @@ class ForwardPass:
 
     packed: PackedSequences
     rows: Tensor
-    view: View
+    view: PolicyTokens
 
     def padded(self) -> ForwardPass:
         """The same with `PackedSequences.padded`."""

@@ -11,7 +11,6 @@ import hashlib
 import json
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.learner.ranks.activity import RankState
 from asyncrl.network.keys import ClientKeys
-from asyncrl.network.sockets import connect
+from asyncrl.network.sockets import connect, try_send
 
 MAX_MESSAGE_BYTES = 1 << 20
 
@@ -125,9 +124,7 @@ class Caller:
             self._number += 1
             number, deadline = str(self._number).encode(), time.monotonic() + timeout_s
             if self._socket.poll(int(timeout_s * 1000), zmq.POLLOUT):
-                # ZeroMQ may give up a refused connection since: a send that waits would wait for ever.
-                with suppress(zmq.Again):
-                    self._socket.send_multipart([number, msgspec.msgpack.encode(request)], zmq.NOBLOCK)
+                try_send(self._socket, [number, msgspec.msgpack.encode(request)])
                 while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
                     answered, answer = self._socket.recv_multipart()
                     if answered == number:

@@ -1,5 +1,8 @@
 """The launcher, and what the program's process does once it is confined.
 
+A program of a policy does not start by `machine/guard.py`: its watcher (`watching.py`) confines it, and ends it with
+its caller.
+
 On the control socket the watcher reports `status N` or `failed REASON`, and reads only that the caller has closed it.
 """
 

@@ -25,11 +25,12 @@ from asyncrl.engine.fleet.discovery import Discovery, listed
 from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.engine.fleet.folders import Folders
 from asyncrl.engine.fleet.settings import FleetSettings
+from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
-from asyncrl.engine.sglang.ways import ServerFacts, WaySettings
 from asyncrl.modelling.routing import RoutingShape
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import Canary, CanaryCheck, canary_tokens
+from asyncrl.weights.routes import ServerFacts
 from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 
 STEP_S = 0.001
@@ -382,9 +383,9 @@ async def fleet_over(
 
     def open_server(url: str) -> SglangServer:
         limit_s = (limits_s or {}).get(url, 60.0)
-        ways = WaySettings(into_servers, bucket_bytes=8)
+        routes = ServerRouteSettings(into_servers, bucket_bytes=8)
         limits = {"silence_s": limit_s, "load_s": limit_s}
-        return kind(url, context=64, settings=ways, look=lambda *_: ServerFacts(here), routing=routing, **limits)
+        return kind(url, context=64, settings=routes, look=lambda *_: ServerFacts(here), routing=routing, **limits)
 
     space = tempfile.TemporaryDirectory()
     usual = {"wait_s": 60.0, "check_s": 0.02, "retry_s": 0.02, "mode": mode}

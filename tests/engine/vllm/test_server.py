@@ -16,6 +16,7 @@ from aiohttp import web
 
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.engine.fleet.server import ServerFaultError, Span
+from asyncrl.engine.from_config import open_server
 from asyncrl.engine.vllm.requests import (
     NO_LOGPROB,
     completion_body,
@@ -181,8 +182,14 @@ async def test_a_policy_with_tied_embeddings_is_refused_on_a_cpu_alone(tmp_path:
     async def joined_on(device: str, tied: bool) -> None:
         tiny_model(tie_word_embeddings=tied).save_pretrained(tmp_path)
         config = TrainConfig(model=ModelConfig(path=str(tmp_path)))
-        config.actor.max_tokens = CONTEXT
-        await joined(with_settings(device_config={"device": device}), partial(VllmServer.of, config))
+        config.actor.max_tokens, config.engine.kind = CONTEXT, "vllm"
+
+        def configured(url: str) -> VllmServer:
+            server = open_server(config, url)
+            assert isinstance(server, VllmServer)
+            return server
+
+        await joined(with_settings(device_config={"device": device}), configured)
 
     with pytest.raises(ServerFaultError, match="tie_word_embeddings"):
         await joined_on("cpu", tied=True)

@@ -265,7 +265,7 @@ class GivenUp:
     def poll(self, timeout: int, flags: int = zmq.POLLIN) -> bool:
         return flags == zmq.POLLOUT
 
-    def send_multipart(self, frames: list[bytes], flags: int = 0) -> None:
+    def send_multipart(self, frames: list[bytes], flags: int = 0, copy: bool = True) -> None:
         assert flags & zmq.NOBLOCK, "this would wait for ever"
         raise zmq.Again
 

@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 PLACES = {
     ("learner", ""): (
         *("algorithms/metrics.py:summarise", "algorithms/metrics.py:_ages", "algorithms/metrics.py:_updates"),
-        *("algorithms/metrics.py:_lags", "algorithms/metrics.py:episode_metrics", "algorithms/compose.py:summary"),
+        *("algorithms/metrics.py:_lags", "algorithms/metrics.py:episode_metrics", "algorithms/algorithm.py:summary"),
         *("algorithms/losses/implicit.py:implicit_summary", "learner/model/critic.py:critic_summary"),
         "learner/step_metrics.py:values",
     ),
