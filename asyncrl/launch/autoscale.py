@@ -26,15 +26,15 @@ STARVED, SERVED = 0.2, 0.05
 BUSY = 0.1
 """Actors or scorers are the limit while they are idle for a smaller share of their time."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
-"""There are too many of them while they are idle for a larger share, and the learner does not wait."""
+"""Too many of them run while they are idle for a larger share, and the learner does not wait."""
 OLD = 0.9
 """Actors are too fast while the mean lag is above this share of `replay.max_lag`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the newest metrics say: shares of time for which the learner, the actors and the scorers were idle, the
-    trajectories that wait for scores, in batches, and the mean lag as a share of the largest that is allowed."""
+    """The newest metrics: the shares of time for which the learner, the actors and the scorers were idle, the batches of
+    trajectories that wait for scores, and the mean lag as a share of the age bound."""
 
     learner_idle: float
     actors_idle: float
@@ -53,7 +53,7 @@ class ScaleChange:
 
 
 def wished_change(seen: Workload) -> ScaleChange | None:
-    """What the rule wants, whatever the bounds of the numbers are. None: nothing."""
+    """The change that the rule wants, without regard to the bounds of the numbers. None: no change."""
     waits = f"the learner waits for {seen.learner_idle:.0%} of its time"
     if seen.learner_idle > STARVED:
         if seen.scorers_idle < BUSY and seen.waiting_batches >= 1:
@@ -81,7 +81,7 @@ class Patience:
         self._count = 0
 
     def passes(self, change: ScaleChange | None, counts: Mapping[str, int]) -> bool:
-        """Whether `change` is to be done now, where `counts` processes run."""
+        """True if `change` is to be done now, while `counts` processes run."""
         if change is None or not self._allows(change, counts):
             self._last, self._count = None, 0
             return False

@@ -1,4 +1,4 @@
-"""What starts the processes of a run, and where: this machine, or what `cluster.launcher` names."""
+"""The launchers, which start the processes of a run: on this machine, or as `cluster.launcher` says."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Launcher(Protocol):
     def start(self) -> Start: ...
 
     def hosts(self) -> list[Host]:
-        """What the run may use. Raises ConfigError: there is nothing."""
+        """The hosts that the run may use. Raises ConfigError: there are none."""
 
     def is_one_machine(self) -> bool:
-        """Whether all hosts are this machine."""
+        """True if all hosts are this machine."""
 
     def check_addresses(self, placement: Placement) -> None:
         """Raises ConfigError: `prepare` would find no address at which others reach the replay or the learner."""
@@ -37,8 +37,10 @@ class Launcher(Protocol):
         UnavailableError: no port is free; ConfigError: the hosts cannot have the placement; StoppedError."""
 
     def set_placement(self, placement: Placement) -> None:
-        """From now on roles are started as this one says; it may have more or fewer actors and scorers. Raises
-        ConfigError: roles that run would have other GPUs."""
+        """Start roles by this placement from now on; it may have more or fewer actors and scorers.
+
+        Raises ConfigError: roles that run would have other GPUs.
+        """
 
     def end_left(self, stop: threading.Event) -> Collection[str]:
         """End what an earlier start of the run has left on the hosts that `prepare` got, and tell which kernels

@@ -165,7 +165,7 @@ def train(
 
 
 def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[], str] | None) -> bool:
-    """As `train` on the first host. Raises StoppedError: a signal came before the roles were started."""
+    """Do the work of `train` on the first host. Raises StoppedError: a signal came before the roles were started."""
     check_algorithm(config)
     run_dir = locations.run_dir(config.run)
     with exclusively(run_dir), ExitStack() as stack:
@@ -268,8 +268,11 @@ def _scale(
 
 
 def _train_on_other_host(config: TrainConfig) -> bool:
-    """Its folder within that of the run has the logs of the learner's ranks here. If the first host stops the run, its
-    ranks end these, which begin again as after a failure; they end once the first host has left the run's folder."""
+    """Run the learner's ranks of this host, whose logs are in a folder of its own in the run's folder.
+
+    If the first host stops the run, its ranks end these. They then start again, as after a failure, until the first
+    host has left the run's folder.
+    """
     folder, stop = locations.run_dir(config.run) / f"host-{config.learner.node}", process.stop_on_signals()
     # The first host makes the same placement, of which only the ranks run here.
     placement = place(config, [this_host(config.cluster)])

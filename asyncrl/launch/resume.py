@@ -1,8 +1,9 @@
 """`asyncrl resume RUN [KEY=VALUE ...]`: go on with a run as its folder says.
 
 RUN is the folder of a run, such as runs/NAME, or its name. The configuration is the one that the folder has. Keys that
-may change (docs/configuration.md) can have another value. Addresses and ports that the run was not given by name are
-chosen anew. Relative paths in the configuration begin at the working folder: call this where the run was started.
+may change (docs/configuration.md) can have another value.
+
+Addresses and ports that the command line of the run did not name are chosen again. Relative paths in the configuration begin at the working folder: call this where the run was started.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ def parse_counts(words: Sequence[str]) -> dict[str, int]:
 
 
 def ask(run_dir: Path, counts: Mapping[str, int], timeout_s: float) -> None:
-    """Have a run scaled, after those that asked before. Raises ConfigError: it refuses; UnavailableError: nobody has
-    answered in time."""
+    """Have a run scaled, after those that asked before. Raises ConfigError: it refuses; UnavailableError: no answer
+    came in time."""
     with (run_dir / LOCK_FILE).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _ask(run_dir, counts, timeout_s)

@@ -1,4 +1,4 @@
-"""`asyncrl stop RUN`: have whoever runs RUN stop, and wait until everything has ended.
+"""`asyncrl stop RUN`: ask the process that runs RUN to stop, and wait until everything has ended.
 
 RUN is the folder of a run, such as runs/NAME, or its name. The run may have been started in another terminal, or on
 another machine that shares the folder. `asyncrl resume RUN` goes on with it.

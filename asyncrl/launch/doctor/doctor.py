@@ -1,7 +1,7 @@
 """`asyncrl doctor [RUN]`: what is wrong with this host, and how to mend it.
 
-It looks at GPUs, their driver, torch and NCCL, at limits of files and memory, at the folder of the runs, the disk and
-the clock, at ports, keys and Python packages. With --python it looks at the Python of SGLang servers, before there is a
+It looks at GPUs, their driver, torch and NCCL, and at limits of files and memory. It also looks at the folder of the
+runs, the disk and the clock, and at ports, keys and Python packages. With --python it looks at the Python of SGLang servers, before there is a
 run. With a RUN it takes the folder, the keys, the addresses and the engine from the run's configuration: its ports must
 be free, or answer while it runs, and this host must have what its launcher needs. Run it on each host of a run: each
 leaves a mark in the folder, by which the others see that they share it, and compare clocks, keys and versions.
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """What the command line says. One with an unknown option ends the process, and names the nearest one."""
+    """Parse the command line. An unknown option ends the process, with the nearest option in the message."""
     given, unknown = parser.parse_known_args(argv)
     if unknown:
         known = re.findall(r"--[a-z]+", parser.format_help())

@@ -59,7 +59,7 @@ LEASE_S = 120.0
 """Longer than a TCP connection needs to go on after a partition of half a minute."""
 ALIVE_S = 1.0
 CHECK_S = 120.0
-"""For a host to answer at the start, where it may load torch from a cold disk."""
+"""The time for a host to answer at the start, when it may load torch from a cold disk."""
 KILLED_S = 10.0
 ENDED_POLL_S = 0.1
 NO_CONNECTION = 255
@@ -80,8 +80,8 @@ class HostsLauncher:
         self._id, self._starts = uuid4().hex, 0
 
     def hosts(self) -> list[Host]:
-        """What each host has. Raises ConfigError: some cannot be reached, or do not share the run's folder, with a line
-        for each."""
+        """The GPUs and CPUs of each host. Raises ConfigError, with a line for each host that cannot be reached, or does not
+        share the run's folder."""
         log.info("asking hosts %s what they have and whether they share %s", ", ".join(self._names), self._run_dir)
         with canary(self._run_dir) as file, ThreadPoolExecutor(len(self._names)) as threads:
             answers = list(threads.map(lambda index: self._check(file, index), range(len(self._names))))
@@ -90,7 +90,7 @@ class HostsLauncher:
         return [answer for answer in answers if isinstance(answer, Host)]
 
     def _check(self, file: Path, index: int) -> Host | str:
-        """What a host has, or the line that says why it cannot be used."""
+        """The GPUs and CPUs of a host, or the line that says why it cannot be used."""
         name, cluster = self._names[index], self._cluster
         count = COUNT if cluster.gpus is None else "no"
         command = self._command(name, "check", str(file), str(index), count)
@@ -145,7 +145,7 @@ class HostsLauncher:
         )
 
     def _address(self, placement: Placement, module: str) -> str:
-        """The address of the host of a role. Raises ConfigError: its name stands for none that others can reach."""
+        """The address of the host of a role. Raises ConfigError: its name resolves to no address that others can reach."""
         name = self._names[placement.of(module)[0].node].rpartition("@")[2]
         fix = f"set network.{module}_host to its address"
         try:
@@ -163,7 +163,7 @@ class HostsLauncher:
         self._roles |= {role.name: role for role in placement.roles}
 
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
-        """As `supervisor.Start`."""
+        """Start a role: see `role_process.Start`."""
         placed = self._roles[role.name]
         host = self._names[placed.node]
         beats = self._run_dir / ALIVE_FOLDER / role.name
@@ -197,7 +197,7 @@ class HostsLauncher:
 
 
 def _answer(output: str) -> dict[str, Any] | None:
-    """What `check` said, among what else the host says to who connects and who leaves."""
+    """The result of `check`, picked out of what the host prints at login and logout. None: there is none."""
     for line in reversed(output.splitlines()):
         with suppress(ValueError):
             if isinstance(told := json.loads(line), dict) and "version" in told:

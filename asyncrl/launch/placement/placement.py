@@ -1,4 +1,4 @@
-"""Which process of a run is where: one description that every launcher obeys.
+"""The placement of a run's processes on hosts and GPUs: one description that every launcher obeys.
 
 A role lives in a pool (see `pools`), whose nodes have GPUs. The roles of a node divide these (see `dealing`).
 """

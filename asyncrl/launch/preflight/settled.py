@@ -1,6 +1,6 @@
-"""What a start refuses of a configuration once all roles have their places; a plan refuses the same.
+"""The checks of a configuration once all roles have their places, for a start and for a plan.
 
-Before that, nobody knows how many ranks the learner has, on how many hosts, and which addresses others must reach.
+Only then is it known how many ranks the learner has, on how many hosts, and which addresses others must reach.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 A pool is a placement group. Each role is the child of an actor of its own, and runs the command line that it has
 everywhere. The supervisor starts an ended role again: on its node, or where Ray finds room for a part whose node died.
+
 The replay stays where its store is. If replay or learner come back at another address, all other roles are restarted
 with it.
 """
@@ -37,7 +38,7 @@ REPLAY_NODE_FILE = "replay-node"
 POLL_S = 0.25
 WAITS_S = 20.0
 CALL_S = 10.0
-"""For a call to an actor that lives."""
+"""The time for a call to an actor that lives."""
 LONGEST_REASON = 300
 
 
@@ -98,7 +99,7 @@ class RayLauncher:
 
     @staticmethod
     def _listens(role: PlacedRole) -> bool:
-        """Whether other roles must know its address."""
+        """True if other roles must know the address of this one."""
         return role.module == "replay" or role.name == "learner"
 
     def _settle(self, module: str, actor: Any, address: str) -> bool:
@@ -130,7 +131,7 @@ class RayLauncher:
         self._roles = {**{role.name: role for role in placement.roles}, **self._roles}
 
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
-        """As `supervisor.Start`."""
+        """Start a role: see `role_process.Start`."""
         return _RayProcess(self, self._cluster, role, log_file.absolute(), environment)
 
     def new_actor(self, name: str) -> tuple[Any, Any]:

@@ -68,12 +68,12 @@ class ChainLink:
         return ""
 
     def end(self, run_dir: Path) -> None:
-        """Have the jobs behind this one end at once."""
+        """Let the jobs after this one end at once."""
         write_whole(run_dir / STOPPED_FILE, self.id)
 
 
 def parse(words: Sequence[str]) -> tuple[int, str, list[str], list[str]]:
-    """How many jobs, the batch script, the options of sbatch, and the words of `asyncrl train`, which begin with the
+    """The number of jobs, the batch script, the options of sbatch, and the words of `asyncrl train`, which begin with the
     first KEY=VALUE. Raises ConfigError: the words are others."""
     script, *rest = [word for word in words if word != DRY_RUN]
     count, rest = rest[0] if rest else "", rest[1:]
@@ -82,7 +82,7 @@ def parse(words: Sequence[str]) -> tuple[int, str, list[str], list[str]]:
     first = next((index for index, word in enumerate(rest) if KEY_VALUE.match(word)), len(rest))
     if late := [word for word in rest[first:] if word.startswith("-")]:
         raise ConfigError(
-            f"--chain: options of sbatch come before the first KEY=VALUE, and {late[0]} is behind {rest[first]}"
+            f"--chain: options of sbatch come before the first KEY=VALUE, and {late[0]} comes after {rest[first]}"
         )
     return int(count), script, rest[:first], rest[first:]
 

@@ -2,6 +2,7 @@
 
 It is `asyncrl train cluster.launcher=slurm`, and more: shortly before the job's time ends, Slurm sends SIGUSR1. Then
 all roles stop, the learner saves what it has trained, the job is requeued, and it resumes when Slurm starts it again.
+
 In a job array each task is a run of its own, with the task's number as its seed and at the end of its name.
 A job of a chain (`slurm_chain`) is not requeued: the next one resumes. With `cluster.launcher=ray` the nodes of the job
 become a Ray cluster, on which the run is (`ray_nodes`). `--dry-run` prints where each role would be, and every command.
@@ -55,7 +56,7 @@ log = logging.getLogger("asyncrl.slurm")
 DEFAULTS = ("cluster.launcher=slurm", "network.replay_port=0", "network.weights_port=0")
 """Words before those of the user: several jobs may share a node."""
 OPTIONS = ("-c", "--cfg", "--config-dir")
-"""Those of every command that takes KEY=VALUE."""
+"""The options of every command that takes KEY=VALUE."""
 USAGE = """usage: sbatch [OPTIONS OF SBATCH] slurm_launch.sh KEY=VALUE ...      a run as a job
        slurm_launch.sh --dry-run KEY=VALUE ...                       print its placement and every command
        slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...   N jobs, of which each resumes the run
@@ -123,7 +124,7 @@ class Job:
         return 0
 
     def _train(self, config: TrainConfig, job: SlurmJob) -> bool:
-        """As `train`, on the Ray cluster of the job where the run wants one."""
+        """Run `train`, on the Ray cluster of the job if the run wants one."""
         if not starts_ray(config.cluster, os.environ):
             return train(config, self.stop, self._how_to_resume)
         try:
@@ -135,7 +136,7 @@ class Job:
             return False
 
     def _how_to_resume(self) -> str:
-        """How the run goes on after this job, for people."""
+        """Say how the run goes on after this job, for people."""
         is_stopped_by_hand = not self._notice.is_set()
         if self._link is not None and not self._link.is_last and not is_stopped_by_hand:
             return "the next job of the chain resumes it"
@@ -189,7 +190,7 @@ def show(config: TrainConfig) -> None:
 
 
 def _pool_nodes(cluster: ClusterConfig) -> list[dict[str, int]]:
-    """What the pools say of each of their nodes."""
+    """The settings of each node of the pools."""
     pools = [pool for pool in cluster.pools.values() for _ in range(pool.get("nodes", 1))]
     return pools or [{}]
 

@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 STEP = "asyncrl.launch.slurm.step"
 LATEST = "latest"
 LOOK_S = 300.0
-"""For a process on every node of the job to say what the node has: Python may start slowly from a network disk."""
+"""The time for every node of the job to report: Python may start slowly from a network disk."""
 KILL_S = 10.0
-"""For srun to end once it was asked to kill its step. A process that hangs in the kernel may never end."""
+"""The time for srun to end after it was asked to kill its step. A process that hangs in the kernel may never end."""
 
 
 class SlurmLauncher:
@@ -65,7 +65,7 @@ class SlurmLauncher:
         self._attempt: Path | None = None
 
     def reports(self) -> list[NodeReport]:
-        """What each node has, in the job's order."""
+        """The report of each node, in the job's order."""
         if not self._reports:
             self._reports = self._look()
         return self._reports
@@ -165,9 +165,9 @@ class SlurmLauncher:
         return self.step(role.name, placed.node, command)
 
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
-        """As `supervisor.Start`."""
+        """Start a role: see `role_process.Start`."""
         self._lead_to_attempt(log_file)
-        # The step itself chooses among those GPUs that it finds, which may be all of a node that Slurm gives to nobody.
+        # The step itself chooses among those GPUs that it finds, which are all GPUs of the node if Slurm manages none.
         others = {name: value for name, value in environment.items() if name != GPU_VARIABLE}
         return _Step(self.role_command(role), self._job.nodes[self._roles[role.name].node].name, log_file, others)
 
@@ -205,7 +205,7 @@ def new_attempt(logs: Path) -> Path:
 
 
 def _reports(command: Sequence[str]) -> Iterator[NodeReport]:
-    """What the nodes answer; other output, such as messages of srun, goes to the log."""
+    """The answers of the nodes; other output, such as messages of srun, goes to the log."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_S)
     except (OSError, subprocess.TimeoutExpired) as error:

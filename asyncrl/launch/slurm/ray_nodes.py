@@ -4,7 +4,7 @@ A head on the job's first node and a Ray node on each other one are steps of the
 job's own, which ends with it. The batch script, on the first node, is the run's command as on any Ray cluster. A step
 that ends before the job does is started again, but for the head's: without it there is no cluster. The replay stays on
 the first node by a custom resource, since a requeued job may have other nodes, and its store is in the run's folder,
-which all nodes share. Whoever reaches a Ray cluster may run anything there, so that this one asks for a token, which is
+which all nodes share. A client of a Ray cluster may run anything there, so that this one asks for a token, which is
 in a file of the run's folder that its owner alone can read.
 """
 
@@ -35,15 +35,15 @@ TOKEN_FILE = "ray-token"
 AUTH_MODE, AUTH_VARIABLES = "RAY_AUTH_MODE", ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """The variables by which Ray and its users say who may connect."""
 START_S = 300.0
-"""For all nodes to join: Python may start slowly from a network disk."""
+"""The time for all nodes to join: Python may start slowly from a network disk."""
 END_S = 10.0
-"""For all nodes to end, however many: the job's time may be nearly over."""
+"""The time for all nodes to end, however many: the job's time may be nearly over."""
 POLL_S = 1.0
 WATCH_S = 5.0
 """Between two looks at the steps."""
 TOLD_LINES = 5
 OBJECTS_BYTES = 256 << 20
-"""Of each node for Ray's objects: a run has small ones only, and Ray would take a third of the memory by default."""
+"""The memory of each node for Ray's objects: a run has small ones only, and Ray would take a third of the memory by default."""
 
 
 def starts_ray(cluster: ClusterConfig, environment: Mapping[str, str]) -> bool:
@@ -79,7 +79,7 @@ class RayNodes:
 
     @property
     def address(self) -> str:
-        """That of the cluster, at a port of the first node that was free."""
+        """The address of the cluster, at a port of the first node that was free."""
         head = self._launcher.reports()[0]
         return f"{head.address}:{head.port}"
 
