@@ -41,7 +41,7 @@ MANY = 0.9
 WASTEFUL = 0.2
 """The share of the tokens thrown away from which on more engines are no good advice."""
 SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
-"""How KEY=VALUE begins."""
+"""The start of KEY=VALUE."""
 PROGRESS_S = 10.0
 """Between two lines of progress, where it is no terminal."""
 TABLE_WIDTH = 110
@@ -257,7 +257,7 @@ def _cells(forecast: Forecast, price: float | None) -> Iterator[str]:
 
 
 def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast) -> Iterator[str]:
-    """What limits the fastest forecast, and where the forecasts go beyond what was measured."""
+    """Notes on what limits the fastest forecast, and where the forecasts go beyond what was measured."""
     lags = ", ".join(f"{lag} {share:.0%}" for lag, share in fastest.lags.items())
     sizes = fastest.sizes
     if len(forecasts) > 1:
@@ -293,7 +293,7 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
 
 
 def _of_gpus(rows: Sequence[Sizes], fastest: Sizes, gpus: int, host_gpus: int) -> Iterator[str]:
-    """Which of the given GPUs have no work, and how to say the split of the fastest row to `asyncrl train`."""
+    """Notes on given GPUs without work, and how to say the split of the fastest row to `asyncrl train`."""
     unused = {each.learner_gpus: gpus - each.gpus for each in rows if each.gpus < gpus}
     if unused:
         each = ", ".join(f"{count} at {learner:,} learner GPUs" for learner, count in unused.items())

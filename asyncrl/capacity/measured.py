@@ -1,8 +1,8 @@
 """The rates and sizes of a run, read out of its metrics and its store.
 
 The first steps are left out: a run that starts has empty engines and compiles. The metrics have means over all episodes
-of some seconds, the store has each episode. Of an episode whose data is gone, it has the tokens and the seconds of all
-phases; those in tools are then what generation at the mean speed does not explain.
+of some seconds, the store has each episode. Of an episode whose data is deleted, it has the tokens and the seconds of
+all phases; those in tools are then what generation at the mean speed does not explain.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Row: TypeAlias = Mapping[str, Any]
 FIRST_STEPS = 2
 FEWEST_STEPS = 3
 SHORTEST_S = 1.0
-"""Of the time between two rows of an actor: less says little."""
+"""The shortest time between two rows of an actor that says something."""
 MOST_TASKS = 500
 GENERATION = ("wait", "generate")
 """The phases of an episode that the simulation models; all others are tools or the agent."""
 NEEDED = f"the planner needs a run of at least {FEWEST_STEPS} steps after its first {FIRST_STEPS}"
 ENOUGH_STEPS = 20
-"""From which on a mean over steps is steady."""
+"""The steps from which on a mean over them is steady."""
 MORE_STEPS = "`asyncrl resume {} learner.steps=30` goes on with it"
 
 
@@ -115,8 +115,10 @@ def _files(run: Path, role: str) -> Iterator[Sequence[Row]]:
 
 
 def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
-    """For the time between two rows of an actor: the mean number of requests of one engine, while it had any, and the
-    tokens that it sampled a second then."""
+    """The mean number of requests of one engine while it had any, and the tokens that it sampled a second then.
+
+    There is a pair for the time between each two rows of an actor.
+    """
     for before, after in pairwise(rows):
         seconds = after["seconds"] - before["seconds"]
         busy = seconds * (1 - after.get("idle", 1.0))
@@ -143,7 +145,7 @@ def decoding_times(windows: Sequence[tuple[float, float]]) -> tuple[float, float
 
 
 def _learner_rates(steps: Sequence[Row], ranks: int, publish_every: int) -> dict[str, float]:
-    """What further ranks share is the training; what else a step does takes as long with any number of ranks."""
+    """The rates of the learner. Further ranks share the training; the rest of a step takes as long with any number."""
     trained = sum(row["seconds/train"] + row["seconds/proximal"] for row in steps)
     published, total = (sum(row[f"seconds/{phase}"] for row in steps) for phase in ("publish", "step"))
     rest = total - trained - published - sum(row["seconds/wait"] for row in steps)
@@ -159,7 +161,7 @@ def _label_s(scorers: Iterable[Sequence[Row]]) -> float:
     busy, labelled = 0.0, 0.0
     for rows in scorers:
         for before, after in pairwise(rows):
-            # The counters of a scorer that was started again begin anew.
+            # The counters of a scorer that was started again begin at 0.
             if (more := after["labelled"] + after["handed_on"] - before["labelled"] - before["handed_on"]) > 0:
                 busy += (1 - after["idle"]) * (after["time"] - before["time"])
                 labelled += more

@@ -3,7 +3,9 @@ Hugging Face.
 
 Works on the CPU, while the run runs and after it, and changes nothing of the run. RUN is the folder of a run, such as
 runs/NAME, or its name. Without --step it takes the newest checkpoint, with `--step best` the one with the best
-evaluation that a run with learner.keep_best has. The folder has the same files as the folder
+evaluation that a run with learner.keep_best has.
+
+The folder has the same files as the folder
 `model` that a finished run writes: the weights in model.dtype, the configuration, the tokenizer and a model card.
 Adapters (model.lora) are merged into the weights; with --adapter they alone are written, as the folder `adapter` of a
 finished run, which `PeftModel.from_pretrained` loads. With --critic the critic is written, as the folder `critic` of a

@@ -117,7 +117,7 @@ def usage() -> str:
 
 
 def command_name() -> str:
-    """How the command of this process is written, such as `asyncrl train`."""
+    """The command of this process as a user writes it, such as `asyncrl train`."""
     program = Path(sys.argv[0])
     return f"asyncrl {program.parent.name}" if program.name == "__main__.py" else program.name
 

@@ -40,7 +40,7 @@ INSTALL = """to use it, add a line to ~/.bashrc, or to ~/.zshrc below `compinit`
 
 
 def candidates(words: Sequence[str]) -> Iterator[str]:
-    """What the last word behind `asyncrl` may become. A word that is complete ends with a space."""
+    """The completions of the last word of a command line of `asyncrl`. A word that is complete ends with a space."""
     *before, current = words
     current = current.lstrip("+")
     return (word for word in _known(before, current) if word.startswith(current))

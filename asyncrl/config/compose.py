@@ -1,4 +1,4 @@
-"""From KEY=VALUE words to a checked configuration: Hydra composes the files, the schema types them.
+"""The way from KEY=VALUE words to a checked configuration: Hydra composes the files, the schema types them.
 
 Three levels, the later wins: the schema's defaults, the chosen files (algorithm, engine, scoring, experiment), the
 words of the command line. All that is wrong is refused at once, one line for each key.

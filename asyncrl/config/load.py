@@ -25,13 +25,14 @@ from asyncrl.text import cut
 MESSAGE = "asyncrl: "
 """The start of each line of the message that says why a role ends."""
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "aiohttp.access", "urllib3")
-"""Their loggers would add a line for each request of an agent or a tool."""
+"""HTTP clients whose loggers would add a line for each request of an agent or a tool."""
 MCP = ("mcp", "client")
-"""They would add a traceback for each message of an MCP server that cannot be read. An actor logs what fails itself."""
+"""Loggers that would add a traceback for each unreadable message of an MCP server. An actor logs such failures
+itself."""
 OTHER_HARDWARE = ("torchao", "torch.utils._pytree")
-"""At every start they warn of torchao's kernels for other hardware; asyncrl uses only its optimizer."""
+"""Loggers that warn at every start of torchao's kernels for other hardware; asyncrl uses only its optimizer."""
 HUB = "huggingface_hub"
-"""It writes its warnings itself, so that the log would have each one twice."""
+"""A logger that writes its warnings itself, so that the log would have each one twice."""
 MAX_LOG_CHARS = 16_000
 
 

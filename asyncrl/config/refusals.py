@@ -1,4 +1,4 @@
-"""What of a configuration is refused: values that break their option's constraint, combinations, and missing files."""
+"""The refusals of a configuration: values that break their option's constraint, combinations, and missing files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncrl.config.secrets import shown
 from asyncrl.masking import MASK
 
 ELSEWHERE = ("hf://", "hub:", "reasoning-gym:")
-"""How sources of tasks begin that are no files of this machine."""
+"""The starts of sources of tasks that are no files of this machine."""
 
 
 def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
@@ -57,7 +57,7 @@ def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict
 
 
 def may_exist(source: str) -> bool:
-    """Whether a file, folder or pattern is there; what is on a hub, or is made, is not looked for."""
+    """True if a file, folder or pattern exists; sources on a hub, or made ones, are not looked for."""
     path = Path(source)
     return (
         source.startswith(ELSEWHERE) or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

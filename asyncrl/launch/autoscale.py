@@ -33,8 +33,8 @@ OLD = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The newest metrics: the shares of time for which the learner, the actors and the scorers were idle, the batches of
-    trajectories that wait for scores, and the mean lag as a share of the age bound."""
+    """The newest metrics: the shares of time for which learner, actors and scorers were idle, and the batches that wait
+    for scores. `lag_share` is the mean lag as a share of the age bound."""
 
     learner_idle: float
     actors_idle: float

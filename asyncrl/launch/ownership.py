@@ -1,8 +1,8 @@
 """The ownership of a run's folder by one process, and how another process asks it to stop.
 
-The file `supervised` is locked, and names the process, as long as one starts roles for the folder. A process that wants it to
-stop makes the file `stop`, which also works over a shared folder. The process renames it to `stopping`, and removes
-that when all roles have ended.
+The file `supervised` is locked, and names the process, as long as one starts roles for the folder. A process that wants
+it to stop makes the file `stop`, which also works over a shared folder. The process renames it to `stopping`, and
+removes that when all roles have ended.
 """
 
 from __future__ import annotations

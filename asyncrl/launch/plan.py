@@ -1,6 +1,6 @@
 """`asyncrl train --plan`: print where the processes of a run would be, and start nothing.
 
-`--plan` asks the hosts what they have. `--plan=16` asks nobody: it takes 16 hosts with `cluster.gpus` and
+`--plan` asks the hosts what they have. `--plan=16` asks no host: it takes 16 hosts with `cluster.gpus` and
 `cluster.cpus` each. Nor does `--plan=pools`: it takes a host for each node of `cluster.pools`, with what that names.
 """
 

@@ -17,8 +17,8 @@ ROLE_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "fal
 
 
 def this_host(cluster: ClusterConfig, gpus: int | None = None) -> Host:
-    """What the run may use of this host, which has so many `gpus`; None: they are counted, if the configuration does
-    not say how many it uses."""
+    """The GPUs and CPUs of this host that the run may use. The host has `gpus`; None: they are counted if the
+    configuration does not say how many to use."""
     if gpus is None and cluster.gpus is None:
         import torch
 
@@ -35,8 +35,8 @@ def role_command(module: str, path: Path, *arguments: str, python: str = sys.exe
 
 
 def role_environment(role: PlacedRole, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a placed role's process has in its environment beside what it inherits. If the host's GPUs are limited by
-    `inherited`, the numbers of the role's GPUs count those."""
+    """The variables of a placed role's process in addition to those that it inherits. If `inherited` limits the host's
+    GPUs, the numbers of the role's GPUs count the visible ones."""
     environment = {**ROLE_ENVIRONMENT, "OMP_NUM_THREADS": str(role.threads)}
     if role.gpus is not None:
         visible = visible_gpus(inherited.get(GPU_VARIABLE, ""))

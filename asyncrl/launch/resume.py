@@ -3,7 +3,8 @@
 RUN is the folder of a run, such as runs/NAME, or its name. The configuration is the one that the folder has. Keys that
 may change (docs/configuration.md) can have another value.
 
-Addresses and ports that the command line of the run did not name are chosen again. Relative paths in the configuration begin at the working folder: call this where the run was started.
+Addresses and ports that the command line of the run did not name are chosen again. Relative paths in the configuration
+begin at the working folder: call this where the run was started.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
-"""Start every role, restart those that end, stop all cleanly. The roles are children of this process, or wherever
-`start` puts them.
+"""Start every role, restart those that end, stop all cleanly. The roles are children of this process, or of what
+`start` opens.
 
-The run is done when the role named `until` ends with status 0; roles whose names begin with that may end so too, such
-as the learner on other hosts. Status 2 says that a role cannot be configured, status 3 that too much fails in the run:
-the run ends with the last lines of the role's log. Any other end is a failure: also status 0 of another role, and the
-end of a role to which somebody else sent a signal. A role that failed is started again, after a pause that doubles with
-each failure up to a bound. A role without heartbeats hangs: it is killed, which is a failure. So is a role that the
-system cannot start now, as without memory. A role that fails more than `max_restarts` times ends the run; failures are
-forgotten once the role has run for `WELL_S`. If this process ends in any way, its children are asked to stop. `alive/`
-in the run folder has their heartbeats, and `processes.json` says where they are. Roles may come and go while the run
-goes on: see `set_roles`.
+The run is done when the role named `until` ends with status 0. Roles whose names begin with that name may end so, too,
+such as the learner on other hosts. Status 2 says that a role cannot be configured, and status 3 that too much fails in
+the run: then the run ends with the last lines of the role's log.
+
+Any other end is a failure, such as status 0 of another role or the end by a signal of another program. A failed role
+starts again, after a pause that doubles with each failure up to a bound. A role without heartbeats hangs: it is killed,
+which is a failure. So is a role that the system cannot start now, for example without memory.
+
+A role that fails more than `max_restarts` times ends the run; failures are forgotten once the role has run for
+`WELL_S`. If this process ends in any way, its children are asked to stop. `alive/` in the run folder has their
+heartbeats, and `processes.json` says where they run. `set_roles` adds and removes roles while the run goes on.
 """
 
 from __future__ import annotations

@@ -313,7 +313,7 @@ def test_a_node_whose_gpus_slurm_has_hidden_has_none(monkeypatch: pytest.MonkeyP
 def test_a_chain_takes_variables_for_an_option_and_refuses_options_behind_the_words() -> None:
     _, _, options, rest = parse(["launch.sh", "2", "--export", "FOO=1,ALL", "--nodes=2", "run.name=a b", "+x=1"])
     assert (options, rest) == (["--export", "FOO=1,ALL", "--nodes=2"], ["run.name=a b", "+x=1"])
-    with pytest.raises(ConfigError, match=r"--time=4:00:00 is behind run\.name=a"):
+    with pytest.raises(ConfigError, match=r"--time=4:00:00 comes after run\.name=a"):
         parse(["launch.sh", "2", "run.name=a", "--time=4:00:00"])
 
 

@@ -50,8 +50,8 @@ def try_next(run_dir: Path) -> str:
 
 
 def preparation_threads(cpus: int) -> int:
-    """How many threads prepare the demo where so many CPUs may be used. Those of a small model wait for each other at
-    every operation: one whose CPU somebody else needs delays all, and many gain little."""
+    """The number of threads that prepare the demo if so many CPUs may be used."""
+    # Threads of a small model wait for each other at every operation: one on a busy CPU delays all, many gain little.
     return max(1, min(MOST_THREADS, cpus // 2))
 
 

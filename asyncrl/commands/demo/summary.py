@@ -1,4 +1,4 @@
-"""What the demo adds to the summary of its run: an audit of its trajectories, and a picture."""
+"""The demo's additions to the summary of its run: an audit of its trajectories, and a picture."""
 
 from __future__ import annotations
 

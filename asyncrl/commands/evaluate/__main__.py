@@ -6,7 +6,9 @@ is the run's own, and the policy that of a checkpoint. For a MODEL (a Hugging Fa
 and experiment=NAME give the configuration, as for `asyncrl train`.
 
 With --n 1 the only attempt at a task is greedy; with more, attempts are sampled at actor.temperature. An attempt is
-right if its outcome is at least --threshold, which is 1 unless a rule gives graded outcomes. Of a task with n scored
+right if its outcome is at least --threshold, which is 1 unless a rule gives graded outcomes.
+
+Of a task with n scored
 attempts, c of them right, pass@k is 1 - C(n-c, k) / C(n, k). A failed attempt is tried again as in training, then
 counted as failed, and is in no mean and no estimate. docs/evaluate.md has more.
 

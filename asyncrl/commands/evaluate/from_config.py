@@ -34,7 +34,7 @@ ADAPTERS = "an evaluation plays a whole model: merge the adapters first (asyncrl
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """What a command line asks for: a run (its folder) or else a model, the tasks, the attempts at each, and words."""
+    """The request of a command line: a run (its folder) or else a model, the tasks, the attempts at each, and words."""
 
     run: Path | None
     model: str
@@ -55,7 +55,7 @@ class EvaluationRequest:
             return read([*(f"{key}={quoted(value)}" for key, value in named.items()), *self.words], self.config_dir)
         if "experiment" in keys:
             raise ConfigError(f"experiment: the configuration is that of {self.run}; set single keys, or choose groups")
-        # A group that is chosen anew replaces what the run has in its section.
+        # A group that the words choose replaces what the run has in its section.
         sections = asdict(_on_this_machine(config_of(self.run)))
         values = {name: value for name, value in sections.items() if name not in GROUPS or name not in keys}
         with TemporaryDirectory() as folder:

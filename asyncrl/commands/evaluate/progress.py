@@ -64,8 +64,8 @@ class EvaluationProgress:
 
 
 def progress_line(replay: Path) -> tuple[int, int, str]:
-    """How many attempts of the evaluation in a replay folder are done, of how many, and both for people, with the
-    reason why its newest failure failed. Raises StoreError: there is no store yet."""
+    """The finished attempts of the evaluation in a replay folder, all attempts, and both as a text with the reason of
+    the newest failure. Raises StoreError: there is no store yet."""
     with closing(StoredRun(replay)) as stored:
         records = [record for record in stored.each(EvaluationRecord.load, VERSION) if record is not None]
         letters = stored.dead_letters()

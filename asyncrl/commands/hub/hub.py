@@ -114,7 +114,7 @@ def _is_of_a_model(name: str) -> bool:
 
 
 def report_of(name: str) -> Path:
-    """The report of a run, written anew. Raises ConfigError: this is no run."""
+    """Write the report of a run again, and return it. Raises ConfigError: this is no run."""
     return write_report(name)
 
 

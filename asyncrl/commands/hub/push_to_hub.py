@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def listed(folder: Path, repo: str, files: Sequence[HubFile]) -> str:
-    """What would be uploaded, a file a line."""
+    """The files that would be uploaded, one a line."""
     lines = [f"{short(each.size):>8}B  {each.name}" for each in files]
     total = f"{short(sum(each.size for each in files))}B in {len(files)} files of {folder} would go to {repo}"
     return "".join(f"{line}\n" for line in (*lines, total))

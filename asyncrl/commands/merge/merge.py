@@ -4,7 +4,7 @@ DIR may be a run of asyncrl, or one of its checkpoints (runs/NAME/checkpoints/st
 it; a folder of verl with FSDP shards (global_step_N/actor with model_world_size_N_rank_K.pt); or one with a Megatron
 distributed checkpoint in the format torch_dist; or a peft folder of LoRA adapters, which are merged into the model that
 it names, or that --config names. It works on the CPU, and needs host memory for the whole model, once or
-twice. The configuration and the tokenizer come from the folder `huggingface` that verl writes beside the shards.
+twice. The configuration and the tokenizer come from the folder `huggingface` that verl writes next to the shards.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
         "--config",
         type=Path,
         metavar="DIR",
-        help="take config.json and the tokenizer from this folder (huggingface, beside verl's shards); of "
+        help="take config.json and the tokenizer from this folder (huggingface, next to verl's shards); of "
         "adapters, the model that they were trained on",
     )
     parser.add_argument("--dtype", choices=_DTYPES, help="the dtype of the weights (that of the checkpoint)")

@@ -44,7 +44,7 @@ from asyncrl.machine.files import write_whole
 log = logging.getLogger("asyncrl.commands.sft")
 
 OWN_DEFAULTS = ("run.name=sft", "learner.group_size=1")
-"""What differs from `asyncrl train` without the file of an experiment: demonstrations have no groups."""
+"""The values that differ from `asyncrl train` without the file of an experiment: demonstrations have no groups."""
 
 
 def run(config: TrainConfig) -> None:

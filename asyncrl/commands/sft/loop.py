@@ -164,7 +164,7 @@ class Imitation:
 
     def _save(self) -> None:
         self.checkpoints.wait()
-        # Nobody may save in the place of this thread before it is known what this checkpoint has.
+        # The helper thread must not start a second checkpoint before this one is recorded.
         with self.ranks.leaving.turn:
             self.checkpoints.save(self._with_norms(), self.trainer.models)
             self._kept = self.progress.step

@@ -55,12 +55,12 @@ from asyncrl.tools.offered import Offer
 from asyncrl.types import Purpose, Task, Ticket, Trajectory
 
 NO_MODEL = "none"
-"""Stands for `model.path` where a script answers and no model is named."""
+"""The value of `model.path` if a script answers and no model is named."""
 
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """What a command line asks for."""
+    """The request of a command line."""
 
     tasks: str
     index: int
@@ -171,7 +171,7 @@ async def _play(
         try:
             async with asyncio.timeout(actor.episode_timeout_s):
                 trajectory = await runner.run(ticket, lambda: None)
-        except Exception as error:  # noqa: BLE001 - as in a run, whatever fails the episode ends nothing else
+        except Exception as error:  # noqa: BLE001 - as in a run, a failed episode ends nothing else
             transcript.failure(f"the episode failed: {reason_of(error)}")
             return None
     if actor.played_by:
@@ -184,7 +184,7 @@ async def _play(
 
 
 def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
-    """Whether the rules could score it."""
+    """Score the episode; return True if the rules could."""
     try:
         scores = rules.score(given)
     except Exception as error:  # noqa: BLE001 - a rule may raise anything

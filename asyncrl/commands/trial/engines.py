@@ -1,4 +1,4 @@
-"""What answers in an episode that is tried: a script, a server that runs, or the embedded engine.
+"""The engines of an episode that is tried: a script, a server that runs, or the embedded engine.
 
 None of them gets weights: the script needs none, and the others have those that they were started with. So all tokens
 have version 0.
@@ -28,7 +28,7 @@ from asyncrl.weights.folders import Weights
 VERSION = 0
 
 Answer = str | Mapping[str, Any]
-"""What a script says in one turn: text as the policy would write it, or {content, tool_calls: [{name, arguments}]},
+"""The answer of a script in one turn: text as the policy would write it, or {content, tool_calls: [{name, arguments}]},
 which is written in the form of the model."""
 
 FORM = '"TEXT" or {"content": "TEXT", "tool_calls": [{"name": "NAME", "arguments": {...}}]}'

@@ -59,6 +59,6 @@ def _prompts(data: DataConfig, actor: ActorConfig) -> Iterator[str]:
     if agent := actor.played_by:
         yield f"data.max_prompt_length {agent}: an agent makes its prompts itself; set null"
     if data.max_prompt_length >= actor.max_tokens:
-        yield "data.max_prompt_length actor.max_tokens: an answer needs room behind the prompt; lower the first one"
+        yield "data.max_prompt_length actor.max_tokens: an answer needs room after the prompt; lower the first one"
     if data.truncation != "error" and actor.history == "template":
         yield "data.truncation actor.history: the template would render the whole prompt again; use sampled"

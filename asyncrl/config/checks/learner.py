@@ -131,7 +131,7 @@ def _adapters(models: Mapping[str, ModelConfig | CriticConfig | ImplicitConfig])
         lora, key = model.lora, f"{section}.lora"
         given = [f"{key}.{name}" for name in _OF_ADAPTERS if getattr(lora, name) != getattr(LoraConfig(), name)]
         if lora.path is not None and given:
-            yield f"{key}.path {' '.join(given)}: the folder says this of its adapters; leave out what is beside path"
+            yield f"{key}.path {' '.join(given)}: the folder says this of its adapters; leave out all but path"
         if not lora.is_used and given:
             yield f"{' '.join(given)}: there are no adapters; set {key}.rank"
         if lora.is_used and model.freeze:

@@ -1,8 +1,10 @@
 """`asyncrl doctor [RUN]`: what is wrong with this host, and how to mend it.
 
 It looks at GPUs, their driver, torch and NCCL, and at limits of files and memory. It also looks at the folder of the
-runs, the disk and the clock, and at ports, keys and Python packages. With --python it looks at the Python of SGLang servers, before there is a
-run. With a RUN it takes the folder, the keys, the addresses and the engine from the run's configuration: its ports must
+runs, the disk and the clock, and at ports, keys and Python packages. With --python it looks at the Python of SGLang
+servers, before there is a run.
+
+With a RUN it takes the folder, the keys, the addresses and the engine from the run's configuration: its ports must
 be free, or answer while it runs, and this host must have what its launcher needs. Run it on each host of a run: each
 leaves a mark in the folder, by which the others see that they share it, and compare clocks, keys and versions.
 

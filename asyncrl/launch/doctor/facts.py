@@ -51,8 +51,9 @@ class LauncherFact:
 
 @dataclass(frozen=True, slots=True)
 class HostMark:
-    """The mark that a host leaves in the shared folder for others. `skew_s` is its clock minus that of the folder; `versions`
-    are those of Python and of packages that must be alike; `server_key` is the public key that its clients trust."""
+    """The mark that a host leaves in the shared folder for others. `skew_s` is its clock minus that of the folder;
+    `versions` are those of Python and of packages that must be alike; `server_key` is the public key that its clients
+    trust."""
 
     host: str
     skew_s: float

@@ -80,8 +80,10 @@ class HostsLauncher:
         self._id, self._starts = uuid4().hex, 0
 
     def hosts(self) -> list[Host]:
-        """The GPUs and CPUs of each host. Raises ConfigError, with a line for each host that cannot be reached, or does not
-        share the run's folder."""
+        """The GPUs and CPUs of each host.
+
+        Raises ConfigError, with a line for each host that cannot be reached, or does not share the run's folder.
+        """
         log.info("asking hosts %s what they have and whether they share %s", ", ".join(self._names), self._run_dir)
         with canary(self._run_dir) as file, ThreadPoolExecutor(len(self._names)) as threads:
             answers = list(threads.map(lambda index: self._check(file, index), range(len(self._names))))
@@ -145,7 +147,8 @@ class HostsLauncher:
         )
 
     def _address(self, placement: Placement, module: str) -> str:
-        """The address of the host of a role. Raises ConfigError: its name resolves to no address that others can reach."""
+        """The address of the host of a role. Raises ConfigError: its name resolves to no address that others can
+        reach."""
         name = self._names[placement.of(module)[0].node].rpartition("@")[2]
         fix = f"set network.{module}_host to its address"
         try:

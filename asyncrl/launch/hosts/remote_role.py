@@ -2,12 +2,12 @@
 
 It starts the command, tells which process that is in a line on stdout, and reads stdin, where the launcher writes a
 byte every second. `STOP` asks the role to stop, `DRAIN` to finish its episodes before, `KILL` kills it. If the launcher
-is gone or silent for the lease, the role is killed: the launcher then may start it elsewhere, or here again, and never
-has it twice. The exit status is the role's; 128 and a signal's number where that killed it.
+has ended or is silent for the lease, the role is killed: the launcher then may start it elsewhere, or here again, and
+never has it twice. The exit status is the role's; 128 and a signal's number where that killed it.
 
 The launcher may lose the connection before it hears of the process, and start the role again at once. So each start has
-a number, and a file beside the role's heartbeat says which start runs as which process: a later start ends an earlier
-one first, and an earlier one that comes late starts nothing.
+a number, and a file in the folder of the role's heartbeat says which start runs as which process: a later start ends an
+earlier one first, and an earlier one that comes late starts nothing.
 
 `check CANARY INDEX COUNT` tells what the host has, and answers a file in the run's folder with one of its own.
 `end RUN_DIR` ends the roles on this host that an earlier start of the run has left.
@@ -115,7 +115,7 @@ def keep(start: KeptRole, beats: Path, log: Path, lease_s: float, command: list[
 
 
 def check(canary: Path, index: int, count_gpus: bool) -> dict[str, object]:
-    """The GPUs and CPUs of this host, and whether it sees the file `canary`; then it writes an answer in the same folder."""
+    """The GPUs and CPUs of this host, and if it sees the file `canary`; then it writes an answer in the same folder."""
     if seen := sees(canary):
         answer_to(canary, index).touch()
     gpus = 0

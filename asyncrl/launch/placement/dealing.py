@@ -9,8 +9,8 @@ from itertools import combinations
 from asyncrl.errors import ConfigError
 
 USED_MEMORY = 0.82
-"""The share of a GPU's memory that is divided among the processes that share it. The rest is for memory that none of them
-counts, such as CUDA's own and the graphs of servers, and for new weights on their way into a server."""
+"""The share of a GPU's memory that is divided among the processes which share it. The rest is for memory that none of
+them counts, such as CUDA's own and the graphs of servers, and for new weights on their way into a server."""
 # From the memory of the host such a load takes five times as long.
 LEAST_SHARE = 0.1
 MOST_MEMORY = 0.95
@@ -24,8 +24,11 @@ MEMORY_KEYS = {"learner": "learner.memory", "actor": "engine.server.memory"}
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The wish of a role for GPUs of a node: `unit` GPUs for each rank, server or process, and `count` of these; None: as many as
-    there is room for. `key` is the option to change if it cannot be met. `shares`: several may share GPUs."""
+    """The wish of a role for GPUs of a node: `unit` GPUs for each rank, server or process, and `count` of these.
+
+    A count of None means as many as there is room for. `key` is the option to change if the wish cannot be met.
+    `shares`: several processes may share GPUs.
+    """
 
     key: str
     unit: int = 1

@@ -51,7 +51,7 @@ class Placement:
     hosts: tuple[Host, ...]
     roles: tuple[PlacedRole, ...]
     in_turns: bool = False
-    """Whether the learner and the actors' servers have their GPUs in turns."""
+    """True if the learner and the actors' servers have their GPUs in turns."""
 
     def of(self, module: str) -> list[PlacedRole]:
         """The processes of one role."""
@@ -66,7 +66,7 @@ class Demand:
     engine: EngineConfig
     learner: LearnerConfig
     scorer_gpus: int
-    """How many GPUs one scorer uses."""
+    """The GPUs that one scorer uses."""
     rule_processes: int
     shards: int
     replay_port: int
@@ -112,7 +112,7 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     least, most = _ranks(placed)
     if least < most or (least and demand.cluster.learner_ranks is None):
-        # The nodes' rooms for actors are those beside so many ranks, as they are in the settled run.
+        # With the number of ranks settled, each node has the same room for actors as in the run.
         return _place(replace(demand, cluster=replace(demand.cluster, learner_ranks=least)), hosts, roles)
     if demand.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
         raise ConfigError(
@@ -199,7 +199,7 @@ def _scorer_places(demand: Demand, node: Node) -> int:
 
 
 def _actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
-    """How many GPUs of the node the actors there would have, if nothing said how many actors there are."""
+    """The number of GPUs that actors on the node would have, if the configuration left the number of actors open."""
     if demand.engine.names_servers and demand.engine.kind != "embedded":
         return int(node.index == 0)
     freely = replace(demand, cluster=replace(demand.cluster, actors=None))
@@ -210,7 +210,7 @@ def _actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
 
 
 def _wishes(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wish]:
-    """What the roles want of a node's GPUs. A role without a wish uses none."""
+    """The wishes of the roles for a node's GPUs. A role without a wish uses none."""
     cluster, engine, wishes = demand.cluster, demand.engine, {}
     if "learner" in roles:
         ranks, learner = cluster.learner_ranks, demand.learner
@@ -247,8 +247,8 @@ def _servers_key(demand: Demand, node: Node, actors: int) -> str:
 
 
 def _check_gpus(demand: Demand, node: Node, wishes: Mapping[str, Wish]) -> None:
-    """Raises ConfigError: a role that needs GPUs has none on a node of its pool although the run has some, or the GPUs
-    that its pool names for it are no multiple of what it takes at once."""
+    """Raises ConfigError: a role that needs GPUs has none on a node of its pool, and the run has some elsewhere; or
+    some of the GPUs that its pool names would be idle."""
     keys = {"actor": "add --device=cpu to engine.server.arguments", "scoring": "set the device of its models to cpu"}
     pool = f"cluster.pools.{node.pool}" if demand.cluster.pools else f"cluster.pools: host {node.host}"
     without = [role for role in wishes if role != "actor" or demand.engine.launches]
@@ -292,7 +292,7 @@ def _scorers(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> in
 
 
 def _scorer_gpus(scoring: ScoringConfig) -> int:
-    """How many GPUs one scorer uses."""
+    """The GPUs that one scorer uses."""
     models: Mapping[str, ScoringModelConfig] = {"prm": scoring.prm, "outcome_model": scoring.outcome_model}
     local = [models[kind] for kind in serves(scoring) if kind in models and _is_local(models[kind])]
     on_gpus = [model for model in local if model.device != "cpu"]

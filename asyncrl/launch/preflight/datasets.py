@@ -45,7 +45,7 @@ def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -
     if path is None or (path.exists() and not anew):
         return
     if path.exists() and has_store(run_dir):
-        log.info("%s keeps the tasks that were made before; another run.name makes them anew", run_dir)
+        log.info("%s keeps the tasks that were made before; another run.name makes new ones", run_dir)
         return
     if config.data.dataset is None:
         shown, layout = run_tasks(config).demonstration(sources), run_tasks(config).layout
@@ -92,7 +92,7 @@ def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, so
         "max_prompt_length": data.max_prompt_length,
         "max_response_length": max_tokens,
         "truncation": data.truncation,
-        # Long prompts are left out or cut behind the class, with the tools that an actor shows.
+        # Long prompts are left out or cut after the class, with the tools that an actor shows.
         "filter_overlong_prompts": False,
         "return_raw_chat": True,
         "shuffle": data.shuffle,

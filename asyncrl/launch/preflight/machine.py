@@ -29,7 +29,7 @@ from asyncrl.machine.ports import try_port, who_listens
 log = logging.getLogger("asyncrl.train")
 
 CHECKPOINT_BYTES = 12
-"""Of a parameter in a checkpoint: the weight and the two averages of AdamW, in float32."""
+"""The bytes of a parameter in a checkpoint: the weight and the two averages of AdamW, in float32."""
 EXPORT_BYTES = 4
 GB = 1e9
 SERVERS_ON_CPU = "engine.server.arguments=[--device,cpu] says that servers compute on the CPU"

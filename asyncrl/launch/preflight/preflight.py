@@ -1,4 +1,4 @@
-"""Checks before anything starts that every name in the configuration stands for something that can be used."""
+"""The checks before anything starts: one list, in order, of all that the roles will load or need."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ log = logging.getLogger("asyncrl.train")
 
 CREATION_NOTICE_S = 10.0
 RULE_S = 120.0
-"""For a rule that is tried: the first use of one may load libraries on a cold disk."""
+"""The time for a rule that is tried: the first use of one may load libraries on a cold disk."""
 
 _EPISODE = Trajectory(
     id="preflight",

@@ -15,7 +15,7 @@ from asyncrl.launch.placement.placement import Placement, settle
 
 OWN, ELSEWHERE = "127.0.0.1", "an address of another host"
 PORTS = (5755, 5757)
-"""Of the replay and the learner's rendezvous, where a start chooses them."""
+"""The ports of the replay and of the learner's rendezvous, where a start chooses them."""
 
 
 def check_settled(config: TrainConfig, placement: Placement) -> None:

@@ -21,10 +21,10 @@ from asyncrl.launch.ray.role import OnNode
 log = logging.getLogger(__name__)
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
-"""Where Ray itself looks for a cluster; a job of `ray job submit` has it."""
+"""The variable in which Ray itself looks for a cluster; a job of `ray job submit` has it."""
 LOOK_S, NOTICE_S, CONNECT_S = 0.5, 10.0, 10.0
 A_LITTLE = 0.001
-"""Of a resource that only says where something must be."""
+"""The amount of a resource that only says where something must be."""
 
 
 def ray_module() -> Any:
@@ -139,8 +139,8 @@ class RayCluster:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """A part of one host: where Ray puts the roles that belong there, the actor that holds it, the address of the host
-    that has it now, and the numbers of its GPUs in the placement."""
+    """A part of one host: the strategy by which Ray puts roles there, and the actor that holds it. It also has the
+    address of the present host, and the numbers of the part's GPUs in the placement."""
 
     strategy: Any
     holder: Any

@@ -73,8 +73,8 @@ class ChainLink:
 
 
 def parse(words: Sequence[str]) -> tuple[int, str, list[str], list[str]]:
-    """The number of jobs, the batch script, the options of sbatch, and the words of `asyncrl train`, which begin with the
-    first KEY=VALUE. Raises ConfigError: the words are others."""
+    """The number of jobs, the batch script, the options of sbatch, and the words of `asyncrl train`, which begin with
+    the first KEY=VALUE. Raises ConfigError: the words are others."""
     script, *rest = [word for word in words if word != DRY_RUN]
     count, rest = rest[0] if rest else "", rest[1:]
     if not count.isdecimal() or not int(count):

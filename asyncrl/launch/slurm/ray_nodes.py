@@ -2,10 +2,11 @@
 
 A head on the job's first node and a Ray node on each other one are steps of the job. Together they are a cluster of the
 job's own, which ends with it. The batch script, on the first node, is the run's command as on any Ray cluster. A step
-that ends before the job does is started again, but for the head's: without it there is no cluster. The replay stays on
-the first node by a custom resource, since a requeued job may have other nodes, and its store is in the run's folder,
-which all nodes share. A client of a Ray cluster may run anything there, so that this one asks for a token, which is
-in a file of the run's folder that its owner alone can read.
+that ends before the job does is started again, but for the head's: without it there is no cluster.
+
+The replay stays on the first node by a custom resource. A requeued job may have other nodes, and the store is in the
+run's folder, which all nodes share. A client of a Ray cluster may run anything there, so that this cluster asks for a
+token. The token is in a file of the run's folder that its owner alone can read.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ WATCH_S = 5.0
 """Between two looks at the steps."""
 TOLD_LINES = 5
 OBJECTS_BYTES = 256 << 20
-"""The memory of each node for Ray's objects: a run has small ones only, and Ray would take a third of the memory by default."""
+"""The memory of each node for Ray's objects. A run has small ones only; by default Ray would take a third of all."""
 
 
 def starts_ray(cluster: ClusterConfig, environment: Mapping[str, str]) -> bool:
