@@ -1,7 +1,7 @@
 """The forms in which users give a grammar: those of the chat-completions API's `response_format`, and two of ours.
 
 A server restricts what the policy samples to the grammar, from the first token of an assistant turn to its end.
-docs/structured.md says which servers can, and what the learner does with such turns.
+docs/engines.md says which servers can, and what the learner does with such turns.
 """
 
 from __future__ import annotations

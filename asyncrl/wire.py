@@ -117,7 +117,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def body(self) -> Mapping[str, Any]:
-        """The body as plain values. Raises WireError: it is none, or too deep."""
+        """The body as plain values. Raises WireError: it has other values, or is nested too deep."""
         if not isinstance(self.content, msgspec.Raw):
             return self.content  # type: ignore[no-any-return]
         values: Mapping[str, Any] = self.read(_BODY)

@@ -226,11 +226,11 @@ class Step:
     @staticmethod
     def of(trainer: Trainer, case: str, step: int) -> Step:
         ranks, policy = trainer.ranks, trainer.policy.module
-        groups = ranks.groups
+        groups = ranks.pass_groups
         lengths = [length for group in range(groups) for length in lengths_of(case, step * groups + group)]
         costs = ForwardFlops.of(policy, policy.model.config)(lengths).tolist()
         (minibatch,) = schedule(lengths, costs, groups, 1, largest_pass(case, ranks))
-        passes = minibatch[ranks.group]
+        passes = minibatch[ranks.pass_group]
         own = sorted(member for members in passes for member in members)
         plan, episodes, batch = make_batch(lengths, own, policy.vocabulary, ranks.device)
         return Step(episodes, batch, [Minibatch(passes, Totals(sum(plan.sampled), len(lengths)))])

@@ -92,7 +92,7 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
         raise ConfigError(
             "\n".join(
                 (
-                    "the run began with another configuration, of which it keeps these keys (docs/resume.md):",
+                    "the run began with another configuration, of which it keeps these keys (docs/faults.md):",
                     *lines,
                     "set these back to resume the run, or choose another run.name",
                 )

@@ -86,7 +86,7 @@ class RunDemonstrations:
         return self.run_dir / "demonstrations" / digest_of([files, *shown, self.max_tokens, self.overlong])
 
     def read(self, sources: Sequence[str]) -> RenderedDemonstrations:
-        """Read what a start of this run rendered of `sources`, or a start of the run to which `store` belongs.
+        """Read the demonstrations of `sources` that a start of this run rendered, or of the run that has `store`.
 
         Raises DataError: neither did, or it is damaged.
         """

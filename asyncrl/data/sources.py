@@ -33,7 +33,7 @@ _ON_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 class RowPart(NamedTuple):
-    """Rows of one source, which follow each other in it from `first` on. `path` names what they come from."""
+    """Rows of one source, which follow each other in it from `first` on. `path` names their file, or their source."""
 
     path: str
     lines: bool

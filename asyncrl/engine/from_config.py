@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.config import locations
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import ModelConfig, TrainConfig, WeightsConfig
 from asyncrl.engine.fleet.server import InferenceServer
 from asyncrl.engine.fleet.settings import FleetSettings
 from asyncrl.engine.fleet.update import CPU
@@ -60,19 +60,17 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
 def open_server(config: TrainConfig, url: str) -> InferenceServer:
     """The server at `url`, as a fleet would open it; it has not joined yet. Raises ConfigError."""
     policy, overrides = open_config(config.model), server_overrides(config.model)
-    return server_opener(policy, overrides, config.engine, _server_settings(config))(url)
+    settings = _server_settings(config.weights, config.actor.max_tokens, config.network.insecure)
+    return server_opener(policy, overrides, config.engine, settings)(url)
 
 
-def _server_settings(config: TrainConfig) -> ServerSettings:
-    weights = config.weights
-    routes = ServerRouteSettings(
-        weights.into_servers, weights.bucket_mb << 20, weights.timeout_s, config.network.insecure
-    )
-    return ServerSettings(config.actor.max_tokens, weights.load_s, routes)
+def _server_settings(weights: WeightsConfig, context: int, insecure: bool) -> ServerSettings:
+    routes = ServerRouteSettings(weights.into_servers, weights.bucket_mb << 20, weights.timeout_s, insecure)
+    return ServerSettings(context, weights.load_s, routes)
 
 
 def _servers_settings(config: TrainConfig, routes: RouteSettings) -> ServersSettings:
-    each, colocated = _server_settings(config), config.cluster.colocated
+    each = _server_settings(config.weights, config.actor.max_tokens, config.network.insecure)
     run, run_dir, locks = config.run, locations.run_dir(config.run), locations.gpu_locks(config.run)
     by_disk = routes_to_engines(routes, CPU).routes[0].name == "disk"
     return ServersSettings(
@@ -83,7 +81,7 @@ def _servers_settings(config: TrainConfig, routes: RouteSettings) -> ServersSett
         folders=(routes.folder / "held" if by_disk else run_dir / "weights").absolute(),
         logs=run_dir / "logs",
         seed=run.seed,
-        gpu_lock=ServersLock(locks, config.cluster.ranks) if colocated else None,
+        gpu_lock=ServersLock(locks, config.cluster.ranks) if config.cluster.colocated else None,
     )
 
 

@@ -46,9 +46,9 @@ class Activity:
         self.since = clock()
         """The time at which the phase began."""
         self.work = ""
-        """Long work, with what is left of it."""
+        """Long work, with the time that is left."""
         self.silent, self.silent_since = "", 0.0
-        """A part of the process that gives no sign of life, and since when; empty if there is none."""
+        """A part of the process without a sign of life, and the time since then; empty if there is none."""
         self.waits = True
         """True while it waits for something that may take any time."""
         self.unfinished: list[str] = []
@@ -59,12 +59,12 @@ class Activity:
         return Doing(self.phase, self.since, self.work, self.silent, self.silent_since)
 
     def miss(self, part: str, silent_s: float) -> None:
-        """A part of this process has given no sign of life for so long. An empty one: all have."""
+        """Note that a part of this process has given no sign of life for so long. An empty name: all parts have."""
         if part != self.silent:
             self.silent, self.silent_since = part, self._clock() - silent_s
 
     def advance(self) -> None:
-        """The main thread has got on."""
+        """Note that the main thread has advanced."""
         self.advances += 1
 
     def enter(self, phase: str) -> None:
@@ -122,7 +122,7 @@ class Heartbeat:
         self._doing: Doing | None = None
 
     def beat(self) -> None:
-        """Renew the file, if the main thread has got on."""
+        """Renew the file, if the main thread has advanced."""
         activity, now = self._activity, self._clock()
         if activity.waits or activity.advances != self._advances:
             self._advances, self._advanced, self._is_shown = activity.advances, now, False

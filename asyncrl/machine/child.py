@@ -70,7 +70,7 @@ class Guarded:
         self.close()
 
     def close(self) -> None:
-        """Kill what is left of the program. A second call does nothing."""
+        """Kill the rest of the program's processes. A second call does nothing."""
         for each in (*self.files, self._held) if self.files else ():
             os.close(each)
         self.files = []
@@ -138,7 +138,7 @@ def ending_with_parent(command: Sequence[str], number: signal.Signals, cpus: fro
 
     Raises FileNotFoundError: there is no such program.
     """
-    # The child of a process with threads may run no Python of ours before its program: it hung, or crashed.
+    # A child of a process with threads may not run Python between fork and exec (preexec_fn): it hung, or crashed.
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     if sys.platform != "linux":

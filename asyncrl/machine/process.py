@@ -22,7 +22,7 @@ STOP_S = 12.0
 STOP_OF_STEP = signal.SIGUSR1
 """Asks a process to stop as SIGTERM does, where srun is in between: on SIGTERM, srun kills the process."""
 DRAIN = signal.SIGUSR2
-"""Asks a process to end once what it runs is finished."""
+"""Asks a process to finish its present work and to end."""
 SHOW_CURSOR = b"\x1b[?25h"
 """The escape sequence that shows the cursor of a terminal again, which a live table hides."""
 WORKER_VARIABLE = "ASYNCRL_WORKER"

@@ -175,7 +175,7 @@ def _copied(url: str, system: Any, base: str, home: Path) -> Path:
 
 
 def _fetch(system: Any, source: str, target: Path, file: _File, advance: Advance) -> None:
-    """Copy one file, unless it is there. Raises ConfigError: what came is not what is listed."""
+    """Copy one file, unless it is there. Raises ConfigError: it has another size than the store lists."""
     if target.exists() and target.stat().st_size == file.size:
         advance(file.size / MB)
         return

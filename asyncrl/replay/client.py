@@ -99,7 +99,7 @@ class ReplayClient:
         return self._ask(request, protocol.TICKETS) or []
 
     def leave(self) -> None:
-        """This start of the worker ends: what it holds goes to others at once."""
+        """End this start of the worker: its work goes to others at once."""
         self._send(protocol.Leave(self._worker, self._incarnation))
 
     def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
@@ -165,7 +165,7 @@ class ReplayClient:
         return list(read_leases(leased, answer.frames))
 
     def renew(self) -> None:
-        """Keep what this scorer leased for another while."""
+        """Renew the leases of this scorer."""
         self._send(protocol.RenewLease(self._worker))
 
     def label(self, labels: Sequence[Labels]) -> None:
@@ -267,7 +267,7 @@ class ReplayClient:
         return self._send(protocol.SkipPlan(step, _for_good(reason))).read(protocol.NUMBER)
 
     def audit(self) -> dict[str, Any]:
-        """Every accepted trajectory by state; what is lost or planned twice."""
+        """Count the accepted trajectories by state, the lost ones, and those that were planned twice."""
         return self._send(protocol.GetAudit()).read(protocol.VALUES)
 
     def _ask(self, request: ReplayRequest, decoder: Decoder[T]) -> T | None:

@@ -30,7 +30,7 @@ ADVICE = (
 
 
 class FailureLimit:
-    """Follows what is of one `kind`, a word for people. `clock` gives monotonic seconds."""
+    """Counts the failures of one `kind`, which is a word for people. `clock` gives monotonic seconds."""
 
     def __init__(self, kind: str, clock: Callable[[], float], max_share: float | None = None) -> None:
         self._kind = kind

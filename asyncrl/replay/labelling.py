@@ -91,7 +91,7 @@ class Labelling:
         if self._scorers.has_left(request.worker, request.incarnation):
             return Reply([])
         self._take_back(tx, request.worker, self._scorers.renew(tx, request.worker, request.incarnation))
-        # Later kinds first, so that what is begun is finished before something new is begun.
+        # Later kinds come first, so that a trajectory that was begun is finished before a new one is begun.
         kinds = request.serves[::-1]
         groups = self._lease(tx, request, [kind for kind in kinds if kind == GROUP_KIND], request.groups)
         if groups:
@@ -160,8 +160,7 @@ class Labelling:
         return tasks, frames
 
     def _take_back(self, tx: Transaction, worker: str, died: bool) -> None:
-        """Let others have what a scorer holds. It counts as an attempt only where the scorer died, not where a reply
-        was lost."""
+        """Give a scorer's leases to others. They count as attempts only if the scorer died, not if a reply was lost."""
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
             tx.afterwards(self._limit.left, name)
@@ -173,7 +172,7 @@ class Labelling:
                 tx.add("leases_redelivered")
 
     def leave(self, tx: Transaction, request: Leave) -> None:
-        """A scorer ends: give its leases to others. That is no failed attempt of what it has leased."""
+        """End a scorer in order: its leases go to others, and do not count as attempts."""
         if self._scorers.leave(tx, request.worker, request.incarnation):
             self._take_back(tx, request.worker, died=False)
 

@@ -77,7 +77,7 @@ class GetTickets(WorkerRequest, frozen=True):
 
 
 class Leave(WorkerRequest, frozen=True):
-    """This start of a worker ends, and takes no further work: what it holds goes to others at once."""
+    """End this start of a worker. It takes no further work, and the work that it holds goes to others at once."""
 
 
 class PutTrajectory(ReplayRequest, frozen=True):
@@ -108,7 +108,7 @@ class LeaseTrajectories(WorkerRequest, frozen=True):
 
 
 class RenewLease(ReplayRequest, frozen=True):
-    """Keep what a scorer leased for another while."""
+    """Renew the leases of a scorer."""
 
     worker: Name
 

@@ -5,7 +5,7 @@ before its request is committed: with ids that make a repeated request harmless,
 trajectories are read and sent at once.
 
 A request with nothing to give yet waits until the state changes or its patience ends. A request that only renews a
-lease waits a moment for company. A request that is refused, or that meets an error of our own, is answered with the
+lease waits a moment for others. A request that is refused, or that meets an internal error, is answered with the
 reason, counted, and takes no effect.
 
 Back-pressure: at most BATCH requests and REPLIES_BYTES of replies are held here. Further ones stay in the bounded
@@ -94,8 +94,8 @@ class Waiting:
 
 class ReplayServer:
     """Serves a bound ROUTER socket until `stop` is set, and logs the service's report to `metrics` every REPORT_S.
-    `clock` gives monotonic seconds. The server advances in `activity` with each commit, and tells the clock of `spans`
-    to everybody who asks."""
+    `clock` gives monotonic seconds. The server advances in `activity` with each commit, and answers with the clock
+    of `spans` to GetClock."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class ReplayServer:
 
     def _due_at(self) -> float:
         """The time at which to begin a turn for the requests that are there: at once, if one does more than renew."""
-        # Renewals wait for company: those of a thousand actors would each cost a turn, and no episode waits for them.
+        # Renewals wait for others: those of a thousand actors would each cost a turn, and no episode waits for them.
         if not self._requests:
             return math.inf
         is_company = len(self._requests) >= BATCH or not all(call.renews for _, call in self._requests)
@@ -291,7 +291,7 @@ class ReplayServer:
             tx.add("refused")
             self._refusals.say(f"{call.kind:.50}: {error}")
             return encode_reason(REFUSED, call.sequence, str(error))
-        except Exception as error:  # an error of our own in one request must not end the others
+        except Exception as error:  # An internal error in one request must not end the others.
             reason = f"internal error, see the log of the replay: {type(error).__name__}: {error}"
             self._refusals.say(f"{call.kind}: {reason}")
             if self._is_new_bug(tx, call.kind, error):
@@ -299,7 +299,7 @@ class ReplayServer:
             return encode_reason(REFUSED, call.sequence, reason)
 
     def _is_new_bug(self, tx: Transaction, where: str, error: Exception) -> bool:
-        """Count an error of our own; true for the first of its kind, since a client may cause it for ever."""
+        """Count an internal error. True for the first of its kind: a client may cause the same one for ever."""
         tx.add("internal_errors")
         known = (where, type(error)) in self._traced
         self._traced.add((where, type(error)))

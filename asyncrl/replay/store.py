@@ -53,7 +53,7 @@ LOCK_FILE = "in-use"
 """The process that has the store open for writing holds a lock on this file."""
 MADE = "made\n"
 READERS_FILE = "lock.mdb"
-"""LMDB's table of readers, who write themselves into it: a writer spares what they read."""
+"""LMDB's table of readers. Each reader writes itself into it, and a writer keeps the pages that it reads."""
 ENDPOINT_FILE = "endpoint"
 """The address of the replay that serves the store, or served it last."""
 RETRY_S = 0.01

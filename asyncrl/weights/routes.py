@@ -115,7 +115,7 @@ class Route(Generic[Facts]):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Generic[Facts]):
+class RouteChoice(Generic[Facts]):
     """The `routes` to try, best first; why the first one; and the reasons against those that were left out."""
 
     routes: Sequence[Route[Facts]]
@@ -123,7 +123,7 @@ class Choice(Generic[Facts]):
     left_out: str
 
 
-def choose(table: Sequence[Route[Facts]], wanted: str, facts: Facts) -> Choice[Facts]:
+def choose(table: Sequence[Route[Facts]], wanted: str, facts: Facts) -> RouteChoice[Facts]:
     """Choose among the routes of a hop: the `wanted` one, or with auto all that work and cannot hang."""
     routes, reasons = [], []
     for route in table:
@@ -135,10 +135,10 @@ def choose(table: Sequence[Route[Facts]], wanted: str, facts: Facts) -> Choice[F
         else:
             routes.append(route)
     why = "the configuration names it" if wanted != AUTO else next((route.why for route in routes), "")
-    return Choice(routes, why, "; ".join(reasons))
+    return RouteChoice(routes, why, "; ".join(reasons))
 
 
-def routes_to_engines(settings: RouteSettings, device: torch.device) -> Choice[EngineFacts]:
+def routes_to_engines(settings: RouteSettings, device: torch.device) -> RouteChoice[EngineFacts]:
     """Choose the routes from the learner to its engines, which make the same choice.
 
     `device` holds the weights in this process: the learner's own device, or the engine's.

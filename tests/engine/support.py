@@ -73,7 +73,7 @@ def assert_exact(models: dict[int, Any], start: NDArray[np.int32], got: Generati
 
 
 def canary_check(model: Any, version: int, route: str = "zmq") -> CanaryCheck:
-    """What an engine must repeat if it was given `model` as `version`."""
+    """The check that an engine must pass if it got `model` as `version`."""
     tokens = canary_tokens(0, model.config.get_text_config().vocab_size)
     logprobs = plain_logprobs(model, np.array(tokens, np.int32), 1.0)
     return CanaryCheck(version, Canary(tokens, tuple(logprobs.tolist()), str(model.dtype)[6:]), route)

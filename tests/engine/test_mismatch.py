@@ -36,7 +36,7 @@ def differences(model: Any, got: Generation) -> NDArray[np.float32]:
 
 
 async def loaded(folder: Path, dtype: str, model: Any) -> Generation:
-    """What an engine of this dtype samples that was given the float32 `model` as an update, with the canary of it."""
+    """The samples of an engine of this dtype that got the float32 `model` as an update, with its canary."""
     tiny_model().save_pretrained(folder)
     config = EngineConfig(slots=2, max_length=100, dtype=dtype)
     engine = EmbeddedEngine.load(ModelConfig(str(folder)), config, device="cpu")

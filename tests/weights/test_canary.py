@@ -104,7 +104,7 @@ def test_an_answer_with_fewer_or_more_log_probs_than_were_asked_for_fails(answer
 
 
 def test_old_weights_are_found_out_by_the_same_bits_long_before_the_limit_is_reached():
-    """In bfloat16 several of these steps fit into the limit."""
+    """Several of these steps fit into the limit in bfloat16."""
     judge, stale = CanaryJudge(), np.array(canary_at(0, "bfloat16").logprobs, np.float32)
     judge.judge(check_of(0, "bfloat16"), stale, "bfloat16", "an engine")
     judge.judge(check_of(0, "bfloat16"), stale, "bfloat16", "an engine")

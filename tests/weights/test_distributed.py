@@ -39,13 +39,13 @@ def plan_of(tensors, bucket_bytes=512):
 
 
 def filled(tensors, plan):
-    """As the learner gathers them on the CPU."""
+    """Gather buckets as the learner does on the CPU."""
     for bucket in plan:
         yield GatheredBucket(bucket, flatten(bucket, tensors))
 
 
 class Learner:
-    """What pushes, with its parts in sight."""
+    """A publisher with its parts."""
 
     def __init__(self, context, timeout_s=20.0, make_group=WeightGroup):
         self.publisher = WeightServer("127.0.0.1", 0, context, broadcasts=Broadcasts("gloo", ""))
@@ -66,7 +66,7 @@ class Learner:
             return self.publisher.joining("gloo") == count and not is_absent
 
         def push():
-            # Not the event loop looks: if it stands still behind its look, engines have stopped waiting.
+            # Not checked from the event loop: if that is delayed after its check, engines have stopped waiting.
             until(lambda: self.publisher._in_thread(awaited).result())
             self.push.publish(*arguments)
 

@@ -64,7 +64,7 @@ def contents(directory):
 
 
 def killed_while_writing(directory, run):
-    """What is left of a learner that is killed in the middle of a write."""
+    """Leave the files of a learner that is killed in the middle of a write."""
 
     def die(folder):
         raise Killed

@@ -1,4 +1,4 @@
-"""Whose weights they are: every request for weights says its run, and a publisher of another run refuses it by name."""
+"""The run of weights: every request for weights names its run, and a publisher of another run refuses it by name."""
 
 import asyncio
 import re
@@ -13,7 +13,7 @@ import zmq.asyncio
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError, UnavailableError, WireError
-from asyncrl.learner.run import run as learn
+from asyncrl.learner.from_config import run as learn
 from asyncrl.machine.activity import Activity
 from asyncrl.machine.ports import free_ports
 from asyncrl.network.listener import Listener

@@ -1,4 +1,4 @@
-"""What NCCL is told before the first group of a process."""
+"""The environment of NCCL before the first group of a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from asyncrl.config.schema import EngineConfig, TrainConfig, WeightsConfig
-from asyncrl.learner import run as learner
+from asyncrl.learner import from_config as learner
 from asyncrl.learner.ranks.launcher import VARIABLE
 from asyncrl.machine.activity import Activity
 from asyncrl.network.interfaces import loopback_interface

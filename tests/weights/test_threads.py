@@ -1,4 +1,4 @@
-"""Weights wait for no tool: with all of asyncio's own threads blocked, updates go on by every way."""
+"""Weights wait for no tool: with all of asyncio's own threads blocked, updates go on by every route."""
 
 from __future__ import annotations
 

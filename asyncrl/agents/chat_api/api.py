@@ -1,7 +1,7 @@
 """What all protocols share: the request that they come to, and how settings that several of them have are read.
 
 A request that would change the policy's distribution, or that cannot be recorded as tokens, is refused with the reason.
-A grammar changes it, too, but what it does is recorded (docs/structured.md). How tokens are sampled is the ticket's: a
+A grammar changes it, too, but what it does is recorded (docs/engines.md). How tokens are sampled is the ticket's: a
 request with other settings is answered, and counted.
 """
 

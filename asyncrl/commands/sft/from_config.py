@@ -17,15 +17,17 @@ from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.export import export, export_adapter
 from asyncrl.learner.compiling import compile_passes
 from asyncrl.learner.demonstrations import DemonstrationFeed
+from asyncrl.learner.from_config import step_settings
+from asyncrl.learner.imitating import IMITATION_TEMPERATURE
 from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy
 from asyncrl.learner.model.sharding import compiles
 from asyncrl.learner.ranks.activity import END
 from asyncrl.learner.ranks.determinism import be_deterministic
-from asyncrl.learner.ranks.leaving import Leaving
 from asyncrl.learner.ranks.ranks import Ranks, joined
-from asyncrl.learner.trainer import IMITATION_TEMPERATURE, Trainer
+from asyncrl.learner.ranks.stopping import Stopping
+from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity
 from asyncrl.modelling.flops import ForwardFlops
@@ -47,14 +49,14 @@ def run_rank(config: TrainConfig, stop: threading.Event, activity: Activity) -> 
     if learner.deterministic:
         be_deterministic()
     keep_to_loopback(route_settings(config), actor=False)
-    leaving = Leaving()
-    with leaving.watched(stop), ExitStack() as stack:
+    stopping = Stopping()
+    with stopping.watched(stop), ExitStack() as stack:
         ranks = stack.enter_context(
             joined(
                 learner.replicas,
                 learner.rank_timeout_s,
                 activity=activity,
-                leaving=leaving,
+                stopping=stopping,
                 context_ranks=learner.context_ranks,
                 expert_ranks=learner.expert_ranks,
                 tensor_ranks=learner.tensor_ranks,
@@ -80,7 +82,7 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
     policy = load_policy(config.model, IMITATION_TEMPERATURE, ranks, longest, seed=config.run.seed)
     algorithm = Algorithm.from_config(config.algorithm, learner.minibatches)
     trainer = Trainer(ranks, algorithm, Trainable(policy, learner.lr, learner, config.model.dtype), None, None, stop)
-    trainer.configure(config)
+    trainer.configure(step_settings(config))
     if compiles(config.model, ranks.device):
         largest = sum(_largest_pass(learner, longest))
         compile_passes(trainer, learner.shared_prefixes is not False, longest, largest, held_out is not None)

@@ -9,7 +9,7 @@ from asyncrl.config.option import option
 
 @dataclass
 class FetchConfig:
-    """The web pages that the tool `fetch` may get (docs/search.md)."""
+    """The web pages that the tool `fetch` may get (docs/tools.md)."""
 
     hosts: list[str] = option(
         [],
@@ -22,7 +22,7 @@ class FetchConfig:
 
 @dataclass
 class SearchConfig:
-    """The passages of the tool `search` (docs/search.md)."""
+    """The passages of the tool `search` (docs/tools.md)."""
 
     corpus: str | None = option(
         None,
@@ -46,7 +46,7 @@ class SearchConfig:
 
 @dataclass
 class SandboxConfig:
-    """The sandbox of the programs that the policy writes (docs/sandbox.md)."""
+    """The sandbox of the programs that the policy writes (docs/tools.md)."""
 
     kind: str = option(
         "builtin",

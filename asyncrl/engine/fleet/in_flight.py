@@ -1,4 +1,4 @@
-"""The requests that one server has not answered yet, and the ways to end them."""
+"""The requests that one server has not answered yet, and how they are ended."""
 
 from __future__ import annotations
 

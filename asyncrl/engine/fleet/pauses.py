@@ -15,7 +15,7 @@ class PushPauses:
     """Measures each stop of a server by a push, from the call to stop until it may sample again.
 
     `clock` gives seconds, as that of `spans`, which get each stop. The preparation of the update and a drain are not
-    part of a stop. The first version of a server that has joined stops nothing. An update that fails is a fault of
+    part of a stop. The first version of a server that has joined stops nothing, and an update that fails is a fault of
     the server.
     """
 

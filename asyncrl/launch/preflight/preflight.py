@@ -285,7 +285,7 @@ def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
                 raise ConfigError(
                     f"actor.tools: with {place}, {reason}; `create` gets the row's "
                     "extra_info.tools_kwargs[NAME] as keywords, where NAME is the name in the tool's `schema` "
-                    f"(on offer: {', '.join(toolbox.functions)}; the row has: {given}; docs/writing_a_tool.md)"
+                    f"(on offer: {', '.join(toolbox.functions)}; the row has: {given}; docs/tools.md)"
                 ) from error
             finally:
                 notice.cancel()
@@ -310,7 +310,7 @@ def _check_users(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) ->
     if not named and trains:  # An evaluation may be on tasks without a user.
         raise ConfigError(
             "actor.interactions: no task names one of the users in extra_info.interaction_kwargs.name "
-            "(docs/interactions.md); add it to the data, or leave actor.interactions empty"
+            "(docs/environments.md); add it to the data, or leave actor.interactions empty"
         )
     for place, task in named:
         try:
@@ -318,7 +318,7 @@ def _check_users(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) ->
         except InteractionError as error:
             raise ConfigError(
                 f"actor.interactions: with {place}, {error}; `start_interaction` gets the row's "
-                "extra_info.interaction_kwargs as keywords (docs/interactions.md)"
+                "extra_info.interaction_kwargs as keywords (docs/environments.md)"
             ) from error
 
 

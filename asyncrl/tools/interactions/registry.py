@@ -35,7 +35,7 @@ def _load(name: str, entry: Any) -> Interaction:
     if not (isinstance(cls, type) and issubclass(cls, Interaction)):
         raise ConfigError(
             f"{setting}: {path} must be a subclass of asyncrl.tools.interactions.base.Interaction; a class written for "
-            f"verl is named through {EXTENSIONS['actor.interactions']} (docs/interactions.md)"
+            f"verl is named through {EXTENSIONS['actor.interactions']} (docs/environments.md)"
         )
     try:
         return cls({**copied(dict(config)), "name": name})

@@ -1,4 +1,4 @@
-"""Which endpoint a session is given, which one is leased to evaluations, and until when."""
+"""The assignment of sessions to endpoints, and the lease of one to evaluations."""
 
 from __future__ import annotations
 

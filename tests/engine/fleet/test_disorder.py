@@ -33,7 +33,7 @@ CALLS = (
 )
 FAULTS = 25
 LIMIT_S = 0.5
-"""Of a call that hangs."""
+"""The seconds of a call that hangs."""
 
 
 @pytest.mark.parametrize("mode", ["abort", "drain", "in_place", "retract"])

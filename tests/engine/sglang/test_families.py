@@ -1,4 +1,4 @@
-"""Which policies SGLang servers are given."""
+"""The families of policies that SGLang servers may get."""
 
 from __future__ import annotations
 

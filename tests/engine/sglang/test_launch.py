@@ -1,4 +1,4 @@
-"""A server of our own: started, restarted, explained where it will not start, and gone with its actor."""
+"""A server that an actor starts: restarted, ended with its actor, and explained if it does not start."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_server_that_is_killed_before_it_answers_is_started_again_once(t
 
 
 async def test_a_server_counts_as_running_until_its_last_process_has_ended(tmp_path: Path) -> None:
-    """Whoever shares its GPUs may use them after that."""
+    """Another process that shares its GPUs may use them after that."""
     stubborn = (
         "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
     )

@@ -1,4 +1,4 @@
-"""Whether a Python has SGLang: found out in a moment, and doubted only where that is certain."""
+"""The check that a Python has SGLang: it is quick, and refuses only a Python that certainly has none."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ def run(config: TrainConfig) -> None:
     loaded, or its log-probs are not finite."""
     stop = process.stop_on_signals()
     process.limit_threads(config.cluster.learner_threads)
-    from asyncrl.learner.batch.batches import open_batches
+    from asyncrl.learner.batch.from_config import open_batches
     from asyncrl.learner.checkpoint.gathering import gather, plan_gather
+    from asyncrl.learner.from_config import canary_settings, open_publisher
     from asyncrl.learner.model.canary import canary_of_model
     from asyncrl.learner.model.loading import read_model
     from asyncrl.learner.ranks.ranks import Ranks
-    from asyncrl.learner.run import open_publisher
     from asyncrl.modelling.weight_format import WeightFormat
     from asyncrl.weights.manifest import DTYPES
 
@@ -42,7 +42,7 @@ def run(config: TrainConfig) -> None:
         model = read_model(config.model)
         weights = WeightFormat(model)
         steps = plan_gather(weights, DTYPES[config.model.dtype], config.weights.bucket_mb << 20)
-        canary = canary_of_model(model, config)
+        canary = canary_of_model(model, config.model.path, canary_settings(config))
         publisher.publish(VERSION, [step.bucket for step in steps], gather(model, steps, weights, alone), canary)
         replay.published(VERSION)
         replay.evaluate(VERSION)

@@ -33,7 +33,7 @@ class Noting(dict[str, torch.Tensor]):
 
 
 class Given(Update):
-    """Its tensors are not copied."""
+    """An update whose tensors are not copied."""
 
     def __init__(self, tensors: Noting) -> None:
         super().__init__(1, "1-me", tensors)
@@ -89,15 +89,15 @@ class Buckets(BucketServerRoute):
 
 @pytest.mark.parametrize("copies", [False, True])
 async def test_two_buckets_are_there_before_a_server_stops_and_of_the_update_that_is_sent(copies: bool):
-    transport, tensors = Buckets(copies), Noting()
-    await transport.prepare(Given(Noting()))
+    route, tensors = Buckets(copies), Noting()
+    await route.prepare(Given(Noting()))
     newer = Given(tensors)
-    await transport.prepare(newer)
+    await route.prepare(newer)
     await async_until(lambda: tensors.read == set("abcd"))
-    assert await transport.sent(newer) == [0, 1, 2, 3, 4]
-    assert await transport.sent(newer) == [0, 1, 2, 3, 4]
-    await transport.prepare(newer)
-    await transport.reset()
+    assert await route.sent(newer) == [0, 1, 2, 3, 4]
+    assert await route.sent(newer) == [0, 1, 2, 3, 4]
+    await route.prepare(newer)
+    await route.reset()
 
 
 @pytest.mark.parametrize("spans", [True, False])

@@ -106,7 +106,7 @@ def calls_into_torch() -> bool:
     return ROUTE_THREAD in {thread.name for thread in threading.enumerate()}
 
 
-def transport_to(
+def route_to(
     server: FakeSglang,
     timeout_s: float = 20.0,
     bucket_bytes: int = 1 << 20,
@@ -121,14 +121,14 @@ async def test_every_rank_gets_the_same_bits_of_every_dtype_and_one_group_lasts_
     server = Ranks()
 
     async with serving(server):
-        transport = transport_to(server, bucket_bytes=bucket_bytes)
+        route = route_to(server, bucket_bytes=bucket_bytes)
         for version in range(3):
-            await transport.send(Update(version, f"{version}-me", some_tensors(version)))
+            await route.send(Update(version, f"{version}-me", some_tensors(version)))
             assert server.label == f"{version}-me"
             assert not server.open
             assert all(same_bits(each, some_tensors(version)) for each in server.received)
-        await transport.reset()
-        await transport.end.http.close()
+        await route.reset()
+        await route.end.http.close()
     assert len(server.names) == 1
     assert not server.groups, "the server was told to forget the group"
 
@@ -137,11 +137,11 @@ async def test_an_update_after_a_server_joined_anew_has_a_group_of_another_name(
     server = Ranks()
 
     async with serving(server):
-        transport = transport_to(server)
+        route = route_to(server)
         for version in range(2):
-            await transport.send(Update(version, f"{version}-me", tensors(version)))
-            await transport.reset()
-        await transport.end.http.close()
+            await route.send(Update(version, f"{version}-me", tensors(version)))
+            await route.reset()
+        await route.end.http.close()
     assert len(set(server.names)) == 2
     assert server.weights == 1
 
@@ -182,15 +182,15 @@ async def test_an_update_that_is_cut_off_leaves_no_call_into_torch_behind_which_
     server.hangs.add(hangs)
 
     async with serving(server):
-        transport = transport_to(server)
-        sending = asyncio.create_task(transport.send(Update(1, "1-me", {"w": torch.zeros(8 << 20)})))
+        route = route_to(server)
+        sending = asyncio.create_task(route.send(Update(1, "1-me", {"w": torch.zeros(8 << 20)})))
         await async_until(lambda: hangs in server.calls and calls_into_torch())
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-        await transport.reset()
+        await route.reset()
         # A thread ends a moment after its call.
         await async_until(lambda: not calls_into_torch())
-        await transport.end.http.close()
+        await route.end.http.close()
 
 
 async def test_a_reset_waits_for_a_call_that_is_still_within_torch():
@@ -202,18 +202,18 @@ async def test_a_reset_waits_for_a_call_that_is_still_within_torch():
             return super().begin(tensor)
 
     async with serving(server):
-        transport = transport_to(server, make_group=Slow)
-        sending = asyncio.create_task(transport.send(Update(1, "1-me", tensors(1))))
+        route = route_to(server, make_group=Slow)
+        sending = asyncio.create_task(route.send(Update(1, "1-me", tensors(1))))
         await async_until(lambda: "update_weights_from_distributed" in server.calls)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-        resetting = asyncio.create_task(transport.reset())
+        resetting = asyncio.create_task(route.reset())
         await async_until(lambda: "destroy_weights_update_group" in server.calls)
         done, _ = await asyncio.wait((resetting,), timeout=0.2)
         assert not done
         returns.set()
         await resetting
-        await transport.end.http.close()
+        await route.end.http.close()
 
 
 async def test_nobody_waits_for_a_side_that_never_comes():
@@ -221,25 +221,25 @@ async def test_nobody_waits_for_a_side_that_never_comes():
     server.hangs.add("init_weights_update_group")
 
     async with serving(server):
-        transport = transport_to(server, timeout_s=0.5)
+        route = route_to(server, timeout_s=0.5)
         with pytest.raises(ServerFaultError):
-            await transport.send(Update(1, "1-me", tensors(1)))
-        await transport.end.http.close()
+            await route.send(Update(1, "1-me", tensors(1)))
+        await route.end.http.close()
 
 
 async def test_a_refused_broadcast_ends_for_both_sides_and_the_next_update_forms_a_new_group():
     server = Ranks()
 
     async with serving(server):
-        transport = transport_to(server)
-        await transport.send(Update(0, "0-me", tensors(0)))
+        route = route_to(server)
+        await route.send(Update(0, "0-me", tensors(0)))
         server.refuses.add("update_weights_from_distributed")
         with pytest.raises(ServerRefusedError):
-            await transport.send(Update(1, "1-me", tensors(1)))
+            await route.send(Update(1, "1-me", tensors(1)))
         assert not server.open
         server.refuses.clear()
-        await transport.send(Update(2, "2-me", tensors(2)))
-        await transport.end.http.close()
+        await route.send(Update(2, "2-me", tensors(2)))
+        await route.end.http.close()
     assert server.weights == 2
     assert len(set(server.names)) == 2
     assert list(server.groups) == server.names[1:]
@@ -249,12 +249,12 @@ async def test_a_server_that_is_silent_in_a_broadcast_is_a_fault_within_the_limi
     server = Ranks()
 
     async with serving(server):
-        transport = transport_to(server, timeout_s=5.0)
-        await transport.send(Update(0, "0-me", tensors(0)))
+        route = route_to(server, timeout_s=5.0)
+        await route.send(Update(0, "0-me", tensors(0)))
         server.hangs.add("update_weights_from_distributed")
         with pytest.raises(ServerFaultError):
-            await transport.send(Update(1, "1-me", {"w": torch.zeros(8 << 20)}))
-        await transport.end.http.close()
+            await route.send(Update(1, "1-me", {"w": torch.zeros(8 << 20)}))
+        await route.end.http.close()
 
 
 def test_the_group_of_another_server_goes_on_where_one_dies_in_a_broadcast():
@@ -276,8 +276,8 @@ async def test_the_store_listens_where_strangers_are_only_where_that_is_allowed(
     server = FakeSglang()
 
     async with serving(server):
-        transport = transport_to(server, own_address=lambda host, port: "192.0.2.1")
+        route = route_to(server, own_address=lambda host, port: "192.0.2.1")
         with pytest.raises(ServerRefusedError, match=r"192\.0\.2\.1.*network\.insecure=true"):
-            await transport.send(Update(1, "1-me", tensors(1)))
-        await transport.end.http.close()
+            await route.send(Update(1, "1-me", tensors(1)))
+        await route.end.http.close()
     assert "init_weights_update_group" not in server.calls

@@ -1,5 +1,7 @@
-"""What is posted as handles of GPU memory, read as a server's unpickler reads it. But for the last two tests no GPU is
-needed: the memory behind a handle is a stub, its arguments are those that torch gives."""
+"""Handles of GPU memory as they are posted, read as a server's unpickler reads them.
+
+Except for the last two tests no GPU is needed: the memory of a handle is a stub, with the arguments that torch gives.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ ALLOWED = {
     ("torch.multiprocessing.reductions", "rebuild_cuda_tensor"),
     ("types", "SimpleNamespace"),
 }
-"""Of the globals that 0.5.23 takes, and by their modules 0.5.17, those that a body may need."""
+"""The globals that a body may need, of those that SGLang 0.5.23 accepts; 0.5.17 accepts them by their modules."""
 
 
 @pytest.fixture
@@ -118,7 +120,7 @@ def test_a_server_finds_every_tensor_behind_the_handle_of_a_gpu_that_it_knows_by
 
 @pytest.fixture
 def counted(memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens to three buckets, one after the other, on their way to a server of two ranks."""
+    """The events of three buckets that are sent, one after the other, to a server of two ranks."""
     events: list[str] = []
     handed = reductions.reduce_tensor
 
@@ -144,8 +146,8 @@ def send_three(events: list[str], answers: list[BaseException | None]) -> None:
             raise answer
 
     end = ServerEnd("http://127.0.0.1:1", cast(Http, SimpleNamespace(post=post)), 1.0, ranks=2)
-    transport = ipc.IpcServerRoute(end, CPU, bucket_bytes=24)
-    asyncio.run(transport.send(Update(1, "1-me", {name: torch.arange(6.0) for name in "abc"})))
+    route = ipc.IpcServerRoute(end, CPU, bucket_bytes=24)
+    asyncio.run(route.send(Update(1, "1-me", {name: torch.arange(6.0) for name in "abc"})))
 
 
 def test_a_bucket_is_shared_with_each_rank_just_before_its_post(counted):
@@ -178,13 +180,13 @@ async def test_a_version_waits_on_the_gpu_where_it_has_room_else_on_the_host_and
     """A version has 72 bytes, and two of them may wait. Two buckets have 48, a quarter of what is free."""
     have_room(room, monkeypatch)
     end = ServerEnd("http://127.0.0.1:1", cast(Http, SimpleNamespace()), 1.0)
-    transport = ipc.IpcServerRoute(end, GPU, bucket_bytes=24, reserve_bytes=200)
+    route = ipc.IpcServerRoute(end, GPU, bucket_bytes=24, reserve_bytes=200)
     update = Update(1, "1-me", {name: torch.arange(6.0) for name in "abc"})
     if source is None:
         with pytest.raises(ServerRefusedError, match="weights may take"):
-            await transport.source(update)
+            await route.source(update)
     else:
-        assert await transport.source(update) == source
+        assert await route.source(update) == source
 
 
 @pytest.mark.parametrize(
@@ -195,13 +197,13 @@ async def test_as_much_room_is_asked_for_as_the_two_largest_neighbours_among_the
 ):
     """A tensor that is larger than a bucket has one of its own size, and a small model needs less than two."""
     end = ServerEnd("http://127.0.0.1:1", cast(Http, SimpleNamespace()), 1.0)
-    transport = ipc.IpcServerRoute(end, GPU, bucket_bytes=24)
+    route = ipc.IpcServerRoute(end, GPU, bucket_bytes=24)
     update = Update(1, "1-me", {str(index): torch.zeros(size) for index, size in enumerate(sizes)})
     have_room(needed, monkeypatch)
-    assert await transport.source(update) == CPU
+    assert await route.source(update) == CPU
     have_room(needed - 1, monkeypatch)
     with pytest.raises(ServerRefusedError, match="weights may take"):
-        await transport.source(update)
+        await route.source(update)
 
 
 @pytest.mark.parametrize(
@@ -214,14 +216,14 @@ def test_buckets_are_as_large_as_fit_into_a_quarter_of_what_is_free_beside_a_lea
     """A server and a learner on one GPU leave some GB, which both may need."""
     have_room(room_mb << 20, monkeypatch)
     end = ServerEnd("http://127.0.0.1:1", cast(Http, SimpleNamespace()), 1.0)
-    transport = ipc.IpcServerRoute(end, GPU, bucket_bytes=512 << 20, reserve_bytes=4 << 30)
+    route = ipc.IpcServerRoute(end, GPU, bucket_bytes=512 << 20, reserve_bytes=4 << 30)
     tensor = torch.empty(32 << 20, dtype=torch.uint8, device="meta")
     update = Update(1, "1-me", {str(index): tensor for index in range(12)})
     if buckets_mb is None:
         with pytest.raises(ServerRefusedError, match="511 MB free, of which weights may take 127, and 128 are needed"):
-            transport.plan(update)
+            route.plan(update)
     else:
-        assert [bucket.nbytes >> 20 for bucket in transport.plan(update)] == buckets_mb
+        assert [bucket.nbytes >> 20 for bucket in route.plan(update)] == buckets_mb
 
 
 @pytest.mark.parametrize("error", [ServerFaultError("gone"), ServerRefusedError("no"), asyncio.CancelledError()])
@@ -237,11 +239,11 @@ def test_failed_posts_leave_nothing_on_the_gpu():
 
     async def send() -> None:
         http = Http("http://127.0.0.1:1")
-        transport = ipc.IpcServerRoute(
+        route = ipc.IpcServerRoute(
             ServerEnd("http://127.0.0.1:1", http, 5.0, ranks=2), torch.device("cuda", 0), bucket_bytes=4 << 20
         )
         with pytest.raises(ServerFaultError):
-            await transport.send(Update(1, "1-me", tensors))
+            await route.send(Update(1, "1-me", tensors))
         await http.close()
 
     before = torch.cuda.memory_allocated()

@@ -26,7 +26,7 @@ from asyncrl.learner.batch.packing import ForwardPass
 from asyncrl.learner.model.critic import Critic, critic_summary
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.ranks.ranks import Ranks
-from asyncrl.learner.trainer import add_gradient
+from asyncrl.learner.step_result import add_gradient
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.modelling.packed_attention import PACKED
 

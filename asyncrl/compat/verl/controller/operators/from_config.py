@@ -21,7 +21,6 @@ from asyncrl.compat.verl.controller.operators.policy import PolicyParts, PolicyW
 from asyncrl.compat.verl.controller.operators.prompts import TaskPrompts
 from asyncrl.compat.verl.controller.operators.reward import RewardWorker
 from asyncrl.compat.verl.controller.operators.rollout import EpisodeLimits, Rollout
-from asyncrl.config.changes import ConfigHistory
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.engine.base import Engine
@@ -30,6 +29,7 @@ from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.fetching import BatchFetcher, PackedModel
+from asyncrl.learner.batch.settings import BatchSettings
 from asyncrl.learner.model.critic import Critic, load_critic
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy, reference_of
@@ -125,9 +125,11 @@ def policy_parts(config: TrainConfig) -> PolicyParts:
 
     def trainer(ranks: Ranks) -> Trainer:
         algorithm, learner = open_algorithm(config), config.learner
-        length = config.actor.max_tokens
-        policy = load_policy(config.model, config.actor.temperature, ranks, length, seed=config.run.seed)
-        reference = reference_of(policy, config, ranks) if algorithm.needs_reference else None
+        temperature, length = config.actor.temperature, config.actor.max_tokens
+        policy = load_policy(config.model, temperature, ranks, length, seed=config.run.seed)
+        reference = None
+        if algorithm.needs_reference:
+            reference = reference_of(policy, config.model, temperature, ranks, length, learner.reference_on_host)
         trainable = Trainable(policy, learner.lr, learner, config.model.dtype)
         balance = Balance.from_config(config.algorithm, policy.model)
         return Trainer(ranks, algorithm, trainable, None, reference, threading.Event(), balance=balance)
@@ -152,9 +154,9 @@ def policy_parts(config: TrainConfig) -> PolicyParts:
 
 def open_batches(config: TrainConfig, ranks: Ranks, model: PackedModel, flops: ForwardFlops) -> Batches:
     """The batches of `ranks` for one model."""
-    history = ConfigHistory(config, [])
+    settings = BatchSettings.of(config.learner, config.algorithm)
 
     def fetcher(source: BatchSource) -> BatchFetcher:
-        return BatchFetcher(config, history, ranks, model, flops, source)
+        return BatchFetcher(lambda _: settings, config.learner.total_steps, ranks, model, flops, source)
 
     return Batches(fetcher, label_needs(config.algorithm), ranks)

@@ -1,7 +1,7 @@
 """One checkpoint on its way to the disk: a thread of every rank writes while training goes on.
 
 The threads agree by files, since collectives belong to the main threads. Each rank of the first copy writes its file,
-then the checksums of what it wrote. Rank 0 waits for all checksums, renames the folder, and marks it as complete. A
+then its checksums. Rank 0 waits for all checksums, renames the folder, and marks it as complete. A
 rank that cannot write its part removes the folder, so that rank 0 does not wait for it.
 """
 
@@ -26,7 +26,7 @@ from asyncrl.machine.long_work import tracked
 COMPLETE = "complete"
 """The file that marks a folder as a checkpoint."""
 FORMAT = "3"
-"""What the mark contains. Earlier versions of asyncrl wrote another number, or nothing."""
+"""The content of the mark. Earlier versions of asyncrl wrote another number, or nothing."""
 PROGRESS = "progress.json"
 CHUNK_BYTES = 16 << 20
 POLL_S = 0.05
@@ -50,8 +50,8 @@ class CheckpointFiles:
         self.partial.mkdir(parents=True)
 
     def write(self, tensors: Mapping[str, Tensor], progress: str, ranks: Ranks, stop: threading.Event) -> bool:
-        """Write this rank's part, as soon as the disk has room for it. Returns whether the checkpoint is complete:
-        rank 0 alone waits for the others' parts.
+        """Write this rank's part, as soon as the disk has room for it. Returns True if the checkpoint is complete, on
+        rank 0, which waits for the other ranks' parts.
 
         Raises StoppedError: `stop` was set while the disk was full; OSError.
         """
@@ -74,14 +74,14 @@ class CheckpointFiles:
         written = partial_name(path)
         written.write_text(json.dumps({"ranks": ranks.shards, "files": checksums}))
         sync(written)
-        # Once the last rank has done this, rank 0 renames the folder: nobody may look for anything in it any more.
+        # Once the last rank has written its checksums, rank 0 renames the folder, which must not be used after that.
         written.replace(path)
 
     def _checksums(self, rank: int) -> Path:
         return self.partial / f"{_CHECKSUMS}{rank:05d}.json"
 
     def _complete(self, count: int, stop: threading.Event) -> bool:
-        """Make the checkpoint appear once `count` ranks have written their parts. False: one could not."""
+        """Make the checkpoint appear once `count` ranks have written their parts. Returns False if one could not."""
         while not all(self._checksums(rank).exists() for rank in range(count)):
             # Another rank removes the folder, perhaps while this one wrote its checksums.
             if not (self.partial / PROGRESS).exists():
@@ -96,7 +96,7 @@ class CheckpointFiles:
 
 
 def find_damage(folder: Path, rank: int, ranks: int) -> str | None:
-    """What is wrong with the files in `folder`, of which each of `ranks` reads a part. Raises OSError."""
+    """Return the damage of the files in `folder`, or None. Each of `ranks` reads a part of them. Raises OSError."""
     try:
         read = [json.loads(path.read_text()) for path in folder.glob(f"{_CHECKSUMS}*.json")]
         checksums = {name: checksum for each in read for name, checksum in each["files"].items()}
@@ -115,7 +115,7 @@ def find_damage(folder: Path, rank: int, ranks: int) -> str | None:
 
 
 def _checksum(path: Path) -> list[int | str]:
-    """Size and XXH3 of a file."""
+    """Compute the size and the XXH3 of a file."""
     digest, size = xxh3_64(), 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):

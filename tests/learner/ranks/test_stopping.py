@@ -16,7 +16,7 @@ from torch import Tensor
 from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.errors import StoppedError
 from asyncrl.learner.ranks.launcher import Timeouts, run_ranks
-from asyncrl.learner.ranks.leaving import Leaving
+from asyncrl.learner.ranks.stopping import Stopping
 from asyncrl.observe.lines import read_lines
 from tests.helpers import until
 from tests.learner.support import assert_weights_equal
@@ -49,7 +49,7 @@ def weights(folder: Path) -> dict[int, dict[str, Tensor]]:
 
 @pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Tensor]]:
-    """The weights of a run that nobody stopped."""
+    """The weights of a run without a stop."""
     folder = tmp_path_factory.mktemp("whole")
     start(model, folder)
     return weights(folder)
@@ -86,9 +86,9 @@ def test_a_stop_in_the_middle_of_a_pass_keeps_the_steps_that_were_done(
 
 BUSY = """
 import threading, time
-from asyncrl.learner.ranks.leaving import Leaving
-stop, leaving = threading.Event(), Leaving()
-with leaving.watched(stop, patience_s=0.05):
+from asyncrl.learner.ranks.stopping import Stopping
+stop, stopping = threading.Event(), Stopping()
+with stopping.watched(stop, patience_s=0.05):
     {body}
     stop.set()
     time.sleep({pause})
@@ -100,8 +100,8 @@ with leaving.watched(stop, patience_s=0.05):
     ("body", "pause", "status", "said"),
     [
         ("pass", 1000, EXIT_STOPPED, ""),
-        ("leaving.end()", 0.5, 0, "left by itself"),
-        ("leaving.is_updating = True", 0.5, 0, "left by itself"),
+        ("stopping.end()", 0.5, 0, "left by itself"),
+        ("stopping.is_updating = True", 0.5, 0, "left by itself"),
     ],
     ids=["before it met the others", "while it leaves", "while weights change"],
 )
@@ -116,7 +116,7 @@ def test_a_process_is_ended_only_if_its_main_thread_neither_leaves_nor_changes_w
 
 
 def test_an_update_that_has_ended_lets_another_thread_answer():
-    leaving = Leaving()
-    leaving.is_updating = True
-    leaving.updated()
-    assert not leaving.is_updating
+    stopping = Stopping()
+    stopping.is_updating = True
+    stopping.updated()
+    assert not stopping.is_updating

@@ -1,4 +1,4 @@
-"""The models beside the policy: an implicit process model, which feeds `prime`, and a critic."""
+"""Models in addition to the policy: an implicit process model, which feeds `prime`, and a critic."""
 
 from __future__ import annotations
 
