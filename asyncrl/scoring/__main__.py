@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
@@ -114,10 +115,10 @@ def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, s
     return workers
 
 
-def main() -> None:
-    """The entry of the command line."""
-    role_main(run)
+def main(argv: Sequence[str]) -> int:
+    """Run this role with the words of a command line, and return the exit status."""
+    return role_main(run, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))
