@@ -27,7 +27,7 @@ from asyncrl.learner.ranks.activity import END
 from asyncrl.learner.ranks.determinism import be_deterministic
 from asyncrl.learner.ranks.launcher import Membership
 from asyncrl.learner.ranks.ranks import Ranks, joined
-from asyncrl.learner.ranks.stopping import Stopping
+from asyncrl.learner.ranks.stopping import PATIENCE_S, Stopping
 from asyncrl.learner.run import Connections, train_rank
 from asyncrl.learner.settings import ModelSettings, RunSettings, SettingsHistory, StepSettings
 from asyncrl.machine import process
@@ -51,9 +51,9 @@ from asyncrl.weights.transfers import Broadcasts
 logger = logging.getLogger(__name__)
 
 
-def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
+def run(config: TrainConfig, stop: threading.Event, activity: Activity, patience_s: float = PATIENCE_S) -> None:
     """Train as `config` says: as one rank if `run_ranks` started this process, else as the only one. `activity` is that
-    of this process.
+    of this process, which ends `patience_s` after `stop` is set if its main thread does not.
 
     With `replay.source` it trains the recorded plans of another run again, and publishes and evaluates nothing. Raises
     StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.
@@ -63,7 +63,7 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
         config = replace(config, learner=replace(config.learner, eval_every=0))
     _prepare_process(config.learner.deterministic, route_settings(config))
     learner, stopping = config.learner, Stopping()
-    with stopping.watched(stop), ExitStack() as stack:
+    with stopping.watched(stop, patience_s), ExitStack() as stack:
         ranks = stack.enter_context(
             joined(
                 learner.replicas,
