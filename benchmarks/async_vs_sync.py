@@ -17,8 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asyncrl.commands.demo.command import CACHE, SEED, prepared_overrides
-from asyncrl.commands.demo.prepare import prepare
+from asyncrl.commands.demo.prepare import CACHE, SEED, prepare, prepared_overrides
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.lines import read_lines
 from benchmarks.record import write_result

@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from asyncrl.commands.demo.command import CACHE, SEED, prepared_overrides
-from asyncrl.commands.demo.prepare import Prepared, prepare
+from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, prepare, prepared_overrides
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.lines import read_lines
 from benchmarks.record import write_result

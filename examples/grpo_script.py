@@ -9,8 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from asyncrl.commands.demo.command import CACHE, SEED, prepared_overrides
-from asyncrl.commands.demo.prepare import prepare
+from asyncrl.commands.demo.prepare import CACHE, SEED, prepare, prepared_overrides
 from asyncrl.compat.verl.controller import ClassWithInitArgs, LocalWorkerGroup
 from asyncrl.compat.verl.controller.operators import (
     ActorRolloutRefWorker,

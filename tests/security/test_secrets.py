@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin
 import psutil
 import pytest
 
-from asyncrl.commands.evaluate.configure import require_same
+from asyncrl.commands.evaluate.from_config import require_same
 from asyncrl.config.changes import STEP_SECTIONS, values_of, with_values
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.load import log_to_stderr, role_main
@@ -120,7 +120,7 @@ def test_what_a_run_writes_prints_and_exports_has_no_secret(
         claim(config, run)
         # What stays for the whole run has no other value but its secrets.
         assert claim(changed, run)
-        require_same(changed, run)
+        require_same(values_of(changed), run)
         logging.getLogger("asyncrl.test").error("%s failed with %s", plants.address(), {"api_key": plants.value()})
         open_metrics(source_of(config, "actor-0"), config.observe).close()
     finally:

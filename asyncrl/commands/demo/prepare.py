@@ -16,6 +16,8 @@ from pathlib import Path
 from asyncrl.commands.demo.arithmetic import arithmetic_task, distinct_expressions
 from asyncrl.data.writing import write_tasks
 
+CACHE = Path(".cache/demo")
+SEED = 0
 TRAINING_TASKS = 4000
 HELD_OUT_TASKS = 200
 
@@ -104,3 +106,14 @@ def _make(parts: Prepared, seed: int, progress: Callable[[str], None], effort: E
     for source, found in judgements.items():
         progress(f"the step scorer judges {found.accuracy:.1%} of {source} steps rightly ({found.right:.1%} are right)")
     save_step_scorer(scorer, tokenizer, judgements, parts.step_scorer)
+
+
+def prepared_overrides(prepared: Prepared) -> list[str]:
+    """The command line that trains on what was prepared."""
+    return [
+        "experiment=demo",
+        f"model.path={prepared.model}",
+        f"data.train={prepared.train}",
+        f"data.eval={prepared.held_out}",
+        f"scoring.prm.path={prepared.step_scorer}",
+    ]

@@ -1,17 +1,16 @@
-"""What the demo adds to the summary of its run: an audit of its trajectories, and a picture."""
+"""The demo's additions to the summary of its run: an audit of its trajectories, and a picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from asyncrl.config.schema import TrainConfig
 from asyncrl.runs.run import Run
 
 
-def audit(config: TrainConfig, run_dir: Path) -> dict[str, int]:
-    """How many trajectories were lost, and how often one was trained twice."""
+def audit(run_dir: Path, max_times_sampled: int) -> dict[str, int]:
+    """Count the trajectories that were lost, and those that were trained more often than they may be sampled."""
     with Run(run_dir).stored() as stored:
-        found = stored.audit(config.replay.sampler.max_times_sampled)
+        found = stored.audit(max_times_sampled)
     return {name: found[name] for name in ("lost", "trained_twice")}
 
 

@@ -22,8 +22,8 @@ from rich.live import Live
 from rich.text import Text
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command
-from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.config.exits import exit_status
+from asyncrl.errors import ConfigError, RefusedError, StoreError
 from asyncrl.machine.long_work import long_work, print_line
 from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
@@ -68,11 +68,14 @@ WIDE = 300
 LEAST_WIDTH = 120
 
 
-def main() -> None:
-    """Run the subcommand and end the process. A failure ends it with a message and status 1."""
-    parsed = parser().parse_args()
-    with failures_end_the_command(name=f"{command_name()} {parsed.command}", also=(lmdb.Error,)):
-        sys.exit(parsed.act(parsed))
+def main(argv: Sequence[str]) -> int:
+    """Run the subcommand and return the exit status. Raises StoreError: the store cannot be read."""
+    parsed = parser().parse_args(argv)
+    try:
+        status: int = parsed.act(parsed)
+    except lmdb.Error as error:
+        raise StoreError(str(error)) from error
+    return status
 
 
 def _shared_options() -> tuple[ArgumentParser, ArgumentParser, ArgumentParser, ArgumentParser]:
@@ -379,4 +382,4 @@ def _print(
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(partial(main, sys.argv[1:]), "asyncrl inspect"))

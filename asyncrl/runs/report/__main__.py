@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command
+from asyncrl.config.exits import exit_status
 from asyncrl.runs.report.page import REPORT_FILE, write_report
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Ends with a message and status 1 where there is no such run, or the file cannot be
     written."""
     parser = argparse.ArgumentParser(
@@ -24,10 +26,9 @@ def main() -> None:
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"write this file (RUN/{REPORT_FILE})")
-    given = parser.parse_args()
-    with failures_end_the_command():
-        sys.stdout.write(f"{write_report(given.run, given.out)}\n")
+    given = parser.parse_args(argv)
+    sys.stdout.write(f"{write_report(given.run, given.out)}\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(partial(main, sys.argv[1:]), "asyncrl report"))

@@ -1,0 +1,75 @@
+"""`asyncrl demo`: prepare, train, show what happened. Takes KEY=VALUE like `asyncrl train`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, prepare, prepared_overrides
+from asyncrl.commands.demo.summary import audit, draw
+from asyncrl.config import locations
+from asyncrl.config.exits import EXIT_STOPPED, exit_status
+from asyncrl.config.load import role_main
+from asyncrl.config.schema import TrainConfig
+from asyncrl.launch.local import train
+from asyncrl.launch.plan import run_or_plan, without_option
+from asyncrl.machine import process
+from asyncrl.runs.run import Run
+
+MOST_THREADS = 4
+
+
+def run(config: TrainConfig) -> int:
+    """Train and report: the picture and the summary for people, the last line for programs."""
+    run_dir = locations.run_dir(config.run)
+    if not train(config):
+        return EXIT_STOPPED
+    draw(run_dir, run_dir / "curve.png")
+    sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n{try_next(run_dir)}")
+    summary = Run(run_dir).summary()
+    sys.stdout.write(json.dumps({**summary, **audit(run_dir, config.replay.sampler.max_times_sampled)}) + "\n")
+    return 0
+
+
+def try_next(run_dir: Path) -> str:
+    """Commands for after the demo, each with what it does, in two columns."""
+    things = {
+        f"asyncrl dashboard {run_dir}": "a page with its figures and episodes",
+        f"asyncrl inspect list {run_dir} --sort reward": "the episodes, the best first",
+        "asyncrl demo run.name=dapo algorithm=dapo": "the same with another algorithm",
+        "docs/first_run.md": "data, a tool and a reward of your own, step by step",
+    }
+    width = max(map(len, things)) + 2
+    return "\nFour things to try next:\n" + "".join(f"  {command:<{width}}{what}\n" for command, what in things.items())
+
+
+def preparation_threads(cpus: int) -> int:
+    """The number of threads that prepare the demo if so many CPUs may be used."""
+    # Threads of a small model wait for each other at every operation: one on a busy CPU delays all, many gain little.
+    return max(1, min(MOST_THREADS, cpus // 2))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prepare, train and show the demo, and return the exit status."""
+    if {"--help", "-h", "--cfg", "-c"} & set(argv):
+        return role_main(run, argv)
+    # Check the command line before the preparation; any file that exists will do for those that it makes.
+    checked = [*prepared_overrides(Prepared(*[Path(__file__)] * 4)), *argv]
+    if without_option(checked)[1]:
+        return run_or_plan(run, checked)
+    if refused := role_main(lambda _: None, checked):
+        return refused
+    console = Console(stderr=True)
+    process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
+    prepared = prepare(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
+    return role_main(run, [*prepared_overrides(prepared), *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(partial(main, sys.argv[1:]), "asyncrl demo"))
