@@ -13,3 +13,31 @@ A part (`parts.Part`) is one estimator, loss, correction, KL form, aggregation o
 its parameters with one method, in a file of its own. The configuration names parts (`registry`); `compose.Algorithm`
 puts them together for the learner.
 """
+
+from asyncrl.algorithms.advantages.base import Advantage, Estimate, SequenceAdvantage
+from asyncrl.algorithms.aggregation import Aggregation
+from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.algorithms.corrections.base import Correction
+from asyncrl.algorithms.kl import Kl
+from asyncrl.algorithms.losses.base import Loss, TokenLosses
+from asyncrl.algorithms.losses.value import Value
+from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.rewards.base import Reward
+from asyncrl.algorithms.streams import LossStream
+
+__all__ = [
+    "Advantage",
+    "Aggregation",
+    "Correction",
+    "Episodes",
+    "Estimate",
+    "Kl",
+    "Loss",
+    "LossStream",
+    "Reward",
+    "SequenceAdvantage",
+    "TokenLosses",
+    "Tokens",
+    "Value",
+    "param",
+]

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer, AgentResult
+from asyncrl.agents import AgentResult
+from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer
 from asyncrl.chat.chat import Chat
 from asyncrl.data.command import convert
 from asyncrl.data.converters.verifiers import PROGRAM

@@ -18,7 +18,7 @@ from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import EngineStats, Generation, PlacedImage
 from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
 from asyncrl.episode.recorder import EpisodeLimits
-from asyncrl.tools.base import Tool
+from asyncrl.tools import Tool
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Purpose, Role, Sampling, Ticket, Trajectory

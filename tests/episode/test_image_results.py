@@ -23,10 +23,9 @@ from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
 from asyncrl.episode.images import ImageDesk
 from asyncrl.errors import RefusedError, ToolError
 from asyncrl.modelling.images import digest_of
-from asyncrl.tools.base import Tool
+from asyncrl.tools import Interaction, Response, Tool
 from asyncrl.tools.environments.classes import environment_classes
 from asyncrl.tools.environments.environments import Environments
-from asyncrl.tools.interactions.base import Interaction, Response
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.tools.results import cut_content, joined, read_content
 from asyncrl.tools.toolbox import Toolbox, ToolLimits

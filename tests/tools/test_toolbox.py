@@ -13,7 +13,7 @@ import pytest
 from asyncrl.chat.formats.registry import FORMATS
 from asyncrl.chat.parsing import MalformedCall, parse_turn
 from asyncrl.errors import ToolError
-from asyncrl.tools.base import Tool, ToolRefusal
+from asyncrl.tools import Tool, ToolRefusal
 from asyncrl.tools.toolbox import OpenTools, Toolbox, ToolCounts, ToolLimits
 from asyncrl.types import ToolCall
 from tests.episode.fakes import make_ticket, make_tool

@@ -15,10 +15,9 @@ from asyncrl.config.schema import ActorConfig
 from asyncrl.episode.episode import EpisodeRunner, Player, ToolPlayer
 from asyncrl.episode.steps import split_steps
 from asyncrl.plain import copied
-from asyncrl.tools.base import Tool
+from asyncrl.tools import Response, Tool
 from asyncrl.tools.environments.classes import environment_classes
 from asyncrl.tools.environments.environments import Environments
-from asyncrl.tools.interactions.base import Response
 from asyncrl.tools.interactions.registry import load_interactions
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.tools.registry import tool_classes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from asyncrl.commands.demo.prepare import Prepared, prepare
+from asyncrl.commands.demo.prepare import Prepared, prepare_demo, prepared_overrides
 from asyncrl.commands.demo.summary import audit, draw
 from asyncrl.config import locations
 from asyncrl.config.exits import EXIT_STOPPED, failures_end_the_command
@@ -23,17 +23,6 @@ from asyncrl.machine import process
 CACHE = Path(".cache/demo")
 SEED = 0
 MOST_THREADS = 4
-
-
-def prepared_overrides(prepared: Prepared) -> list[str]:
-    """The command line that trains on what was prepared."""
-    return [
-        "experiment=demo",
-        f"model.path={prepared.model}",
-        f"data.train={prepared.train}",
-        f"data.eval={prepared.held_out}",
-        f"scoring.prm.path={prepared.step_scorer}",
-    ]
 
 
 def run(config: TrainConfig) -> None:
@@ -76,6 +65,6 @@ def main() -> None:
         console = Console(stderr=True)
         process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
         with failures_end_the_command():
-            prepared = prepare(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
+            prepared = prepare_demo(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
         sys.argv[1:] = [*prepared_overrides(prepared), *sys.argv[1:]]
     role_main(run)

@@ -33,7 +33,7 @@ def _load(name: str, entry: Any) -> Interaction:
     cls = imported(path, f"{setting}: class_name={path}", "the dotted path of a class, such as my_users.Customer")
     if not (isinstance(cls, type) and issubclass(cls, Interaction)):
         raise ConfigError(
-            f"{setting}: {path} must be a subclass of asyncrl.tools.interactions.base.Interaction; a class written for "
+            f"{setting}: {path} must be a subclass of asyncrl.tools.Interaction; a class written for "
             "verl is named through asyncrl.compat.verl.VerlInteraction (docs/interactions.md)"
         )
     try:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer, AgentResult, load_agent
+from asyncrl.agents import AgentResult
+from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer, load_agent
 from asyncrl.agents.chat_api.result import MAX_METRICS
 from asyncrl.agents.chat_api.server import MAX_REQUEST_BYTES
 from asyncrl.engine.base import Generation
