@@ -19,8 +19,9 @@ from asyncrl.config.schema import ActorConfig, ImagesConfig
 from asyncrl.engine.base import collapsed
 from asyncrl.episode import images as actor_images
 from asyncrl.episode import recorder
-from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.images import ImageDesk
+from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.errors import RefusedError, ToolError
 from asyncrl.modelling.images import digest_of
 from asyncrl.tools import Interaction, Response, Tool

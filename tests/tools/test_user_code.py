@@ -12,8 +12,9 @@ from asyncrl import wire
 from asyncrl.agents.chat_api.agent import AgentPlayer, load_agent
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
-from asyncrl.episode.episode import EpisodeRunner, Player, ToolPlayer
+from asyncrl.episode.episode import EpisodeRunner, Player
 from asyncrl.episode.steps import split_steps
+from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.plain import copied
 from asyncrl.tools import Response, Tool
 from asyncrl.tools.environments.classes import environment_classes

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message
-from asyncrl.episode.episode import Completion
+from asyncrl.episode.completions import Completion
 from asyncrl.episode.recorder import CompletionRequest
 from asyncrl.errors import RefusedError
 

@@ -29,7 +29,7 @@ from asyncrl.agents.chat_api.api import (
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message
 from asyncrl.chat.messages import image_part, read_messages, read_tools
-from asyncrl.episode.episode import Completion
+from asyncrl.episode.completions import Completion
 from asyncrl.episode.recorder import CompletionRequest
 from asyncrl.errors import RefusedError
 from asyncrl.grammar import read_grammar

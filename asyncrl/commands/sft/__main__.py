@@ -109,7 +109,7 @@ def _refuse(config: TrainConfig) -> None:
 
 def _prepare(config: TrainConfig, stop: threading.Event) -> None:
     """Check the model, render the demonstrations, and set the steps that their number and the epochs ask for."""
-    from asyncrl.episode.demonstrations import prepare_demonstrations
+    from asyncrl.episode.from_config import prepare_demonstrations
     from asyncrl.learner.model.optimizer import check_optimizer
 
     for check in (check_existence, check_tokenizer, check_freezing, check_adapters):

@@ -24,7 +24,7 @@ def check_demonstrations(config: TrainConfig, stop: threading.Event | None = Non
     """Render them into the run's folder, unless it has them. Raises DataError, ConfigError and StoppedError as
     `prepare_demonstrations`."""
     if config.algorithm.sft.path:
-        from asyncrl.episode.demonstrations import prepare_demonstrations
+        from asyncrl.episode.from_config import prepare_demonstrations
 
         prepare_demonstrations(config, config.algorithm.sft.path, stop)
 
@@ -42,10 +42,10 @@ def check_group_demonstrations(
     done = _tried_file(config, tasks)
     if done.exists():
         return
-    from asyncrl.actor.runner import demonstration_recorder
+    from asyncrl.actor.from_config import demonstration_recorder
     from asyncrl.chat.chat_checks import open_chat
 
-    record, found = demonstration_recorder(config, open_chat(config)), 0
+    record, found = demonstration_recorder(config.actor, config.data, open_chat(config)), 0
     for row, task in enumerate(tracked(tasks, "trying demonstrations", len(tasks), "tasks")):
         if stop is not None and stop.is_set():
             raise StoppedError("stopped while demonstrations were tried; nothing was started")

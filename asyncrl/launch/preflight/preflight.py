@@ -221,7 +221,7 @@ def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
 
 def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the tools of a row cannot be created, or are not all on offer. They are released again."""
-    from asyncrl.actor.runner import open_toolbox
+    from asyncrl.actor.from_config import open_toolbox
     from asyncrl.tools.toolbox import Toolbox
 
     toolbox = open_toolbox(config.actor)

@@ -11,7 +11,8 @@ import pytest
 
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
-from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.episode import EpisodeRunner
+from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.errors import ConfigError, ToolError
 from asyncrl.tools import Tool
 from asyncrl.tools.environments.classes import environment_classes

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.runner import open_toolbox
+from asyncrl.actor.from_config import open_toolbox
 from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError, ToolError
 from asyncrl.machine.ports import free_ports

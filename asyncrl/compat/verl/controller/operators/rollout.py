@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from asyncrl.actor.runner import open_runner
+from asyncrl.actor.from_config import open_runner
 from asyncrl.config.schema import TrainConfig
 from asyncrl.engine.base import Engine
 from asyncrl.engine.opening import open_engine
