@@ -9,7 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from asyncrl.agents.chat_api.agent import Agent, AgentPlayer
+from asyncrl.agents import Agent
+from asyncrl.agents.chat_api.agent import AgentPlayer
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.recorder import EpisodeLimits
 from asyncrl.types import Role, Task, Trajectory

@@ -1,1 +1,1 @@
-"""Programs that run beside asyncrl, in Pythons with the packages of others. No file here imports asyncrl."""
+"""Agent programs for the Pythons of other projects, which have their packages. No file here imports asyncrl."""

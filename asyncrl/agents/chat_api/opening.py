@@ -1,4 +1,4 @@
-"""What plays the episodes of an actor whose configuration names an agent."""
+"""Opens the player of an actor whose configuration names an agent: a function, a program, or agents elsewhere."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, im
 
 
 async def _start(player: AgentPlayer, setting: str) -> None:
-    """Raises ConfigError: the port of `setting` is taken."""
+    """Start the endpoints, and retry while the port of `setting` is taken. Raises ConfigError: it stays taken."""
     taken = TakenPort(setting)
     while True:
         try:
@@ -54,7 +54,7 @@ async def _start(player: AgentPlayer, setting: str) -> None:
 
 
 def _tell(path: Path, url: str, key: str) -> None:
-    """Write where agents ask for episodes, in a folder that this user alone may read."""
+    """Write the address at which agents request episodes, in a folder that this user alone may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     write_whole(path, json.dumps({"url": url, "key": key}) + "\n", private=True)

@@ -1,4 +1,4 @@
-"""The HTTP side of `sessions`."""
+"""The HTTP routes of `sessions`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.network.http_server import shows_key
 
 MAX_AT_ONCE = 256
-"""Requests of one session that are not answered yet, its completions among them."""
+"""The most requests of one session that are not answered yet, its completions among them."""
 
 MAX_BODY_BYTES = 1 << 20
 
@@ -23,7 +23,7 @@ Read = Callable[[web.Request], Awaitable[object]]
 
 
 class SessionRoutes:
-    """Answers requests for `sessions`, whose bodies `read` reads."""
+    """Answers requests for `sessions`. `read` reads their bodies."""
 
     def __init__(self, sessions: Sessions, read: Read) -> None:
         self._sessions = sessions
@@ -48,7 +48,7 @@ class SessionRoutes:
         if http.transport is None or http.transport.is_closing():
             self._sessions.give_back(session)
             return web.Response(status=204)
-        # A proxy with TLS speaks plain HTTP to us. Its client must not send the key in the clear.
+        # A proxy with TLS uses plain HTTP to reach us. Its client must not send the key in the clear.
         scheme = http.headers.get("X-Forwarded-Proto", http.scheme)
         return web.json_response(session.describe(f"{'https' if scheme == 'https' else 'http'}://{http.host}"))
 
@@ -76,12 +76,12 @@ class SessionRoutes:
 
 
 def key_of(http: web.Request) -> str:
-    """The key that a request shows, as one of the three protocols sends it."""
+    """The key of a request, in the header of any of the three protocols."""
     return http.headers.get("x-api-key") or http.headers.get("Authorization", "").removeprefix("Bearer ")
 
 
 def _wait_s(body: object) -> float:
-    """Raises RefusedError."""
+    """Read the seconds to wait. Raises RefusedError."""
     wait_s = body.get("wait_s", MAX_WAIT_S) if isinstance(body, dict) else None
     if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or not 0 <= wait_s < math.inf:
         raise RefusedError("the body may have wait_s, a number of seconds, and nothing else that counts")

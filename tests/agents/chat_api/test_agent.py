@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from asyncrl.agents import AgentResult
-from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer, load_agent
-from asyncrl.agents.chat_api.result import MAX_METRICS
+from asyncrl.agents.chat_api.agent import AgentPlayer, load_agent
+from asyncrl.agents.chat_api.result import MAX_METRICS, AgentError
 from asyncrl.agents.chat_api.server import MAX_REQUEST_BYTES
 from asyncrl.engine.base import Generation
 from asyncrl.episode.episode import EpisodeRunner

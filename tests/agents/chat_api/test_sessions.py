@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer
+from asyncrl.agents.chat_api.agent import AgentPlayer
+from asyncrl.agents.chat_api.result import AgentError
 from asyncrl.agents.chat_api.sessions import Sessions
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.types import Trajectory

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 FIELD = "gym"
-"""Of a task's `extra_info`: JSON text with `game`, `args` and `seed`."""
+"""The field of a task's `extra_info` that names its game: JSON text with `game`, `args` and `seed`."""
 
 REWARD = "reward"
 FULL = ("context_length_exceeded", "turn_limit")
@@ -47,22 +47,25 @@ class GameStep(NamedTuple):
 
 
 class Game(Protocol):
-    """One game. Its rewards are those of steps, and at its end the one of `final`."""
+    """One game. Its steps have rewards, or the whole game has the one of `final`."""
 
     def reset(self, seed: int) -> str:
-        """What the policy reads first."""
+        """Begin the game. Returns the first observation."""
 
     def step(self, action: str) -> GameStep: ...
 
     def final(self) -> float | None:
-        """The reward of the whole game; None: its steps have them."""
+        """The reward of the whole game. None if its steps have the rewards."""
 
     def close(self) -> None: ...
 
 
 class TextArenaGame:
-    """A game of textarena for one player, or for several, where `opponent` (MODULE:FUNCTION, a function of what another
-    player reads, or a class of such objects) plays the others and the policy is the player `player` of `players`."""
+    """A game of textarena for one or several players. The policy is the player `player` of `players`.
+
+    `opponent` plays the others. It is MODULE:FUNCTION: a function of the text that another player reads, or a class of
+    such objects.
+    """
 
     def __init__(self, name: str, opponent: str | None = None, player: int = 0, players: int = 1, **args: Any) -> None:
         import textarena
@@ -106,19 +109,19 @@ class TextArenaGame:
         pass
 
     def _until_own_turn(self) -> str:
-        """What the policy reads when it is its turn; the others play before."""
+        """Let the others play until it is the policy's turn. Returns the text that the policy reads then."""
         while True:
             player, said = self._inner.get_observation()
             if player == self._player or self._done:
                 return self._text(said, self._player)
             if self._others is None:
-                raise GameError(f"{self._name} wants a move of player {player}, whom nobody plays")
+                raise GameError(f"{self._name} wants a move of player {player}, who has no opponent to play for it")
             self._done, _ = self._game.step(action=str(self._others(self._text(said, player))))
             if self._done:
                 return ""
 
     def _text(self, said: Any, reader: int) -> str:
-        """What the game and the others have said since the reader's last turn."""
+        """The messages of the game and of the others since the reader's last turn."""
         if isinstance(said, str):
             return said
         lines = []
@@ -130,8 +133,7 @@ class TextArenaGame:
 
 
 class GymnasiumGame:
-    """A game with Gymnasium's `reset` and `step`, such as those of gem, which hold an instruction for the next turn in
-    the `suffix` of `info`."""
+    """A game with Gymnasium's `reset` and `step`. Games of gem have an instruction for a turn in `info["suffix"]`."""
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
@@ -193,7 +195,7 @@ def _function(path: str) -> Any:
 
 
 def rows(name: str, arguments: str, first: int, limit: int) -> Iterator[dict[str, Any]]:
-    """The games with `limit` seeds from `first` on, as rows of a task file. Raises GameError."""
+    """Yield a row of a task file for each of `limit` seeds, from `first` on. Raises GameError."""
     args = json.loads(arguments)
     for seed in range(first, first + limit):
         game = open_game(name, args)
@@ -223,7 +225,7 @@ class PolicyConnection:
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
     def answer(self, messages: list[Mapping[str, Any]]) -> tuple[Mapping[str, Any], bool] | None:
-        """The next turn, and whether it was cut by its length; None: there is no room for one. Raises GameError."""
+        """The next turn, and true if it was cut by its length. None if it has no room. Raises GameError."""
         self._server.request("POST", self._path, json.dumps({"messages": messages}), self._headers)
         response = self._server.getresponse()
         body = json.load(response)
@@ -241,7 +243,7 @@ class PolicyConnection:
 
 
 def play(task: Mapping[str, Any], base_url: str, key: str) -> dict[str, Any]:
-    """The rewards of an episode and of its turns. Raises GameError."""
+    """Play one episode. Returns its rewards, metrics and rewards of turns. Raises GameError."""
     try:
         given = json.loads(task["extra_info"][FIELD])
         name, arguments, seed = given["game"], given["args"], given["seed"]
@@ -264,7 +266,7 @@ def play(task: Mapping[str, Any], base_url: str, key: str) -> dict[str, Any]:
 def _converse(
     game: Game, policy: PolicyConnection, messages: list[Mapping[str, Any]]
 ) -> tuple[list[float | None], bool]:
-    """The rewards of turns, and whether the game came to its end."""
+    """Let policy and game take turns. Returns the rewards of turns, and true if the game came to its end."""
     turns: list[float | None] = []
     while found := policy.answer(messages):
         message, cut = found
@@ -280,8 +282,8 @@ def _converse(
 
 
 def _own_streams() -> tuple[Any, Any]:
-    """Where our lines come from, and where they go. What games print goes to stderr from now on, and a game that asks
-    for input finds its end: it would take the next episode."""
+    """Take stdin and stdout for our own lines. Games print to stderr from now on, and read an empty input."""
+    # A game that read our input would take the next episode.
     given, out = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
