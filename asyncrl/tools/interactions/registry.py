@@ -1,4 +1,4 @@
-"""Simulated users by the names that tasks choose them by, as `actor.interactions` has them."""
+"""Loads the simulated users of `actor.interactions`, by the names by which tasks choose them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORM = "{class_name: module.Class, config: {...}}, or the dotted path of a class
 
 
 def load_interactions(entries: Mapping[str, Any]) -> dict[str, Interaction]:
-    """An instance of each user by name. Raises ConfigError."""
+    """Make an instance of each user, by name. Raises ConfigError."""
     return {name: _load(name, entry) for name, entry in entries.items()}
 
 
