@@ -4,8 +4,8 @@ The worker reports a ticket as held from its arrival until its delivery was ackn
 delivered trajectory or one reported failure. At a stop it is abandoned, and the replay gives it to another actor. A
 failed episode never ends the worker.
 
-Back-pressure: the worker requests only as many tickets as it has free places, and an episode that has ended keeps its
-place until the queue of outcomes has room.
+Back-pressure: the worker requests only as many tickets as it has free slots, and an episode that has ended keeps its
+slot until the queue of outcomes has room.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RolloutWorker:
         self._delivery = Delivery(sink, metrics, outgoing or OutgoingImages(), self._in_thread)
         self._held = HeldTickets()
         self._drains = False
-        self._place_is_free = asyncio.Event()
+        self._slot_is_free = asyncio.Event()
         self._ready: asyncio.PriorityQueue[tuple[bool, int, Ticket]] = asyncio.PriorityQueue()
         self._finished: asyncio.Queue[tuple[str, EpisodeOutcome, float]] = asyncio.Queue(maxsize=concurrency)
 
@@ -112,10 +112,10 @@ class RolloutWorker:
         return self._held.undelivered
 
     async def _take_tickets(self) -> None:
-        """Request a ticket for each free place. If none is free, wait for one, but renew the leases meanwhile."""
+        """Request a ticket for each free slot. If none is free, wait for one, but renew the leases meanwhile."""
         count = 0
         while True:
-            self._place_is_free.clear()
+            self._slot_is_free.clear()
             want = 0 if self._drains else max(0, self._concurrency - self.active)
             waiting = self._held.waiting
             with self._spans.span("wait for tickets", "tickets", wanted=want) as values:
@@ -130,17 +130,17 @@ class RolloutWorker:
                     self._ready.put_nowait((ticket.purpose is not Purpose.EVAL, count, ticket))
             if self._drains or self.active >= self._concurrency:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._place_is_free.wait(), self._renew_s)
+                    await asyncio.wait_for(self._slot_is_free.wait(), self._renew_s)
 
     async def _play_episodes(self) -> None:
-        """Play one ready ticket after another. One such task runs for each place."""
+        """Play one ready ticket after another. One such task runs for each slot."""
         while True:
             _, _, ticket = await self._ready.get()
             self._spans.add("queued", self._held.arrival(ticket.id), self._spans.clock(), episode=ticket.id)
             outcome = await self._play(ticket)
             await self._finished.put((ticket.id, outcome, self._spans.clock()))
             self.active -= 1
-            self._place_is_free.set()
+            self._slot_is_free.set()
 
     async def _play(self, ticket: Ticket) -> EpisodeOutcome:
         """Run the episode of a ticket. An error becomes the reason of its failure."""

@@ -123,11 +123,11 @@ async def _in_steps(
 
 def _checked(reply: ServerReply, path: str) -> ServerReply:
     """Return the reply. Raises AgentError: it is a refusal; UnavailableError: the server failed."""
-    said = f"/{path} answered with status {reply.status}: {reply.body[:500]!r}"
+    reason = f"/{path} answered with status {reply.status}: {reply.body[:500]!r}"
     if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise UnavailableError(said)
+        raise UnavailableError(reason)
     if reply.status != HTTPStatus.OK:
-        raise AgentError(said)
+        raise AgentError(reason)
     return reply
 
 

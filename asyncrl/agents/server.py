@@ -181,7 +181,7 @@ class ServerClient:
         try:
             async with limit, self._http.request(method, url, json=body) as response:
                 if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-                    raise UnavailableError(f"{url} packed its answer, though it was asked not to")
+                    raise UnavailableError(f"{url} compressed its answer, though the request forbids it")
                 parts, size = [], 0
                 async for part in response.content.iter_chunked(1 << 16):
                     parts.append(part)

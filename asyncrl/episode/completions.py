@@ -52,11 +52,11 @@ def read_sampled(chat: Chat, request: CompletionRequest, sampled: Generation, re
     text = chat.text(sampled.tokens[:-1] if ended else sampled.tokens)
     read = (lambda part, _: ParsedTurn(part)) if request.grammar is not None else read_turn
     whole = read(text, ended)
-    found = [(place, stop) for stop in request.stop if (place := text.find(stop)) >= 0]
+    found = [(at, stop) for stop in request.stop if (at := text.find(stop)) >= 0]
     if not found:
         return ReadText(whole, whole)
-    place, stop = min(found)
-    return ReadText(whole, read(text[:place], True), stop, text[place:].strip() == stop.strip())
+    at, stop = min(found)
+    return ReadText(whole, read(text[:at], True), stop, text[at:].strip() == stop.strip())
 
 
 def message_of(turn: ParsedTurn) -> Message:

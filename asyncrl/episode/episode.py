@@ -174,8 +174,7 @@ class Episode:
             sampling = Sampling(self.ticket.temperature, branch.reserved, request.grammar, request.alternatives)
             images = branch.images_within(len(branch))
             shown: dict[str, Any] = {"images": images} if images else {}
-            place = self.chat.stop_ids, branch.session
-            sampled = await self._engine.generate(branch.tokens, sampling, *place, **shown)
+            sampled = await self._engine.generate(branch.tokens, sampling, self.chat.stop_ids, branch.session, **shown)
             if images:
                 values["images"] = len(images)
             values |= {"prompt_tokens": len(branch), "tokens": len(sampled.tokens), "finish": sampled.finish_reason}

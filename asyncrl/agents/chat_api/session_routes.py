@@ -36,7 +36,7 @@ class SessionRoutes:
 
     async def _take(self, http: web.Request) -> web.Response:
         if not self._sessions.permits(key_of(http)):
-            return _refused(401, "this is not the key with which agents ask for episodes (actor.session_key)")
+            return _refused(401, "this is not the key with which agents request episodes (actor.session_key)")
         shows_key(http)
         try:
             wait_s = _wait_s(await self._read(http) if http.can_read_body else {})
@@ -53,12 +53,12 @@ class SessionRoutes:
         return web.json_response(session.describe(f"{'https' if scheme == 'https' else 'http'}://{http.host}"))
 
     async def _reward(self, http: web.Request) -> web.Response:
-        return await self._told(http, self._sessions.reward)
+        return await self._reported(http, self._sessions.reward)
 
     async def _end(self, http: web.Request) -> web.Response:
-        return await self._told(http, self._sessions.end)
+        return await self._reported(http, self._sessions.end)
 
-    async def _told(self, http: web.Request, tell: Callable[[AgentSession, object], None]) -> web.Response:
+    async def _reported(self, http: web.Request, report: Callable[[AgentSession, object], None]) -> web.Response:
         session = self._sessions.find(http.match_info["id"], key_of(http))
         if session is None:
             return _refused(401, _UNKNOWN)
@@ -67,7 +67,7 @@ class SessionRoutes:
             return _refused(429, f"{session.in_flight} requests of this session are not answered yet")
         try:
             with self._sessions.at_work(session.id):
-                tell(session, await self._read(http) if http.can_read_body else {})
+                report(session, await self._read(http) if http.can_read_body else {})
         except SessionOverError:
             return _refused(401, _UNKNOWN)
         except RefusedError as error:

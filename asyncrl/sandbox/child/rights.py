@@ -26,8 +26,8 @@ FAMILIES = (1, 2, 10, 16)
 """The families of sockets that namespaces separate: Unix, IPv4, IPv6, netlink."""
 
 
-def confine(options: Options, tell: int) -> None:
-    """Drop all rights that the program must not have. A failure ends the process, and `tell` gets the reason."""
+def confine(options: Options, failure: int) -> None:
+    """Drop all rights that the program must not have. A failure ends the process, and `failure` gets the reason."""
     try:
         if options.namespaces:
             os.chroot("/jail")
@@ -44,9 +44,9 @@ def confine(options: Options, tell: int) -> None:
             drop_rights()
         set_limits(options)
     except Exception as error:  # noqa: BLE001 - the caller raises it
-        os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
+        os.write(failure, f"{type(error).__name__}: {error}".encode()[:4096])
         os._exit(1)
-    os.close(tell)
+    os.close(failure)
 
 
 def take_user(users: range, launcher: int) -> int:

@@ -23,7 +23,7 @@ def watch(options: Options) -> None:
     # The kernel protects the first process of a namespace only from signals for which it has no handler.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(wake)
-    problem, tell = os.pipe()
+    problem, failure = os.pipe()
     program = os.fork()
     if program == 0:
         signal.set_wakeup_fd(-1)
@@ -31,9 +31,9 @@ def watch(options: Options) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for fd in (options.control, woken, wake, problem):
             os.close(fd)
-        confine(options, tell)
+        confine(options, failure)
         return
-    os.close(tell)
+    os.close(failure)
     status, reason = wait(program, woken, options)
     if not options.namespaces:
         kill_descendants()

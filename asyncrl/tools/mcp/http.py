@@ -66,7 +66,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
             self._forgotten()
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            raise httpx2.DecodingError("the server compressed its response, though it was asked not to")
+            raise httpx2.DecodingError("the server compressed its response, though the request forbids it")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _BoundedStream(response.stream)
         return response

@@ -143,8 +143,8 @@ class TasksetEnvironment:
             raise PlayError(f"{name} has the agents {', '.join(roles)}; environments with one agent can be trained")
         own = vf.default_harness_id(name)
         self._chats = own == NO_HARNESS
-        seat = {"harness": {"id": "asyncrl_chat" if self._chats else own}, "runtime": {"type": "subprocess"}}
-        given = {"taskset": {"id": name, **arguments}, roles[0]: seat}
+        agent = {"harness": {"id": "asyncrl_chat" if self._chats else own}, "runtime": {"type": "subprocess"}}
+        given = {"taskset": {"id": name, **arguments}, roles[0]: agent}
         self._environment = vf.load_environment(vf.resolve_env_config(given))
         self._taskset = self._environment.taskset
         self._task_type = type(self._taskset).task_type()
@@ -307,9 +307,9 @@ async def _serve_episodes(out: Any) -> None:
     """Play the episode of each line of stdin, one after another, and write its outcome as a line."""
     player = EpisodePlayer()
     while line := await asyncio.to_thread(sys.stdin.readline):
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            outcome = await player.play(asked["task"]["extra_info"], asked["base_url"], asked["api_key"])
+            outcome = await player.play(request["task"]["extra_info"], request["base_url"], request["api_key"])
         except Exception as error:  # noqa: BLE001 - one episode fails alone
             outcome = {"error": str(error) if isinstance(error, PlayError) else f"{type(error).__name__}: {error}"}
         out.write(json.dumps(outcome) + "\n")

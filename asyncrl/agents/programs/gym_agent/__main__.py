@@ -111,21 +111,21 @@ class TextArenaGame:
     def _until_own_turn(self) -> str:
         """Let the others play until it is the policy's turn. Returns the text that the policy reads then."""
         while True:
-            player, said = self._inner.get_observation()
+            player, observation = self._inner.get_observation()
             if player == self._player or self._done:
-                return self._text(said, self._player)
+                return self._text(observation, self._player)
             if self._others is None:
                 raise GameError(f"{self._name} wants a move of player {player}, who has no opponent to play for it")
-            self._done, _ = self._game.step(action=str(self._others(self._text(said, player))))
+            self._done, _ = self._game.step(action=str(self._others(self._text(observation, player))))
             if self._done:
                 return ""
 
-    def _text(self, said: Any, reader: int) -> str:
+    def _text(self, observation: Any, reader: int) -> str:
         """The messages of the game and of the others since the reader's last turn."""
-        if isinstance(said, str):
-            return said
+        if isinstance(observation, str):
+            return observation
         lines = []
-        for sender, message, kind in said:
+        for sender, message, kind in observation:
             if sender == reader and kind == self._own_action:
                 continue
             lines.append(message if sender < 0 else f"[Player {sender}] {message}")
@@ -139,12 +139,12 @@ class GymnasiumGame:
         self._environment = environment
 
     def reset(self, seed: int) -> str:
-        said, info = self._environment.reset(seed=seed)
-        return _with_suffix(said, info)
+        observation, info = self._environment.reset(seed=seed)
+        return _with_suffix(observation, info)
 
     def step(self, action: str) -> GameStep:
-        said, reward, terminated, truncated, info = self._environment.step(action)
-        return GameStep(_with_suffix(said, info), float(reward), bool(terminated or truncated))
+        observation, reward, terminated, truncated, info = self._environment.step(action)
+        return GameStep(_with_suffix(observation, info), float(reward), bool(terminated or truncated))
 
     def final(self) -> float | None:
         return None
@@ -155,11 +155,11 @@ class GymnasiumGame:
             close()
 
 
-def _with_suffix(said: Any, info: Any) -> str:
-    if not isinstance(said, str):
-        raise GameError(f"the game's observation is {said!r:.100}; games of texts can be played")
+def _with_suffix(observation: Any, info: Any) -> str:
+    if not isinstance(observation, str):
+        raise GameError(f"the game's observation is {observation!r:.100}; games of texts can be played")
     suffix = info.get("suffix") if isinstance(info, Mapping) else None
-    return f"{said.rstrip()}\n{suffix}" if isinstance(suffix, str) and suffix else said
+    return f"{observation.rstrip()}\n{suffix}" if isinstance(suffix, str) and suffix else observation
 
 
 def open_game(name: str, arguments: Mapping[str, Any]) -> Game:
@@ -294,9 +294,9 @@ def _own_streams() -> tuple[Any, Any]:
 
 def _serve_episodes(given: Any, out: Any) -> None:
     for line in given:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            outcome = play(asked["task"], asked["base_url"], asked["api_key"])
+            outcome = play(request["task"], request["base_url"], request["api_key"])
         except Exception as error:  # noqa: BLE001 - one episode fails alone
             outcome = {"error": str(error) if isinstance(error, GameError) else f"{type(error).__name__}: {error}"}
         out.write(json.dumps(outcome) + "\n")
