@@ -10,13 +10,14 @@ SHARDS ?= 2
 # Else every process that a test or the demo starts would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install test test-quick test-long test-wheel test-pages test-sglang test-vllm test-ray test-slurm test-verl test-environments fuzz chaos check demo demo-sglang docs clean
+.PHONY: help install test test-quick test-failed test-long test-wheel test-pages test-sglang test-vllm test-ray test-slurm test-verl test-environments fuzz chaos check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (3 minutes on 2 cores, once installed)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/sglang.md)"
 	@echo "make test     the tests, but for those of the targets that follow test-quick (8 minutes on 2 cores)"
 	@echo "make test-quick  the fast ones of them (1 minute)"
+	@echo "make test-failed  those that failed the last time, one after the other"
 	@echo "make test-long   whole runs of minutes, several of which have processes killed (10 minutes)"
 	@echo "make test-wheel  build the package, install it elsewhere, and run its demo in an empty folder (4 minutes)"
 	@echo "make test-pages  the page of asyncrl dashboard in a real Chromium (2 minutes; needs Debian's chromium)"
@@ -36,7 +37,7 @@ install: $(VENV)/installed
 
 $(VENV)/installed: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
@@ -45,7 +46,11 @@ NO_SERVERS := -n 2 --dist worksteal --ignore=tests/sglang --ignore=tests/vllm --
 	--ignore=tests/environments
 
 test: install
-	$(PYTEST) $(NO_SERVERS) -m "not long and not browser"
+	$(PYTEST) $(NO_SERVERS) -m "not long and not browser" $(ARGS)
+
+# The tests that failed the last time, one after the other.
+test-failed: install
+	$(PYTEST) -n 0 --last-failed --last-failed-no-failures none $(ARGS)
 
 test-quick: install
 	$(PYTEST) $(NO_SERVERS) -m "not slow and not long and not browser"
