@@ -316,7 +316,7 @@ def _item_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
     [part] = item["content"]
     name = f"response.{part['type']}"
     logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-    none = {key: [] for key in logprobs}
+    none: dict[str, list[Any]] = {key: [] for key in logprobs}
     at = {"content_index": 0}
     yield "response.content_part.added", {**at, "part": {**part, "text": "", **none}}
     for piece in pieces(part["text"]):
