@@ -172,6 +172,8 @@ class RolloutWorker:
             while len(finished) < CREDITS and not self._finished.empty():
                 finished.append(self._finished.get_nowait())
             await self._delivery.deliver({ticket_id: outcome for ticket_id, outcome, _ in finished})
+            # Exactly once: a ticket is let go only when its outcome is durable. A delivery that is sent again after a
+            # lost answer is harmless, because the trajectory has the ticket's id.
             for ticket_id, outcome, ended in finished:
                 self._show(ticket_id, outcome, ended)
                 self._held.acknowledged(ticket_id)

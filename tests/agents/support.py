@@ -54,7 +54,7 @@ async def played(agent: Agent, task: Task, script: Sequence[Any], limits: Episod
 
 
 def scores(trajectory: Trajectory) -> list[float | None]:
-    """Those of the policy's turns."""
+    """The scores of the policy's turns."""
     return [turn.score for turn in trajectory.turns if turn.role is Role.ASSISTANT]
 
 

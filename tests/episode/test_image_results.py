@@ -86,7 +86,7 @@ def play(
 
 
 def shown(trajectory: Trajectory) -> list[tuple[int, bytes]]:
-    """How many tokens each image takes, and its digest."""
+    """The number of tokens that each image takes, and its digest."""
     sizes = (trajectory.image_spans[:, 1] - trajectory.image_spans[:, 0]).tolist()
     return list(zip(sizes, trajectory.image_names, strict=True))
 

@@ -1,5 +1,4 @@
-"""Images in episodes: they stand where the template shows them, reach the engine, and go to the replay with what was
-sampled behind them."""
+"""Images of episodes are placed where the template shows them, reach the engine, and go to the replay."""
 
 from __future__ import annotations
 
@@ -106,7 +105,7 @@ def test_text_cannot_forge_the_placeholder_of_an_image(desk: ImageDesk):
 
 
 def qwen_chat() -> Chat:
-    """As in Qwen's template, a block is an image by its fields, too, and videos have a mark."""
+    """A tokenizer with Qwen's rules: a block is an image by its fields, too, and videos have a mark."""
     tokenizer = vision_tokenizer()
     own, image = "block.type == 'image'", "'<|vision_start|><|image_pad|><|vision_end|>'"
     assert own in tokenizer.chat_template
@@ -215,7 +214,7 @@ def test_images_of_later_turns_and_of_rewritten_histories_stand_in_their_branche
     assert (trajectory.tokens == IMAGE_TOKEN).sum() == sum(sizes)
     for start, end, _ in shown(trajectory):
         assert (trajectory.tokens[start:end] == IMAGE_TOKEN).all()
-    # A request that is taken back leaves no image behind.
+    # A cancelled request leaves no image in the recorder.
     before = recorder.images()
     request = CompletionRequest(asyncio.run(images.show([user(image(WIDE)), answer("ok"), second])), ())
     recorder.cancel(recorder.reserve(request))

@@ -32,7 +32,7 @@ def use(
     limits: ToolLimits = LIMITS,
     **task: Any,
 ) -> tuple[Any, Toolbox]:
-    """What `act` returns, with the tools open."""
+    """Open the tools and call `act`. Returns its result."""
     listed = classes if isinstance(classes, list) else [classes]
     toolbox = Toolbox({str(cls.schema["name"]): cls for cls in listed}, limits)
 

@@ -1,4 +1,4 @@
-"""An agent's side of an episode over the real endpoint, with a scripted engine behind it."""
+"""An agent's side of an episode over the real endpoint, which has a scripted engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent that speaks the chat-completions API becomes an episode, token for token, whatever it does to its past."""
+"""An agent that uses the chat-completions API becomes an exact episode, even if it rewrites its history."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ class Polite:
 
     def __init__(self, how: int) -> None:
         if how > 9:
-            raise ValueError("nobody is so polite")
+            raise ValueError("no agent is so polite")
         self.how = how
 
     def __call__(self, task: Task, base_url: str, api_key: str) -> dict[str, float]:
@@ -371,7 +371,7 @@ async def test_an_agent_gets_its_options_and_is_refused_with_others(name: str):
     assert await agent(make_ticket("t/1").task, "", "") == {"polite": 3.0}
     with pytest.raises(ConfigError, match=r"loud.*agent_options|agent_options.*loud"):
         load_agent(path, {"how": 3, "loud": True})
-    with pytest.raises(ConfigError, match=r"agent_options.*nobody is so polite"):
+    with pytest.raises(ConfigError, match=r"agent_options.*no agent is so polite"):
         load_agent("tests.agents.chat_api.test_agent.Polite", {"how": 10})
 
 

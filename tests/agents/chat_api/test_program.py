@@ -1,4 +1,4 @@
-"""Agents that are programs play episodes in processes of their own, which harm nobody else, whatever they do."""
+"""Agents that are programs play in processes of their own. One that misbehaves fails only its own episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents elsewhere ask for episodes over HTTP, play them, and tell what came of them."""
+"""Agents elsewhere request episodes over HTTP, play them, and report the results."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def actor(_tools: list[str] | None = None, **servers: Any) -> ActorConfig:
 
 
 def run(config: ActorConfig, act: Callable[[Toolbox], Awaitable[Any]]) -> tuple[Any, dict[str, float]]:
-    """What `act` returns, and what was counted."""
+    """Open the tools and call `act`. Returns its result, and the counters."""
 
     async def main() -> Any:
         toolbox = open_toolbox(config)
