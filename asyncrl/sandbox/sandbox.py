@@ -52,7 +52,7 @@ class SandboxError(AsyncrlError):
 class SandboxLimits:
     """Limits of a program.
 
-    - `wall_s`: seconds on the wall. `cpu_s`: seconds of CPU time, rounded up; infinite for no limit.
+    - `wall_s`: seconds of wall time. `cpu_s`: seconds of CPU time, rounded up; infinite for no limit.
     - `memory_mb`: megabytes of memory, of a process and of all together. `processes`: processes and threads at once.
     - `disk_mb`: megabytes in each of the private folders /tmp and /dev/shm.
     """

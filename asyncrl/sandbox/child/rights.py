@@ -52,7 +52,7 @@ def confine(options: Options, failure: int) -> None:
 def take_user(users: range, launcher: int) -> int:
     """Become a real user that no other process has, still with the rights of root.
 
-    The kernel counts the processes of a user on the whole machine, so programs of one user would have each other's
+    The kernel counts the processes of a user on the whole machine, so programs of one user would share their
     limits, also those in other containers. It forgets a user when its last process has ended, however that ends.
     """
     # In one namespace of processes, two launchers begin with different ids.

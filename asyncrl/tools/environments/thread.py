@@ -43,7 +43,7 @@ class EpisodeThread:
         return self._running > 0
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call `function` in the thread. Raises what it raises; EscapeError in place of what would end the thread."""
+        """Call `function` in the thread. Raises what it raises, and EscapeError if that would end the thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
