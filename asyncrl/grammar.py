@@ -1,7 +1,7 @@
 """The forms in which users give a grammar: those of the chat-completions API's `response_format`, and two of ours.
 
 A server restricts what the policy samples to the grammar, from the first token of an assistant turn to its end.
-docs/structured.md says which servers can, and what the learner does with such turns.
+docs/engines.md says which servers can, and what the learner does with such turns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.types import Grammar
 
 KEY = "response_format"
-"""The name of a form in a request and, beside the configuration, in a task's `extra_info`."""
+"""The name of a form in a request, in the configuration, and in a task's `extra_info`."""
 FORMS = (
     '{type: text}, {type: json_object}, {type: json_schema, json_schema: {name: "...", schema: {...}}}, '
     '{type: regex, regex: "..."} or {type: ebnf, ebnf: "..."}'

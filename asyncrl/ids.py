@@ -42,7 +42,7 @@ def evaluation_group(version: int, row: int, attempt: int = 0) -> str:
 
 
 def evaluation_prefix(version: int) -> str:
-    """How the ids of the evaluation of a version begin."""
+    """The beginning of the ids of the evaluation of a version."""
     return f"{EVALUATION}{version}-"
 
 
@@ -61,7 +61,7 @@ def ticket_id(group: str, member: int, attempt: int) -> str:
 
 
 def attempts_of(group: str, member: int) -> str:
-    """How the ids of all attempts at a member begin."""
+    """The beginning of the ids of all attempts at a member."""
     return f"{group}.{member}."
 
 
@@ -70,12 +70,12 @@ def attempt_of(ticket: str) -> int:
 
 
 def is_evaluation(name: str) -> bool:
-    """Whether a group, or the group of a ticket, belongs to an evaluation."""
+    """True if a group, or the group of a ticket, belongs to an evaluation."""
     return name.startswith(EVALUATION)
 
 
 def opening_order(ticket: str) -> tuple[bool, str]:
-    """Sorts tickets by when their groups were opened; those that the feed did not open come behind."""
+    """A sort key: tickets in the order in which the feed opened their groups, and then the tickets of other groups."""
     return not ticket.startswith(FEED), ticket
 
 

@@ -30,7 +30,7 @@ def json_text(value: Any) -> str:
 
 
 def nested_within(value: Any, levels: int) -> bool:
-    """Whether lists and objects of a plain value are nested in at most so many levels."""
+    """True if lists and objects of a plain value are nested in at most so many levels."""
     inner = [value]
     for _ in range(levels + 1):
         containers = (
@@ -55,7 +55,7 @@ def count_characters(value: Any) -> int:
 
 
 def cut(text: str, max_chars: int) -> str:
-    """At most `max_chars` characters of the text: its head and its tail, where errors usually are."""
+    """Cut a text to `max_chars` characters: its head, and its tail, where errors usually are."""
     if len(text) > max_chars:
         head = max_chars - max_chars // 2
         text = f"{text[:head]}\n[{len(text) - max_chars} characters cut]\n{text[len(text) - max_chars // 2 :]}"

@@ -36,10 +36,10 @@ NO_ROUTING = np.zeros((0, 0), np.uint8)
 NO_IMAGE_SPANS = np.zeros((0, 2), np.int32)
 DIGEST_BYTES = 32
 MAX_IMAGES = 256
-"""Of one trajectory, each counted as often as it stands there."""
+"""The largest number of images in one trajectory. One that is shown twice counts twice."""
 NO_IMAGE_DIGESTS = np.zeros((0, DIGEST_BYTES), np.uint8)
 MAX_ROUTING_BYTES = 4096
-"""Of one token: enough for 128 layers that send a token to 16 of 65535 experts."""
+"""The bytes for one token: enough for 128 layers that send a token to 16 of 65535 experts."""
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -49,7 +49,7 @@ def _require(condition: bool, owner: str, message: str) -> None:
 
 
 class Role(StrEnum):
-    """Who speaks in a turn. A prompt begins a branch: what stands before it is not part of what the policy sees."""
+    """The speaker of a turn. A prompt begins a branch: the policy no longer sees the tokens before it."""
 
     PROMPT = "prompt"
     ASSISTANT = "assistant"
@@ -60,8 +60,8 @@ PROMPT, ASSISTANT = Role.PROMPT, Role.ASSISTANT
 
 
 class Finish(StrEnum):
-    """How an episode that may be trained on ended. An episode that failed has no trajectory at all. A demonstration is
-    no episode: it was recorded as if the policy had said what the task's demonstration says."""
+    """The end of an episode that may be trained on. An episode that failed has no trajectory at all. A demonstration is
+    no episode: it records the task's demonstration as if the policy had said it."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -75,14 +75,14 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """Which run something belongs to: its name, and an id that was made once, which tells it from another run of the
-    same name. The id is empty where only the name is known: away from the run's folder."""
+    """The run to which something belongs: its name, and an id that tells it from another run of the same name. The id
+    is empty if only the name is known, as away from the run's folder."""
 
     name: str
     id: str = ""
 
     def may_be(self, other: RunIdentity) -> bool:
-        """Whether nothing that is known of both tells them apart."""
+        """True if nothing that is known of both tells them apart."""
         return self.name == other.name and (self.id == other.id or not (self.id and other.id))
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ def without_nulls(value: Any) -> Any:
 
 
 class Grammar(NamedTuple):
-    """What an assistant turn must be, from its first token on: `text` is a JSON schema, a regular expression or a
+    """The form of an assistant turn, from its first token on. `text` is a JSON schema, a regular expression or a
     context-free grammar in EBNF, as `kind` (json_schema, regex or ebnf) says."""
 
     kind: str
@@ -142,9 +142,9 @@ class Grammar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one assistant turn is sampled. Temperature 0 is greedy, and its log-probs are those at temperature 1. Under a
-    `grammar` tokens that it does not allow have probability 0, and log-probs are those of what is left, renormalised.
-    At each position the engine tells the `alternatives` most likely tokens, if it can.
+    """The sampling of one assistant turn. Temperature 0 is greedy, with the log-probs of temperature 1. Under a
+    `grammar` the tokens that it does not allow have probability 0, and the log-probs of the others are renormalised. At
+    each position the engine tells the `alternatives` most likely tokens, if it can.
     """
 
     temperature: float = 1.0
@@ -208,7 +208,7 @@ class Step(NamedTuple):
 
 
 class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """One episode as one token sequence. An agent that rewrites its history makes several branches, one behind the
+    """One episode as one token sequence. An agent that rewrites its history makes several branches, one after the
     other; a branch knows nothing of the others.
 
     - `tokens` int32[T].
@@ -221,19 +221,23 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     - A demonstration (`finish`) has the version `DEMONSTRATED` and the log-prob 0 on the tokens that are learned.
     - `routed_experts` uint8[T, R], or uint8[0, 0] where the engine does not tell: the experts that computed each token
       in the engine, as `modelling.routing.RoutingShape` packs them. A token without them has 255 in all R bytes.
-    - `image_spans` int32[I, 2]: the tokens [start, end) in which images stand, one placeholder for each feature of the
-      model's vision tower, and `image_digests` uint8[I, 32]: the SHA-256 of the bytes of each image, which the replay
-      keeps once for all episodes that show it.
+    - `image_spans` int32[I, 2]: the tokens [start, end) of each image, one placeholder for each feature of the model's
+      vision tower. `image_digests` uint8[I, 32]: the SHA-256 of the bytes of each image. The replay keeps an image once
+      for all episodes that show it.
     - The id is the ticket's, so that an episode that ran twice is stored once.
 
     Every field travels and is exported: `wire` and `inspect` derive their formats from this class. A new field needs
     one line here.
 
-    Raises InvariantError: shapes or dtypes differ from the above, a sampled token has no valid log-prob, another token
-    has one, spans are out of order, an assistant's turn or a step has a token that was not sampled, a branch begins
-    with a sampled token, a turn that is not the assistant's has a score, a number is not finite, a mass is none, is
-    missing or stands where nothing was sampled, a token's experts take more than `MAX_ROUTING_BYTES`, or an image
-    stands where tokens were sampled, in two branches, or in no order.
+    Raises InvariantError if one of these does not hold:
+
+    - Shapes and dtypes are as above, numbers are finite, and spans are in order and within the tokens.
+    - Every sampled token has a valid log-prob, and no other token has one.
+    - All tokens of an assistant's turn and of a step were sampled. A branch begins with a token that was not.
+    - Only the assistant's turns have scores.
+    - A grammar's mass is from 0 to 1, and 1 on tokens that were not sampled.
+    - A token's experts take at most `MAX_ROUTING_BYTES`.
+    - An image lies in one branch, on tokens that were not sampled.
     """
 
     id: str
@@ -339,7 +343,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def is_demonstration(self) -> bool:
-        """Whether no policy sampled it."""
+        """True if no policy sampled it."""
         return self.finish is Finish.DEMONSTRATION
 
     @property
@@ -354,9 +358,9 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         return list(pairwise([0, *prompts, len(self.tokens)])) if prompts else [(0, len(self.tokens))]
 
     def begins_as(self, other: Trajectory) -> int:
-        """How many tokens its first branch and that of `other` both begin with, with the same images among them."""
+        """The number of tokens with which its first branch and that of `other` both begin, with the same images."""
         common = common_prefix(*(each.tokens[slice(*each.branches[0])] for each in (self, other)))
-        # Placeholders are alike whatever they stand for.
+        # The placeholders of all images are alike.
         own, others = (
             set(zip(each.image_spans[:, 0].tolist(), each.image_names, strict=True)) for each in (self, other)
         )
@@ -384,7 +388,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def common_prefix(left: NDArray[Any], right: NDArray[Any]) -> int:
-    """How many elements [T] both begin with."""
+    """The number of elements with which both [T] begin."""
     shorter = min(len(left), len(right))
     differing = np.flatnonzero(left[:shorter] != right[:shorter])
     return int(differing[0]) if len(differing) else shorter
@@ -473,24 +477,24 @@ class _Runs(NamedTuple):
         )
 
     def _all_sampled(self, start: int, end: int) -> bool:
-        """Whether all of [start, end), which is not empty, was sampled."""
+        """True if all of [start, end), which is not empty, was sampled."""
         return NO_VERSION not in self._versions_in(start, end)
 
     def none_sampled(self, start: int, end: int) -> bool:
-        """Whether nothing of [start, end), which is not empty, was sampled."""
+        """True if nothing of [start, end), which is not empty, was sampled."""
         return set(self._versions_in(start, end)) == {NO_VERSION}
 
     def _versions_in(self, start: int, end: int) -> list[int]:
-        first, behind = bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
-        return self.versions[first:behind]
+        first, after = bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
+        return self.versions[first:after]
 
 
 MAX_REASONS, MAX_REASON_CHARS = 32, 4000
-"""Of what scorers say of one episode in words."""
+"""The largest number of reasons for one episode, and the largest length of each."""
 
 
 class Reason(NamedTuple):
-    """What the rule or manager `scorer` says of an episode in words."""
+    """The judgement of the rule or manager `scorer` on an episode, in words."""
 
     scorer: str
     text: str
@@ -498,16 +502,16 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """What the scoring pool adds to one trajectory.
+    """The scores that the scoring pool adds to one trajectory.
 
     `reward` is the shaped scalar that baselines compare; `outcome` is the verifier's own verdict. `step_scores`
-    float32[K] has one score a step and `step_ends` int32[K] the exclusive end of each step's span in the trajectory's
-    tokens; both are empty where no process model scored. `extra` holds named scores. `vote` is the answer in short, so
-    that attempts at a task that give the same answer have the same vote; empty where there is none. `reasons` are
-    what scorers say of the episode in words.
+    float32[K] has one score a step, and `step_ends` int32[K] the exclusive end of each step's span in the trajectory's
+    tokens. Both are empty if no process model scored. `extra` holds named scores. `vote` is the answer in short:
+    attempts at a task that give the same answer have the same vote. It is empty if there is no answer. `reasons` are
+    the judgements of scorers in words.
 
-    Raises InvariantError: a score is not finite as a float32, scores and ends do not pair, ends do not increase, or
-    there are more than MAX_REASONS or one is longer than MAX_REASON_CHARS.
+    Raises InvariantError: a score is not finite as a float32, scores and ends do not pair, or ends do not increase.
+    Reasons are at most MAX_REASONS, of at most MAX_REASON_CHARS each.
     """
 
     trajectory_id: str
@@ -547,8 +551,8 @@ SCORES_OF_ALL = ("reward", "outcome")
 
 @dataclass(frozen=True, slots=True)
 class LabelNeeds:
-    """What an algorithm needs of the labels of every episode that it trains: these scores among the `extra` ones, and
-    with `unit_steps` step scores in [-1, 1]."""
+    """The needs of an algorithm, which the labels of every episode that it trains must meet: these scores among the
+    `extra` ones, and with `unit_steps` step scores in [-1, 1]."""
 
     scores: tuple[str, ...] = ()
     unit_steps: bool = False
@@ -571,8 +575,8 @@ NOTHING_NEEDED = LabelNeeds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lease:
-    """A trajectory that a scorer shall score. `kinds` are the kinds of scores that it shall give now, `partial` is what
-    earlier kinds found (None at first), and `final` is true where nothing remains to be scored after these."""
+    """A trajectory that a scorer shall score. `kinds` are the kinds of scores that it shall give now. `partial` has the
+    labels of earlier kinds, or None. `final`: these kinds are the last ones."""
 
     task: Task
     trajectory: Trajectory
@@ -587,9 +591,9 @@ class BatchPlan:
 
     `version` is the learner's policy version at that step. `group_ids`, `tokens` (all of a trajectory's tokens),
     `sampled` (those of the policy) and `weights` (importance weights of the sampler, at most 1) run parallel to `ids`.
-    `skipped` is the reason why the step trains nothing, where somebody skipped the plan for good. `shared` is parallel,
-    too, or empty in plans of earlier versions: how many tokens a trajectory begins with that the one before it in its
-    group begins with as well. `demonstrations` are the indices of the trajectories that no policy sampled.
+    `skipped` is the reason why the step trains nothing, if a user skipped the plan for good. `shared` is parallel, too,
+    or empty if it is not known: the number of tokens that a trajectory shares with the beginning of the one before it
+    in its group. `demonstrations` are the indices of the trajectories that no policy sampled.
     """
 
     step: int

@@ -4,8 +4,8 @@ The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. A
 decoded arrays are views of the received buffers.
 
 The codec trusts no sender. Before it builds anything, it walks over the header: every element that a list announces
-must have arrived. Dtypes come from a closed list, and a buffer must have exactly the announced bytes. So the bytes that
-arrived bound memory and time.
+must have arrived. Dtypes come from a closed list, and a buffer must have exactly the announced bytes. So the size of a
+message bounds the memory and the time that it takes.
 
 `encode` replaces characters without an encoding, and cuts a `reason`. Integers of more than 64 bits, which msgpack
 lacks, are an extension type.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
 from functools import cached_property
 from operator import attrgetter
 from types import NoneType
@@ -32,18 +31,15 @@ from asyncrl.types import Labels, RunIdentity, Task, Trajectory, dtype_of
 T = TypeVar("T")
 
 PROTOCOL = 5
-READABLE = (2, 3, 4, PROTOCOL)
-"""Stores hold messages as they came. Labels of these protocols are the same; trajectories before protocol 5 have no
-grammars, and no scores of turns."""
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
-"""For headers that carry many tasks with their prompts, from a side that is known."""
+"""The bound for headers that carry many tasks with their prompts, from a side that is known."""
 MAX_DEPTH = 100
-"""Of lists and maps within each other in a body."""
+"""The deepest nesting of lists and maps in a body."""
 LEVELS_OF_ARGUMENTS = 5
 """The lists and maps of a trajectory's body around the arguments of a tool."""
 TASKS_BYTES = 64 << 20
-"""Of the tasks in one reply. Further tasks come with the next one, since a ground truth may have megabytes."""
+"""The largest size of the tasks in one reply; others come with the next one. A ground truth may have megabytes."""
 MAX_REASON_CHARS = 2000
 """The `reason` in a body tells people why something failed. It may come from an exception of any length."""
 FEW_LISTS = 1000
@@ -51,10 +47,10 @@ FEW_LISTS = 1000
 LARGE_INTEGER = 1
 """The code of msgpack's extension type for an integer of more than 64 bits: two's complement, big endian."""
 MAX_INTEGER_BYTES = 1700
-"""Of such an integer. Python writes none as text that has more than 4300 digits."""
+"""The bytes of the largest such integer. Python writes no integer of more than 4300 digits as text."""
 MAX_ARRAYS = 4096
 MAX_EMPTY_SIDE = 64
-"""Of an array without elements: no bytes bound its shape, but readers take memory by its length."""
+"""The longest side of an array without elements. No bytes bound its shape, but readers take memory by its length."""
 
 Buffer = bytes | bytearray | memoryview
 _DTYPES = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8", "|b1", "|u1", "<u2")}
@@ -121,7 +117,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def body(self) -> Mapping[str, Any]:
-        """The body as plain values. Raises WireError: it is none, or too deep."""
+        """The body as plain values. Raises WireError: it has other values, or is nested too deep."""
         if not isinstance(self.content, msgspec.Raw):
             return self.content  # type: ignore[no-any-return]
         values: Mapping[str, Any] = self.read(_BODY)
@@ -144,8 +140,8 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
 def encode(message: Message, max_header_bytes: int = MAX_HEADER_BYTES) -> list[Buffer]:
     """Frames of a message; array frames share memory with the arrays. Half of a surrogate pair becomes a question mark.
 
-    Raises WireError: a value of the body has no encoding (an object, an integer of thousands of digits, a list within
-    hundreds of others), or the header would be larger than the other side takes.
+    Raises WireError: the header would be larger than the other side takes, or a value of the body has no encoding. That
+    is an object, an integer of thousands of digits, or a list within hundreds of others.
     """
     arrays = [np.asarray(array, order="C") for array in message.arrays.values()]
     layout = [(name, array.dtype.str, array.shape) for name, array in zip(message.arrays, arrays, strict=True)]
@@ -213,8 +209,10 @@ def _read_header(frame: Buffer, max_bytes: int) -> _Header:
         header = _HEADER.decode(frame)
     except _UNREADABLE as error:
         raise WireError(f"the header must be [protocol, kind, sequence, body, arrays] in msgpack: {error}") from error
-    if header.protocol not in READABLE:
-        raise WireError(f"protocol {header.protocol}, this side speaks {PROTOCOL}; use one asyncrl version")
+    if header.protocol != PROTOCOL:
+        raise WireError(
+            f"the message has protocol {header.protocol}, and this side reads {PROTOCOL}; use one asyncrl version"
+        )
     if len(header.arrays) > MAX_ARRAYS:
         raise WireError(f"the header announces {len(header.arrays)} arrays; at most {MAX_ARRAYS} are taken")
     return header
@@ -308,19 +306,16 @@ def split(value: Buffer) -> list[memoryview]:
 
 class _Codec(Generic[T]):
     """A data type as a message, derived from its fields: the arrays as frames, all others as the body. `renamed` are
-    fields that have another name on the wire; messages of older protocols lack the arrays `added`."""
+    fields that have another name on the wire."""
 
-    def __init__(self, kind: str, noun: type[T], added: Collection[str] = (), **renamed: str) -> None:
+    def __init__(self, kind: str, noun: type[T], **renamed: str) -> None:
         types = get_type_hints(noun)
-        self._kind, self._noun, self._added = kind, noun, added
+        self._kind, self._noun = kind, noun
         self._arrays = [(name, renamed.get(name, name)) for name in types if dtype_of(types[name]) is not None]
         self._plain = [name for name in types if name not in dict(self._arrays)]
         self._wire_names = [renamed.get(name, name) for name in self._plain]
         self._values = attrgetter(*self._plain)
-        # A field with a default may be missing: stores hold messages of versions that did not have it.
-        declared = {each.name: each.default for each in fields(noun)} if is_dataclass(noun) else {}
-        defaults = {name: (default,) for name, default in declared.items() if default is not MISSING}
-        members = [(name, types[name], *defaults.get(name, ())) for name in self._plain]
+        members = [(name, types[name]) for name in self._plain]
         body = msgspec.defstruct(noun.__name__, members, rename=renamed)
         self._decoder = decoder(body)
 
@@ -334,17 +329,14 @@ class _Codec(Generic[T]):
         values = dict(zip(self._plain, self._values(message.read(self._decoder)), strict=True))
         try:
             for name, wire_name in self._arrays:
-                if wire_name in message.arrays or name not in self._added:
-                    values[name] = message.arrays[wire_name]
+                values[name] = message.arrays[wire_name]
             return self._noun(**values)
         except (KeyError, ValueError) as error:
             raise WireError(f"a message {self._kind!r} is none: {type(error).__name__}: {error}") from error
 
 
 _RENAMED = {"task_id": "task", "group_id": "group", "version_runs": "versions"}
-_TRAJECTORY = _Codec(
-    "trajectory", Trajectory, added=("grammar_mass", "routed_experts", "image_spans", "image_digests"), **_RENAMED
-)
+_TRAJECTORY = _Codec("trajectory", Trajectory, **_RENAMED)
 _LABELS = _Codec("labels", Labels, trajectory_id="id")
 
 
@@ -371,7 +363,7 @@ def task_body(task: Task) -> dict[str, Any]:
 
 
 def task_bytes(task: Task) -> int:
-    """How long a task is in a header. Raises WireError: it has no encoding."""
+    """The bytes of a task in a header. Raises WireError: it has no encoding."""
     return len(pack(task, f"task {task.id:.50}"))
 
 

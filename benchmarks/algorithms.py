@@ -32,10 +32,11 @@ from torch import Tensor
 
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.advantages.base import Advantage, Rollouts, TokenAdvantage
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Episodes, Tokens, Totals
-from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.corrections.base import Ages
-from asyncrl.algorithms.view import View, clamp_log
+from asyncrl.algorithms.log_ratios import clamp_log
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.config.schema import AlgorithmConfig, PartConfig
 from benchmarks.record import write_result
 
@@ -111,7 +112,7 @@ def make_batch(batch: int, length: int, share: float) -> tuple[Episodes, Tokens]
 
 
 def advantage_rows(episodes: Episodes, tokens: Tokens, shape: tuple[int, int], runs: int) -> Iterator[Row]:
-    view, critic = View.of(tokens), _there(tokens.values)
+    view, critic = PolicyTokens.of(tokens), _there(tokens.values)
     for name in registry.parts("advantage"):
         advantage = _part("advantage", name)
 
@@ -131,7 +132,7 @@ def advantage_rows(episodes: Episodes, tokens: Tokens, shape: tuple[int, int], r
 
 def correction_rows(episodes: Episodes, tokens: Tokens, runs: int) -> Iterator[Row]:
     """Each rule that is applied before the updates, after a truncation where it needs weights."""
-    view, proximal = View.of(tokens), _there(tokens.proximal)
+    view, proximal = PolicyTokens.of(tokens), _there(tokens.proximal)
     for name in registry.parts("correction"):
         rules = [_part("correction", name)]
         if rules[0].follows_policy:
@@ -235,7 +236,7 @@ def main() -> None:
     print(f"{'':<36}{'ms':>8}{'floor':>8}{'ratio':>8}{'loop':>9}")
     rows = []
     for row in (
-        Row("view", "", least_ms(lambda: View.of(tokens), options.runs), 17),
+        Row("view", "", least_ms(lambda: PolicyTokens.of(tokens), options.runs), 17),
         *advantage_rows(episodes, tokens, shape, options.runs),
         *correction_rows(episodes, tokens, options.runs),
         *loss_rows(episodes, tokens, options.batch, options.runs),

@@ -25,8 +25,8 @@ from asyncrl.engine.fleet.http import Http
 from asyncrl.engine.fleet.settings import FleetSettings
 from asyncrl.engine.fleet.update import Update
 from asyncrl.engine.sglang.launch import LaunchedServer, server_command
+from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
-from asyncrl.engine.sglang.ways import WaySettings
 from asyncrl.types import RunIdentity
 
 
@@ -130,7 +130,7 @@ async def fleet_over(
 
     Raises TimeoutError: no server took the first weights within `patience_s`; the log says why.
     """
-    settings = WaySettings(push.into_servers)
+    settings = ServerRouteSettings(push.into_servers)
 
     def open_server(url: str) -> SglangServer:
         server = TimedServer(url, context=context, settings=settings)
@@ -174,7 +174,7 @@ async def launched(
     from omegaconf import OmegaConf
 
     from asyncrl.config.files import config_dir
-    from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+    from asyncrl.config.schema import EngineConfig, ModelConfig
     from asyncrl.machine.ports import free_ports
 
     kind = "sglang" if torch.cuda.is_available() else "sglang_cpu"
@@ -185,9 +185,8 @@ async def launched(
     engine.python, engine.server.memory = python, memory
     engine.server.arguments += arguments
     dtype = json.loads((model / "config.json").read_text())["dtype"]
-    config = TrainConfig(model=ModelConfig(path=str(model), dtype=dtype), engine=engine)
     port = free_ports(1)
-    command = [*server_command(config, port, gpu), "--skip-tokenizer-init"]
+    command = [*server_command(engine, ModelConfig(path=str(model), dtype=dtype), port, gpu), "--skip-tokenizer-init"]
     server = LaunchedServer(
         f"http://127.0.0.1:{port}", command, log, engine.server.environment, engine.server.start_s, 0
     )

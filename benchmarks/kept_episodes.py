@@ -22,9 +22,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, TrainConfig
 from asyncrl.learner.batch.batches import BatchSource
+from asyncrl.learner.batch.from_config import keep_settings
 from asyncrl.learner.batch.keeping import EpisodeKeeper
 from asyncrl.learner.batch.local_batch import build_episodes, build_local_batch
 from asyncrl.learner.ranks.ranks import Ranks
@@ -155,7 +156,7 @@ def keeping(run: Path, longest: int) -> dict[str, Any]:
     batch = replace(batch, tokens=algorithm.prepare(episodes, batch.tokens, lambda values: values))
     config = TrainConfig()
     recorder = Recorder(run, config.observe.keep_episodes_mb << 20)
-    keeper = EpisodeKeeper(config, Ranks.alone(), recorder)
+    keeper = EpisodeKeeper(keep_settings(config), Ranks.alone(), recorder)
     own, replay = dict(enumerate(trajectories)), cast(BatchSource, Fetched())
     sample = keeper.sample(plan, labels, own, replay)
 

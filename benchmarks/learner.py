@@ -45,8 +45,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Episodes, Totals
-from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
 from asyncrl.launch.placement.placement import MOST_THREADS
 from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
@@ -226,11 +226,11 @@ class Step:
     @staticmethod
     def of(trainer: Trainer, case: str, step: int) -> Step:
         ranks, policy = trainer.ranks, trainer.policy.module
-        groups = ranks.groups
+        groups = ranks.pass_groups
         lengths = [length for group in range(groups) for length in lengths_of(case, step * groups + group)]
         costs = ForwardFlops.of(policy, policy.model.config)(lengths).tolist()
         (minibatch,) = schedule(lengths, costs, groups, 1, largest_pass(case, ranks))
-        passes = minibatch[ranks.group]
+        passes = minibatch[ranks.pass_group]
         own = sorted(member for members in passes for member in members)
         plan, episodes, batch = make_batch(lengths, own, policy.vocabulary, ranks.device)
         return Step(episodes, batch, [Minibatch(passes, Totals(sum(plan.sampled), len(lengths)))])

@@ -105,7 +105,7 @@ async def measure(
             await traffic.end()
         finally:
             traffic.cancel()
-        counters, ways = opened.fleet.stats().counters, {server.way for server in opened.servers}
+        counters, ways = opened.fleet.stats().counters, {server.route for server in opened.servers}
     costs = [cost_of(traffic.arrivals, begin, end, calm_s) for begin, end in times]
     begin, end = times[0]
     width = calm_s / WINDOWS

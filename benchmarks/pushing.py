@@ -23,7 +23,7 @@ from asyncrl.weights.folders import FolderWriter
 from asyncrl.weights.group import BACKENDS, WeightGroup, gpu_of, open_store
 from asyncrl.weights.manifest import TensorSpec, dtype_name, new_bytes
 from asyncrl.weights.publisher import Publisher
-from asyncrl.weights.receiver import Channel
+from asyncrl.weights.receiver import OpenRoute
 from asyncrl.weights.server import WeightServer
 from asyncrl.weights.transfers import Broadcasts
 from benchmarks.copies import broadcast_seconds, pour
@@ -130,7 +130,7 @@ def bare_gloo(store: torch.distributed.Store, rank: int) -> WeightGroup:
     return WeightGroup(store, "bare", rank, 2, torch.device("cpu"), "127.0.0.1", TIMEOUT_S)
 
 
-async def until_called(link: Channel, holds: int) -> Any:
+async def until_called(link: OpenRoute, holds: int) -> Any:
     while (manifest := await link.newer_than(holds)) is None:
         pass
     return manifest

@@ -27,14 +27,14 @@ import zmq.asyncio
 
 from asyncrl.config.schema import EngineConfig
 from asyncrl.types import Sampling
-from asyncrl.weights.channels.disk import DiskChannel
-from asyncrl.weights.channels.distributed import DistributedChannel
-from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.delta import diff
+from asyncrl.weights.disk_route import DiskRoute
+from asyncrl.weights.distributed_route import DistributedRoute
 from asyncrl.weights.group import join_store
 from asyncrl.weights.manifest import new_bytes, take_snapshot
-from asyncrl.weights.receiver import Channel, Receiver
+from asyncrl.weights.receiver import OpenRoute, Receiver
+from asyncrl.weights.requests import Requests
+from asyncrl.weights.zmq_route import ZmqRoute
 from benchmarks.copies import broadcast_seconds, socket_seconds, touch
 from benchmarks.pushing import OWN_RUN, TIMEOUT_S, Learner, bare_gloo, until_called
 from benchmarks.record import write_result
@@ -44,7 +44,7 @@ from benchmarks.weight_push_gpu import on_gpus
 BUCKET_BYTES = 64 << 20
 
 
-async def transfer_seconds(link: Channel, holds: int) -> float:
+async def transfer_seconds(link: OpenRoute, holds: int) -> float:
     """Seconds of fetching the newest version, which is on offer already."""
     while (manifest := await link.newer_than(holds)) is None:
         pass
@@ -53,7 +53,7 @@ async def transfer_seconds(link: Channel, holds: int) -> float:
     return time.perf_counter() - begun
 
 
-async def broadcast_transfer_seconds(learner: Learner, cast: DistributedChannel, version: int, way: str) -> float:
+async def broadcast_transfer_seconds(learner: Learner, cast: DistributedRoute, version: int, way: str) -> float:
     """Seconds from the call to a push until all of it is here."""
     touch(3 * learner.nbytes)
     calling = asyncio.create_task(until_called(cast, version - 1))
@@ -70,9 +70,9 @@ async def broadcast_transfer_seconds(learner: Learner, cast: DistributedChannel,
 async def bandwidth(learner: Learner, rounds: int, directory: Path) -> dict[str, Any]:
     """GB/s of each way, which take turns."""
     context = zmq.asyncio.Context()
-    whole = ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=False)
-    cast = DistributedChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), torch.device("cpu"), TIMEOUT_S)
-    disk = DiskChannel(directory, OWN_RUN)
+    whole = ZmqRoute(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=False)
+    cast = DistributedRoute(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), torch.device("cpu"), TIMEOUT_S)
+    disk = DiskRoute(directory, OWN_RUN)
     ways = ("socket", "gloo", "zmq", "distributed", "gathered", "disk", "disk_write")
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     learner.push(0, "gloo")
@@ -163,7 +163,7 @@ async def pauses(learner: Learner, shape: str, rounds: int, first: int, deltas: 
     )
     switches = timed_switches(engine)
     context = zmq.asyncio.Context()
-    link = ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=deltas)
+    link = ZmqRoute(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=deltas)
     following = asyncio.create_task(Receiver([link], engine.expected).run(engine))
     generating: list[asyncio.Task[Any]] = []
     shares, pushes = [], []

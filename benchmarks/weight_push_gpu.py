@@ -14,12 +14,12 @@ import zmq
 import zmq.asyncio
 
 from asyncrl.engine.fleet.update import on_device
-from asyncrl.weights.channels.disk import DiskChannel
-from asyncrl.weights.channels.distributed import DistributedChannel
-from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.disk_route import DiskRoute
+from asyncrl.weights.distributed_route import DistributedRoute
 from asyncrl.weights.folders import tensors_of
-from asyncrl.weights.receiver import Channel
+from asyncrl.weights.receiver import OpenRoute
+from asyncrl.weights.requests import Requests
+from asyncrl.weights.zmq_route import ZmqRoute
 from benchmarks.copies import tensor_copy_rate
 from benchmarks.pushing import OWN_RUN, TIMEOUT_S, Learner, until_called
 
@@ -42,12 +42,12 @@ async def on_gpus(rounds: int) -> dict[str, Any]:
 async def pushed_to_gpu(learner: Learner, device: torch.device, rounds: int, directory: Path) -> dict[str, Any]:
     """Seconds from the push's begin until all tensors are on `device`."""
     context = zmq.asyncio.Context()
-    cast = DistributedChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), device, TIMEOUT_S)
-    links: dict[str, Channel] = {
+    cast = DistributedRoute(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), device, TIMEOUT_S)
+    links: dict[str, OpenRoute] = {
         "distributed": cast,
-        "zmq": ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=False),
-        "delta": ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S)),
-        "disk": DiskChannel(directory, OWN_RUN),
+        "zmq": ZmqRoute(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=False),
+        "delta": ZmqRoute(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S)),
+        "disk": DiskRoute(directory, OWN_RUN),
     }
     version, rows = 0, {}
     for way, link in links.items():

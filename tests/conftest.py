@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import logging
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -19,6 +21,17 @@ settings.load_profile("asyncrl")
 def pytest_collection_finish() -> None:
     """The garbage collector need not look through the modules of torch and transformers again and again."""
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _handlers_of_the_log() -> Iterator[None]:
+    """A command that runs within a test gives the root logger a handler, which would write to a stream that is closed
+    by the time of the next test."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = [handler for handler in root.handlers if handler in before]
+    root.setLevel(level)
 
 
 @pytest.hookimpl(tryfirst=True)

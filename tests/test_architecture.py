@@ -45,7 +45,7 @@ FLOORS = (
 )
 """A room imports itself and rooms that this list names before its own. Rooms of one floor do not import each other."""
 
-ENGINE_FLOORS = (("",), ("fleet",), ("sglang", "vllm", "embedded"), ("opening",))
+ENGINE_FLOORS = (("",), ("fleet",), ("sglang", "vllm", "embedded"), ("opening",), ("from_config",))
 """The same within `engine`, where the first floor is every file that is named on no other."""
 
 LEARNER_FLOORS = (("ranks",), ("batch",), ("model",), ("checkpoint",), ("",))
@@ -205,6 +205,6 @@ def test_no_part_decides_by_the_wall_clock() -> None:
             "observe/spans.py",
             "agents/chat_api/server.py",
         ),
-        *("learner/run.py", "launch/doctor/sharing.py", "dashboard/overview.py"),
+        *("learner/from_config.py", "launch/doctor/sharing.py", "dashboard/overview.py"),
         *("runs/results/environment.py", "machine/activity.py", "runs/inspect/situation.py"),
     }, "these may write down or tell people when something was, and doctor compares the clocks of hosts"

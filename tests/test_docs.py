@@ -23,7 +23,11 @@ from asyncrl.config.files import GROUPS
 from asyncrl.launch.plan import without_option
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(ROOT.glob("docs/*.md"))
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("benchmarks/results/*.md")),
+]
 BLOCK = re.compile(
     r"(?:<!-- not run here: (?P<why>.*?) -->\n)?^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```", re.M | re.S
 )
@@ -136,12 +140,28 @@ def printed(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest
     return capfd.readouterr().out
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
     for target, _, heading in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", page.read_text()):
         file = page.parent / target if target else page
         assert file.exists(), target
         assert not heading or heading in headings(file), f"{target}#{heading}"
+
+
+def test_each_of_the_nine_promises_names_its_code_and_the_test_that_attacks_it() -> None:
+    page = (ROOT / "docs" / "concepts.md").read_text()
+    promises = re.findall(r"^### \d\. .*?(?=^##)", page, re.M | re.S)
+    assert len(promises) == 9
+    for promise in promises:
+        keepers, attackers = promise.partition("**Kept by**")[2].split("**Attacked by**")
+        assert "](../asyncrl/" in keepers, promise
+        assert re.search(r"\]\(\.\./tests/[\w/]*test_\w+\.py\)", attackers), promise
+
+
+def test_every_page_is_on_one_shelf_of_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    linked = set(re.findall(r"\]\((\w+\.md)", index))
+    assert linked == {page.name for page in ROOT.glob("docs/*.md")} - {"README.md"}
 
 
 def headings(page: Path) -> set[str]:

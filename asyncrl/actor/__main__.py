@@ -47,10 +47,10 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     from asyncrl.actor.from_config import open_runner
     from asyncrl.actor.rollout_metrics import RolloutMetrics
     from asyncrl.actor.worker import RolloutWorker, first_to_end
-    from asyncrl.engine.opening import open_engine
+    from asyncrl.engine.from_config import open_engine
     from asyncrl.network.keys import client_keys
     from asyncrl.observe.reports import open_reports
-    from asyncrl.weights.channels.opening import open_channels
+    from asyncrl.weights.from_config import open_routes
     from asyncrl.weights.receiver import Receiver
 
     actor = config.actor
@@ -65,8 +65,8 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
         stack.push_async_callback(engine.close)
         metrics = reports.metrics()
         runner = await open_runner(config, engine, stack, spans)
-        channels = open_channels(config, keys)
-        receiver = Receiver(channels, opened.expected, canary_tolerance=config.weights.canary_tolerance, spans=spans)
+        routes = open_routes(config, keys)
+        receiver = Receiver(routes, opened.expected, canary_tolerance=config.weights.canary_tolerance, spans=spans)
         measured = RolloutMetrics(engine, [runner.player.counters, receiver.counters], metrics)
         run_id = locations.run_identity(config.run)
 
@@ -89,7 +89,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
             *(keep() for keep in opened.keepers),
         )
         if drain.is_set():
-            leave(config, reports.name, life)
+            leave(endpoints, reports.name, life, keys, run_id)
 
 
 async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: threading.Event, limit_s: float) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from asyncrl.chat.chat import Chat
-from asyncrl.chat.chat_checks import check_tools, open_chat, report_rewritings
+from asyncrl.chat.chat_checks import check_tools, report_rewritings
+from asyncrl.chat.from_config import open_chat
 from asyncrl.config import locations
 from asyncrl.config.schema import ActorConfig, DataConfig, TrainConfig
 from asyncrl.engine.base import Engine

@@ -1,17 +1,23 @@
-"""Advantages, losses, corrections, KL forms and aggregations, as pure functions on tensors.
+"""The math of a learner step: rewards, advantages, corrections, losses, KL and their sum, as functions on tensors.
 
-One convention throughout: tokens are packed. N tokens of S sequences lie one after the other, `sequence` int64[N] tells
-whose a token is (all tokens of a sequence together, an index into the S sequences of the global batch), and `mask`
-bool[N] is true on the tokens that the policy sampled. What concerns whole sequences has shape [S] and is the same on
-every rank.
+Tokens are packed: N tokens of S sequences lie one after the other. `sequence` int64[N] has the index of each token's
+sequence in the global batch, and `mask` bool[N] is true on the tokens that the policy sampled. Facts about whole
+sequences have shape [S] and are the same on every rank.
 
-Arithmetic never sees a masked token: the M policy tokens are picked out first (`view.View`), every formula runs on
-[M], and results are scattered back into zeros. So a masked token contributes exactly nothing, whatever it holds, and no
-formula needs a mask.
+This room keeps promise 6, the learner's math is exact: packed = unpacked, any micro-batch split = one batch, n ranks =
+one rank. policy_tokens.py picks the M policy tokens out first and every formula runs on [M], so a masked token
+contributes exactly nothing. aggregation.py divides only by counts over the global minibatch. global_threshold.py and
+`reduce` give every rank the same statistic.
 
-A part (`parts.Part`) is one estimator, loss, correction, KL form, aggregation or reward change: a frozen dataclass of
-its parameters with one method, in a file of its own. The configuration names parts (`registry`); `compose.Algorithm`
-puts them together for the learner.
+In reading order:
+- parts.py: one estimator, loss, correction, KL form, aggregation or reward change is a frozen dataclass in its own file
+- batch.py: the episodes and tokens that the parts get; policy_tokens.py: the policy tokens among them
+- from_config.py, composition.py, conflicts.py: the parts that the configuration names, and which go together
+- step_advantages.py: advantages and importance weights, once a step; step_loss.py: the loss is summed, in every pass
+- algorithm.py: `Algorithm`, the only class that the learner calls; metrics.py: the numbers of a step
+
+A new part needs no one's consent: a file in advantages/, losses/, corrections/ or rewards/. A change of an existing
+formula does, since runs depend on it.
 """
 
 from asyncrl.algorithms.advantages.base import Advantage, Estimate, SequenceAdvantage

@@ -1,7 +1,7 @@
 """Aggregations: how the losses of tokens become one number, always over the global minibatch.
 
-The coefficients depend only on global counts and on each sequence's own length before any rejection, so partial sums
-add up to the same number whatever the micro-batches and ranks.
+The coefficients depend only on global counts and on each sequence's own length before any rejection. So partial sums
+add up to the same number for any split into micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.batch import Totals
 from asyncrl.algorithms.parts import Part, param
-from asyncrl.algorithms.view import Segments
+from asyncrl.algorithms.policy_tokens import Segments
 from asyncrl.errors import InvariantError
 
 
@@ -27,8 +27,7 @@ class Aggregation(Part):
         """This micro-batch's part of the aggregate, a float64 scalar.
 
         losses float[M] of the kept tokens, in segments by sequence; lengths int64[R], the sequences' policy tokens
-        before any rejection; totals of the global minibatch, whose
-        group_tokens int64[R] are those of the pass's sequences.
+        before any rejection; totals of the global minibatch, with group_tokens int64[R] of the pass's sequences.
         """
 
 

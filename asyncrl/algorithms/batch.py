@@ -1,4 +1,4 @@
-"""What the algorithms are given: the episodes of the global batch, and packed tokens of some of them.
+"""The input of the algorithms: the episodes of the global batch, and packed tokens of some of them.
 
 Shapes and dtypes are checked on construction (InvariantError names the field), so nothing is broadcast by accident.
 """
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.groups import Groups
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.group_statistics import Groups
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.errors import InvariantError
 
 Reduce = Callable[[Tensor], Tensor]
@@ -22,7 +22,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 class MissingScoreError(InvariantError):
-    """A part reads a named score that the episodes do not have."""
+    """A part reads a named score that the episodes lack."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,12 +30,14 @@ class Episodes:
     """Facts about the S sequences of the global batch in plan order, the same on every rank.
 
     group int64[S], dense index of the sequence's group; reward float32[S], the shaped scalar; outcome float32[S], the
-    verifier's own; lengths int64[S], policy tokens; step_scores float32[K], step_sequence int64[K], step_end int64[K]:
-    the K process scores of the batch, whose sequence each is, and the exclusive end of its span among that sequence's
-    tokens (K = 0 without a process model), sequence by sequence, the steps of each in order; extra holds the named
-    scores float32[S] that parts read (`Part.reads`). demonstrated bool[S] marks the demonstrations, None where there
-    are none. greedy bool[S] marks the members that were sampled greedily as a baseline; version is the learner's policy
-    version; priority float32[S] are the importance weights of a sampler that prefers some groups.
+    verifier's own; lengths int64[S], policy tokens; extra holds the named scores float32[S] that parts read
+    (`Part.reads`). demonstrated bool[S] marks the demonstrations, None where there are none. greedy bool[S] marks the
+    members that were sampled greedily as a baseline. version is the learner's policy version. priority float32[S] are
+    the importance weights of a sampler that prefers some groups.
+
+    The batch has K process scores (0 without a process model), sequence by sequence, the steps of each in order:
+    step_scores float32[K]; step_sequence int64[K], the sequence of each; step_end int64[K], the exclusive end of its
+    span among the sequence's tokens.
     """
 
     group: Tensor
@@ -85,8 +87,9 @@ class Episodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Centres:
-    """Means float64[] over the policy tokens of the global batch, None without returns. Variances are summed around
-    them: the difference of a mean square and a squared mean has no digits left where values are far from 0."""
+    """Means float64[] over the policy tokens of the global batch, around which variances are summed."""
+
+    # The difference of a mean square and a squared mean has no digits left where values are far from 0.
 
     advantages: Tensor
     returns: Tensor | None
@@ -110,7 +113,7 @@ class Tokens:
     token's weight in each of the K weight streams.
 
     `centres`, which it adds too, are those of the advantages and returns of the whole batch.
-    `view` is `View.of` these tokens where somebody worked it out already, on a host that must not wait for a GPU.
+    `view` is `PolicyTokens.of` these tokens if it was computed in advance, on a host that must not wait for a GPU.
     """
 
     sequence: Tensor
@@ -133,7 +136,7 @@ class Tokens:
     lag: Tensor | None = None
     streams: Tensor | None = None
     centres: Centres | None = None
-    view: View | None = None
+    view: PolicyTokens | None = None
 
     def __post_init__(self) -> None:
         _check_shapes(self, "sequence", [name for name, _ in self.tensors() if name != "streams"])
@@ -141,7 +144,7 @@ class Tokens:
         _check_dtypes(self, torch.bool, ("mask", "restricted", "demonstrated", "selected"))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of the tokens that are there, by name."""
+        """The tensors that are not None, by name."""
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
@@ -155,11 +158,11 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Totals:
-    """Counts over the global minibatch before any rejection, by which losses are normalised: policy tokens, and
-    sequences and groups that have any.
+    """Counts over the global minibatch by which losses are normalised: policy tokens, sequences and groups.
 
-    group_tokens int64[S]: for each sequence of the batch, the policy tokens that its group has in the minibatch; None
-    where the groups are not known.
+    Sequences and groups without a policy token are not counted. Counts are taken before any rejection.
+    group_tokens int64[S]: for each sequence of the batch, the policy tokens of its group in the minibatch; None if the
+    groups are not known.
     """
 
     tokens: int
@@ -179,7 +182,7 @@ class Totals:
         return cls(tokens.total(), sequences, groups, of_groups)
 
     def of_pass(self, owner: Tensor) -> Totals:
-        """The same with group_tokens int64[R], those of a pass with the sequences owner int64[R]."""
+        """The totals with group_tokens int64[R] of a pass with the sequences owner int64[R]."""
         return self if self.group_tokens is None else replace(self, group_tokens=self.group_tokens[owner])
 
 

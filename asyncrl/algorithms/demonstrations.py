@@ -2,7 +2,7 @@
 members.
 
 No policy sampled them, so there is no behaviour policy and no ratio. Clipping, corrections, the KL and the entropy
-bonus are about what the policy samples: they do not see these tokens, and neither do the metrics of ratios and ages.
+bonus are about samples of the policy, so they leave these tokens out, and so do the metrics of ratios and ages.
 Their loss is the policy gradient with an importance weight of its own, and is aggregated with that of the other tokens.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Tokens
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.config.schema import DemonstrationConfig
 
 
@@ -25,8 +25,8 @@ class DemonstrationLoss:
 
     Formula: -A p / sg(p); where it is shaped, -A p / (p + gamma), whose gradient is -A w grad log p with
     w = gamma p / (p + gamma)^2
-    Source: Learning to Reason under Off-Policy Guidance, 2025 (policy shaping, with 1 for the probability that whoever
-    wrote the demonstration had given to its tokens)
+    Source: Learning to Reason under Off-Policy Guidance, 2025 (policy shaping, with 1 for the probability of each token
+    under the demonstrator)
     """
 
     shaped: bool
@@ -43,7 +43,7 @@ class DemonstrationLoss:
         return -advantages * self._share(logprobs)
 
     def weights(self, logprobs: Tensor) -> Tensor:
-        """float[M]: what the gradient of each token's log-prob is multiplied by, beside the advantage."""
+        """float[M]: the factor of the gradient of each token's log-prob, without the advantage."""
         share = self._share(logprobs)
         return share * (1 - share) if self.shaped else torch.ones_like(logprobs)
 
@@ -52,17 +52,17 @@ class DemonstrationLoss:
         return torch.sigmoid(logprobs - math.log(self.gamma))
 
 
-def of_demonstrations(tokens: Tokens) -> View | None:
-    """The tokens that demonstrations teach; None where these are no tokens of any."""
+def of_demonstrations(tokens: Tokens) -> PolicyTokens | None:
+    """The policy tokens of demonstrations; None without a demonstration."""
     if tokens.demonstrated is None:
         return None
-    view = View.of(tokens)
+    view = PolicyTokens.of(tokens)
     return view.narrow(view.take(tokens.demonstrated))
 
 
 def only_sampled(tokens: Tokens) -> Tokens:
-    """The tokens, whose view has only those that a policy sampled. Demonstrations stay in it as empty sequences."""
+    """The tokens, with a view of only the sampled ones. Demonstrations stay in it as empty sequences."""
     if tokens.demonstrated is None:
         return tokens
-    view = View.of(tokens)
+    view = PolicyTokens.of(tokens)
     return replace(tokens, view=view.narrow(~view.take(tokens.demonstrated)))

@@ -19,7 +19,7 @@ from asyncrl.algorithms.presets import HEAD, preset_rows
 from asyncrl.config.option import Option, options
 
 TABLES = re.compile(r"(<!-- parts of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-"""The place of a kind's tables on the page."""
+"""The marks around a kind's tables on the page."""
 PRESETS = re.compile(r"(<!-- presets -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -83,7 +83,7 @@ def _parameter_text(parameter: dict[str, Any]) -> str:
 
 
 def page(text: str) -> str:
-    """The page `text` with its tables written anew."""
+    """The page `text` with new tables."""
     presets = "".join(map(_line, [HEAD, ["---"] * len(HEAD), *preset_rows()]))
     text = PRESETS.sub(lambda place: place[1] + presets + place[2], text)
     return TABLES.sub(lambda place: place[1] + _tables(place[2]) + place[3], text)

@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.log_ratios import clamp_log
 from asyncrl.algorithms.parts import Part, param
-from asyncrl.algorithms.view import clamp_log
 
 D_LIMIT = 10.0
 

@@ -1,4 +1,4 @@
-"""What every step reports: additive sums of one forward pass, and the step's numbers from the sums of all of them.
+"""The metrics of a step: additive sums of one forward pass, and the step's numbers from the sums of all passes.
 
 Sums are float64, so that micro-batches and ranks add up to the same numbers however the batch was split. A ratio r is
 summed as its excess r - 1, which keeps its digits where policies are close: k3 is the mean of excess - log r. Variances
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Centres, Episodes, Tokens
+from asyncrl.algorithms.log_ratios import clamp_log
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.ratio_bins import CORRECTED, RAW, bin_counts, shares
-from asyncrl.algorithms.view import View, clamp_log
 
 AGREEMENT = 1e-4
 """Log-probs that differ by no more than this agree: the same weights in two float32 programs."""
@@ -28,8 +29,11 @@ LAG_BINS = 17
 """Token lags 0 to 15 have a bin each; the last holds all above."""
 
 
-def age_sums(view: View, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
-    """Behaviour against proximal policy, over all policy tokens: log_w float[M], log pi_prox - log mu, clamped."""
+def age_sums(view: PolicyTokens, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
+    """The sums that compare behaviour and proximal policy over all policy tokens.
+
+    log_w float[M], log pi_prox - log mu, clamped.
+    """
     spans, excess = view.sequences, log_w.expm1()
     logs, behaviour = spans.sum(log_w), spans.mean(view.take(tokens.behaviour))
     mean = logs / spans.lengths.clamp(min=1)
@@ -57,7 +61,7 @@ def age_sums(view: View, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
 def update_sums(
     log_ratio: Tensor, weights: Tensor | None, advantages: Tensor, centres: Centres | None
 ) -> dict[str, Tensor]:
-    """Proximal policy against the one being trained, over the kept tokens: log_ratio float[M], clamped."""
+    """The sums that compare proximal and trained policy over the kept tokens; log_ratio float[M], clamped."""
     log_ratio = log_ratio.detach()
     count = log_ratio.new_full((), log_ratio.numel(), dtype=torch.float64)
     binned = {} if weights is None else {CORRECTED: bin_counts(weights.detach().log())}
@@ -74,7 +78,7 @@ def update_sums(
 
 
 def taught_sums(logprobs: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-    """The tokens of demonstrations, with log-probs and advantages float[M]."""
+    """The sums over the tokens of demonstrations, with log-probs and advantages float[M]."""
     return {
         TAUGHT: logprobs.new_full((), logprobs.numel(), dtype=torch.float64),
         "demonstration/nll": -_sum(logprobs.detach()),
@@ -83,8 +87,8 @@ def taught_sums(logprobs: Tensor, advantages: Tensor) -> dict[str, Tensor]:
     }
 
 
-def return_sums(view: View, tokens: Tokens) -> dict[str, Tensor]:
-    """The returns of the policy tokens, where the estimator has any."""
+def return_sums(view: PolicyTokens, tokens: Tokens) -> dict[str, Tensor]:
+    """The sums over the returns of the policy tokens; empty if the estimator has none."""
     if tokens.returns is None:
         return {}
     return _spread("return", view.take(tokens.returns), None if tokens.centres is None else tokens.centres.returns)
@@ -97,10 +101,10 @@ def moments(name: str, sums: Mapping[str, float], count: float) -> tuple[float, 
 
 
 def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, float]:
-    """The step's metrics from the sums of `age_sums`, `update_sums` and the composition; `rules` name the corrections.
+    """The step's metrics from the sums of `age_sums`, `update_sums` and step_loss.py; `rules` name the corrections.
 
-    mismatch/ compares behaviour and proximal policy on all policy tokens, update/ proximal and trained policy on those
-    that were kept; shares are of all policy tokens.
+    mismatch/ compares behaviour and proximal policy on all policy tokens. update/ compares proximal and trained policy
+    on the kept tokens. Shares are of all policy tokens.
     """
     get = {name: float(value) for name, value in sums.items() if value.dim() == 0}
     tokens, kept = max(1.0, get.get("tokens", 0.0)), max(1.0, get.get("kept", 0.0))
@@ -128,8 +132,7 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
 
 
 def episode_metrics(episodes: Episodes) -> dict[str, float]:
-    """Of the whole batch, once a step: statistics of rewards and lengths of what the policy played, and of the rewards
-    of demonstrations."""
+    """The rewards and lengths of the whole batch, once a step: of sampled episodes, and of demonstrations."""
     reward, lengths = episodes.reward.double(), episodes.lengths.double()
     shown = {}
     if episodes.demonstrated is not None:
@@ -183,7 +186,7 @@ def _updates(get: Mapping[str, float], kept: float, tokens: float) -> dict[str, 
 
 
 def _spread(name: str, values: Tensor, centre: Tensor | None) -> dict[str, Tensor]:
-    """The sums from which `moments` has the mean of values float[M], and their variance around `centre` float64[]."""
+    """The sums that `moments` needs of values float[M]; `centre` float64[] is a number near their mean."""
     centred = values.double() if centre is None else values.double() - centre
     return {f"{name}/sum": _sum(values), f"{name}/centred": centred.sum(), f"{name}/squared": centred.square().sum()}
 
@@ -203,5 +206,6 @@ def _lags(counts: Sequence[float]) -> dict[str, float]:
 
 
 def _sum(values: Tensor) -> Tensor:
-    """In float64: moments are differences of sums, and float32 would lose their digits."""
+    """The sum in float64."""
+    # Moments are differences of sums, and float32 would lose their digits.
     return values.sum(dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What every choosable part is: a frozen dataclass of parameters, declared once with type, range and meaning.
+"""The base of every part: a frozen dataclass of parameters, each declared once with type, range and meaning.
 
 The class docstring is the part's card, read by the command line and the documentation: a first sentence, then entries
 `Formula:`, `Use:`, `Source:` and, where there is one, `Caveat:`.
@@ -16,7 +16,7 @@ from asyncrl.config.option import option, options
 from asyncrl.errors import ConfigError
 
 param = option
-"""How a part declares a parameter."""
+"""Declares a parameter of a part."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -54,17 +54,19 @@ class Part(ABC):
 
     @property
     def reads(self) -> Sequence[str]:
-        """The named scores of the labels that it reads. `Episodes.extra` has only scores that a part reads, and no
-        episode is trained whose labels lack one of them."""
+        """The named scores of the labels that the part reads.
+
+        `Episodes.extra` has only scores that a part reads. An episode whose labels lack one of them is not trained.
+        """
         return ()
 
     def setting(self, parameter: str) -> str:
-        """How a message names one parameter and its value."""
+        """The name and value of a parameter, for messages."""
         return f"algorithm.{self.kind} {self.name}: {parameter}={getattr(self, parameter)!r}"
 
 
 def card(part: type[Part]) -> dict[str, str]:
-    """The entries of its docstring: `summary`, and `formula`, `use`, `source`, `caveat` where they are."""
+    """The entries of the part's docstring: `summary`, and any of `formula`, `use`, `source`, `caveat`."""
     text = re.sub(r"\s+", " ", (part.__doc__ or "").strip())
     pieces = re.split(r" ?\b(Formula|Use|Source|Caveat): ", text)
     entries = {label.lower(): body.strip() for label, body in zip(pieces[1::2], pieces[2::2], strict=True)}

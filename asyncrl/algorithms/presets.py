@@ -31,7 +31,7 @@ def _row(name: str, path: Path) -> list[str]:
 
 
 def _further(chosen: Mapping[str, Any]) -> Iterator[str]:
-    """What the run must have for the preset, and the other keys that it sets."""
+    """The needs of the preset, and the other keys that it sets."""
     advantage: Any = registry.find("advantage", chosen["advantage"]["name"])
     if advantage.needs_critic:
         yield f"has a critic (`critic.path`), its loss {part_text(chosen['value'])}"

@@ -1,7 +1,7 @@
 """Histograms of ratios of probabilities, in bins that every pass and every rank shares, so that counts add up.
 
-The middle bin is around 1. On each side of it a ratio's factor to or from 1 is squared from one bin to the next: it
-ends at 2^(1/64), 2^(1/32), ..., 2, 4, and the outermost bins hold what is further off.
+The middle bin is around 1 and ends at 2^(1/64). The bins above it end at 2^(1/32), ..., 2, 4: each end is the square of
+the one before. The bins below 1 mirror them. The outermost bins hold all ratios beyond.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ BINS = 2 * SIDE + 1
 FINEST = math.log(2) / 64
 """The largest abs(log ratio) of the middle bin."""
 RAW, CORRECTED = "ratio_bin", "weight_bin"
-"""The counts of raw importance weights, which all policy tokens have, and of corrected ones, which kept tokens have."""
+"""The counts of raw importance weights, of all policy tokens, and of corrected ones, of the kept tokens."""
 
 
 def bin_counts(log_ratio: Tensor) -> Tensor:
-    """How many of log_ratio float[M] are in each bin: float64[BINS], on its device, without a wait for it. The log of 0
-    is in the first bin."""
+    """The count of log_ratio float[M] in each bin: float64[BINS], on its device. The log of 0 is in the first bin."""
+    # Nothing here makes the host wait for a GPU.
     far = (log_ratio.abs() / FINEST).log2().floor().clamp(-1, SIDE - 1) + 1
     # A log-ratio that is not finite must not count outside of the tensor.
     index = (SIDE + far * log_ratio.sign()).long().clamp(0, BINS - 1)
@@ -32,8 +32,10 @@ def bin_counts(log_ratio: Tensor) -> Tensor:
 
 
 def bin_edges() -> tuple[float, ...]:
-    """The log-ratios between which the bins are: BINS + 1 values that rise. What is beyond the outer ones, which are
-    those of 1/16 and 16, is counted within them."""
+    """The edges of the bins as log-ratios: BINS + 1 rising values, from log(1/16) to log(16).
+
+    The outermost bins also count the ratios beyond these edges.
+    """
     side = [FINEST * 2**power for power in range(SIDE + 1)]
     return (*(-each for each in reversed(side)), *side)
 

@@ -1,5 +1,7 @@
-"""Parts by kind and name. A built-in part is found because its file lies in the kind's folder (or module); a part of
-yours is named by its dotted path, such as my_package.losses.MyLoss.
+"""Parts by kind and name.
+
+A built-in part is found because its file lies in the kind's folder (or module). A part of yours is named by its dotted
+path, such as my_package.losses.MyLoss.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ HOMES = {
     "aggregation": "aggregation",
     "reward": "rewards",
     "value": "losses.value",
-    "stream": "streams",
+    "stream": "loss_streams",
 }
-"""Where the parts of each kind live, under asyncrl.algorithms; the kinds are the keys of the `algorithm` section."""
+"""The module of each kind under asyncrl.algorithms; the kinds are the keys of the `algorithm` section."""
 
 
 @cache
@@ -39,7 +41,7 @@ def parts(kind: str) -> Mapping[str, type[Part]]:
 
 
 def find(kind: str, name: str) -> type[Part]:
-    """The part of that kind and name. Raises ConfigError, which lists the names or says what is wrong with a path."""
+    """The part of that kind and name. Raises ConfigError: no part has the name, or the path is wrong."""
     built_in = parts(kind)
     if name in built_in:
         return built_in[name]
@@ -57,7 +59,7 @@ def build(kind: str, name: str, params: Mapping[str, Any]) -> Part:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """A question that names the parts nearest to an unknown name, and the preset that has it; or nothing."""
+    """A question with the names nearest to an unknown one, and the preset of that name; empty without any."""
     names = list(known)
     longer = [each for each in names if name and each.startswith(name)]
     near = longer or difflib.get_close_matches(name, names, 1)

@@ -3,7 +3,7 @@
 The answer comes from a simulation at the rates of a run: the lengths of its episodes, the delays of its tools, the
 speed of its engines, scorers and learner. Tickets, groups, samplers and batch plans are those of the real replay. With
 --gpus it tries several numbers of learner GPUs, and marks the fastest one. --save writes rates and sizes to a file that
-you can edit, and name in place of the run. docs/planning.md says what the answer leaves out.
+you can edit, and name in place of the run. docs/cluster.md says what the answer leaves out.
 """
 
 from __future__ import annotations

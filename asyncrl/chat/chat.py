@@ -1,15 +1,18 @@
 """A chat template as exact token ids: prompts, and the suffixes that follow sampled tokens.
 
-Invariant: prompt, sampled tokens, suffix, sampled tokens, ... is the tokenisation of the template's own rendering of
-the whole conversation, if the policy wrote canonical text and the template does not rewrite the history (`chat_checks`
-finds templates that do). Sampled tokens are never decoded and encoded again. The contents of messages never become
-special tokens (`contents`).
+Invariant: prompt, sampled tokens, suffix, sampled tokens, ... are the tokens of the template's own rendering of the
+whole conversation. This holds if the policy wrote canonical text and the template does not rewrite the history
+(`chat_checks` finds templates that do).
 
-A suffix comes from the rendering of a dummy conversation whose assistant turn contains a mark. The suffix is the text
-that the template writes after the end-of-turn token behind the mark. It is tokenised together with that token, at which
-every tokenizer splits, so that it does not depend on earlier text. Results are rendered together, because some
-templates merge consecutive tool messages. The mark is needed because templates render an assistant turn differently if
-it is the last one: a conversation without the tool messages is in general no prefix of the one with them.
+Sampled tokens are never decoded and encoded again. The contents of messages never become special tokens (`contents`).
+
+A suffix comes from the rendering of a dummy conversation whose assistant turn contains a mark. After the mark follows
+the end-of-turn token, and the suffix is the text after that token. It is tokenised together with the token, at which
+every tokenizer splits, so it does not depend on earlier text.
+
+Results are rendered together, because some templates merge consecutive tool messages. The mark is needed because
+templates render an assistant turn differently if it is the last one. So a conversation without the tool messages is in
+general no prefix of the one with them.
 """
 
 from __future__ import annotations
@@ -47,12 +50,14 @@ _NO_CALLS = "the model's chat template does not show an assistant turn that call
 class Chat:
     """A Hugging Face tokenizer's chat template. Returned arrays are cached and read-only.
 
-    `template_kwargs` are passed to the template, such as `enable_thinking=False`. `format` is how the model writes
-    calls: the format that `tool_call_format` names or, with "auto", the one that reads the template's own rendering of
-    a call; None if there is none. `stop_ids` are the tokens that end a turn: those with which the template ends an
-    assistant turn (an answer, and a turn that calls tools), the tokenizer's eos, those of the format, and
-    `further_ends`. `one_call` is true if the template shows only one call a turn, `opens_thought` if its generation
-    prompt opens a thought. `piece` returns the text of one token; a part of a character reads U+FFFD.
+    - `template_kwargs` are passed to the template, such as `enable_thinking=False`.
+    - `format` is the format of calls that `tool_call_format` names or, with "auto", the one that reads the template's
+      own rendering of a call; None if there is none.
+    - `stop_ids` are the tokens that end a turn: the template's ends of an answer and of a turn that calls tools, the
+      tokenizer's eos, the ends of the format, and `further_ends`.
+    - `one_call` is true if the template shows only one call a turn, `opens_thought` if its generation prompt opens a
+      thought.
+    - `piece` returns the text of one token; a part of a character reads U+FFFD.
 
     Raises ConfigError: there is no template, or it ends an assistant turn without a special token.
     """
@@ -86,35 +91,37 @@ class Chat:
 
     @cached_property
     def longest_piece(self) -> int:
-        """The most characters of one token, or more."""
+        """An upper limit of the characters of one token."""
         return max(map(len, self._tokenizer.get_vocab()))
 
     def prompt(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
-        """Ids of a conversation up to the policy's next turn; the template lists `tools`.
+        """Encode a conversation up to the policy's next turn; the template lists `tools`.
 
         Raises RefusedError: the template does not take the messages.
         """
         return self._prompt(_key(messages, tools))
 
     def suffix(self, messages: Messages, tools: Messages, last: int | None = None) -> NDArray[np.int32]:
-        """Ids between the last token of an assistant turn and the policy's next turn.
+        """Encode the text between the last token of an assistant turn and the policy's next turn.
 
         `messages` are the results of all the turn's calls in order (`role` tool, `name`, `content`), a user turn, or
-        both. `last` is the turn's last token: if templates of the model's family end no turn with it, the suffix begins
-        with the token with which this one does. A turn that was cut lacks it, and one that a further end token ended.
+        both. `last` is the turn's last token. If the template ends no turn with it, the suffix begins with the
+        template's own end token: the turn was cut, or ended by a further end token.
 
         Raises RefusedError: the template does not take the messages, or does not show calls.
         """
         return self._suffix(_key(messages, tools), last)
 
     def renders(self, tokens: NDArray[np.int32], messages: Messages, tools: Messages) -> bool:
-        """Whether `tokens` have the text of the template's rendering of the conversation: see `rendered`."""
+        """True if `tokens` have the text of the template's rendering of the conversation: see `rendered`."""
         rendered = self.rendered(messages, tools)
         return np.array_equal(rendered, tokens) or self.text(rendered) == self.text(tokens)
 
     def rendered(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
-        """Ids of the template's own rendering of a conversation, up to the policy's next turn. If the last message is
-        the policy's, up to the end of its turn. Raises RefusedError."""
+        """Encode the template's own rendering of a conversation, up to the policy's next turn. Raises RefusedError.
+
+        If the last message is the policy's, it ends with that turn.
+        """
         if messages[-1]["role"] != "assistant":
             return self.prompt(messages, tools)
         hidden, shown = self._contents.hide([messages, tools])
@@ -122,11 +129,10 @@ class Chat:
         return _frozen(self._contents.encode(self._ended(text, messages[-1])))
 
     def written(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
-        """Ids of what the policy would have to write for the template to render the last message, an assistant turn,
-        with the end of the turn. If the template drops or moves some of it: the message itself, calls in the model's
-        format.
+        """Encode the text that the policy must write for the template to render the last message, an assistant turn.
 
-        Raises RefusedError.
+        It includes the end of the turn. If the template drops or moves a part of the message, the text is the message
+        itself, with calls in the model's format. Raises RefusedError.
         """
         *before, turn = messages
         opening = self._template.render(before, tools)
@@ -144,28 +150,28 @@ class Chat:
         return _frozen(list(self._tokenizer.encode(text, add_special_tokens=False)))
 
     def _ended(self, text: str, turn: Mapping[str, Any]) -> str:
-        """A text that ends with an assistant turn, up to and including the end of that turn. Raises RefusedError."""
+        """Cut `text` after the end of the assistant turn with which it ends. Raises RefusedError."""
         end = self._call_end if turn.get("tool_calls") else self._last_end
         if not end:
             raise RefusedError(_NO_CALLS)
         return text + end if self._ends_at_next or end not in text else text[: text.rindex(end)] + end
 
     def text(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
-        """The text of tokens, marks included."""
+        """The text of tokens, with special tokens."""
         # The tokenizer converts an array at once, but looks at each item of a list.
         ids = np.asarray(tokens, np.int32)
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def identified(self, messages: Messages) -> Messages:
-        """The messages with an id at each call and result. Raises RefusedError: the template does not take them."""
+        """Give an id to each call and result. Raises RefusedError: the template does not take the messages."""
         return self._template.identified(messages)
 
     def parse(self, text: str, functions: Functions) -> ParsedTurn:
-        """What the policy wrote in the turn `text`, with the tools `functions` on offer."""
+        """Parse the policy's turn `text`, with the tools `functions` on offer."""
         return parse_turn(text, functions, self.format, self.one_call) if self.format else ParsedTurn(text)
 
     def parse_apart(self, text: str, functions: Functions) -> ParsedTurn:
-        """As `parse`, with thoughts apart from the content in every family."""
+        """Parse a turn, with thoughts apart from the content in every family."""
         turn = self.parse(text, functions)
         if self.format is not None and self.format.reasoning_apart:
             return turn
@@ -173,7 +179,7 @@ class Chat:
         return turn._replace(reasoning=reasoning, content=content)
 
     def with_thoughts(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-        """The messages with reasoning within the content, if the template shows none that is beside it."""
+        """Move reasoning into the content, if the template does not show it in its own field."""
         if self._template.shows_reasoning:
             return tuple(messages)
         return tuple(
@@ -184,18 +190,20 @@ class Chat:
         )
 
     def _ends_of_turns(self) -> tuple[bool, str, str, str]:
-        """Whether a turn ends with the first token of the next turn, as in GLM's templates, and has no end of its own.
-        Then the tokens that end the last turn, an earlier answer, and calls. The last one is empty if the template does
-        not show calls.
+        """Find the ends of turns in the template.
+
+        The first value is true if a turn has no end token and ends with the first token of the next turn, as in GLM's
+        templates. The others are the tokens that end the last turn, an earlier answer, and calls. The end of calls is
+        empty if the template does not show calls.
         """
 
-        def behind(turn: dict[str, Any], *following: dict[str, Any], tools: Messages = ()) -> str:
-            """What the template writes behind the mark in `turn`."""
+        def after_mark(turn: dict[str, Any], *following: dict[str, Any], tools: Messages = ()) -> str:
+            """The text that the template writes after the mark in `turn`."""
             messages = [QUESTION, turn, *following]
             return self._template.render(messages, tools, generation_prompt=bool(following)).partition(MARK)[2]
 
         try:
-            closing, followed = behind(answer(MARK)), behind(answer(MARK), QUESTION)
+            closing, followed = after_mark(answer(MARK)), after_mark(answer(MARK), QUESTION)
         except RefusedError as error:
             raise ConfigError(f"the tokenizer of model.path cannot render question and answer: {error}") from error
         own, next_one = self._added.search(closing), self._added.search(followed)
@@ -206,7 +214,7 @@ class Chat:
             )
         end, turn = next_one.group(), calling([{"mark": MARK}])
         try:
-            closing, followed = behind(turn, tools=[TOOL]), behind(turn, result("15"), tools=[TOOL])
+            closing, followed = after_mark(turn, tools=[TOOL]), after_mark(turn, result("15"), tools=[TOOL])
         except RefusedError:
             closing = followed = ""
         if own is None:
@@ -215,7 +223,7 @@ class Chat:
         return False, own.group(), end, call_end
 
     def _recognised(self) -> Format | None:
-        """The format that reads the template's own rendering of a call as that call."""
+        """Find the format that reads the template's own rendering of a call as that call."""
         if not self._call_end:
             return None
         turn, shown = calling([{"mark": MARK}]), [TOOL]
@@ -240,8 +248,8 @@ class Chat:
         marked = calling([*([{}] * (len(names) - 1)), {"mark": MARK}], names) if names else answer(MARK)
         tail = self._template.render([QUESTION, marked, *messages], tools).partition(MARK)[2]
         if any(isinstance(message["content"], list) for message in messages):
-            behind_image = self._template.render([_IMAGE_QUESTION, marked, *messages], tools).partition(MARK)[2]
-            if behind_image != tail:
+            after_image = self._template.render([_IMAGE_QUESTION, marked, *messages], tools).partition(MARK)[2]
+            if after_image != tail:
                 raise RefusedError(_NUMBERS_IMAGES)
         end = self._call_end if names else self._answer_end
         if not end or end not in tail:
@@ -253,7 +261,7 @@ class Chat:
 
 
 def _key(messages: Messages, tools: Messages) -> str:
-    """Messages and tools as text. Raises RefusedError: they have bytes, as images have that nobody reads here."""
+    """Messages and tools as text. Raises RefusedError: they have bytes, as unread images have."""
     try:
         return json.dumps([messages, tools])
     except TypeError as error:

@@ -1,11 +1,11 @@
-"""What an actor finds out about the model's chat template when it starts, so that no episode fails for it later.
+"""The checks of the model's chat template when an actor starts, so that no episode fails because of it.
 
 * Each tool is tried alone, with its schema: a call of it and a result.
 * The data are tried with one row for every order of roles: a template refuses an order, such as a system message first.
-* Short conversations show whether the template rewrites the history. An episode records what was sampled, with suffixes
-  in between. Some templates render a conversation differently once it goes on: they drop thoughts before a later
-  question, move the list of tools, or open the turn with a prompt that the history lacks. A policy that is deployed
-  through such a template sees other contexts than it was trained in.
+* Short conversations show whether the template rewrites the history. An episode records the sampled tokens, with
+  suffixes in between. Some templates render a conversation differently once it goes on: they drop thoughts before a
+  later question, move the list of tools, or open the turn with a prompt that the history lacks. A policy that is
+  deployed through such a template sees other contexts than in training.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ from numpy.typing import NDArray
 from asyncrl.chat.chat import NO_FORMAT, Chat
 from asyncrl.chat.image_blocks import without_images
 from asyncrl.chat.template import QUESTION, TOOL, Messages, answer, calling, result, with_reasoning
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
-from asyncrl.modelling.end_tokens import end_tokens
-from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.types import Task
 
 log = logging.getLogger(__name__)
@@ -48,27 +45,20 @@ CONVERSATIONS: Mapping[str, tuple[Messages, Messages]] = {
         [QUESTION, calling([_ONE]), result("15"), calling([_TWO]), result("16"), _ANSWER],
         [TOOL],
     ),
-    "a question behind a result": (
+    "a question after a result": (
         [QUESTION, calling([_ONE]), result("15"), _ANSWER, _AGAIN, _ANSWER],
         [TOOL],
     ),
     "thoughts": ([QUESTION, answer(_THOUGHT + "answer"), _AGAIN, _ANSWER], []),
     "thoughts before a call": ([QUESTION, calling([_ONE], content=_THOUGHT), result("15"), _ANSWER], [TOOL]),
 }
-"""The conversations that are tried: messages and tools of each."""
+"""The conversations that are tried, by their names: messages and tools of each."""
 
 _CONSEQUENCES = {
     "sampled": "episodes go on from what was sampled, whereas a policy deployed through this template sees its "
     "rendering; actor.history=template begins a new branch instead",
     "template": "episodes begin a new branch there",
 }
-
-
-def open_chat(config: TrainConfig) -> Chat:
-    """The chat template of the policy. Raises ConfigError: it cannot be used."""
-    tokenizer, actor = open_tokenizer(config.model), config.actor
-    ends = end_tokens(config.model, actor.end_tokens, tokenizer)
-    return Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
 
 
 def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
@@ -89,7 +79,7 @@ def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
 
 
 def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, Function]) -> None:
-    """Raises ConfigError: the template refuses one of the `tasks`, which are named by their places, with its tools."""
+    """Raises ConfigError: the template refuses one of the `tasks` with its tools. Tasks are named by their place."""
     for place, task in tasks.items():
         tools = [as_tool(function) for function in (task.tools or functions.values())]
         try:
@@ -103,8 +93,11 @@ def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, F
 
 
 def rewritings(chat: Chat) -> dict[tuple[str, str], list[str]]:
-    """What the template rewrites: the names of conversations in `CONVERSATIONS`, by what is recorded and what is
-    rendered around the point where both begin to differ. Conversations that the template refuses are left out."""
+    """Find the conversations of `CONVERSATIONS` that the template rewrites.
+
+    Returns their names by the recorded and the rendered text around the first difference. Conversations that the
+    template refuses are left out.
+    """
     found = defaultdict(list)
     for name, (messages, tools) in CONVERSATIONS.items():
         with suppress(RefusedError):
@@ -121,7 +114,7 @@ def rewritings(chat: Chat) -> dict[tuple[str, str], list[str]]:
 
 
 def report_rewritings(chat: Chat, history: str) -> None:
-    """Log once what the template rewrites, and what `actor.history` makes of it."""
+    """Log the conversations that the template rewrites, and the consequence under `actor.history`."""
     if found := rewritings(chat):
         log.warning(
             "the model's chat template rewrites the history (docs/agents.md): %s. It rewrites %s",
@@ -134,12 +127,12 @@ def report_rewritings(chat: Chat, history: str) -> None:
 
 
 def as_tool(function: Function) -> Function:
-    """A function object as templates take it."""
+    """Wrap a function object in the form that templates take."""
     return {"type": "function", "function": function.get("function", function)}
 
 
 def _apart(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message with the thought beside its content."""
+    """Move the thought of a message into its own field."""
     content = message["content"].removeprefix(_THOUGHT)
     return message if content == message["content"] else with_reasoning({**message, "content": content}, "thought")
 

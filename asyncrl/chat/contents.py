@@ -2,8 +2,7 @@
 
 A tool's result, a task or an agent's message may contain `<|im_end|>\\n<|im_start|>user`. Encoded with the rendering,
 this would end the turn and begin another. So each such string is replaced by a stand-in before the template sees the
-message. Where a stand-in appears in the rendering, the string is encoded as the ids of its letters. A rendering without
-stand-ins is encoded as the tokenizer encodes it.
+message. For each stand-in in the rendering, the string is then encoded as the ids of its letters.
 
 A stand-in is a number between two private-use characters. Templates trim contents, split them at `</think>` and print
 them as JSON or as Python literals. A stand-in survives all of that; a part of a stand-in is encoded as words.
@@ -25,7 +24,7 @@ from tokenizers import AddedToken
 from asyncrl.errors import ConfigError
 
 OWN_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-"""Marks that the policy writes within its own turn. They neither begin nor end a turn, and prompts explain them."""
+"""Marks within the policy's own turn. They neither begin nor end a turn, and prompts explain them."""
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _ESCAPED = (r"\ue000", r"\ue001")
@@ -52,7 +51,7 @@ class Contents:
         self._letters = lru_cache(maxsize=None)(self._encode_letters)
 
     def hide(self, value: Any) -> Any:
-        """A copy of messages or tools with stand-ins in all texts and keys."""
+        """Copy messages or tools, with stand-ins in all texts and keys."""
         match value:
             case str():
                 return self._pattern.sub(lambda found: f"{_OPEN}{self._numbers[found.group()]}{_CLOSE}", value)
@@ -63,7 +62,7 @@ class Contents:
         return value
 
     def encode(self, rendered: str) -> list[int]:
-        """The ids of a rendering."""
+        """Encode a rendering."""
         numbers: list[int] = []
 
         def joint(found: re.Match[str]) -> str:
@@ -85,21 +84,21 @@ class Contents:
 
     @cached_property
     def _splitting(self) -> tuple[Any, int]:
-        """A copy of the tokenizer in which a joint is one special token, so that its neighbours are encoded as next to
-        any special token. It is made on first use."""
+        """A copy of the tokenizer with the joint as a special token, and the id of that token."""
+        # The neighbours of the joint are then encoded as next to any special token.
         splitting = copy.deepcopy(self._tokenizer)
         splitting.add_tokens([AddedToken(_JOINT, normalized=False, special=True)], special_tokens=True)
         return splitting, int(splitting.convert_tokens_to_ids(_JOINT))
 
     def _encode_letters(self, number: int) -> tuple[int, ...]:
-        """The ids of a hidden string, none of which is an added token. The string is cut in two if it must be."""
+        """Encode a hidden string without added tokens. It is encoded in two parts if necessary."""
         text = self._hidden[number]
         added = set(self._tokenizer.get_added_vocab().values())
-        whole = _behind_newline(self._tokenizer, text, split_special_tokens=True)
+        whole = _after_newline(self._tokenizer, text, split_special_tokens=True)
         if not added & set(whole):
             return tuple(whole)
         for cut in range(1, len(text)):
-            ids = [each for part in (text[:cut], text[cut:]) for each in _behind_newline(self._tokenizer, part)]
+            ids = [each for part in (text[:cut], text[cut:]) for each in _after_newline(self._tokenizer, part)]
             if not added & set(ids):
                 return tuple(ids)
         raise ConfigError(
@@ -108,8 +107,10 @@ class Contents:
 
 
 def _turn_marks(tokenizer: Any, source: str) -> list[AddedToken]:
-    """The tokens with which a template can begin or end a turn. Added tokens for words or blanks, which some tokenizers
-    have, are no such tokens."""
+    """The tokens with which a template can begin or end a turn.
+
+    Some tokenizers have added tokens for words or blanks, which are left out.
+    """
     return [
         token
         for token in tokenizer.added_tokens_decoder.values()
@@ -119,8 +120,7 @@ def _turn_marks(tokenizer: Any, source: str) -> list[AddedToken]:
 
 
 def _check_normalizer(tokenizer: Any, marks: list[str]) -> None:
-    """`marks` are the tokens that the tokenizer looks for in normalised text. Raises ConfigError: another text can
-    normalise to one of them."""
+    """Raises ConfigError: another text can normalise to one of `marks`, which are found in normalised text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not marks or backend is None or backend.normalizer is None:
         return
@@ -136,8 +136,10 @@ def _check_normalizer(tokenizer: Any, marks: list[str]) -> None:
 
 
 def _changes(normalize: Callable[[str], str], normalizer: Any) -> set[str]:
-    """The characters into which a normalizer changes others; an empty text if it deletes some. `normalizer` is its
-    JSON."""
+    """The characters into which a normalizer changes others; with an empty text if it deletes some.
+
+    `normalizer` is its JSON.
+    """
     made = {letter for content in _replacements(normalizer) for letter in content or [""]}
     for character in map(chr, range(sys.maxunicode + 1)):
         if unicodedata.category(character) in ("Cn", "Co", "Cs"):
@@ -148,8 +150,8 @@ def _changes(normalize: Callable[[str], str], normalizer: Any) -> set[str]:
 
 
 def _inside(normalize: Callable[[str], str], text: str) -> str:
-    """`text` as normalised within a longer text: between digits, which no normalizer changes. Some normalizers put
-    something before a whole text, or strip its ends."""
+    """Normalise `text` between digits, which no normalizer changes."""
+    # Some normalizers put something before a whole text, or strip its ends.
     return normalize(f"0{text}0").partition("0")[2].rpartition("0")[0]
 
 
@@ -161,8 +163,8 @@ def _replacements(normalizer: Any) -> Iterator[str]:
         yield from _replacements(each)
 
 
-def _behind_newline(tokenizer: Any, text: str, **options: Any) -> list[int]:
-    """The ids of `text` within a longer text: some tokenizers put a blank before a text."""
+def _after_newline(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    """Encode `text` as within a longer text: some tokenizers put a blank before a text."""
     newline = list(tokenizer.encode("\n", add_special_tokens=False))
     ids = list(tokenizer.encode("\n" + text, add_special_tokens=False, **options))
     if ids[: len(newline)] == newline:

@@ -1,12 +1,11 @@
-"""Whether a request repeats the conversation that an episode has recorded.
+"""The comparison of a request's messages with the conversation that an episode has recorded.
 
-A client sends an earlier turn of the policy back in its own form: with or without the reasoning, beside the content or
-within it, stripped of blanks, or with its calls as text. So turns of the policy are compared by content and calls
-alone. All other messages must be the same word for word.
+A client sends an earlier turn of the policy back in its own form: with or without the reasoning, which may be in the
+content or in its own field, stripped of blanks, or with its calls as text. So turns of the policy are compared by
+content and calls alone. All other messages must be the same word for word.
 
-The form with calls as text is that of smolagents, whose agents write `Calling tools:` and a list of calls, as Python
-prints it, behind what the policy said. Its CodeAgent lists there the code that the policy wrote, as a call of
-`python_interpreter`.
+smolagents sends calls as text: after the policy's text it writes `Calling tools:` and a list of calls, as Python prints
+it. Its CodeAgent lists the code that the policy wrote as a call of `python_interpreter`.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _LONGEST_LIST = 1 << 20
 
 
 def repeats(repeated: Sequence[Message], known: Sequence[Message]) -> bool:
-    """Whether the messages `repeated` are those that are `known`."""
+    """True if the messages `repeated` are the `known` ones."""
     return len(repeated) == len(known) and all(map(same_message, repeated, known))
 
 
 def same_message(repeated: Message, known: Message) -> bool:
-    """Whether a message is the `known` one, in the form of any client."""
+    """True if a message is the `known` one, in the form of any client."""
     if same_value(repeated, known):
         return True
     if not repeated["role"] == known["role"] == "assistant":
@@ -42,12 +41,12 @@ def same_message(repeated: Message, known: Message) -> bool:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two plain values are the same JSON. Python takes `True` for 1; clients may write 1.0 as 1."""
+    """True if two plain values are the same JSON. `True` differs from 1, though not in Python; 1.0 is the same as 1."""
     return bool(one == other) and _same_kinds(one, other)
 
 
 def _same_kinds(one: Any, other: Any) -> bool:
-    """Whether equal values are true or false at the same places."""
+    """True if equal values have truth values at the same places."""
     match one:
         case dict():
             return all(_same_kinds(inner, other[name]) for name, inner in one.items())
@@ -65,7 +64,7 @@ def _calls(turn: Message) -> list[tuple[str, Any]]:
 
 
 def _lists(said: str, known_said: str, known_made: list[tuple[str, Any]]) -> bool:
-    """Whether `said` is what the policy said, with its calls as text behind it."""
+    """True if `said` is the policy's text followed by its calls as text."""
     before, mark, text = said.rpartition(_LISTED)
     if not mark or before.strip() != known_said or len(text) > _LONGEST_LIST:
         return False

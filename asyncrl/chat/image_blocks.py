@@ -1,4 +1,4 @@
-"""The blocks of a message's content: which show images, which are text, and which a template must not see.
+"""The blocks of a message's content: images, text, and blocks that a template must not see.
 
 An image block is `{"type": "image", "image": SOURCE}`, or the `{"type": "image_url", "image_url": {"url": SOURCE}}` of
 the chat-completions API; `image_sources` reads the source.
@@ -14,7 +14,7 @@ from asyncrl.errors import RefusedError
 Messages = Sequence[Mapping[str, Any]]
 IMAGE_TYPES = ("image", "image_url")
 UNREAD = frozenset({*IMAGE_TYPES, "input_image", "video", "video_url", "audio", "audio_url", "input_audio"})
-"""Types of blocks, and names of their fields, that templates show by marks other than text."""
+"""The types of blocks, and names of their fields, that templates show by special marks instead of text."""
 
 
 def is_image(block: Any) -> bool:
@@ -29,7 +29,7 @@ def image_blocks(messages: Messages) -> list[Mapping[str, Any]]:
 
 
 def only_text(block: Any) -> Any:
-    """A block that is no image, in the form that templates take.
+    """Prepare a block that is no image for templates.
 
     Raises RefusedError: the block shows something that a template would mark, such as a video.
     """
@@ -46,7 +46,7 @@ def only_text(block: Any) -> Any:
 
 
 def without_images(messages: Messages) -> Messages:
-    """The messages with a bare mark for each image, so that a template can be applied before any image is read.
+    """Replace each image by a bare mark, so that a template can be applied before any image is read.
 
     Raises RefusedError: see `only_text`.
     """

@@ -1,11 +1,11 @@
-"""Where the images of messages come from: bytes in the message, files of permitted folders, and public addresses.
+"""The sources of images in messages: bytes in the message, files of permitted folders, and public addresses.
 
 An image block (`image_blocks`) has a source: the bytes of a file, a struct with `bytes` or `path` as Hugging Face
 datasets write it, a `data:` URL, a path, or an http or https URL.
 
-Tasks may come from anybody. So a path must lie, once links are followed, in one of `data.images.folders`. A URL is
-fetched only with `data.images.urls`, from addresses of the public internet (`network.public`), and a redirection is not
-followed. Nothing larger than `data.images.max_mb` is read.
+Tasks are untrusted. So a path must lie, once links are followed, in one of `data.images.folders`. A URL is fetched only
+with `data.images.urls`, from addresses of the public internet (`network.public`), and a redirection is not followed.
+Nothing larger than `data.images.max_mb` is read.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from asyncrl.network.public import Connect, get_public, public_connector
 FETCH_S = 20.0
 
 Fetch = Callable[[str, int], Awaitable[bytes]]
-"""The bytes behind a URL, at most so many. Raises RefusedError."""
+"""A function that fetches a URL, with a limit in bytes. Raises RefusedError."""
 
 
 async def read_source(block: Mapping[str, Any], config: ImagesConfig, fetch: Fetch | None = None) -> bytes:
-    """The bytes of the file that an image block names. `fetch` gets what is behind URLs, `fetch_public` by default.
+    """Read the file that an image block names. `fetch` gets URLs, by default `fetch_public`.
 
-    Raises RefusedError: the block names none, or one that may not be read, or that is too large.
+    Raises RefusedError: the block names no file, or one that may not be read or is too large.
     """
     limit = int(config.max_mb * 2**20)
     source = _source(block)
@@ -82,7 +82,7 @@ def _decoded(url: str) -> bytes:
 
 
 def read_permitted(path: str, folders: Sequence[str], limit: int) -> bytes:
-    """The bytes of a file within one of `folders`. A relative path is one in the first of them that has it.
+    """Read a file within one of `folders`. A relative path is looked for in each of them, in their order.
 
     Raises RefusedError: it lies elsewhere, is no regular file, has more than `limit` bytes, or cannot be read.
     """
@@ -99,7 +99,7 @@ def read_permitted(path: str, folders: Sequence[str], limit: int) -> bytes:
 
 def _read(file: Path, path: str, limit: int) -> bytes:
     try:
-        # A pipe would block here, and a link that was put there meanwhile may lead elsewhere.
+        # Without these flags a pipe would block, and a link made since the check could lead elsewhere.
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as opened:
             about = os.fstat(descriptor)
@@ -111,7 +111,7 @@ def _read(file: Path, path: str, limit: int) -> bytes:
 
 
 async def fetch_public(url: str, limit: int, connect: Connect = public_connector) -> bytes:
-    """What is behind a URL on the public internet.
+    """Fetch a URL on the public internet.
 
     Raises RefusedError: its address is not public, it redirects, it has more than `limit` bytes, or it cannot be
     fetched.

@@ -12,21 +12,21 @@ from asyncrl.errors import RefusedError
 from asyncrl.text import encodable, nested_within
 
 MAX_LEVELS = 64
-"""Levels of lists and objects in a request."""
+"""The most levels of lists and objects in a request."""
 
 IMAGE_SCHEMES = ("data", "http", "https")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def read_messages(messages: Sequence[Any]) -> tuple[Message, ...]:
-    """Messages of the API in the form that templates take. Raises RefusedError."""
+    """Read messages of the API into the form that templates take. Raises RefusedError."""
     names: dict[str, tuple[str, str]] = {}
     return tuple(_message(message, names) for message in messages)
 
 
 def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:
-    """A message in the form that templates take, whatever form it has. `names` maps the ids of earlier calls to their
-    tools and to the ids that templates take."""
+    """Read one message into the form that templates take. `names` maps the ids of earlier calls to their tools and to
+    the ids that templates take."""
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise RefusedError(f"a message must have a role of {', '.join(_ROLES)}, not {message!s:.100}")
     role = "system" if message["role"] == "developer" else message["role"]
@@ -45,7 +45,7 @@ def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:
 
 
 def _content(content: Any, role: str) -> str | list[dict[str, Any]]:
-    """A text, or parts of which at least one is an image."""
+    """Read a content: a text, or parts of which at least one is an image."""
     match content:
         case None:
             return ""
@@ -73,7 +73,7 @@ def _block(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def image_part(url: Any) -> dict[str, Any]:
-    """An image of a message by its URL. Raises RefusedError: it is none, or names a file of the actor's host."""
+    """An image block with a URL. Raises RefusedError: it is no URL, or names a file of the actor's host."""
     if not isinstance(url, str) or url.partition(":")[0].lower() not in IMAGE_SCHEMES:
         raise RefusedError(f"an image is {url!s:.60}; it must be a data: URL, or an http or https URL")
     return {"type": "image_url", "image_url": {"url": url}}
@@ -104,7 +104,10 @@ def _call(call: Any, number: int, names: dict[str, tuple[str, str]]) -> Message:
 
 
 def read_tools(tools: Any) -> tuple[Message, ...]:
-    """Tools as templates take them. Raises RefusedError: one has no schema to check the policy's calls against."""
+    """Read tools into the form that templates take.
+
+    Raises RefusedError: one has no schema to check the policy's calls against.
+    """
     offered = tools if isinstance(tools, list) else [tools]
     for tool in offered:
         match tool:
@@ -118,7 +121,7 @@ def read_tools(tools: Any) -> tuple[Message, ...]:
 
 
 def _is_object_schema(schema: Any) -> bool:
-    """Whether calls can be checked against it."""
+    """True if calls can be checked against the schema."""
     if not isinstance(schema, dict):
         return False
     properties, required = schema.get("properties") or {}, schema.get("required") or []

@@ -1,8 +1,8 @@
-"""What the policy wrote in an assistant turn: content, reasoning and tool calls.
+"""The parser of an assistant turn into content, reasoning and tool calls.
 
 The model's format finds the calls (`asyncrl.chat.formats`). A call that cannot be made as written is a
 `MalformedCall`, whose error the policy reads. Calls within thoughts, before `</think>`, are ignored, also if the
-thought never ends. The arguments of a call can be sent and stored.
+thought never ends. The arguments of a call can always be sent and stored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncrl.types import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """A call that was not made; the policy reads `error` in place of a result. With `unknown` there is no such tool."""
+    """A call that was not made; the policy reads `error` instead of a result. `unknown`: there is no such tool."""
 
     error: str
     name: str = "unknown"
@@ -26,9 +26,11 @@ class MalformedCall:
 
 
 class ParsedTurn(NamedTuple):
-    """An assistant turn. `content` is what the policy wrote beside its calls, or all if one call is malformed.
-    `reasoning` is apart from it only where the chat template wants it so. `ids` are those that the policy gave its
-    calls, one for each; empty where it gave none."""
+    """An assistant turn. `content` is the policy's text apart from its calls, or all of it if one call is malformed.
+
+    `reasoning` is separate only if the chat template wants it so. `ids` has the policy's own id of each call, an empty
+    text if it gave none.
+    """
 
     content: str
     reasoning: str = ""
@@ -43,20 +45,20 @@ class ParsedTurn(NamedTuple):
 
 
 def parse_turn(text: str, functions: Functions, format: Format, one_call: bool = False) -> ParsedTurn:
-    """The assistant turn `text`, with its calls in order.
+    """Parse the assistant turn `text`, with its calls in order.
 
     Arguments are checked for presence, type and listed values; nested values are left to the tool. With `one_call`
     several calls are one malformed call.
     """
     found: list[tuple[ToolCall | MalformedCall, str]] = []
     said: list[str] = []
-    position = behind = 0
+    position = after = 0
     thinking = False
     while mark := format.mark.search(text, position):
         position, groups = mark.end(), mark.groupdict()
         if groups.get("thought"):
             thinking = bool(groups["opened"])
-            found, said, behind = [], [], 0
+            found, said, after = [], [], 0
         if thinking or groups.get("thought"):
             continue
         try:
@@ -65,16 +67,16 @@ def parse_turn(text: str, functions: Functions, format: Format, one_call: bool =
             written, end = [unreadable], position
         position = max(position, end)
         if written:
-            said.append(text[behind : mark.start()])
-            behind = position
+            said.append(text[after : mark.start()])
+            after = position
         found += ((_checked(each, functions), each.id) for each in written)
     calls, ids = tuple(call for call, _ in found), tuple(id for _, id in found)
     if one_call and len(calls) > 1:
         error = f"Error: one tool call at a time; none of these {len(calls)} was made."
         calls, ids = (MalformedCall(error, calls[0].name),), ids[:1]
     turn = ParsedTurn("", "", calls, ids)
-    beside = "".join([*said, text[behind:]]) if format.text_behind else "".join(said[:1])
-    reasoning, content = format.split(beside if turn.made else text)
+    apart = "".join([*said, text[after:]]) if format.text_after_calls else "".join(said[:1])
+    reasoning, content = format.split(apart if turn.made else text)
     return turn._replace(reasoning=reasoning, content=content.strip() if turn.made else content)
 
 
@@ -89,7 +91,7 @@ def _checked(written: WrittenCall | CallError, functions: Functions) -> ToolCall
 
 
 def _problem(arguments: Mapping[str, Any], function: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments; empty if nothing is."""
+    """The fault of the arguments; empty if there is none."""
     parameters = parameters_of(function)
     properties = parameters.get("properties") or {}
     for name in parameters.get("required") or ():

@@ -1,4 +1,4 @@
-"""How many tokens the prompts of tasks have, and which of them a prompt that is too long keeps."""
+"""The lengths of tasks' prompts, and the truncation of those that are too long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncrl.types import Task
 
 
 def prompt_tokens(chat: Chat, task: Task, functions: Mapping[str, Mapping[str, Any]]) -> NDArray[np.int32]:
-    """The prompt of an episode: the task's messages with the task's own tools, or else all `functions` on offer. An
+    """Encode the prompt of an episode: the task's messages with its own tools, or else all `functions` on offer. An
     image counts as one token.
 
     Raises RefusedError: the chat template does not take the messages.
@@ -25,7 +25,7 @@ def prompt_tokens(chat: Chat, task: Task, functions: Mapping[str, Mapping[str, A
 
 
 def cut_prompt(tokens: NDArray[np.int32], limit: int, truncation: str) -> NDArray[np.int32]:
-    """At most `limit` of the tokens: without the first ones (left), the last ones (right) or those in the middle.
+    """Keep at most `limit` tokens: drop the first ones (left), the last ones (right) or those in the middle.
 
     Source: verl, `verl.utils.torch_functional.postprocess_data`.
     """

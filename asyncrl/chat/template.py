@@ -1,9 +1,13 @@
 """A tokenizer's chat template: it renders messages as text.
 
-Templates accept different messages. Some want the arguments of a call as JSON text, some show one call a turn, some
-want an id of nine letters with each call, some take no null as the content of a turn with calls. Messages come in as
-many forms from data, demonstrations and agents. `Template` adapts messages where it can; where it cannot, it raises a
-RefusedError with the template's reason.
+Templates accept different messages:
+
+- Some want the arguments of a call as JSON text.
+- Some show one call a turn, or want an id of nine letters with each call.
+- Some take no null as the content of a turn with calls.
+
+Messages from data, demonstrations and agents have as many forms. `Template` adapts messages if it can; otherwise it
+raises a RefusedError with the template's reason.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from asyncrl.errors import ConfigError, RefusedError
 Messages = Sequence[Mapping[str, Any]]
 
 MARK = "asyncrlmark"
-"""A word in place of the policy's text, which is looked for in a rendering."""
+"""A word in place of the policy's text, which is found again in a rendering."""
 
 QUESTION = {"role": "user", "content": "question"}
 TOOL = {
@@ -30,7 +34,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"mark": {"type": "string"}}, "required": ["mark"]},
     },
 }
-"""A tool that is shown to a template to try it."""
+"""A tool with which templates are tried."""
 
 
 def answer(text: str) -> dict[str, Any]:
@@ -41,8 +45,10 @@ def answer(text: str) -> dict[str, Any]:
 def calling(
     arguments: Sequence[Mapping[str, Any]], names: Sequence[str] = (), content: str = "", ids: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """An assistant turn with one call for each of `arguments`, of the tools `names` or else of `TOOL`. `ids` are the
-    policy's own, empty where it gave none."""
+    """An assistant turn with one call for each of `arguments`, of the tools `names` or else of `TOOL`.
+
+    `ids` are the policy's own, empty if it gave none.
+    """
     names = names or [TOOL["function"]["name"]] * len(arguments)  # type: ignore[index]
     calls = [
         {"type": "function", "function": {"name": name, "arguments": dict(each)}, **({"id": id} if id else {})}
@@ -57,12 +63,12 @@ def result(content: Any, name: str = "lookup", id: str = "") -> dict[str, Any]:
 
 
 def with_reasoning(turn: dict[str, Any], reasoning: str) -> dict[str, Any]:
-    """An assistant turn with the reasoning beside its content."""
+    """An assistant turn with the reasoning in its own field."""
     return {**turn, "reasoning_content": reasoning} if reasoning else turn
 
 
 POLICY_ID = re.compile(r"functions\.[^\s:<>]+:\d+|[A-Za-z0-9]{9}")
-"""The ids that policies give calls: Kimi's name the tool, Mistral's have nine letters or digits."""
+"""The ids of calls that policies write: Kimi's name the tool, Mistral's have nine letters or digits."""
 
 
 def call_id(number: int) -> str:
@@ -80,7 +86,7 @@ class Template:
 
     `source` is their text. `one_call` is true if the template shows only one call a turn. Calls and results keep the
     ids that the policy gave them; calls without one get one. If the template shows a call's tool only by its id, as
-    Kimi's does, that id is `functions.NAME:NUMBER`, where the number counts the calls of the conversation.
+    Kimi's does, that id is `functions.NAME:NUMBER`; the number counts the calls of the conversation.
 
     Raises ConfigError: there is no template.
     """
@@ -99,13 +105,13 @@ class Template:
         if not self._shows(MARK):
             self._arguments_as_text = True
             self._arguments_as_text = self._shows(MARK)
-        self._no_content = self._beside_calls()
+        self._no_content = self._content_of_calls()
         self.one_call = self._shows(MARK) and not self._shows(MARK, MARK + "2")
         self._ids_name_tools = self._shows(MARK) and not self._shows(MARK, name=MARK + "name")
         self.shows_reasoning = self._shows_reasoning()
 
     def render(self, messages: Messages, tools: Messages, generation_prompt: bool = True) -> str:
-        """Raises RefusedError: the template does not take the messages, or the tools."""
+        """Render messages as text. Raises RefusedError: the template does not take the messages, or the tools."""
         prepared = self._prepared(messages)
         try:
             return str(
@@ -117,12 +123,12 @@ class Template:
                     **self._template_kwargs,
                 )
             )
-        except Exception as error:  # a template raises whatever its expressions raise
+        except Exception as error:  # its expressions raise many kinds of errors
             reason = f"{error}" or type(error).__name__
             raise RefusedError(f"the model's chat template refuses the conversation: {reason}") from error
 
     def identified(self, messages: Messages) -> list[dict[str, Any]]:
-        """The messages with the ids that the template shows at calls and results, as if the policy had given them.
+        """Add the ids that the template shows at calls and results, as if the policy had given them.
 
         Raises RefusedError: one has several calls, and the template shows one a turn.
         """
@@ -136,8 +142,8 @@ class Template:
         ]
 
     def _prepared(self, messages: Messages) -> list[dict[str, Any]]:
-        """The messages with ids at calls and results, names at results, and contents, arguments and reasoning as the
-        template takes them. Nulls and empty lists of calls are as if they were not there."""
+        """Prepare messages for the template: ids, names at results, and the right form of contents, arguments and
+        reasoning. Nulls and empty lists of calls are dropped."""
         prepared = []
         # The calls that results may answer, by the ids of messages, and by the numbers of calls in their turn.
         known: dict[str, Mapping[str, Any]] = {}
@@ -183,9 +189,9 @@ class Template:
         function["arguments"] = arguments
         return {"id": id, "type": "function", "function": function}
 
-    def _beside_calls(self) -> str | None:
-        """The content of a turn that has only calls: null, as the chat-completions API has it, or an empty text where
-        the template takes no null."""
+    def _content_of_calls(self) -> str | None:
+        """The content of a turn that has only calls: null, as in the chat-completions API, or an empty text if the
+        template takes no null."""
 
         def rendered(content: str | None, tools: Messages) -> str:
             self._no_content = content
@@ -208,8 +214,8 @@ class Template:
             return False
 
     def _shows(self, *arguments: str, name: str = "") -> bool:
-        """Whether the template shows calls with these arguments in one turn, and not as Python writes a dict. With
-        `name`, whether it shows the tool's name in such a call."""
+        """True if the template shows calls with these arguments in one turn, and not as Python writes a dict. With
+        `name` it must also show the tool's name in such a call."""
         turn = calling([{"mark": text} for text in arguments], [name] * len(arguments) if name else ())
         try:
             text = self.render([QUESTION, turn, *(result("15") for _ in arguments)], [TOOL])

@@ -1,7 +1,7 @@
-"""Thoughts that the policy writes in its turn, `<think>...</think>`, apart from what it says.
+"""The thoughts in the policy's turn, `<think>...</think>`, and the content after them.
 
-The text that follows the last `</think>` is the content. Where a chat template opens the thought in the generation
-prompt, as those of QwQ and the distills of R1 do, the turn has its end only.
+The text after the last `</think>` is the content. If a chat template opens the thought in the generation prompt, as
+those of QwQ and the distills of R1 do, the turn has its end only.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ OPENING, CLOSING = "<think>", "</think>"
 
 
 def split_thought(text: str, opened: bool = False) -> tuple[str, str]:
-    """The thought in a turn, and its content. `opened`: the prompt ended within a thought. A thought without an end
-    is all of the turn."""
+    """Split a turn into its thought and its content. `opened`: the prompt ended within a thought. A thought without an
+    end is all of the turn."""
     before, closing, content = text.rpartition(CLOSING)
     if not closing:
         if not opened and not text.lstrip().startswith(OPENING):

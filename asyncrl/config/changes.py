@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import reduce
 from operator import attrgetter, getitem
-from typing import Any, get_origin
+from typing import Any
 
 from asyncrl.config.keys import OPTIONS
-from asyncrl.config.option import REQUIRED
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.config.schema.scoring import configured
 from asyncrl.config.secrets import masked_value, shown, shown_value
@@ -62,13 +61,7 @@ def _found(nested: Any) -> Iterator[tuple[str, Any]]:
             value = reduce(getitem, key.split("."), nested)
         except (KeyError, TypeError):
             continue
-        yield key, of_this_version(key, value)
-
-
-def of_this_version(key: str, value: Any) -> Any:
-    """The value of a key in a run that may be of an earlier version, which has one text where this one has a list."""
-    one = key in OPTIONS and isinstance(value, str) and get_origin(OPTIONS[key].type) is list and value != REQUIRED
-    return [value] if one else value
+        yield key, value
 
 
 def require_values(values: Mapping[str, Any]) -> None:
@@ -99,7 +92,7 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
         raise ConfigError(
             "\n".join(
                 (
-                    "the run began with another configuration, of which it keeps these keys (docs/resume.md):",
+                    "the run began with another configuration, of which it keeps these keys (docs/faults.md):",
                     *lines,
                     "set these back to resume the run, or choose another run.name",
                 )

@@ -21,7 +21,7 @@ command line.
   `"data.train='my file.parquet'"`.
 * `GROUP=NAME` chooses a file of a group: `algorithm=dapo`, `engine=sglang`, `scoring=pure` and `experiment=demo` choose
   files of `configs/`. `GROUP=FILE.yaml` chooses a file of your own by its path: `experiment=./mine.yaml`
-  ([quick_start.md](quick_start.md)).
+  ([first_run.md](first_run.md)).
 * A name alone stands for a part with its default parameters: `algorithm.loss=gspo`. One text stands for a list of one:
   `actor.tools=python`.
 * `--cfg job` prints the configuration that would run, without secrets. `--help` lists groups and sections,
@@ -32,7 +32,7 @@ names all of them at once, one a line, with the fix. Once these are right, a sec
 what is not there: models, files, tools, rules and parts of the algorithm. Intervals are written as in mathematics:
 (0, inf) is without 0, [0, inf) with it.
 
-The last column says whether a run may resume with another value, and why not ([resume.md](resume.md)).
+The last column says whether a run may resume with another value, and why not ([faults.md](faults.md)).
 
 This page is generated from `asyncrl/config/schema/`; `make docs` writes it anew.
 """

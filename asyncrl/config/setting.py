@@ -13,7 +13,6 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from asyncrl.config.files import GROUPS
 from asyncrl.config.keys import OPTIONS, SECTIONS, did_you_mean, option_of
 from asyncrl.config.option import Option
-from asyncrl.config.renamed import advice
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.config.secrets import shown
 
@@ -34,8 +33,6 @@ def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
         inner = [set_value(config, f"{key}.{name}".lstrip("."), each) for name, each in value.items()]
         return {each: line for lines in inner for each, line in lines.items()}
     said, option = shown(key, value), option_of(key)
-    if instead := advice(key):
-        return {key: f"{said}: {instead}"}
     if key in SECTIONS and key not in OPTIONS:
         first = next(each for each in OPTIONS if each.startswith(f"{key}."))
         return {key: f"{said}: set one of the keys below it, such as {first}"}

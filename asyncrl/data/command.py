@@ -40,10 +40,10 @@ SETS: Mapping[str, str] = {
     "code": "APPS, TACO and the like: question, input_output; rule code",
     "tools": "xLAM and the like: query, tools, answers; rule tool_calls",
     "reasoning-gym": "tasks that reasoning-gym makes (asyncrl[reasoning-gym]); rule reasoning_gym",
-    "verifiers": "tasks of an environment of verifiers, which another Python has (docs/verifiers.md)",
-    "gym": "games of textarena, gem and others, which another Python has (docs/gym.md); rule environment",
-    "openenv": "tasks of an OpenEnv server (docs/gym.md); rule environment",
-    "nemo-gym": "data of NeMo Gym for a resources server (docs/gym.md); rule environment",
+    "verifiers": "tasks of an environment of verifiers, which another Python has (docs/environments.md)",
+    "gym": "games of textarena, gem and others, which another Python has (docs/environments.md); rule environment",
+    "openenv": "tasks of an OpenEnv server (docs/environments.md); rule environment",
+    "nemo-gym": "data of NeMo Gym for a resources server (docs/environments.md); rule environment",
 }
 SOURCES = {
     "gsm8k": "folder with train.jsonl, or with SPLIT.jsonl for --split SPLIT",
@@ -53,7 +53,7 @@ SOURCES = {
     "openenv": "address of the server, such as http://127.0.0.1:8000",
     "nemo-gym": "file with JSON lines",
 }
-"""What --source is, where it is no file, folder or pattern of files."""
+"""The meaning of --source, if it is no file, folder or pattern of files."""
 NAMED = {"search": "searchqa", "code": "apps", "tools": "xlam"}
 """Sets of several publishers, with the data source that their tasks have unless another is named."""
 FLAGS: Mapping[str, Mapping[str, Any]] = {
@@ -71,9 +71,9 @@ MORE = {
 }
 """The sets that have some of them."""
 NAMES = {"args": "arguments"}
-"""Names of parameters, where they are not those of options."""
+"""Names of parameters that differ from the names of their options."""
 PROGRAMS = {"verifiers": verifiers.PROGRAM, "gym": gym.PROGRAM}
-"""Those that play the tasks, with the Python that wrote them."""
+"""The programs that play the tasks, with the Python that wrote them."""
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def main() -> None:
         one.add_argument("--source", required=True, help=what)
         one.add_argument("--out", type=Path, required=True, help="Parquet file to write")
         one.add_argument("--split", default="train", help="the split's name: train (default), test ...")
-        one.add_argument("--user", help="simulated user of the tasks (docs/interactions.md), such as checker")
+        one.add_argument("--user", help="simulated user of the tasks (docs/environments.md), such as checker")
         if name in NAMED:
             one.add_argument("--data-source", default=NAMED[name], help=f"data source of the tasks ({NAMED[name]})")
         for flag in MORE.get(name, ()):

@@ -131,7 +131,7 @@ def _prompt(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a text is meant as messages rather than as what somebody says."""
+    """True if a text is JSON of messages, and not plain text that a speaker says."""
     return text.lstrip().startswith("[{")
 
 

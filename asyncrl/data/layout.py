@@ -1,8 +1,8 @@
-"""How the columns of files become the fields of tasks, where files are not in verl's layout.
+"""The mapping from columns of files to fields of tasks, for files that are not in verl's layout.
 
 `columns` maps a field to the column that has it: `prompt` (text, which becomes a message of the user, or messages),
 `ground_truth`, `data_source`, `tools`, `environment`; any other name becomes `extra_info.NAME`. A column within a
-struct is named with dots. What is not mapped is read under its own name.
+struct is named with dots. A field that is not mapped is read from the column of its own name.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RowLayout:
 
 
 AS_THEY_ARE = RowLayout()
-"""For files in verl's layout."""
+"""The layout of files that are in verl's layout."""
 
 
 def value_at(values: Mapping[str, Any], path: str) -> Any:

@@ -64,7 +64,7 @@ def read_made(path: Path) -> Rows:
             last = files.pop() if files and files[-1].path == name else TableFile(name, first, 0, lines)
             files.append(TableFile(name, last.first, last.rows + batch.num_rows, lines))
     except (OSError, ValueError, LookupError, TypeError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path} cannot be read: {error}; another run.name makes it anew") from error
+        raise DataError(f"{path} cannot be read: {error}; another run.name makes it again") from error
     parts = [RowTable(0, table.select([PACKED]))]
     return Rows(parts, files, made=path, facts=table.select(FACTS.names))
 

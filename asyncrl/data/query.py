@@ -17,7 +17,7 @@ class SourceQuery:
 
     @staticmethod
     def of(source: str, form: str) -> SourceQuery:
-        """What stands behind `KIND:`. Raises DataError, which tells the `form`: the source has another one."""
+        """Read the text after `KIND:`. Raises DataError, which tells the `form`: the source has another one."""
         name, mark, rest = source.partition(":")[2].partition("?")
         try:
             pairs = parse_qsl(rest, keep_blank_values=True, strict_parsing=True) if mark else []

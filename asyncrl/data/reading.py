@@ -1,17 +1,19 @@
 """Tasks from files in verl's layout. Rows are read on demand, so millions of them take little memory.
 
-Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `ground_truth`), optional `extra_info` (a
-struct with `index`, `split`, `tools_kwargs` ...), optional `tools` (OpenAI schemas, as structs or as JSON text) and
-optional `environment` (text, which becomes `extra_info.environment` of the task). The option
-`data.demonstration` names one more column: what a demonstration adds to the prompt, as messages, as their JSON text, or
-as plain text, which is one answer; null where a task has none.
+Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `ground_truth`). Optional columns:
+
+- `extra_info`: a struct with `index`, `split`, `tools_kwargs` and others.
+- `tools`: OpenAI schemas, as structs or as JSON text.
+- `environment`: text, which becomes `extra_info.environment` of the task.
+- The column that the option `data.demonstration` names: the messages that a demonstration adds to the prompt, their
+  JSON text, or plain text, which is one answer. It is null if a task has none.
 
 A task's id is `data_source/split/index`. The row's number in all files together replaces an `index` that is missing or
 not unique, and the stem of the row's file replaces a missing `split`.
 
-Opening files checks all of them: Parquet column by column, JSON row by row. What a start made was checked when it was
-written. Otherwise a row that no message can carry would stop a run half-way: values nested too deep, half of a
-surrogate pair in a schema, text that is not UTF-8.
+Opening files checks all of them: Parquet column by column, JSON row by row. Files that a start made were checked when
+they were written. Without the check, a row that no message can carry would stop a run half-way: values nested too deep,
+half of a surrogate pair in a schema, text that is not UTF-8.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
+from asyncrl.data.opening import Rendering, digest_of
 from asyncrl.data.tables import find_files
 from asyncrl.errors import DataError
 from asyncrl.machine.files import partial_name, sync
@@ -69,32 +68,32 @@ class RenderedDemonstrations:
         return self.tokens[span], self.mask[span]
 
 
-def rendered_folder(config: TrainConfig, sources: Sequence[str]) -> Path:
-    """The folder in the run's folder with the rendered demonstrations of `sources`. Raises DataError: a source is not
-    there."""
-    actor, policy, sft = config.actor, config.model, config.algorithm.sft
-    files = [(str(path), _bytes(path)) for source in sources for path in find_files(str(source))]
-    model = [policy.path, policy.revision, policy.tokenizer, policy.chat_template]
-    shown = [actor.tools, actor.environment, actor.environments, actor.template_kwargs, actor.tool_call_format]
-    made_from = [files, model, shown, longest(config), sft.overlong]
-    digest = hashlib.sha256(json.dumps(made_from, default=str).encode()).hexdigest()[:16]
-    return locations.run_dir(config.run) / "demonstrations" / digest
+@dataclass(frozen=True, slots=True)
+class RunDemonstrations:
+    """The rendered demonstrations in the folder `run_dir` of a run. None has more than `max_tokens` tokens; `overlong`
+    says what becomes of longer ones. `store` is the replay's folder of another run, whose episodes this run trains."""
 
+    run_dir: Path
+    rendering: Rendering
+    max_tokens: int
+    overlong: str
+    store: Path | None
 
-def read_of_run(config: TrainConfig, sources: Sequence[str]) -> RenderedDemonstrations:
-    """What a start of the run rendered, or, to train again without one, a start of the run that made `replay.source`.
+    def folder(self, sources: Sequence[str]) -> Path:
+        """The folder with the rendered demonstrations of `sources`. Raises DataError: a source is not there."""
+        files = [(str(path), _bytes(path)) for source in sources for path in find_files(str(source))]
+        shown = [self.rendering.model, self.rendering.actor]
+        return self.run_dir / "demonstrations" / digest_of([files, *shown, self.max_tokens, self.overlong])
 
-    Raises DataError: neither did, or it is damaged.
-    """
-    folder, store = rendered_folder(config, sources), config.replay.source
-    if store is not None and not folder.exists():
-        folder = Path(store).absolute().parent / folder.relative_to(locations.run_dir(config.run))
-    return read_rendered(folder)
+    def read(self, sources: Sequence[str]) -> RenderedDemonstrations:
+        """Read the demonstrations of `sources` that a start of this run rendered, or of the run that has `store`.
 
-
-def longest(config: TrainConfig) -> int:
-    """The most tokens that a demonstration may have."""
-    return config.algorithm.sft.max_tokens or config.actor.max_tokens
+        Raises DataError: neither did, or it is damaged.
+        """
+        folder = self.folder(sources)
+        if self.store is not None and not folder.exists():
+            folder = self.store.absolute().parent / folder.relative_to(self.run_dir)
+        return read_rendered(folder)
 
 
 def files_of(source: str) -> list[Path]:
@@ -138,7 +137,7 @@ def save_array(array: NDArray[Any], path: Path) -> None:
 
 
 def read_rendered(folder: Path) -> RenderedDemonstrations:
-    """What `write_rendered` wrote, mapped into memory. Raises DataError: no start has written it, or it is damaged."""
+    """Map the files of `write_rendered` into memory. Raises DataError: no start has written them, or one is damaged."""
     try:
         arrays = [
             np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("tokens", "mask", "ends")

@@ -39,7 +39,7 @@ class TableFile:
     lines: bool
 
     def place(self, row: int) -> str:
-        """Where the row with the number `row` is, in words: lines are counted from 1, and other rows from 0."""
+        """The place of the row number `row` in words. Lines are counted from 1, and other rows from 0."""
         return f"{self.path}: {'line' if self.lines else 'row'} {row - self.first + self.lines}"
 
 

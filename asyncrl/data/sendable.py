@@ -1,4 +1,4 @@
-"""What a message can carry of the values in a row: no other value gets into a task."""
+"""The values of a row that a message can carry: no other value gets into a task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrl.types import without_nulls
 from asyncrl.wire import check_plain, pack
 
 MAX_DEPTH = 64
-"""Of lists and maps within a row. Messages may be deeper, since they put rows into lists."""
+"""The deepest nesting of lists and maps in a row. Messages may be deeper, since they put rows into lists."""
 
 
 def schemas(tools: Any) -> list[Any]:

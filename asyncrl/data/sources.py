@@ -1,4 +1,4 @@
-"""Where rows of tasks come from, part by part: files, data sets of the hub by `datasets`, and programs that make tasks.
+"""The sources of tasks, read part by part: files, data sets of the hub by `datasets`, and programs that make tasks.
 
 A source of a run is a text. `hub:OWNER/NAME?split=train` is read with Hugging Face `datasets`, which takes every format
 that a data set may have; `reasoning-gym:NAME?size=1000` makes tasks; anything else names files.
@@ -33,7 +33,7 @@ _ON_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 class RowPart(NamedTuple):
-    """Rows of one source, which follow each other in it from `first` on. `path` names what they come from."""
+    """Rows of one source, which follow each other in it from `first` on. `path` names their file, or their source."""
 
     path: str
     lines: bool
@@ -42,7 +42,7 @@ class RowPart(NamedTuple):
 
 
 def is_named(source: str) -> bool:
-    """Whether a source names no files, so that a start must write its rows before roles can read them."""
+    """True if a source names no files: a start must write its rows before roles can read them."""
     return source.startswith(NAMED)
 
 

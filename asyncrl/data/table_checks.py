@@ -17,8 +17,8 @@ from asyncrl.errors import DataError
 
 @dataclass(frozen=True)
 class TableChecks:
-    """Of one table, whose files are `name`. `place` says in words where a row of it is, and `read_all` reads its rows
-    until one raises DataError."""
+    """The checks of one table, whose files are `name`. `place` names the place of a row in words, and `read_all` reads
+    its rows until one raises DataError."""
 
     table: pa.Table
     name: str

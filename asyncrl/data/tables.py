@@ -27,8 +27,8 @@ T = TypeVar("T")
 SUFFIXES = (".parquet", *JSON_SUFFIXES)
 HUB = "hf://datasets/"
 NAMED = ("hub:", "reasoning-gym:")
-"""How a source begins that names no files."""
-HUB_FORM = f"{HUB}OWNER/NAME, {HUB}OWNER/NAME@REVISION or either with /FOLDER, /FILE or /PATTERN behind it"
+"""The beginnings of sources that name no files."""
+HUB_FORM = f"{HUB}OWNER/NAME, {HUB}OWNER/NAME@REVISION or either with /FOLDER, /FILE or /PATTERN after it"
 
 
 def read_rows(
@@ -60,7 +60,7 @@ def in_parts(rows: Iterable[T]) -> Iterator[list[T]]:
 
 
 def find_files(source: str) -> list[Path]:
-    """The files that a source stands for. A folder that `datasets` wrote is one of them itself. Raises DataError."""
+    """The files of a source. A folder that `datasets` wrote counts as one of them. Raises DataError."""
     if source.startswith(NAMED):
         raise DataError(f"{source} names no files; data.train, data.eval and `asyncrl evaluate --data` take such names")
     if source.startswith("hf://"):

@@ -24,7 +24,7 @@ class Alternatives(NamedTuple):
 
 
 class PlacedImage(NamedTuple):
-    """An image that stands in the tokens [start, end): its digest, and the bytes of its file."""
+    """An image at the tokens [start, end): its digest as `name`, and the bytes of its file as `data`."""
 
     start: int
     end: int
@@ -33,7 +33,7 @@ class PlacedImage(NamedTuple):
 
 
 def collapsed(tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> NDArray[np.int32]:
-    """The `tokens` with one placeholder for each image, as the template writes them."""
+    """Reduce each image's placeholders in `tokens` to one, as the template writes them."""
     if not images:
         return tokens
     kept = np.ones(len(tokens), np.bool_)
@@ -44,11 +44,15 @@ def collapsed(tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> NDArr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """The sampled tokens int32[G], their logprobs float32[G] (at the sampling temperature; at temperature 1 where that
-    is 0) and versions int32[G]. `finish_reason` is stop (the last token is a stop id), length, or abort (the call ended
-    early). `grammar_mass` float32[G] is there under a grammar: as in Trajectory. `routing` has the experts of some
-    tokens of the whole sequence, with what was continued: those that the session's earlier calls did not give.
-    `alternatives` are there if they were asked for and the engine can tell them."""
+    """The sampled tokens int32[G] with their logprobs float32[G] and versions int32[G].
+
+    - Log-probs are at the sampling temperature, or at temperature 1 if that is 0.
+    - `finish_reason` is stop (the last token is a stop id), length, or abort (the call ended early).
+    - `grammar_mass` float32[G], under a grammar, is that of Trajectory.
+    - `routing` has the experts of tokens of the whole sequence, prompt included, that the session's earlier calls did
+      not give.
+    - `alternatives` are there if they were asked for and the engine can tell them.
+    """
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -61,8 +65,10 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Since the start: sampled tokens, seconds, seconds without any request; and requests in progress now. `counters`
-    are those that only this engine has."""
+    """Sampled tokens, seconds, and seconds without any request since the start; and requests in progress now.
+
+    `counters` has the further counts of this kind of engine.
+    """
 
     tokens: int
     seconds: float
@@ -77,26 +83,26 @@ class IdleClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started = clock()
-        # The idle seconds before, and since when it has been idle: one object, for threads that read it.
+        # The idle seconds before, and the beginning of the idle time now. One object, for threads that read it.
         self._state: tuple[float, float | None] = (0.0, self._started)
 
     def read(self) -> tuple[float, float]:
-        """Seconds since the start, and how many of these were idle."""
+        """The seconds since the start, and how many of these were idle."""
         now, (idle, since) = self._clock(), self._state
         return now - self._started, idle if since is None else idle + now - since
 
     def idle(self) -> None:
-        """There is no request from now on."""
+        """Note that there is no request from now on."""
         idle, since = self._state
         self._state = (idle, self._clock() if since is None else since)
 
     def busy(self) -> None:
-        """There is a request from now on."""
+        """Note that there is a request from now on."""
         self._state = (self.read()[1], None)
 
 
 def check_ids(tokens: NDArray[np.int32], vocabulary: int) -> None:
-    """Raises EngineError: there are no `tokens` to continue, or some are not among the policy's."""
+    """Raises EngineError: there are no `tokens` to continue, or one is outside of the policy's vocabulary."""
     if not len(tokens):
         raise EngineError("there is nothing to continue: at least 1 token must be given")
     if tokens.min() < 0 or tokens.max() >= vocabulary:
@@ -112,7 +118,7 @@ class Engine(Protocol):
 
     @property
     def takes_grammars(self) -> bool:
-        """Whether it can sample under a grammar."""
+        """True if it can sample under a grammar."""
 
     async def generate(
         self,
@@ -122,7 +128,7 @@ class Engine(Protocol):
         session: str,
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
-        """Continue `tokens`, among which `images` stand. Calls of one `session` share a growing prefix, which an engine
+        """Continue `tokens`, which include the `images`. Calls of one `session` share a growing prefix, which an engine
         may keep cached.
 
         Raises EngineError: the tokens do not fit, an id lies outside the vocabulary, or the engine takes no images.
@@ -141,8 +147,8 @@ class Engine(Protocol):
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         """Return once `version` or a newer one is served.
 
-        Until `pin` is released, the session `pin` and those named `pin`/NAME get exactly this version where the engine
-        can do so: a fleet of several servers can.
+        Until `pin` is released, the session `pin` and all sessions `pin`/NAME get exactly this version if the engine
+        can do so. A fleet of several servers can.
         """
 
     def stats(self) -> EngineStats: ...

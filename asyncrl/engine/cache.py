@@ -1,11 +1,14 @@
 """Keys and values of a fixed number of slots, and the attention of a Hugging Face decoder over them.
 
 A forward pass takes N packed tokens [1, N]: first one token of each decoding slot, then chunks of prompts. The model's
-own modules compute everything but attention. transformers' attention interface passes that to this file, with the
-`Layout` of the pass. The layout writes the new keys and values into their slots. Then the decoding slots attend
-together, over a view of the cache as long as the longest of them, and the chunks one by one. No prompt is padded. On a
-CPU a few decoding slots of like lengths attend together, over copies of their keys and values: reading what no query
-sees would take longer than copying what one does.
+own modules compute everything except attention. transformers' attention interface passes that to this file, with the
+`Layout` of the pass.
+
+The layout writes the new keys and values into their slots. Then the decoding slots attend together, over a view of the
+cache as long as the longest of them, and the chunks one by one. No prompt is padded.
+
+On a CPU a few decoding slots of similar lengths attend together, over copies of their keys and values. To copy them
+takes less time than to read keys that no query sees.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ from asyncrl.modelling.attention import check_positions, check_same_logits, insp
 _NAME = "asyncrl_slots"
 _TRIAL = 8
 _CPU_ROWS = 14
-"""Decoding slots that attend together on a CPU."""
+"""The decoding slots that attend together on a CPU."""
 
 
 class SlotCache:
-    """For each layer, tensors of keys and values [slots, key-value heads, length, D].
+    """The keys and values of each layer: tensors [slots, key-value heads, length, D].
 
     They start as zeros: masked positions still enter a product, with weight 0, and so must be finite.
 
@@ -52,19 +55,19 @@ class SlotCache:
         self.keys, self.values = (each.unbind() for each in self._stored)
 
     def wipe(self, slot: int) -> None:
-        """Zero one slot; needed only where its numbers may not be finite."""
+        """Set one slot to zero; needed only if its numbers may not be finite."""
         self._stored[:, :, slot].zero_()
 
     def copy(self, source: int, slot: int, count: int) -> None:
-        """Copy what `source` has of its first `count` tokens into `slot`."""
+        """Copy the keys and values of the first `count` tokens of `source` into `slot`."""
         self._stored[:, :, slot, :, :count] = self._stored[:, :, source, :, :count]
 
 
 class Layout:
-    """Where the N packed tokens of one pass lie in the cache, and which positions each of them sees.
+    """The places of the N packed tokens of one pass in the cache, and the positions that each of them sees.
 
-    `chunks` start with those of one token. `positions` is int64[1, N], on the device; `last` is a numpy int64 array,
-    the index among the N of each chunk's last token.
+    `chunks` start with the chunks of one token. `positions` is int64[1, N], on the device; `last` is a numpy int64
+    array, the index among the N of each chunk's last token.
     """
 
     def __init__(self, cache: SlotCache, chunks: Sequence[SlotChunk]) -> None:
@@ -86,8 +89,10 @@ class Layout:
     def _group(
         self, slots: np.ndarray[Any, Any], stops: np.ndarray[Any, Any]
     ) -> list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]]:
-        """The decoding slots that attend together: their packed tokens, the slots if they are copied, and their mask.
-        Where nothing is copied, the mask is that of all slots up to the highest."""
+        """Group the decoding slots that attend together: their packed tokens, the slots if they are copied, their mask.
+
+        If nothing is copied, the mask is for all slots up to the highest.
+        """
         if not len(slots):
             return []
         if self.cache.keys[0].device.type != "cpu":
@@ -105,14 +110,14 @@ class Layout:
         return torch.from_numpy(array).to(self.cache.keys[0].device)
 
     def _hide_from(self, lengths: np.ndarray[Any, Any]) -> torch.Tensor:
-        """An additive mask [R, longest] from lengths [R]: 0 before a row's length, -inf from there on."""
+        """An additive mask [R, longest] for lengths [R]: 0 before a row's length, -inf from there on."""
         hidden = self._tensor(np.arange(lengths.max()) >= lengths[:, None])
         return torch.zeros_like(hidden, dtype=self.cache.keys[0].dtype).masked_fill_(hidden, -torch.inf)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """Outputs [N, heads, D] from query [N, heads, D], key and value [N, key-value heads, D]."""
+        """Compute outputs [N, heads, D] from query [N, heads, D], key and value [N, key-value heads, D]."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys.transpose(1, 2)[self._slots, self.positions[0]] = key
         values.transpose(1, 2)[self._slots, self.positions[0]] = value
@@ -138,11 +143,14 @@ class Layout:
 def _attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """R slots, C tokens of each: query [R, C, heads, D], keys and values [R, key-value heads, length, D], mask
-    [R or 1, 1, heads / key-value heads * C, L] to outputs [R, C, heads, D]."""
+    """Attend with C tokens of each of R slots; returns outputs [R, C, heads, D].
+
+    Shapes: query [R, C, heads, D], keys and values [R, key-value heads, length, D], mask
+    [R or 1, 1, heads / key-value heads * C, L].
+    """
     rows, count, heads, dim = query.shape
-    # The query heads that share a key-value head are folded into the positions: keys and values are read only once, and
-    # never broadcast, with which a CUDA kernel is silently wrong at some lengths (pytorch issue 191937).
+    # The query heads that share a key-value head are folded into the positions. So keys and values are read only once,
+    # and are not broadcast: a CUDA kernel is silently wrong for broadcasts of some lengths (pytorch issue 191937).
     folded = query.transpose(1, 2).reshape(rows, keys.shape[1], -1, dim)
     length = mask.shape[-1]
     out = scaled_dot_product_attention(folded, keys[:, :, :length], values[:, :, :length], attn_mask=mask, scale=scale)
@@ -160,14 +168,14 @@ def _slot_attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The model calls this in place of its own attention; arguments as in transformers' AttentionInterface."""
+    """Replace the model's own attention; the arguments are those of transformers' AttentionInterface."""
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return layout.attend(module.layer_idx, query, key, value, scaling)[None], None
 
 
 @torch.inference_mode()
 def use_slot_attention(model: Any, cache: SlotCache) -> None:
-    """Make `model` attend by the `layout` that its forward is given. A trial shows that the log-probs stay the same.
+    """Make `model` attend by the `layout` that its forward gets. A trial checks that the log-probs stay the same.
 
     Raises ConfigError: the model has too few positions, or its layers do more than full attention over their sequence.
     """

@@ -5,11 +5,11 @@ commands between two forward passes, so that a weight switch, a new request or a
 
 Exactness: a token's log-prob is that of a plain forward pass over everything before it, under the weights of the
 version recorded for it. So a weight switch drops every key and value. Running sequences are prefilled again under the
-new weights and go on; idle sessions start from nothing at their next turn. Before any of that the new weights must
-repeat their canary (see weights/canary.py); otherwise the engine goes back to those that it had.
+new weights and go on; idle sessions start from nothing at their next turn. Before that the new weights must repeat
+their canary (see weights/canary.py); otherwise the engine goes back to the old ones.
 
-With `keep_cache` a session goes on with the keys and values that it has instead. Then a log-prob is that of the
-distribution that was sampled from, which also depends on older versions than the token's.
+With `keep_cache` a session keeps its keys and values instead. Then a log-prob is still that of the distribution that
+was sampled from, but this one also depends on older versions than the token's.
 
 Sampling depends on the logits, the seed, the session's name and the position alone. The last bits of the logits may
 change with the shape of the batch, as in every batched engine.
@@ -61,11 +61,14 @@ class EmbeddedEngine:
     """An `Engine` (see base) over `model`, which it owns from now on: its attention is replaced.
 
     `initial_version` is the policy version of the model's weights. By default they have none, and generation waits for
-    the first update. `prefill_tokens` bounds the prompt tokens of one pass. `clock` (seconds) serves `stats`.
-    `config.dtype` is that of `model` already, but for integers, to which this rounds its matrices.
+    the first update. `prefill_tokens` bounds the prompt tokens of one pass. `clock` (seconds) serves `stats`. `model`
+    has `config.dtype` already; only for a dtype of integers its matrices are rounded here.
 
-    Raises ConfigError: the model is too short for `max_length`, its attention does not fit a slot cache, published
-    weights cannot be converted into its own, or it is no mixture whose experts can be returned as `config` asks.
+    Raises ConfigError for one of these reasons:
+
+    - the model is too short for `max_length`, or its attention does not fit a slot cache
+    - published weights cannot be converted into its own
+    - it has no experts that can be returned as `config` asks
     """
 
     def __init__(
@@ -89,13 +92,13 @@ class EmbeddedEngine:
         self._version = initial_version
         shape = model.config.get_text_config()
         self._keep_cache = keep_cache
-        # The canary needs a slot that is empty: any while the cache is forgotten, otherwise one of its own.
+        # The canary needs an empty slot: slot 0 if a switch empties the cache, otherwise a slot of its own.
         self._canary_slot = config.slots if keep_cache else 0
         self._cache = SlotCache(shape, config.slots + keep_cache, config.max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
         self._routers = RouterWatch(model) if config.return_routed_experts else None
         self._canary = CanaryJudge()
-        # By slot: before which position there are numbers that no finite log-prob has vouched for.
+        # By slot: the end of the keys and values that may not be finite, since no finite log-prob came after them.
         self._unproven: dict[int, int] = {}
         self._error_logger = ErrorLogger(logger)
         prefill = prefill_tokens or (512 if self._device.type == "cpu" else 8192)
@@ -117,8 +120,10 @@ class EmbeddedEngine:
         device: str | None = None,
         **options: Any,
     ) -> Self:
-        """An engine over the Hugging Face model that `model` names, on the GPU if there is one; `options` as above.
-        Raises ConfigError: also where its configuration cannot be used."""
+        """Load the Hugging Face model that `model` names, on the GPU if there is one; `options` as above.
+
+        Raises ConfigError: see above; or the model's configuration cannot be used.
+        """
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         source = source_of(model)
         dtype = model.dtype if config.dtype is None or config.dtype in LARGEST_INTEGER else config.dtype
@@ -136,7 +141,7 @@ class EmbeddedEngine:
 
     @property
     def expected(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the tensors that a weight update must have."""
+        """The names and shapes of the tensors that a weight update must have."""
         return self._weights.shapes
 
     @property
@@ -151,9 +156,11 @@ class EmbeddedEngine:
         session: str,
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
-        """As in the protocol. The turn ends with `length` also where the slot is full. Cancelling the call releases the
-        session. Raises EngineError also where the session is generating already, a forward pass failed, or there are a
-        grammar or images."""
+        """Continue `tokens` (see `Engine`). The turn also ends with `length` if the slot is full.
+
+        Cancelling the call releases the session. Raises EngineError also if the session is generating already, a
+        forward pass failed, or there are a grammar or images.
+        """
         self._check(tokens)
         if images:
             raise EngineError("the embedded engine takes no images: set engine.kind=sglang")
@@ -175,15 +182,17 @@ class EmbeddedEngine:
         self._commands.put(partial(self._scheduler.release, session))
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
-        """As in the protocol. Tensors are in the published format (see weight_format.py) and must never change again,
-        since the model may use them without a copy."""
+        """Switch between two passes (see `Engine`). Tensors are in the published format (see weight_format.py).
+
+        They must never change again, since the model may use them without a copy.
+        """
         if check is not None:
             check.canary.check_ids(self._vocabulary)
         staged = await in_own_thread(lambda: self._weights.stage(tensors_of(weights)))
         await self._between_passes(partial(self._switch, version, staged, check))
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
-        """As in the protocol. There is one copy of the weights, so newer versions reach pinned sessions too.
+        """Wait for a version (see `Engine`). There is one copy of the weights, so pinned sessions get newer ones, too.
 
         Raises EngineError: the engine is closed before.
         """
@@ -304,8 +313,9 @@ class EmbeddedEngine:
         self._wake()
 
     def _forget(self) -> None:
-        """Begin with an empty cache, but for what is kept. Numbers that are not finite would spoil later versions, even
-        where they are masked, and a version may leave some in slots whose log-probs nobody has seen."""
+        """Empty the cache, except for slots that are kept."""
+        # Numbers that are not finite would spoil later versions, even if they are masked. A version may leave some in
+        # slots of which no log-prob was computed.
         kept = self._scheduler.forget(self._keep_cache)
         for index in self._unproven.keys() - kept:
             self._cache.wipe(index)
@@ -368,8 +378,10 @@ class EmbeddedEngine:
     def _forward(
         self, work: Sequence[tuple[Slot, SlotChunk]], complete: Sequence[int]
     ) -> tuple[list[int], list[float], list[tuple[list[int], list[float]]]]:
-        """One pass over `work`; a token, its log-prob and the alternatives for each chunk in `complete`, which end
-        their sequences."""
+        """Compute one pass over `work`; return a token, its log-prob and the alternatives for each chunk in `complete`.
+
+        These chunks are the ends of their sequences.
+        """
         layout = Layout(self._cache, [chunk for _, chunk in work])
         if self._routers is not None:
             self._routers.take()
@@ -393,7 +405,7 @@ class EmbeddedEngine:
 
 
 def _precision(dtype: str | None, model: Any) -> str:
-    """As in `weights.canary.TOLERANCES`."""
+    """The precision of the engine, a key of `weights.canary.TOLERANCES`."""
     if dtype in LARGEST_INTEGER:
         return INT4 if dtype == INT4 else QUANTIZED
     return dtype_name(model.dtype)

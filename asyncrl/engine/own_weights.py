@@ -1,4 +1,4 @@
-"""The weights of the embedded engine's model: replaced by published ones, all or none."""
+"""The weights of the embedded engine's model, which published ones replace, all or none."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from asyncrl.errors import WeightsError
 from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 
 _STACKED_NDIM = 3
-"""Of the experts of a layer in one tensor."""
+"""The dimensions of the experts of a layer in one tensor."""
 
 
 class OwnWeights:
     """Replaces all weights of a model or none: all steps that may fail or take long come before the first change.
 
     They are the parameters and persistent buffers of a Hugging Face `model`, given in the format of `WeightFormat`.
-    With `largest_integer` the matrices of its layers are rounded, those that it has now and those of updates: see
-    `as_integers`. Embeddings, the output layer and routers are not, as in most quantized servers.
+    With `largest_integer` the matrices of its layers are rounded now and with each update: see `as_integers`.
+    Embeddings, the output layer and routers are not rounded, as in most quantized servers.
 
     Raises ConfigError: transformers cannot convert them.
     """
@@ -34,11 +34,11 @@ class OwnWeights:
         self.shapes = self._format.shapes
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Published `tensors` in the model's own format, on its device and in its dtypes.
+        """Convert published `tensors` to the model's own format, device and dtypes.
 
         Tensors that need no conversion or rounding are not copied.
 
-        Raises WeightsError: one is missing, unknown, of another shape, or floating-point where the model's is not.
+        Raises WeightsError: one is missing, unknown, of another shape, or only one of both is floating-point.
         """
         if wrong := sorted(self.shapes.keys() ^ tensors.keys()):
             raise WeightsError(f"{len(wrong)} tensors are missing or unknown, the first is {wrong[0]}; send each once")
@@ -55,7 +55,7 @@ class OwnWeights:
         return staged | self._rounded({name: staged[name] for name in self._matrices})
 
     def load(self, staged: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Replace the model's own tensors by `staged`, without a copy. Returns those that were replaced."""
+        """Replace the model's own tensors by `staged`, without a copy. Returns the replaced tensors."""
         replaced = {name: self._tensors[name].data for name in staged}
         for name, tensor in staged.items():
             self._tensors[name].data = tensor
@@ -68,15 +68,17 @@ class OwnWeights:
 
 
 def as_integers(matrix: torch.Tensor, largest: int) -> torch.Tensor:
-    """The `matrix` [..., width] in its own dtype, with each row rounded to what integers up to `largest` and one scale
-    can say: the scale is such that the row's largest magnitude is `largest`."""
+    """Round each row of `matrix` [..., width] to integers up to `largest` times one scale, in its own dtype.
+
+    The scale is such that the row's largest magnitude is `largest`.
+    """
     rows = matrix.float()
     scale = (rows.abs().amax(-1, keepdim=True) / largest).clamp(min=torch.finfo(torch.float32).tiny)
     return ((rows / scale).round() * scale).to(matrix.dtype)
 
 
 def _matrices(model: Any) -> set[str]:
-    """The names of the weights of linear layers but the output layer, and of stacked experts."""
+    """The names of the weights of linear layers, without the output layer, and of stacked experts."""
     outputs = model.get_output_embeddings()
     linear = {
         f"{name}.weight"

@@ -1,4 +1,4 @@
-"""Sees which experts a model's routers choose in its forward passes."""
+"""Records the experts that a model's routers choose in its forward passes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncrl.modelling.routing import routers_of, routing_shape
 
 
 class RouterWatch:
-    """The routers of the Hugging Face `model`, from now on. Raises ConfigError: see `routing_shape`."""
+    """Watches the routers of the Hugging Face `model` from now on. Raises ConfigError: see `routing_shape`."""
 
     def __init__(self, model: Any) -> None:
         self.shape = routing_shape(model.config)
@@ -22,6 +22,6 @@ class RouterWatch:
             router.register_forward_hook(lambda _, __, output: self._chosen.append(output[2]))
 
     def take(self) -> list[NDArray[np.uint8]]:
-        """The rows uint8[W] of the tokens of the one pass since the last call; nothing where there was none."""
+        """Return the rows uint8[W] of the tokens of the one pass since the last call; nothing if there was none."""
         chosen, self._chosen = self._chosen, []
         return list(self.shape.pack(torch.stack(chosen, 1).cpu().numpy())) if chosen else []

@@ -37,16 +37,16 @@ def uniforms(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.float6
 
 
 def sample(logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens int64[B] and their logprobs float32[B], from logits [B, V], temperature float32[B], uniform float64[B].
+    """Sample tokens int64[B] and logprobs float32[B], from logits [B, V], temperature float32[B], uniform float64[B].
 
-    Temperature 0 takes the largest logit. Log-probs are those of logits / temperature, and at temperature 0 those of
-    the logits themselves.
+    Temperature 0 takes the largest logit. Log-probs are of logits / temperature, and at temperature 0 of the logits
+    themselves.
     """
     greedy = temperature == 0
     logprobs = (logits.float() / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
     passed = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
-    # No token passes where the logits are not finite; the log-prob shows it to the caller.
+    # No token passes if the logits are not finite; the log-prob shows it to the caller.
     tokens = torch.where(greedy, logits.argmax(-1), passed.clamp(max=logits.shape[-1] - 1))
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
 

@@ -1,15 +1,15 @@
-"""The next forward pass: which sessions have slots, and which of their tokens it computes. There are no tensors here.
+"""The scheduler of forward passes: it gives slots to sessions and plans the tokens of the next pass, without tensors.
 
 Invariants:
 - A session has at most one request at a time, and a slot at most one session.
-- Requests get slots in the order they came. Where none is free, the session that has been idle longest loses its slot.
-- An idle session keeps its slot: its next request computes only the tokens behind the longest common prefix.
+- Requests get slots in the order they came. If none is free, the session that has been idle longest loses its slot.
+- An idle session keeps its slot: its next request computes only the tokens after the longest common prefix.
 - A sequence that lacks several tokens gets a copy of the longest prefix that another slot has computed, if that is more
   than its own. The members of a group share their prompt, and all tasks the text of the tools.
-- It waits for a pass if an older request computes at least half of what it lacks in that pass, and copies that then.
+- It waits for a pass in which an older request computes at least half of the tokens that it lacks, and copies them.
 - A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the others, oldest request
   first. So a prompt of any length slows the others by a bounded amount.
-- After `forget` no earlier key or value is used; where it keeps them, only sessions that have them go on with them.
+- After `forget` no earlier key or value is used. If they are kept, only their own sessions go on with them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from asyncrl.modelling.routing import RoutedTokens
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One call of `generate`: at most `limit` tokens after `prompt` int32[P], with `wanted` alternatives at each. It
-    ends once, through `future`."""
+    """One call of `generate`: at most `limit` tokens after `prompt` int32[P], with `wanted` alternatives at each.
+
+    It ends once, through `future`.
+    """
 
     session: str
     prompt: NDArray[np.int32]
@@ -49,7 +51,7 @@ class Request:
     alternatives: list[tuple[list[int], list[float]]] = field(default_factory=list)
 
     def finish(self, reason: str, experts: Sequence[NDArray[np.uint8]] = ()) -> None:
-        """End the request, whose sequence begins with tokens of these `experts`, if these are known."""
+        """End the request. `experts` are those of the first tokens of its sequence, if they are known."""
         if self.future.set_running_or_notify_cancel():
             tokens, versions = np.array(self.tokens, np.int32), np.array(self.versions, np.int32)
             routing = (RoutedTokens(0, np.stack(experts)),) if len(experts) else ()
@@ -69,10 +71,12 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A session's row of the cache, which holds the first `cached` of its `tokens` (prompt and sampled). `experts` are
-    those that computed each token for the first time, uint8[W], where the engine records them: a token that is computed
-    again keeps those that sampled with it. `is_mixed`: it has keys and values of an older version, which no other
-    session may copy."""
+    """A session's row of the cache, which holds the first `cached` of its `tokens` (prompt and sampled).
+
+    `experts` uint8[W], if the engine records them, are those that computed each token for the first time: a token that
+    is computed again keeps the experts with which it was sampled. `is_mixed`: the slot has keys and values of an older
+    version, which no other session may copy.
+    """
 
     index: int
     request: Request
@@ -91,8 +95,11 @@ class SlotChunk(NamedTuple):
 
 
 class Scheduler:
-    """Plans passes over `slots` sequences, with `prefill_tokens` prompt tokens at most. `copy` is called with two slots
-    and a number of tokens: it copies what the first slot has of so many tokens into the second."""
+    """Plans passes over `slots` sequences, with `prefill_tokens` prompt tokens at most.
+
+    `copy` is called with two slots and a number of tokens, whose keys and values it copies from the first slot to the
+    second.
+    """
 
     def __init__(self, slots: int, prefill_tokens: int, copy: Callable[[int, int, int], None]) -> None:
         self._prefill_tokens = prefill_tokens
@@ -104,22 +111,22 @@ class Scheduler:
 
     @property
     def running(self) -> Collection[Slot]:
-        """The slots of requests, in the order in which these got them."""
+        """The slots with requests, in the order in which the requests got them."""
         return self._running.values()
 
     @property
     def busy(self) -> bool:
-        """Whether there is any request, running or waiting."""
+        """True if there is any request, running or waiting."""
         return bool(self._running or self._waiting)
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises EngineError where its session has one already."""
+        """Queue a request. Raises EngineError: its session has one already."""
         if self._request(request.session):
             raise EngineError(f"session {request.session!r} is generating already; await it or release it first")
         self._waiting[request.session] = request
 
     def plan(self) -> list[tuple[Slot, SlotChunk]]:
-        """The chunks of the next pass, those of one token first. Copies the prefixes that they share with others."""
+        """Plan the chunks of the next pass, those of one token first. Copies prefixes that they share with others."""
         self._admit()
         single: list[tuple[Slot, SlotChunk]] = []
         longer: list[tuple[Slot, SlotChunk]] = []
@@ -146,8 +153,10 @@ class Scheduler:
         version: int,
         alternatives: tuple[list[int], list[float]] = ([], []),
     ) -> None:
-        """Add a sampled token, which may end the request. `alternatives` are the likeliest tokens and their log-probs,
-        of which the request keeps as many as it wants."""
+        """Add a sampled token, which may end the request.
+
+        `alternatives` are the likeliest tokens and their log-probs; the request keeps as many as it wants.
+        """
         request = slot.request
         slot.tokens.append(token)
         request.tokens.append(token)
@@ -177,14 +186,17 @@ class Scheduler:
         request.fail(error)
 
     def fail_all(self, error: EngineError, waiting: bool = True) -> None:
-        """Fail the running requests, and those that wait for a slot where `waiting`."""
+        """Fail the running requests and, with `waiting`, those that wait for a slot."""
         requests = [slot.request for slot in self._running.values()]
         for request in [*requests, *(self._waiting.values() if waiting else ())]:
             self.fail(request, error)
 
     def forget(self, keep: bool = False) -> set[int]:
-        """The whole cache is of an older version: running sequences are computed again, idle sessions lose their slots.
-        Where `keep`, sessions go on with what they have. Returns the slots whose contents are still used."""
+        """Note that the whole cache is of an older version. Returns the slots whose contents are still used.
+
+        Running sequences are computed again, and idle sessions lose their slots. With `keep` sessions go on with their
+        keys and values instead.
+        """
         if keep:
             kept = [*self._running.values(), *self._idle.values()]
             for slot in kept:
@@ -201,7 +213,7 @@ class Scheduler:
         return slot.request if slot else self._waiting.get(session)
 
     def _drop(self, session: str) -> Request | None:
-        """Take a session out of every state (it may wait and have an idle slot); returns its request if any."""
+        """Remove a session from every state (it may wait and have an idle slot); return its request, if any."""
         request = self._request(session)
         self._waiting.pop(session, None)
         if slot := self._running.pop(session, None) or self._idle.pop(session, None):
@@ -219,7 +231,7 @@ class Scheduler:
             if not self._free:
                 self._evict()
             slot = Slot(heapq.heappop(self._free), request)
-        # At least one token is left to compute: it gives the distribution of the next one.
+        # At least one token must be computed, to get the distribution of the next one.
         prompt = request.prompt.tolist()
         shared = _common_prefix(slot.tokens, prompt, min(slot.cached, len(prompt) - 1))
         slot.request, slot.tokens, slot.cached = request, prompt, shared
@@ -252,7 +264,7 @@ class Scheduler:
 
 
 def _shares_half(slot: Slot, other: Slot, end: int) -> bool:
-    """Whether the first `end` tokens of `other` have at least half of those that `slot` lacks."""
+    """True if the first `end` tokens of `other` have at least half of those that `slot` lacks."""
     tokens, cached = slot.tokens, slot.cached
     limit = min(end, len(tokens) - 1)
     if limit <= cached or other.tokens[cached] != tokens[cached]:
@@ -261,5 +273,5 @@ def _shares_half(slot: Slot, other: Slot, end: int) -> bool:
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int], limit: int) -> int:
-    """How many of their first `limit` tokens are the same."""
+    """The length of their common prefix, at most `limit`."""
     return next((index for index in range(limit) if first[index] != second[index]), limit)

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.chat.chat_checks import open_chat
+from asyncrl.chat.from_config import open_chat
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.demonstrations import DemonstrationFile
-from asyncrl.data.rendered import RenderedDemonstrations, longest, rendered_folder
+from asyncrl.data.from_config import run_demonstrations
+from asyncrl.data.rendered import RenderedDemonstrations
 from asyncrl.episode.demonstrations import found_or_rendered, render_file
 from asyncrl.modelling.tokenizer import tokenizer_source
 from asyncrl.tools.offered import Offer
@@ -23,10 +24,10 @@ def prepare_demonstrations(
     Raises DataError: as `render_file` and `DemonstrationFile`; ConfigError: the chat template or a tool cannot be used;
     StoppedError: `stop` was set meanwhile.
     """
-    limit, overlong = longest(config), config.algorithm.sft.overlong
-    folder, tokenizer = rendered_folder(config, sources), Path(tokenizer_source(config.model).path)
+    run, overlong = run_demonstrations(config), config.algorithm.sft.overlong
+    tokenizer = Path(tokenizer_source(config.model).path)
 
     def render(file: DemonstrationFile) -> RenderedDemonstrations:
-        return render_file(open_chat(config), file, Offer(config.actor).always, limit, overlong, stop)
+        return render_file(open_chat(config), file, Offer(config.actor).always, run.max_tokens, overlong, stop)
 
-    return found_or_rendered(folder, sources, tokenizer, render, stop)
+    return found_or_rendered(run.folder(sources), sources, tokenizer, render, stop)

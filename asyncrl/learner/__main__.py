@@ -12,6 +12,7 @@ import sys
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.learner.ranks.from_config import host_settings
 from asyncrl.learner.ranks.hosts import open_host
 from asyncrl.learner.ranks.launcher import Membership, Timeouts, run_ranks
 from asyncrl.machine import process
@@ -31,12 +32,12 @@ def run(config: TrainConfig) -> None:
         if ranks * hosts > 1 and Membership.of_this_process() is None:
             command = [sys.executable, "-m", "asyncrl.learner", *sys.argv[1:]]
             timeouts = Timeouts.within(limit_s)
-            host = open_host(config, timeouts, stop) if hosts > 1 else None
+            host = open_host(host_settings(config), timeouts, stop) if hosts > 1 else None
             run_ranks(command, ranks, stop, timeouts, host, activity)
             return
         process.set_at_once(stop)
         process.limit_threads(config.cluster.learner_threads)
-        from asyncrl.learner.run import run as learn
+        from asyncrl.learner.from_config import run as learn
 
         learn(config, stop, activity)
 

@@ -1,7 +1,8 @@
-"""The learner's turns on GPUs that it shares with servers (cluster.colocated; machine/gpu_lock.py has the protocol).
+"""GPUs that the learner shares with servers (cluster.colocated): each has them for a while. machine/gpu_lock.py has the
+protocol.
 
-Within its turn models, gradients and moments are on the GPUs; between two turns they are in the memory of the host,
-where nobody may read them.
+While the learner has the GPUs, its models, gradients and moments are on them. In between they are in the memory of the
+host, where nothing may read them.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.02
 NOTICE_S = 60.0
 STOPPED_S = 60.0
-"""How long a learner that is asked to stop waits for the GPUs, which it needs to save what it has trained."""
+"""Seconds that a learner which is asked to stop waits for the GPUs, which it needs to save finished steps."""
 
 
-class Turns:
-    """The turns of one rank, which all ranks have together. Without a `lock` the GPUs are always the learner's."""
+class SharedGpus:
+    """The GPUs of one rank; all ranks acquire and release theirs together. Without a `lock` they are always the
+    learner's."""
 
     def __init__(self, ranks: Ranks, lock: LearnerLock | None, stop: threading.Event) -> None:
         self.shares = lock is not None
@@ -38,16 +40,16 @@ class Turns:
         self._lock = lock
         self._stop = stop
         self.has_gpus = lock is None
-        """Whether the models are where they can be read. It changes while this thread has `leaving.turn`."""
+        """True if the models are on the GPUs. It changes only while this thread holds `stopping.lock`."""
         self._host = OnHost(ranks.device)
 
     def close(self) -> None:
-        """Let the servers have the GPUs, as the end of this process does."""
+        """Release the GPUs for good, as the end of this process does."""
         if self._lock is not None:
             self._lock.close()
 
-    def begin(self, phases: Phases) -> None:
-        """Wait for the GPUs, and bring the models back to them. Raises StoppedError."""
+    def acquire(self, phases: Phases) -> None:
+        """Wait for the GPUs, and copy the models back to them. Raises StoppedError."""
         if self._lock is None or self.has_gpus:
             return
         with phases("release"):
@@ -56,11 +58,11 @@ class Turns:
         with phases("onload"):
             self._put_back()
 
-    def end(self, trainer: Trainer, version: int, phases: Phases) -> None:
-        """Bring the models to the host, and let the servers have the GPUs, once they can get `version`."""
+    def release(self, trainer: Trainer, version: int, phases: Phases) -> None:
+        """Copy the models to the host, and release the GPUs to the servers, which can get `version`."""
         if self._lock is None:
             return
-        with phases("offload"), self._ranks.leaving.turn:
+        with phases("offload"), self._ranks.stopping.lock:
             self.has_gpus = False
             for each in (each for module in _modules(trainer) for each in module.modules()):
                 if isinstance(each, FSDPModule):
@@ -70,13 +72,13 @@ class Turns:
             self._lock.give_back(version)
 
     def _put_back(self) -> None:
-        # Nobody may save in the place of this thread what is half copied.
-        with self._ranks.leaving.turn:
+        # Holds the lock, so that no other thread saves what is half copied.
+        with self._ranks.stopping.lock:
             self._host.put_back()
             self.has_gpus = True
 
-    def begin_although_stopped(self) -> bool:
-        """Whether the models are on the GPUs in the end, for a checkpoint. Waits for servers a limited time only."""
+    def acquire_although_stopped(self) -> bool:
+        """Acquire the GPUs for a last checkpoint, within a limited time. True if the models are on the GPUs then."""
         if self._lock is None or self.has_gpus:
             return True
         self._lock.ask()
@@ -94,7 +96,7 @@ class Turns:
         return True
 
     def _wait(self, gives_up: Callable[[], bool]) -> None:
-        """Rank 0 waits for the servers; `together` has the others wait for it."""
+        """Wait for the servers, on rank 0; the other ranks wait for rank 0 in `together`."""
         assert self._lock is not None
         if self._ranks.rank != 0:
             return

@@ -1,4 +1,4 @@
-"""Compiling the layers before the first batch is there (model.compile)."""
+"""Compiles the layers before the first batch arrives (model.compile)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from asyncrl.machine.long_work import unmeasured_work
 logger = logging.getLogger(__name__)
 
 FEWEST, MOST = 64, 8192
-"""Tokens of the smallest and of the largest pass that layers are compiled for, on each rank that computes a part of it.
-Kernels for more are the same."""
+"""Tokens of the smallest and of the largest pass for which layers are compiled, on each rank that computes a part of
+it. Kernels for more tokens are the same."""
 
 
 def compile_passes(
     trainer: Trainer, share_prefixes: bool, longest: int, largest: int, has_scores: bool = False
 ) -> None:
     """Compile the layers of the policy and of the reference for training, before the first weights are published.
-    What is compiled when the first pass of a kind comes holds up some later step for seconds. Kinds are passes of which
-    sequences share prefixes, passes without gradients, and ranges of sizes: a compiler writes other kernels for few
-    tokens than for many. `has_scores`: the policy has passes without gradients whatever the algorithm says.
 
-    Sequences have up to `longest` tokens, and passes up to `largest`. All ranks call this. Gradients are dropped.
-    Raises StoppedError on all ranks: the trainer's `stop` was set.
+    Sequences have up to `longest` tokens, and passes up to `largest`. `has_scores`: the policy has passes without
+    gradients also if the algorithm needs none. All ranks call this. Gradients are dropped. Raises StoppedError on all
+    ranks: the trainer's `stop` was set.
     """
+    # Compiling at the first pass of a kind would hold up that step for seconds. The kinds are passes whose sequences
+    # share prefixes, passes without gradients, and ranges of sizes: kernels for few tokens differ from those for many.
     policy, algorithm, ranks = trainer.policy.module, trainer.algorithm, trainer.ranks
     if ranks.rank == 0:
         logger.info("compiling the layers before the first batch, which takes up to some minutes (model.compile)")
@@ -43,7 +43,7 @@ def compile_passes(
     with unmeasured_work("compiling the layers", ranks.activity):
         for tokens in _sizes(min(largest, MOST * ranks.context_size)):
             for sharing in (None, EVERY) if share_prefixes and policy.shares_prefixes else (None,):
-                ranks.leave_if(trainer.stop.is_set())
+                ranks.stop_if(trainer.stop.is_set())
                 packed = _placed(trainer, PackedSequences.of(_sequences(tokens, longest, policy.vocabulary), sharing))
                 logprobs, entropy = policy(packed, algorithm.needs_entropy)
                 (logprobs.sum() if entropy is None else (logprobs + entropy).sum()).backward()
@@ -57,7 +57,7 @@ def compile_passes(
 
 
 def _sizes(largest: int) -> Iterator[int]:
-    """Numbers of tokens up to `largest`, two from each to its double: a compiler's ranges are wider than that."""
+    """Yield numbers of tokens up to `largest`, two from each to its double: a compiler's ranges are wider than that."""
     size = FEWEST
     while size < largest:
         yield size
@@ -68,7 +68,7 @@ def _sizes(largest: int) -> Iterator[int]:
 
 
 def _sequences(tokens: int, longest: int, vocabulary: int) -> list[Tensor]:
-    """Sequences of so many tokens together, which have the first one in common. They are two at least."""
+    """Make at least two sequences of together `tokens` tokens, which share the first one."""
     count = max(2, -(-tokens // longest))
     lengths = [max(1, tokens // count + (index < tokens % count)) for index in range(count)]
     return [
@@ -78,7 +78,7 @@ def _sequences(tokens: int, longest: int, vocabulary: int) -> list[Tensor]:
 
 
 def _placed(trainer: Trainer, packed: PackedSequences) -> PackedSequences:
-    """The sequences as passes have them on this rank."""
+    """Return the sequences in the form that passes have on this rank."""
     policy, ranks = trainer.policy.module, trainer.ranks
     if policy.replays is not None:
         packed = replace(packed, routing=torch.from_numpy(policy.replays.missing(len(packed.ids))))

@@ -1,10 +1,10 @@
-"""Which demonstrations a step learns, and this rank's part of them.
+"""Chooses the demonstrations that a step learns, and builds this rank's part of them.
 
 The demonstrations are trained in the order of a permutation for each epoch, which depends on the run's seed alone. A
-place in this order is a number that a checkpoint keeps: what a step takes follows from the place at which it begins.
-What holds, and is tested:
-- Every demonstration comes once an epoch, and a step takes those behind the ones of the step before.
-- All ranks take the same ones, and have the same number of passes in each update.
+checkpoint keeps the position in this order, and the demonstrations of a step follow from the position at which it
+begins. These properties are tested:
+- Every demonstration comes once an epoch, and a step continues after the last one of the step before.
+- All ranks choose the same demonstrations, and have the same number of passes in each update.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from asyncrl.observe.metrics import Value
 
 
 def sft_weight(config: SftConfig, step: int, total_steps: int) -> float:
-    """The weight of the loss of demonstrations at a learner step."""
+    """Return the weight of the loss of demonstrations at a learner step."""
     done = min(1.0, step / (config.steps or total_steps))
     falling = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.schedule]
     return config.weight * falling
@@ -46,9 +46,9 @@ class DemonstrationOrder:
         self._seed = seed
         self._permutation = lru_cache(maxsize=2)(self._make)
 
-    def at(self, place: int) -> int:
-        """The demonstration at a place, which is counted over all epochs."""
-        epoch, within = divmod(place, self._count)
+    def at(self, position: int) -> int:
+        """Return the demonstration at a position, which is counted over all epochs."""
+        epoch, within = divmod(position, self._count)
         return int(self._permutation(epoch)[within])
 
     def _make(self, epoch: int) -> NDArray[np.int64]:
@@ -81,43 +81,43 @@ class DemonstrationFeed:
             )
         progress.demonstrations_digest = self.rendered.digest
 
-    def values(self, place: int) -> dict[str, Value]:
-        """The metrics of what was trained up to a place, and of what was too long."""
+    def values(self, position: int) -> dict[str, Value]:
+        """Return the metrics of the demonstrations trained up to a position, and of those that were too long."""
         return {
-            "sft/epoch": place / len(self.rendered),
+            "sft/epoch": position / len(self.rendered),
             "sft/cut": float(self.rendered.cut),
             "sft/left_out": float(self.rendered.left_out),
         }
 
-    def beside(
-        self, place: int, sft: SftConfig, learner: LearnerConfig, step: int, updates: int
+    def batch_of_step(
+        self, position: int, sft: SftConfig, learner: LearnerConfig, step: int, updates: int
     ) -> ImitationBatch | None:
-        """What a step of so many `updates` trains beside its episodes; None where the weight is 0."""
+        """Build the demonstrations that a step of so many `updates` trains with its episodes; None: the weight is 0."""
         weight = sft_weight(sft, step, learner.total_steps)
         if weight <= 0:
             return None
         if sft.tokens is None:
-            members = self.next(place, math.ceil(sft.share * learner.batch_size))
+            members = self.next(position, math.ceil(sft.share * learner.batch_size))
         else:
-            members = self._next_tokens(place, sft.tokens)
+            members = self._next_tokens(position, sft.tokens)
         return self.build(members, learner, updates, weight)
 
-    def next(self, place: int, count: int) -> list[int]:
-        """The `count` demonstrations from a place on."""
-        return [self._order.at(each) for each in range(place, place + count)]
+    def next(self, position: int, count: int) -> list[int]:
+        """Return the `count` demonstrations from a position on."""
+        return [self._order.at(each) for each in range(position, position + count)]
 
-    def _next_tokens(self, place: int, tokens: int) -> list[int]:
-        """The fewest next demonstrations that have so many tokens to learn."""
+    def _next_tokens(self, position: int, tokens: int) -> list[int]:
+        """Return the fewest next demonstrations that have so many tokens to learn."""
         found: list[int] = []
         while tokens > 0:
-            found.append(self._order.at(place + len(found)))
+            found.append(self._order.at(position + len(found)))
             tokens -= int(self.rendered.trained[found[-1]])
         return found
 
     def build(
         self, members: Sequence[int], learner: LearnerConfig, updates: int = 1, weight: float = 1.0
     ) -> ImitationBatch:
-        """The batch of the demonstrations `members`, of which each update takes an equal share, in order."""
+        """Build the batch of the demonstrations `members`, of which each update takes an equal share, in order."""
         lengths = self.rendered.lengths[list(members)].tolist()
         costs = self._flops(lengths).tolist()
         bounds = [len(members) * number // updates for number in range(updates + 1)]
@@ -132,10 +132,10 @@ class DemonstrationFeed:
         return ImitationBatch(pack_demonstrations(own, rows, device, sharing), passes, tokens, weight, len(members))
 
     def _passes(self, lengths: Sequence[int], costs: Sequence[float], limit: int, first: int) -> Passes:
-        """The passes of this rank, or of its context group, in an update whose demonstrations have numbers from `first`
-        on."""
+        """Schedule the passes of this rank, or of its context group, in an update whose demonstrations have numbers
+        from `first` on."""
         if not lengths:
             return []
         ranks = self._ranks
-        (parts,) = schedule(lengths, costs, ranks.groups, 1, limit * ranks.context_size)
-        return [[first + index for index in members] for members in parts[ranks.group]]
+        (parts,) = schedule(lengths, costs, ranks.pass_groups, 1, limit * ranks.context_size)
+        return [[first + index for index in members] for members in parts[ranks.pass_group]]

@@ -1,5 +1,8 @@
-"""What fits into the memory of a GPU: a share of the activations (model.activations=null), then weights and gradients
-that are not sharded, so that ranks exchange them less often (learner.exchange=auto, learner.reshard=null)."""
+"""Fits models into the memory of a GPU.
+
+The first use of free memory is a share of the activations (model.activations=null). The second is weights and gradients
+that are not sharded, so that ranks exchange them less often (learner.exchange=auto, learner.reshard=null).
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,13 @@ from asyncrl.learner.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 USABLE = 0.92
-"""The share of free memory that is used: its pieces do not always fit."""
+"""The share of free memory that is used; not all of it can be, since memory is fragmented."""
 FEW_TOKENS = 64
 
 
 def usable_bytes(device: torch.device, share: float | None = None) -> float:
-    """How much memory of a GPU this process may allocate in total: of what is free, and at most a `share` of all."""
+    """Return the bytes that this process may allocate on a GPU in total: of free memory, and at most a `share` of
+    all."""
     free, total = torch.cuda.mem_get_info(device)
     usable = USABLE * (free + torch.cuda.memory_reserved(device))
     return usable if share is None else min(usable, share * total)
@@ -31,13 +35,14 @@ def usable_bytes(device: torch.device, share: float | None = None) -> float:
 
 def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activations: float | None = None) -> float:
     """Have all models of `trainer` keep as much of their activations as fits into `usable` bytes of a GPU, unless the
-    share of `activations` is given; and beside all these have ranks exchange as rarely as fits, where the configuration
-    leaves that open.
+    share of `activations` is given. With the rest of the memory have ranks exchange as rarely as fits, if the
+    configuration leaves that open.
 
-    All ranks call this while no optimizer has moments yet. Passes of the policy over sequences of these `lengths`, the
-    largest that there will be, are tried with nothing kept. Their peak and the size of the activations, which grows
-    with the tokens, say what fits. Returns the share that is kept, the same on all ranks.
+    All ranks call this while no optimizer has moments yet. `lengths` are those of the sequences of the largest pass.
+    Returns the share that is kept, the same on all ranks.
     """
+    # Passes of the policy are tried with nothing kept. Their peak, and the size of the activations, which grows with
+    # the tokens, show what fits.
     policy, ranks = trainer.policy.module, trainer.ranks
     models = list(trainer.models.values())
     if activations is not None and not any(each.fits_exchange or each.fits_reshard for each in models):
@@ -49,7 +54,7 @@ def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activati
     for tried in ([FEW_TOKENS], lengths):
         peak = _peak(policy, tried, with_entropy, ranks)
     others = peak + _not_allocated_yet(trainer)
-    # All ranks must choose alike, and so by the same numbers.
+    # All ranks must choose alike, so they use the same numbers.
     room = -ranks.largest(others - usable)
     whole = ranks.largest(policy.activations.nbytes * sum(lengths) / ranks.context_size)
     share = min(1.0, max(0.0, room / whole)) if activations is None else activations
@@ -81,7 +86,7 @@ def fit_exchange(models: Sequence[Trainable[Any]], room: float) -> None:
     policy = models[0]
     if policy.fits_exchange or (policy.fits_reshard and not policy.exchange.once):
         logger.info(
-            "ranks exchange weights and gradients %s: beside all activations %.1f GB are left; once an update takes "
+            "ranks exchange weights and gradients %s: after all activations %.1f GB are left; once an update takes "
             "%.1f GB, to gather weights once a pass %.1f GB",
             policy.exchange.described(),
             *(max(0.0, room) / 1e9, once / 1e9, gathered / 1e9),
@@ -89,7 +94,7 @@ def fit_exchange(models: Sequence[Trainable[Any]], room: float) -> None:
 
 
 def tell_exchange(trainer: Trainer) -> None:
-    """Log when the ranks exchange weights and gradients where no memory is measured, which is on the CPU."""
+    """Log when the ranks exchange weights and gradients on the CPU, where no memory is measured."""
     if trainer.ranks.size > 1 and trainer.ranks.rank == 0:
         logger.info(
             "ranks exchange weights and gradients %s: on the CPU only learner.exchange and learner.reshard change that",
@@ -98,7 +103,7 @@ def tell_exchange(trainer: Trainer) -> None:
 
 
 def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool, ranks: Ranks) -> int:
-    """The most bytes that are allocated during the second of two passes with gradients, which are dropped."""
+    """Measure the most bytes that are allocated during the second of two passes with gradients, which are dropped."""
     device = ranks.device
     ids = torch.arange(sum(lengths)) % policy.vocabulary
     packed = PackedSequences.of(ids.split(list(lengths)))
@@ -113,8 +118,8 @@ def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool, ranks: Ran
 
 
 def _not_allocated_yet(trainer: Trainer) -> int:
-    """Bytes of moments, and of float32 gradients of the other models, that training will add; and of what is not
-    sharded by the configuration."""
+    """Return the bytes that training will add: moments, float32 gradients of the other models, and weights and
+    gradients that the configuration leaves unsharded."""
     missing = 0
     for model in trainer.models.values():
         missing += model.moment_bytes() + model.exchange_bytes(model.exchange)

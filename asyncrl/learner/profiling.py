@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,26 +15,37 @@ from torch.profiler import ProfilerActivity, profile
 logger = logging.getLogger(__name__)
 
 ENTRIES = 1_000_000
-"""The latest allocations and releases of a step that a snapshot has, at most."""
+"""The most allocations and releases that a snapshot of a step has; it keeps the latest."""
 
 
-def profiled(
-    steps: Iterable[int], traced: Collection[int], snapshots: Collection[int], folder: Path, rank: int
-) -> Iterator[int]:
-    """The `steps`. What happens after one of them until the next is asked for is recorded: of those `traced`,
-    operators, kernels and allocated memory, in `folder`/step-NNNNNN-rank-R.json.gz. Of `snapshots`, what the GPU's
-    memory is used for, in `folder`/step-NNNNNN-rank-R-memory.pickle; without a GPU there is a warning instead. A step
-    that fails has no record."""
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """The settings of profiles: the steps that are `traced`, those whose GPU memory goes into `snapshots`, and the
+    folder of both."""
+
+    traced: Collection[int]
+    snapshots: Collection[int]
+    folder: Path
+
+
+def profiled(steps: Iterable[int], settings: ProfileSettings, rank: int) -> Iterator[int]:
+    """Yield the `steps`, and record the work between one of them and the next.
+
+    - A traced step leaves its operators, kernels and allocated memory in step-NNNNNN-rank-R.json.gz.
+    - A snapshot leaves the use of the GPU's memory in step-NNNNNN-rank-R-memory.pickle. Without a GPU there is a
+      warning instead.
+    - A step that fails leaves no record.
+    """
     has_gpu = torch.cuda.is_available()
-    if snapshots and not has_gpu:
+    if settings.snapshots and not has_gpu:
         logger.warning("observe.memory_steps is ignored: it records the memory of GPUs, and there is none")
     for step in steps:
         name = f"step-{step:06d}-rank-{rank}"
         with ExitStack() as records:
-            if step in traced:
-                records.enter_context(_traced(folder / f"{name}.json.gz"))
-            if step in snapshots and has_gpu:
-                records.enter_context(_memory_recorded(folder / f"{name}-memory.pickle"))
+            if step in settings.traced:
+                records.enter_context(_traced(settings.folder / f"{name}.json.gz"))
+            if step in settings.snapshots and has_gpu:
+                records.enter_context(_memory_recorded(settings.folder / f"{name}-memory.pickle"))
             yield step
 
 

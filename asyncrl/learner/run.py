@@ -1,326 +1,252 @@
-"""One rank of the learner from its configuration: this opens everything that it needs, and closes it in the end."""
+"""One rank's part in a run: it loads the models, trains, and exports them."""
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import zmq
-
-from asyncrl.algorithms.compose import Algorithm
-from asyncrl.algorithms.composition import label_needs
 from asyncrl.config import locations
-from asyncrl.config.changes import ConfigHistory, recorded, values_of
-from asyncrl.config.schema import TrainConfig
-from asyncrl.data.rendered import longest, read_of_run
-from asyncrl.errors import ConfigError
-from asyncrl.learner.batch.batches import BatchSource, open_batches
-from asyncrl.learner.batch.keeping import open_keeper
+from asyncrl.learner.batch.batches import BatchSource
+from asyncrl.learner.batch.fetching import BatchFetcher
+from asyncrl.learner.batch.keeping import EpisodeKeeper, open_keeper
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
 from asyncrl.learner.checkpoint.critic_export import export_critic, shared_critic
-from asyncrl.learner.checkpoint.export import export, export_adapter, folder_writer, save_code
-from asyncrl.learner.colocation import Turns
-from asyncrl.learner.compiling import compile_passes
+from asyncrl.learner.checkpoint.export import export, export_adapter, save_code
+from asyncrl.learner.checkpointing import Checkpointing, resume
+from asyncrl.learner.colocation import SharedGpus
 from asyncrl.learner.demonstrations import DemonstrationFeed
+from asyncrl.learner.evaluating import Evaluating
 from asyncrl.learner.loop import Learner
-from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes
-from asyncrl.learner.model.critic import load_critic
-from asyncrl.learner.model.optimizer import Trainable
-from asyncrl.learner.model.policy import Policy, load_policy, reference_of
-from asyncrl.learner.model.sharding import compiles
-from asyncrl.learner.ranks.activity import END
-from asyncrl.learner.ranks.determinism import be_deterministic
+from asyncrl.learner.models import fit_passes, load_trainer
+from asyncrl.learner.profiling import profiled
+from asyncrl.learner.publishing import Publishing, Versions
 from asyncrl.learner.ranks.failures import StepFailures
-from asyncrl.learner.ranks.launcher import Membership
-from asyncrl.learner.ranks.leaving import Leaving
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.learner.reporting import StepReports
+from asyncrl.learner.settings import RunSettings, SettingsHistory
 from asyncrl.learner.step_metrics import Phases
+from asyncrl.learner.stop_request import StopRequest
+from asyncrl.learner.stopping import StopCheckpoint
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
-from asyncrl.machine.activity import Activity
 from asyncrl.machine.gpu_lock import LearnerLock
-from asyncrl.machine.ports import listening
-from asyncrl.modelling.flops import ForwardFlops
-from asyncrl.modelling.opening import beside
-from asyncrl.modelling.shapes import model_shapes
-from asyncrl.network.keys import client_keys, server_keys
+from asyncrl.modelling.flops import ForwardFlops, measured_peak
+from asyncrl.modelling.images import TAKEN, ImageReader
 from asyncrl.observe.kept.reading import EVALUATED_FOLDER
 from asyncrl.observe.kept.writing import remove_kept
-from asyncrl.observe.metrics import Fanout, Sink
-from asyncrl.observe.reports import open_reports
+from asyncrl.observe.metrics import Sink
 from asyncrl.observe.sinks import metrics_file, remove_steps
-from asyncrl.observe.spans import NoSpans, Spans
-from asyncrl.weights.broadcast import Broadcaster
-from asyncrl.weights.channels.opening import choose_channel, weights_dir
-from asyncrl.weights.folders import FolderWriter
-from asyncrl.weights.group import BACKENDS, agree_with_servers, gpu_of, keep_to_loopback
+from asyncrl.observe.spans import Spans
+from asyncrl.weights.manifest import DTYPES
 from asyncrl.weights.publisher import Publisher
-from asyncrl.weights.server import WeightServer
-from asyncrl.weights.transfers import Broadcasts
 
 logger = logging.getLogger(__name__)
 
 
-def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
-    """Train as `config` says: as one rank if `run_ranks` started this process, else as the only one. With
-    `replay.source` it trains the recorded plans of another run again, and publishes and evaluates nothing. `activity`
-    is that of this process.
+@dataclass(frozen=True, slots=True, eq=False)
+class Connections:
+    """The connections of one rank to the rest of the run. Rank 0 alone has a `publisher`, and sinks that write."""
 
-    Raises StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.
+    ranks: Ranks
+    replay: BatchSource
+    publisher: Publisher | None
+    metrics: Sink
+    evaluations: Sink
+    stop: threading.Event
+    spans: Spans
+
+
+def train_rank(settings: RunSettings, history: SettingsHistory, connections: Connections) -> None:
+    """Load the models, train and export them.
+
+    Raises StoppedError; ConfigError and CheckpointError: the run cannot resume with these settings, or the models or
+    the checkpoints cannot be used.
     """
-    recorded = config.replay.source is not None
-    if recorded:
-        config = replace(config, learner=replace(config.learner, eval_every=0))
-    if config.learner.deterministic:
-        be_deterministic()
-    if config.weights.channel == "distributed":
-        agree_with_servers(config)
-    member, learner = Membership.of_this_process(), config.learner
-    if member is not None and member.meeting.interface:
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={member.meeting.interface}")
-    else:
-        keep_to_loopback(config, actor=False)
-    leaving = Leaving()
-    with leaving.watched(stop), ExitStack() as stack:
-        keys = client_keys(config.network.keys)
-        ranks = stack.enter_context(
-            joined(
-                learner.replicas,
-                learner.rank_timeout_s,
-                keys,
-                activity,
-                leaving,
-                context_ranks=learner.context_ranks,
-                expert_ranks=learner.expert_ranks,
-                tensor_ranks=learner.tensor_ranks,
-            )
+    ranks, stop = connections.ranks, connections.stop
+    lock = None if settings.gpu_locks is None else LearnerLock(settings.gpu_locks, ranks.rank)
+    with closing(SharedGpus(ranks, lock, stop)) as gpus:
+        gpus.acquire(Phases(ranks.activity.enter))
+        trainer = load_trainer(settings, history, ranks, stop)
+        fit_passes(trainer, settings, history)
+        with ExitStack() as stack:
+            learner = _Parts(settings, history, connections, trainer, gpus, stack).learner()
+            if ranks.rank == 0:
+                remove_repeated(settings.folder, learner.progress, learner.evaluating.is_due)
+                connections.metrics.resumed(learner.progress.step)
+            process.freeze_heap()
+            learner.train()
+        if settings.learner.export:
+            gpus.acquire(Phases(ranks.activity.enter))
+            _export(settings, trainer, connections)
+    logger.info("the learner is done after %d steps", settings.learner.total_steps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """Makes the parts of the loop. `stack` closes those that are to be closed."""
+
+    settings: RunSettings
+    history: SettingsHistory
+    connections: Connections
+    trainer: Trainer
+    gpus: SharedGpus
+    stack: ExitStack
+
+    def learner(self) -> Learner:
+        """Make all parts, and resume from the newest checkpoint. Raises CheckpointError: it cannot be used."""
+        settings, ranks = self.settings, self.connections.ranks
+        learner, replay = settings.learner, self.connections.replay
+        policy = self.trainer.policy.module
+        flops = ForwardFlops.of(policy, policy.model.config)
+        checkpoints, keeper = self._checkpoints(), self._keeper()
+        demonstrations = None
+        if settings.demonstrations is not None:
+            demonstrations = DemonstrationFeed(settings.demonstrations, settings.seed, ranks, policy, flops)
+        progress = resume(checkpoints, self.trainer, self.history, demonstrations)
+        versions = Versions(learner.publish_every, learner.total_steps)
+        stop = StopRequest(ranks, self.connections.stop)
+        checkpointing = Checkpointing(
+            checkpoints, ranks, self.trainer, progress, replay, stop, learner.checkpoint_every, learner.total_steps
         )
-        context = stack.enter_context(zmq.Context())
-        reports = stack.enter_context(open_reports(config, process.worker_name(f"learner-{ranks.rank}")))
-        spans = reports.spans
-        replay = stack.enter_context(closing(open_batches(config, ranks.rank, context, stop, spans)))
-        publisher: Publisher | None = None
-        metrics: Sink = Fanout([])
-        evaluations: Sink = Fanout([])
+        publishing = self._publishing(stop)
+        reports = self._reports(progress, publishing, keeper, demonstrations, flops)
+        return Learner(
+            total_steps=learner.total_steps,
+            seed=settings.seed,
+            history=self.history,
+            versions=versions,
+            ranks=ranks,
+            stop=stop,
+            trainer=self.trainer,
+            progress=progress,
+            replay=replay,
+            fetcher=self._fetcher(keeper, flops),
+            keeper=keeper,
+            demonstrations=demonstrations,
+            failures=StepFailures(settings.folder / f"learner-{ranks.rank}-failures.json"),
+            gpus=self.gpus,
+            publishing=publishing,
+            evaluating=self._evaluating(versions, checkpoints, keeper, progress, stop),
+            checkpointing=checkpointing,
+            reports=reports,
+            at_stop=StopCheckpoint(ranks, self.gpus, checkpointing, reports.report, learner.publish_every),
+            profiled=partial(profiled, settings=settings.profile, rank=ranks.rank),
+            spans=self.connections.spans,
+        )
+
+    def _checkpoints(self) -> Checkpoints:
+        learner, ranks = self.settings.learner, self.connections.ranks
+        folder = self.settings.folder / locations.CHECKPOINTS
+        checkpoints = Checkpoints(folder, learner.keep_checkpoints, ranks, self.connections.stop, learner.keep_best)
         if ranks.rank == 0:
-            metrics, evaluations = reports.learner_metrics()
-            if not recorded:
-                publisher = stack.enter_context(closing(open_publisher(config, ranks, context, stop, spans)))
-        stack.callback(activity.enter, END)
-        train(config, ranks, replay, publisher, metrics, evaluations, stop, spans)
-        if ranks.rank == 0:
-            with activity.waiting():
-                replay.finished()
+            save_code(self.trainer.policy.module.model, folder / "code")
+        return self.stack.enter_context(closing(checkpoints))
 
-
-def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:
-    """The implicit process model, if the learner trains one. It starts as the policy does unless it has a path."""
-    if not config.implicit.train:
-        return None
-    own = config.implicit
-    model = replace(beside(config.model, own.path, own.freeze), lora=own.lora)
-    length, seed = config.actor.max_tokens, config.run.seed
-    policy = load_policy(model, config.actor.temperature, ranks, length, "implicit", seed=seed)
-    return Trainable(policy, own.lr, config.learner, config.model.dtype)
-
-
-def _check_sight(policy: Policy, implicit: Trainable[Policy] | None, has_critic: bool) -> None:
-    """Raises ConfigError: the policy reads images, and a model beside it would see none, or other ones."""
-    if policy.vision is None:
-        return
-    if has_critic:
-        raise ConfigError(
-            "model.path reads images, and a critic of its own would see none: use critic.shared, or an advantage "
-            "without a critic"
+    def _keeper(self) -> EpisodeKeeper:
+        settings, connections = self.settings, self.connections
+        keeper = open_keeper(
+            settings.keep, settings.folder, settings.models.policy, connections.ranks, connections.metrics
         )
-    if implicit is not None and implicit.module.vision != policy.vision:
-        raise ConfigError(
-            "model.path reads images, and the model of implicit.path reads none, or cuts them otherwise: leave "
-            "implicit.path out, or name a model of the same family"
-        )
+        return self.stack.enter_context(closing(keeper))
 
-
-def open_publisher(
-    config: TrainConfig, ranks: Ranks, context: zmq.Context[Any], stop: threading.Event, spans: Spans | None = None
-) -> Publisher:
-    """What publishes the weights of the run. Raises ConfigError: the learner's port is taken; StoppedError."""
-    network, weights, run = config.network, config.weights, locations.run_identity(config.run, make=True)
-    expected, device = model_shapes(config.model).tensors, ranks.device
-    channel, reason = choose_channel(config, device)
-    logger.info("weights go to engines by %s, because %s", channel, reason)
-    broadcasts = Broadcasts(BACKENDS[device.type], gpu_of(device)) if channel == "distributed" else None
-    with ExitStack() as stack:
-        open_server = partial(
-            WeightServer,
-            network.learner_address,
-            network.weights_port,
-            context,
-            keys=server_keys(network.keys),
-            insecure=network.insecure,
-            run=run,
-            history=weights.history,
-            broadcasts=broadcasts,
-            spans=spans,
-        )
-        server = listening(open_server, f"network.weights_port={network.weights_port}", stop)
-        stack.callback(server.close)
-        broadcaster = folders = None
-        if broadcasts is not None:
-            broadcaster = Broadcaster(server, network.learner_address, device, weights.timeout_s)
-        if channel == "disk":
-            folders = FolderWriter(weights_dir(config), folder_writer(config.model), run)
-        stack.pop_all()
-    return Publisher(expected, server, broadcaster, folders)
-
-
-def train(
-    config: TrainConfig,
-    ranks: Ranks,
-    replay: BatchSource,
-    publisher: Publisher | None,
-    metrics: Sink,
-    evaluations: Sink,
-    stop: threading.Event,
-    spans: Spans | None = None,
-) -> None:
-    """Load, train, and export. Raises StoppedError; ConfigError and CheckpointError: the run cannot resume with this
-    configuration, or the models or the checkpoints cannot be used; StoreError: a stored run cannot be trained again by
-    this algorithm."""
-    changes = ranks.together(lambda: replay.configure(recorded(values_of(config)), int(time.time())))
-    if ranks.rank == 0:
-        locations.record_config(config)
-    history = ConfigHistory(config, changes)
-    needs = {step: label_needs(each.algorithm) for step, each in history.by_step().items()}
-    ranks.together(lambda: replay.require(needs))
-    lock = LearnerLock(locations.gpu_locks(config.run), ranks.rank) if config.cluster.colocated else None
-    with closing(Turns(ranks, lock, stop)) as turns:
-        turns.begin(Phases(ranks.activity.enter))
-        _train(config, history, ranks, replay, publisher, metrics, evaluations, stop, turns, spans or NoSpans())
-
-
-def _train(
-    config: TrainConfig,
-    history: ConfigHistory,
-    ranks: Ranks,
-    replay: BatchSource,
-    publisher: Publisher | None,
-    metrics: Sink,
-    evaluations: Sink,
-    stop: threading.Event,
-    turns: Turns,
-    spans: Spans,
-) -> None:
-    algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
-    temperature, length, learner = config.actor.temperature, _longest(config), config.learner
-    replays = any(each.learner.router_replay for each in history.configs())
-    seed, shares = config.run.seed, algorithm.needs_critic and config.critic.shared
-    policy = load_policy(
-        config.model, temperature, ranks, length, replays_routing=replays, seed=seed, with_values=shares
-    )
-    implicit = _implicit(config, ranks)
-    algorithms = (Algorithm.from_config(each.algorithm, each.learner.minibatches) for each in history.configs())
-    wants_reference = implicit is not None or any(each.needs_reference for each in algorithms)
-    reference = reference_of(policy, config, ranks) if wants_reference else None
-    has_critic = algorithm.needs_critic and not shares
-    _check_sight(policy, implicit, has_critic)
-    critic = load_critic(config.critic, config.model, ranks, length, seed) if has_critic else None
-    trainer = Trainer(
-        ranks,
-        algorithm,
-        Trainable(policy, learner.lr, learner, config.model.dtype),
-        None if critic is None else Trainable(critic, config.critic.lr, learner, config.model.dtype),
-        reference,
-        stop,
-        implicit,
-    )
-    if compiles(config.model, ranks.device):
-        share_prefixes = any(each.learner.shared_prefixes is not False for each in history.configs())
-        # Experts are balanced by constants from passes of their own.
-        balances = any(each.algorithm.balance_weight != 0 for each in history.configs())
-        compile_passes(trainer, share_prefixes, length, sum(_largest_pass(history)), balances)
-    if ranks.device.type == "cuda":
-        usable = usable_bytes(ranks.device, learner.memory)
-        fit_memory(trainer, _largest_pass(history), usable, config.model.activations)
-    else:
-        tell_exchange(trainer)
-    folder = locations.run_dir(config.run)
-    checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop, learner.keep_best)
-    if ranks.rank == 0:
-        save_code(policy.model, folder / locations.CHECKPOINTS / "code")
-    failures = StepFailures(folder / f"learner-{ranks.rank}-failures.json")
-    with closing(checkpoints), closing(open_keeper(config, ranks, metrics)) as keeper:
-        loop = Learner(
-            config,
-            history,
-            ranks,
-            trainer,
-            checkpoints,
-            replay,
-            publisher,
-            metrics,
-            evaluations,
-            stop,
-            failures,
-            turns,
+    def _fetcher(self, keeper: EpisodeKeeper, flops: ForwardFlops) -> BatchFetcher:
+        policy, connections = self.trainer.policy.module, self.connections
+        return BatchFetcher(
+            lambda step: self.history.at(step).batch,
+            self.settings.learner.total_steps,
+            connections.ranks,
+            policy,
+            flops,
+            connections.replay,
             keeper,
-            spans,
-            open_demonstrations(config, ranks, policy),
+            None if policy.vision is None else ImageReader.of(self.settings.models.policy, TAKEN),
+            connections.spans,
         )
-        if ranks.rank == 0:
-            remove_repeated(folder, loop.progress, loop.evaluates)
-            metrics.resumed(loop.progress.step)
-        process.freeze_heap()
-        loop.train()
-    if learner.export:
-        turns.begin(Phases(ranks.activity.enter))
-        export(policy, config.model, folder / "model", ranks, stop)
-        if config.model.lora.is_used:
-            export_adapter(policy, config.model, folder / "adapter", ranks, stop)
-        values = shared_critic(policy) if shares else critic
-        if values is not None:
-            export_critic(values, config.critic, config.model, folder / "critic", ranks, stop)
-        if "model" in config.observe.upload:
-            metrics.model(learner.total_steps, folder / "model")
-    logger.info("the learner is done after %d steps", learner.total_steps)
+
+    def _publishing(self, stop: StopRequest) -> Publishing:
+        settings, connections = self.settings, self.connections
+        return Publishing(
+            self.trainer.policy.module,
+            connections.ranks,
+            connections.replay,
+            connections.publisher,
+            DTYPES[settings.models.policy.dtype],
+            settings.bucket_bytes,
+            settings.canary,
+            stop,
+        )
+
+    def _evaluating(
+        self,
+        versions: Versions,
+        checkpoints: Checkpoints,
+        keeper: EpisodeKeeper,
+        progress: Progress,
+        stop: StopRequest,
+    ) -> Evaluating:
+        learner, connections = self.settings.learner, self.connections
+        return Evaluating(
+            learner.eval_every,
+            versions,
+            connections.replay,
+            checkpoints,
+            keeper,
+            connections.evaluations,
+            progress,
+            stop,
+            # Servers that share our GPUs get no time for evaluations once we have begun to train.
+            waits=self.gpus.shares,
+            rated_by=learner.best_by if learner.keep_best else None,
+        )
+
+    def _reports(
+        self,
+        progress: Progress,
+        publishing: Publishing,
+        keeper: EpisodeKeeper,
+        demonstrations: DemonstrationFeed | None,
+        flops: ForwardFlops,
+    ) -> StepReports:
+        device, dtype = self.connections.ranks.device, DTYPES[self.settings.models.policy.dtype]
+        return StepReports(
+            self.connections.ranks,
+            self.trainer.policy,
+            progress,
+            self.connections.metrics,
+            publishing,
+            keeper,
+            demonstrations,
+            flops,
+            measured_peak(device, dtype) if device.type == "cuda" else None,
+            self.settings.max_lag,
+        )
 
 
-def _longest(config: TrainConfig) -> int:
-    """The tokens of the longest sequence that is trained."""
-    return max(config.actor.max_tokens, longest(config) if config.algorithm.sft.path else 0)
-
-
-def open_demonstrations(config: TrainConfig, ranks: Ranks, policy: Policy) -> DemonstrationFeed | None:
-    """The demonstrations that `config` mixes into the steps, if any. Raises DataError: no start has rendered them."""
-    if not config.algorithm.sft.path:
-        return None
-    rendered = read_of_run(config, config.algorithm.sft.path)
-    flops = ForwardFlops.of(policy, policy.model.config)
-    return DemonstrationFeed(rendered, config.run.seed, ranks, policy, flops)
-
-
-def _largest_pass(history: ConfigHistory) -> list[int]:
-    """The lengths of the longest sequences that are trained in one pass."""
-    config = history.at(0)
-    longest = _longest(config)
-    together = config.learner.pass_ranks
-    tokens = max(longest, *(each.learner.micro_tokens * together for each in history.configs()))
-    if config.actor.played_by is not None or config.actor.history == "template":
-        # The sequences of an episode are in one pass.
-        tokens = max(tokens, config.actor.max_total_tokens)
-    return [longest] * (tokens // longest) + ([tokens % longest] if tokens % longest else [])
+def _export(settings: RunSettings, trainer: Trainer, connections: Connections) -> None:
+    """Write the policy, its adapter and the critic as Hugging Face folders."""
+    models, folder, policy = settings.models, settings.folder, trainer.policy.module
+    ranks, stop = connections.ranks, connections.stop
+    export(policy, models.policy, folder / "model", ranks, stop)
+    if models.policy.lora.is_used:
+        export_adapter(policy, models.policy, folder / "adapter", ranks, stop)
+    critic = None if trainer.critic is None else trainer.critic.module
+    values = critic if policy.value_head is None else shared_critic(policy)
+    if values is not None:
+        export_critic(values, models.critic, models.policy, folder / "critic", ranks, stop)
+    if settings.uploads_model:
+        connections.metrics.model(settings.learner.total_steps, folder / "model")
 
 
 def remove_repeated(run_dir: Path, done: Progress, evaluates: Callable[[int], bool]) -> None:
-    """Remove the metrics and the kept episodes of the steps and evaluations that an earlier learner reported, and that
-    this one repeats. The last evaluation of a run that goes on stays, unless one is due after that step anyway."""
+    """Remove the metrics and kept episodes of steps and evaluations that this learner repeats after an earlier one.
+
+    The last evaluation of a run that goes on stays, unless one is due after that step anyway.
+    """
 
     def is_trained_again(step: int) -> bool:
         return step >= done.step

@@ -1,4 +1,4 @@
-"""The metrics of each learner step: where its time went, how old its data were, and what it learned."""
+"""The metrics of each learner step: its times, the age of its data, and its results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.metrics import episode_metrics
 from asyncrl.algorithms.ratio_bins import CORRECTED, RAW, bin_edges
 from asyncrl.learner.checkpoint.checkpoint import Progress
-from asyncrl.learner.trainer import StepResult
+from asyncrl.learner.step_result import StepResult
 from asyncrl.observe.metrics import Histogram, Value
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.observe.spans import Value as SpanValue
 from asyncrl.types import BatchPlan
 
 BINS = 32
-"""Bins of the histogram of a step."""
+"""The bins of a histogram of a step."""
 WAITING = ("wait", "fetch", "release", "onload", "offload")
 """The phases in which the learner has nothing to compute."""
 TRACK = "steps"
@@ -33,8 +33,8 @@ TRACK = "steps"
 
 
 class Phases:
-    """Seconds of one learner step by phase; `begin` is told the name of each phase. `spans`, whose seconds are those of
-    `clock`, get each phase of `step`."""
+    """The seconds of one learner step by phase. `begin` gets the name of each phase when it begins. `spans`, which have
+    the same `clock`, get each phase of `step`."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class Phases:
         self._spans.add(name, before, after, TRACK, step=self._step)
 
     def finish(self, **values: SpanValue) -> None:
-        """The step is over; `values` are for the timeline."""
+        """End the step; `values` are for the timeline."""
         self._spans.add("step", self._started, self._clock(), TRACK, step=self._step, **values)
 
     def values(self, tokens: int) -> dict[str, float]:
-        """Seconds by phase, the share of them spent waiting, and trained tokens a second."""
+        """Return seconds by phase, the share of them spent waiting, and trained tokens a second."""
         total = self._clock() - self._started
-        # Another thread may ask while a phase ends.
+        # Another thread may call this while a phase ends.
         measured = dict(self.seconds)
         idle = sum(measured.get(name, 0.0) for name in WAITING)
         by_phase = {f"seconds/{name}": seconds for name, seconds in measured.items()}
@@ -75,8 +75,8 @@ class Phases:
 
 
 def use_of_rank(flops: float, device: torch.device, rank: int, size: int) -> Tensor:
-    """What one of `size` ranks used in a step: float64[1 + size], whose sum over ranks `use_values` takes. A forward
-    pass over its sequences has so many `flops`. The next call counts memory from this one on."""
+    """Measure the use of one of `size` ranks in a step: float64[1 + size], whose sum over ranks `use_values` takes. A
+    forward pass over its sequences has so many `flops`. The next call counts memory from this one on."""
     use = torch.zeros(1 + size, dtype=torch.float64)
     use[0] = 3 * flops
     if device.type == "cuda":
@@ -88,7 +88,7 @@ def use_of_rank(flops: float, device: torch.device, rank: int, size: int) -> Ten
 
 
 def use_values(use: Tensor, seconds: Mapping[str, float], peak: float | None) -> dict[str, Value]:
-    """Peak memory, and model FLOPs utilisation where a rank's device does `peak` FLOP/s."""
+    """Return peak memory, and model FLOPs utilisation if a rank's device does `peak` FLOP/s."""
     values: dict[str, Value] = {"memory/peak_gb": float(use[1:].max()) / 1e9}
     if peak is not None:
         possible = peak * (len(use) - 1)
@@ -99,10 +99,10 @@ def use_values(use: Tensor, seconds: Mapping[str, float], peak: float | None) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMetrics:
-    """The metrics of a step that is done, but for its times, which go on.
+    """The metrics of a trained step, whose clock still runs until it is reported.
 
-    `learned` are all others, and `histograms` say more of some. A step that trained has so many `tokens`, and `used` is
-    the sum of `use_of_rank`.
+    `learned` are all metrics but the times, and `histograms` show the distribution of some. A step that trained has so
+    many `tokens`, and `used` is the sum of `use_of_rank`.
     """
 
     step: int
@@ -113,15 +113,15 @@ class StepMetrics:
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
 
     def values(self, peak: float | None) -> dict[str, Value]:
-        """All of them, now, where a rank's device does `peak` FLOP/s."""
+        """Return all metrics as they are now. A rank's device does `peak` FLOP/s; None: that is not known."""
         seconds = self.phases.values(self.tokens)
         used = {} if self.used is None else use_values(self.used, seconds, peak)
         return {**self.learned, **used, **seconds}
 
 
 def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:
-    """How many trajectories have lag 0, 1, ..., max_lag, and more than that: int64[max_lag + 2]. A demonstration has
-    none."""
+    """Count the trajectories with lag 0, 1, ..., max_lag, and with more: int64[max_lag + 2]. A demonstration has no
+    lag."""
     sampled = tokens.mask if tokens.demonstrated is None else tokens.mask & ~tokens.demonstrated
     _, index = tokens.sequence[sampled].unique(return_inverse=True)
     count = int(index.max()) + 1 if len(index) else 0
@@ -130,7 +130,7 @@ def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:
 
 
 def lag_values(counts: Tensor) -> dict[str, Value]:
-    """Mean and maximum of the trajectories' lags, and how many trajectories have each lag up to it."""
+    """Return the mean and the maximum of the trajectories' lags, and the number of trajectories with each lag."""
     lags = torch.arange(len(counts))
     largest = int(lags[counts > 0].max())
     return {
@@ -141,7 +141,7 @@ def lag_values(counts: Tensor) -> dict[str, Value]:
 
 
 def step_histograms(episodes: Episodes, lags: Tensor, result: StepResult) -> dict[str, Histogram]:
-    """How the trained trajectories and tokens are spread; `lags` are `lag_counts` over all ranks."""
+    """Return the distributions of the trained trajectories and tokens; `lags` are `lag_counts` over all ranks."""
     counts, edges = lags.tolist(), bin_edges()
     found = {
         "lag": Histogram(tuple(counts), tuple(lag - 0.5 for lag in range(len(counts) + 1))),
@@ -156,12 +156,12 @@ def step_histograms(episodes: Episodes, lags: Tensor, result: StepResult) -> dic
 
 
 def _played(episodes: Episodes, values: Tensor) -> Tensor:
-    """Those of values [S] that are of episodes which the policy played."""
+    """Select the values [S] of the episodes that the policy played."""
     return values if episodes.demonstrated is None else values[~episodes.demonstrated]
 
 
 def spread(values: Tensor) -> Histogram:
-    """How many of the finite values float[S] are in each of BINS bins of one width."""
+    """Count the finite values float[S] in each of BINS bins of one width."""
     found = values.double().cpu().numpy()
     counts, edges = np.histogram(found[np.isfinite(found)], BINS)
     return Histogram(tuple(counts.tolist()), tuple(edges.tolist()))
@@ -170,8 +170,8 @@ def spread(values: Tensor) -> Histogram:
 def step_values(
     plan: BatchPlan, episodes: Episodes, lags: Tensor, result: StepResult, progress: Progress
 ) -> dict[str, Value]:
-    """What one step learned, and from what; `lags` are `lag_counts` over all ranks."""
-    # A step without updates of the policy has no norm, rather than one of 0, from which nothing is learned.
+    """Return the results of one step and the statistics of its data; `lags` are `lag_counts` over all ranks."""
+    # A step without updates of the policy has no norm. A norm of 0 would mean an update that learned nothing.
     norms = {"grad_norm": result.mean_norm} if result.norms else {}
     return {
         "loss": result.loss,

@@ -6,7 +6,6 @@ over ranks by undoing FSDP's mean. Any split into passes and ranks therefore giv
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,69 +15,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Episodes, Totals
-from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.ratio_bins import CORRECTED, RAW
-from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.batch.local_batch import LocalBatch
 from asyncrl.learner.batch.minibatch import ImitationBatch, Minibatch
 from asyncrl.learner.batch.packing import ForwardPass, PackedSequences
 from asyncrl.learner.batch.schedule import Passes
+from asyncrl.learner.imitating import NLL, add_imitation_gradient, imitation_nll, imitation_summary
 from asyncrl.learner.model.critic import Critic, critic_summary
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import BaseOfPolicy, Policy
 from asyncrl.learner.model.router_balance import Balance, load_summary
 from asyncrl.learner.model.routing_replay import REFUSED, replay_summary
 from asyncrl.learner.ranks.ranks import Ranks
-
-LOSS = "learner/loss"
-NLL = "sft/nll"
-"""The negative log-likelihood of all demonstrations' tokens."""
-IMITATION_TEMPERATURE = 1.0
-"""Demonstrations are those of no policy that samples at another temperature."""
-
-Sums = dict[str, Tensor]
-"""Named tensors, added up over passes."""
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What one learner step did, the same on every rank: the mean loss of its updates, the gradient norm of each that
-    did not overflow, and the metrics of the algorithm and the critic."""
-
-    loss: float = 0.0
-    norms: list[float] = field(default_factory=list)
-    too_large: int = 0
-    """Updates of any model left out because the gradient was too large."""
-    overflowed: int = 0
-    """Updates of any model left out because the gradient overflowed float16."""
-    summary: dict[str, float] = field(default_factory=dict)
-    ratios: dict[str, list[float]] = field(default_factory=dict)
-    """How many tokens are in each bin of the raw and of the corrected importance weights, by the names of these."""
-
-    @property
-    def mean_norm(self) -> float:
-        """The mean norm of the gradients that are finite."""
-        finite = [norm for norm in self.norms if math.isfinite(norm)]
-        return sum(finite) / max(1, len(finite))
-
-    @property
-    def skipped(self) -> int:
-        """Updates left out because the gradient was not finite."""
-        return sum(not math.isfinite(norm) for norm in self.norms)
-
-    @property
-    def empty(self) -> int:
-        """Updates left out because nothing was left to learn from."""
-        return self.norms.count(0.0)
+from asyncrl.learner.settings import StepSettings
+from asyncrl.learner.step_result import LOSS, StepResult, Sums, add_gradient, add_sums
 
 
 @dataclass(eq=False)
 class Trainer:
     """Trains `policy` with `algorithm`, and with it the `critic` and the process model `implicit` where there are such.
 
-    Every method is called by all ranks alike, with the same number of passes on each. It raises StoppedError on all of
-    them before a pass or an update once `stop` is set on one.
+    A step calls `prepare`, which computes all that is fixed for the step, and then `learn`, which makes the updates.
+    All ranks call every method alike, with the same number of passes on each. It raises StoppedError on all of them
+    before a pass or an update once `stop` is set on one.
     """
 
     ranks: Ranks
@@ -89,39 +50,40 @@ class Trainer:
     stop: threading.Event
     implicit: Trainable[Policy] | None = None
     value_weight: float = 0.0
-    """Of the critic's loss where the policy has the value head."""
+    """The weight of the critic's loss where the policy has the value head."""
     critic_alone: int = 0
     """First learner steps in which the critic is trained, and the policy is not."""
     balance: Balance = field(default_factory=Balance)
-    """What balances the experts of the policy, if it is a mixture."""
+    """The way to balance the experts of the policy, if it is a mixture."""
 
-    def configure(self, config: TrainConfig) -> None:
-        """Train with the values of `config` from the next step on. The coefficient of an adaptive KL begins anew.
+    def configure(self, settings: StepSettings) -> None:
+        """Use these settings from the next step on. The coefficient of an adaptive KL starts again.
 
         Raises ConfigError: see `Algorithm.from_config` and `Balance.from_config`.
         """
-        self.algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
-        self.balance = Balance.from_config(config.algorithm, self.policy.module.model)
-        self.policy.configure(config.learner.lr, config.learner)
-        self.value_weight = config.critic.weight
+        learner = settings.learner
+        self.algorithm = Algorithm.from_config(settings.algorithm, learner.minibatches)
+        self.balance = Balance.from_config(settings.algorithm, self.policy.module.model)
+        self.policy.configure(learner.lr, learner)
+        self.value_weight = settings.critic_weight
         if self.critic is not None:
-            self.critic.configure(config.critic.lr, config.learner)
-            self.critic_alone = config.critic.warmup_steps
+            self.critic.configure(settings.critic_lr, learner)
+            self.critic_alone = settings.critic_warmup_steps
         if self.implicit is not None:
-            self.implicit.configure(config.implicit.lr, config.learner)
+            self.implicit.configure(settings.implicit_lr, learner)
 
     @property
     def models(self) -> dict[str, Trainable[Any]]:
-        """What is trained, by name."""
+        """The models that are trained, by name."""
         models = {"policy": self.policy, "critic": self.critic, "implicit": self.implicit}
         return {name: model for name, model in models.items() if model is not None}
 
     def trains_policy(self, step: int) -> bool:
-        """Whether a learner step trains the policy, and not the critic alone."""
+        """True if a learner step trains the policy, and not the critic alone."""
         return step >= self.critic_alone
 
     def prepare(self, batch: LocalBatch, episodes: Episodes, minibatches: Sequence[Minibatch]) -> LocalBatch:
-        """The batch with everything that is fixed for the step: log-probs, values, advantages."""
+        """Return the batch with everything that is fixed for the step: log-probs, values, advantages."""
 
         def of_all(forward: Callable[[PackedSequences], Tensor]) -> Tensor:
             return self.forward(forward, batch, minibatches)
@@ -142,7 +104,7 @@ class Trainer:
         if implicit is not None:
             assert tokens.reference is not None
             tokens = replace(tokens, implicit=of_all(lambda packed: implicit.module(packed)[0]) - tokens.reference)
-        return replace(batch, tokens=self.algorithm.prepare(episodes, tokens, self.ranks.sum_groups))
+        return replace(batch, tokens=self.algorithm.prepare(episodes, tokens, self.ranks.sum_pass_groups))
 
     @torch.no_grad()
     def forward(
@@ -152,7 +114,7 @@ class Trainer:
         minibatches: Sequence[Minibatch],
         each_token: tuple[int, ...] = (),
     ) -> Tensor:
-        """What `forward` gives for the N tokens of all passes, float32[N, *each_token]."""
+        """Return the result of `forward` for the N tokens of all passes, float32[N, *each_token]."""
         behaviour = batch.tokens.behaviour
         result = behaviour.new_zeros(len(behaviour), *each_token)
         for minibatch in minibatches:
@@ -164,7 +126,7 @@ class Trainer:
 
     def _passes(self, batch: LocalBatch, passes: Passes) -> Iterator[ForwardPass]:
         for members in passes:
-            self.ranks.leave_if(self.stop.is_set(), updating=False)
+            self.ranks.stop_if(self.stop.is_set(), updating=False)
             this = batch.forward_pass(members)
             this = this.padded() if self.policy.module.pads_passes else this
             yield this.divided(self.ranks.context).to(self.ranks.device)
@@ -178,10 +140,12 @@ class Trainer:
         seen: Tensor | None = None,
         imitation: ImitationBatch | None = None,
     ) -> StepResult:
-        """One update for each minibatch, and beside it for the demonstrations of `imitation`. The host waits for the
-        GPU once an update, and in a pass only where the algorithm drops tokens. `seen` float32[N], if given, gets the
-        log-probs of the policy that its passes give. In the critic's warm-up the policy stays as it is, and there must
-        be no `imitation`."""
+        """Make one update for each minibatch, which also learns its part of the demonstrations of `imitation`.
+
+        `seen` float32[N], if given, gets the log-probs of the policy that its passes compute. In the critic's warm-up
+        the policy stays as it is, and there must be no `imitation`.
+        """
+        # The host waits for the GPU once an update, and in a pass only where the algorithm drops tokens.
         result, sums = StepResult(), Sums()
         trained = self.models
         is_warmup = not self.trains_policy(step)
@@ -190,113 +154,28 @@ class Trainer:
         if batch.refused:
             sums[REFUSED] = torch.tensor(batch.refused, dtype=torch.float64)
         for index, minibatch in enumerate(minibatches):
-            loads = Sums()
             imitates = imitation is not None and bool(imitation.passes[index])
             if not is_warmup:
                 self._balance_by_loss(batch, minibatch.passes)
+            loads = Sums()
             for number, each in enumerate(self._passes(batch, minibatch.passes), 1):
                 for model in trained.values():
                     follows = imitates and model is self.policy
                     model.begin_pass(is_last=number == len(minibatch.passes) and not follows)
-                _add(sums, self._backward(batch, episodes, each, minibatch.totals, seen, is_warmup))
-                _add(loads, self.policy.module.loads.sums())
+                add_sums(sums, self._backward(batch, episodes, each, minibatch.totals, seen, is_warmup))
+                add_sums(loads, self.policy.module.loads.sums())
             if imitation is not None:
                 # Experts are balanced over the tokens of episodes.
                 self.policy.module.loads.push(None)
                 self._imitate(imitation, index, sums)
             self._update(step, result, loads, trained)
-            _add(sums, loads)
-        result.summary |= self._loss_scales()
+            add_sums(sums, loads)
+        total = self._summarise(result, sums, len(minibatches), imitation)
         if self.critic_alone:
             result.summary["value/warmup"] = float(is_warmup)
-        total = self.ranks.merge(sums)
-        result.loss = float(total.pop(LOSS)) / len(minibatches)
         result.ratios = {name: total[name].tolist() for name in (RAW, CORRECTED) if name in total}
-        if imitation is not None:
-            result.summary |= _imitation_summary(total, imitation)
-        result.summary |= self.algorithm.summary(total, episodes) | critic_summary(total)
-        result.summary |= load_summary(total) | replay_summary(total)
+        result.summary |= self.algorithm.summary(total, episodes) | critic_summary(total) | replay_summary(total)
         return result
-
-    def imitate(self, step: int, imitation: ImitationBatch) -> StepResult:
-        """One update for each part of `imitation`, by demonstrations alone."""
-        result, sums = StepResult(), Sums()
-        for index, passes in enumerate(imitation.passes):
-            if passes:
-                self._balance_by_loss(imitation.batch, passes)
-            loads = self._imitate(imitation, index, sums)
-            self._update(step, result, loads, self.models)
-            _add(sums, loads)
-        result.summary |= self._loss_scales()
-        total = self.ranks.merge(sums)
-        result.loss = float(total.pop(LOSS)) / len(imitation.passes)
-        result.summary |= _imitation_summary(total, imitation) | load_summary(total)
-        return result
-
-    @torch.no_grad()
-    def imitation_loss(self, imitation: ImitationBatch) -> float:
-        """The sum over all tokens of `imitation` that are learned, of all ranks, of their negative log-likelihood."""
-        sums = Sums()
-        for passes in imitation.passes:
-            for each in self._passes(imitation.batch, passes):
-                logprobs = self.policy.module(each.packed, temperature=IMITATION_TEMPERATURE)[0]
-                _add(sums, {NLL: -logprobs.double().sum()} if len(each.rows) else {})
-        return float(self.ranks.merge(sums)[NLL])
-
-    def _imitate(self, imitation: ImitationBatch, index: int, sums: Sums) -> Sums:
-        """Add the gradient of the demonstrations of an update to that of the policy: of their mean negative
-        log-likelihood over the tokens of all ranks, times the weight. Returns the loads of the experts."""
-        loads = Sums()
-        passes, tokens = imitation.passes[index], imitation.tokens[index]
-        for number, each in enumerate(self._passes(imitation.batch, passes), 1):
-            self.policy.begin_pass(is_last=number == len(passes))
-            logprobs, _ = self.policy.module(each.packed, temperature=IMITATION_TEMPERATURE)
-
-            def loss(logprobs: Tensor = logprobs) -> tuple[Tensor, Sums]:
-                # Tokens that are not learned have log-probs of 0.
-                total = -logprobs.sum()
-                weighed = imitation.weight / tokens * total
-                return weighed, {NLL: total, LOSS: weighed}
-
-            _add(sums, add_gradient(self.policy, logprobs, each.rows, loss))
-            _add(loads, self.policy.module.loads.sums())
-        return loads
-
-    def _update(self, step: int, result: StepResult, loads: Sums, trained: Mapping[str, Trainable[Any]]) -> None:
-        """Turn the gradients of the `trained` models into updates, or leave where a rank was asked to stop. `loads` are
-        those of the experts in the update's passes."""
-        self.ranks.leave_if(self.stop.is_set(), updating=True)
-        updates = {name: model.update(step) for name, model in trained.items()}
-        policy = updates.get("policy")
-        if self.balance.bias_rate and policy is not None and policy.is_applied:
-            self.policy.module.loads.move_biases(self._over_ranks(loads), self.balance.bias_rate)
-        if policy is not None and not policy.overflowed:
-            result.norms.append(policy.norm)
-        result.too_large += sum(each.too_large for each in updates.values())
-        result.overflowed += sum(each.overflowed for each in updates.values())
-        prefixes = {"critic": "value/", "implicit": "implicit/"}
-        own = {prefixes[name]: each for name, each in updates.items() if name in prefixes and not each.overflowed}
-        result.summary |= {f"{prefix}grad_norm": each.norm for prefix, each in own.items()}
-
-    def _loss_scales(self) -> dict[str, float]:
-        prefixes = {"policy": "", "critic": "value/", "implicit": "implicit/"}
-        scales = {prefixes[name]: model.loss_scale for name, model in self.models.items()}
-        return {f"{prefix}loss_scale": each.scale for prefix, each in scales.items() if each is not None}
-
-    def _balance_by_loss(self, batch: LocalBatch, passes: Passes) -> None:
-        """Have the passes of a minibatch add the gradient of the balance loss, if it has a weight. Its constants come
-        from passes before them."""
-        loads, sums = self.policy.module.loads, Sums()
-        loads.push(None)
-        if self.balance.weight:
-            with torch.no_grad():
-                for each in self._passes(batch, passes):
-                    self.policy.module(each.packed)
-                    _add(sums, loads.sums())
-            loads.push(self._over_ranks(sums), self.balance.weight * self.policy.loss_factor)
-
-    def _over_ranks(self, sums: Sums) -> Sums:
-        return {name: self.ranks.sum_groups(value) for name, value in sums.items()}
 
     def _backward(
         self,
@@ -307,8 +186,8 @@ class Trainer:
         seen: Tensor | None,
         is_warmup: bool = False,
     ) -> Sums:
-        """Add the gradients of one pass to those of all models, in a warm-up of the critic not to the policy's; its
-        sums."""
+        """Add the gradients of one pass to those of all models, in a warm-up of the critic not to the policy's. Returns
+        its sums."""
         algorithm, packed, rows = self.algorithm, this.packed, this.rows
         tokens = replace(batch.tokens.select(rows), view=this.view)
         with torch.no_grad() if is_warmup else nullcontext():
@@ -348,36 +227,79 @@ class Trainer:
             )
         return sums
 
+    def _balance_by_loss(self, batch: LocalBatch, passes: Passes) -> None:
+        """Have the passes of a minibatch add the gradient of the balance loss, if it has a weight."""
+        loads, sums = self.policy.module.loads, Sums()
+        loads.push(None)
+        if self.balance.weight:
+            # The constants of this loss come from passes of their own, before those that train.
+            with torch.no_grad():
+                for each in self._passes(batch, passes):
+                    self.policy.module(each.packed)
+                    add_sums(sums, loads.sums())
+            loads.push(self._over_ranks(sums), self.balance.weight * self.policy.loss_factor)
 
-def _add(sums: Sums, more: Mapping[str, Tensor]) -> None:
-    for name, value in more.items():
-        value = value.detach().double()
-        sums[name] = sums[name] + value if name in sums else value
+    def _update(self, step: int, result: StepResult, loads: Sums, trained: Mapping[str, Trainable[Any]]) -> None:
+        """Turn the gradients of the `trained` models into updates. `loads` are those of the experts in the update's
+        passes. Raises StoppedError on every rank: one was asked to stop."""
+        self.ranks.stop_if(self.stop.is_set(), updating=True)
+        updates = {name: model.update(step) for name, model in trained.items()}
+        policy = updates.get("policy")
+        if self.balance.bias_rate and policy is not None and policy.is_applied:
+            self.policy.module.loads.move_biases(self._over_ranks(loads), self.balance.bias_rate)
+        if policy is not None and not policy.overflowed:
+            result.norms.append(policy.norm)
+        result.too_large += sum(each.too_large for each in updates.values())
+        result.overflowed += sum(each.overflowed for each in updates.values())
+        prefixes = {"critic": "value/", "implicit": "implicit/"}
+        own = {prefixes[name]: each for name, each in updates.items() if name in prefixes and not each.overflowed}
+        result.summary |= {f"{prefix}grad_norm": each.norm for prefix, each in own.items()}
 
+    def _over_ranks(self, sums: Sums) -> Sums:
+        return {name: self.ranks.sum_pass_groups(value) for name, value in sums.items()}
 
-def add_gradient(model: Trainable[Any], output: Tensor, rows: Tensor, loss: Callable[[], tuple[Tensor, Sums]]) -> Sums:
-    """Add the gradient of `loss`, which is one of the model's `output`, to that of the model; its sums. On a pass
-    without rows the gradient of a dummy is 0: the backward pass only takes part in the collectives of the other
-    ranks.
+    def imitate(self, step: int, imitation: ImitationBatch) -> StepResult:
+        """Make one update for each part of `imitation`, by demonstrations alone."""
+        result, sums = StepResult(), Sums()
+        for index, passes in enumerate(imitation.passes):
+            if passes:
+                self._balance_by_loss(imitation.batch, passes)
+            loads = self._imitate(imitation, index, sums)
+            self._update(step, result, loads, self.models)
+            add_sums(sums, loads)
+        self._summarise(result, sums, len(imitation.passes), imitation)
+        return result
 
-    The ranks of a context group have the same `output` and loss, and each adds the gradient by its part of the tokens.
-    """
-    if not len(rows):
-        (output.sum() * 0).backward()
-        return {}
-    value, sums = loss()
-    (value * model.loss_factor).backward()
-    return sums
+    def imitation_loss(self, imitation: ImitationBatch) -> float:
+        """Return the sum of the negative log-likelihood over all learned tokens of `imitation`, of all ranks."""
+        passes = [members for update in imitation.passes for members in update]
+        sums = imitation_nll(self.policy.module, self._passes(imitation.batch, passes))
+        return float(self.ranks.merge(sums)[NLL])
 
+    def _imitate(self, imitation: ImitationBatch, update: int, sums: Sums) -> Sums:
+        passes = self._passes(imitation.batch, imitation.passes[update])
+        return add_imitation_gradient(self.policy, passes, imitation, update, sums)
 
-def _imitation_summary(total: dict[str, Tensor], imitation: ImitationBatch) -> dict[str, float]:
-    """The metrics of the demonstrations; takes their sum out of those over all ranks."""
-    tokens = sum(imitation.tokens)
-    return {"sft/loss": float(total.pop(NLL)) / tokens, "sft/tokens": float(tokens), "sft/weight": imitation.weight}
+    def _summarise(
+        self, result: StepResult, sums: Sums, updates: int, imitation: ImitationBatch | None
+    ) -> dict[str, Tensor]:
+        """Put the metrics that every kind of step has into `result`. Returns the sums over all ranks."""
+        result.summary |= self._loss_scales()
+        total = self.ranks.merge(sums)
+        result.loss = float(total.pop(LOSS)) / updates
+        if imitation is not None:
+            result.summary |= imitation_summary(total, imitation)
+        result.summary |= load_summary(total)
+        return total
+
+    def _loss_scales(self) -> dict[str, float]:
+        prefixes = {"policy": "", "critic": "value/", "implicit": "implicit/"}
+        scales = {prefixes[name]: model.loss_scale for name, model in self.models.items()}
+        return {f"{prefix}loss_scale": each.scale for prefix, each in scales.items() if each is not None}
 
 
 def _both(statistics: tuple[Tensor, Tensor | None]) -> Tensor:
-    """float32[N, 2]: the two statistics of each token."""
+    """Return the two statistics of each token, float32[N, 2]."""
     first, second = statistics
     assert second is not None
     return torch.stack([first, second], 1)

@@ -1,4 +1,4 @@
-"""Signs of life: a process shows that its main thread advances, and whoever started it sees when that ends.
+"""Signs of life: a process shows that its main thread advances, and the process that started it sees when that ends.
 
 The sign is a file whose time of change a thread of the process renews. So it also works over a shared folder. The
 content of the file says what the process must finish before it may be killed, or is empty.
@@ -30,41 +30,41 @@ START_S = 300.0
 LONGEST_LOOK_S = 2.0
 """More than this between two looks at a heartbeat does not count: the process that looks did not run either."""
 FINISH_S = 600.0
-"""How long a stop waits for a process that finishes a checkpoint."""
+"""The time for which a stop waits for a process that finishes a checkpoint."""
 STACKS_S = 3.0
-"""So long before a process counts as hung, it writes to its log where its threads are."""
+"""The time before a process counts as hung at which it writes the stacks of its threads to its log."""
 
 
 class Activity:
-    """What the main thread of this process does. It calls every method but `finishing`, which any thread may call.
-    `clock` gives seconds since 1970."""
+    """The work of this process's main thread. That thread calls every method but `finishing`, which any thread may
+    call. `clock` gives seconds since 1970."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self.advances = 0
         self.phase = "start"
         self.since = clock()
-        """When the phase began."""
+        """The time at which the phase began."""
         self.work = ""
-        """Long work, with what is left of it."""
+        """Long work, with the time that is left."""
         self.silent, self.silent_since = "", 0.0
-        """A part of the process that gives no sign of life, and since when; empty if there is none."""
+        """A part of the process without a sign of life, and the time since then; empty if there is none."""
         self.waits = True
-        """Whether it waits for something that may take any time."""
+        """True while it waits for something that may take any time."""
         self.unfinished: list[str] = []
-        """What a stop should wait for."""
+        """The work for which a stop should wait."""
 
     @property
     def doing(self) -> Doing:
         return Doing(self.phase, self.since, self.work, self.silent, self.silent_since)
 
     def miss(self, part: str, silent_s: float) -> None:
-        """A part of this process has given no sign of life for so long. An empty one: all have."""
+        """Note that a part of this process has given no sign of life for so long. An empty name: all parts have."""
         if part != self.silent:
             self.silent, self.silent_since = part, self._clock() - silent_s
 
     def advance(self) -> None:
-        """The main thread has got on."""
+        """Note that the main thread has advanced."""
         self.advances += 1
 
     def enter(self, phase: str) -> None:
@@ -122,7 +122,7 @@ class Heartbeat:
         self._doing: Doing | None = None
 
     def beat(self) -> None:
-        """Renew the file, if the main thread has got on."""
+        """Renew the file, if the main thread has advanced."""
         activity, now = self._activity, self._clock()
         if activity.waits or activity.advances != self._advances:
             self._advances, self._advanced, self._is_shown = activity.advances, now, False
@@ -147,8 +147,9 @@ class Heartbeat:
 
 
 def _overwrite(path: Path, text: bytes) -> None:
-    """Write over what the file has: one that was emptied first would say for a moment, or on a full disk for long, that
-    nothing has to be finished, and whoever stops this process would kill it."""
+    """Write over the content of a file."""
+    # A file that was emptied first would say for a moment, or on a full disk for long, that nothing has to be finished.
+    # The supervisor would then kill this process.
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         os.pwrite(file, text, 0)
@@ -159,11 +160,11 @@ def _overwrite(path: Path, text: bytes) -> None:
 
 @contextmanager
 def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: float = STOP_S) -> Iterator[None]:
-    """Within the block, show whoever started this process that `activity` advances, if a heartbeat was asked for. The
+    """Within the block, show that `activity` advances, if the process that started this one wants a heartbeat. The
     seconds are those of `Heartbeat`.
 
-    If that process is gone, nobody else would notice that this one hangs: then it is killed with its group after
-    `stop_s`, or after `FINISH_S` where it must finish something.
+    If that process has ended, no other one would notice that this one hangs. So this one is killed with its group after
+    `stop_s`, or after `FINISH_S` if it must finish something.
     """
     path = os.environ.pop(VARIABLE, None)  # Not for the children of this process.
     if path is None:
@@ -179,7 +180,7 @@ def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: f
             shown.beat()
             alone_s += BEAT_S if os.getppid() != parent else 0.0
             if alone_s >= (FINISH_S if activity.unfinished else stop_s):
-                logger.error("who started this process is gone, and it has not stopped; it is killed")
+                logger.error("the process that started this one has ended, and this one has not stopped; it is killed")
                 os.killpg(0, signal.SIGKILL)
 
     shown.beat()
@@ -193,7 +194,7 @@ def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: f
 def _lock_until_the_end(path: Path) -> None:
     """Have a shared lock on the file as long as this process lives: a process that does not see this one, since it is
     in another container, knows by it whether this one has ended."""
-    with suppress(OSError):  # On a disk without locks nobody asks.
+    with suppress(OSError):  # On a disk without locks no process asks.
         fcntl.flock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
@@ -214,7 +215,7 @@ class Pulse:
         self._seen = self._changed()
 
     def is_lost(self, limit_s: float) -> bool:
-        """Whether there was no heartbeat for `limit_s` seconds, or for so many as a start may take. Call it often: only
+        """True if there was no heartbeat for `limit_s` seconds, or for as many as a start may take. Call it often: only
         the time between two near calls counts."""
         now, seen = self._clock(), self._changed()
         self._silent_s += min(now - self._looked, LONGEST_LOOK_S)
@@ -225,7 +226,7 @@ class Pulse:
 
     @property
     def unfinished(self) -> str:
-        """What the process says that it must finish; empty where it says nothing."""
+        """The work that the process says it must finish; empty if it says nothing."""
         try:
             return self._path.read_text()
         except OSError:

@@ -1,4 +1,8 @@
-"""Child processes whose output goes to a log and that do not outlive their parent."""
+"""Child processes that do not outlive their parent. `guard.py` is the program that sees to it.
+
+`start_child` and `ending_with_parent` start programs that end their own children. `start_guarded` and `Guarded` start
+programs that do not: everything that these started is killed with them.
+"""
 
 from __future__ import annotations
 
@@ -22,31 +26,16 @@ from asyncrl.machine.numa import cpus_near_gpus, format_cpus
 
 logger = logging.getLogger(__name__)
 
-_BECOME = """
-import ctypes, os, signal, sys
-number, parent, cpus = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
-try:
-    if cpus:
-        os.sched_setaffinity(0, map(int, cpus.split(",")))
-except OSError:
-    pass  # They may have been taken from us a moment ago; then it runs anywhere.
-# The kernel does not notice a parent that ended before the call.
-if os.getppid() != parent:
-    os.kill(os.getpid(), number)
-for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # By Python, and then by the program too.
-    signal.signal(ignored, signal.SIG_DFL)
-os.execvp(sys.argv[4], sys.argv[4:])
-"""
+_GUARD = (sys.executable, "-I", "-S", guard.__file__)
 
 
 def start_child(
     command: Sequence[str], log: Path, environment: Mapping[str, str], near_gpus: bool = True
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in a session of its own, with `environment` added to ours and its output appended to `log`. It is
-    bound to the CPUs near to the GPUs that it sees, if `near_gpus` and where that helps; the log then says so.
+    """Start `command` in a session of its own, with `environment` added to ours and its output appended to `log`. With
+    `near_gpus` it is bound to the CPUs near to its GPUs, if that helps; the log then says so.
 
-    On Linux the kernel sends it SIGTERM when the thread that called this ends, for whatever reason.
+    On Linux the kernel sends it SIGTERM when the thread that called this ends, for any reason.
     """
     near = cpus_near_gpus({**os.environ, **environment}) if near_gpus else frozenset[int]()
     if near:
@@ -58,15 +47,33 @@ def start_child(
 def start_guarded(
     command: Sequence[str], log: Path, environment: Mapping[str, str], files: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a program that does not end its own children: its whole group is killed as soon as this process is gone, or
-    by `kill_group`. It inherits the descriptors `files`, which also stay open until its group has ended."""
-    return _start(guarded(command), log, environment, stdin=subprocess.PIPE, pass_fds=files)
+    """Start a program that does not end its own children, and reads nothing. `kill_group` kills its whole group, and so
+    does the end of this process. It inherits the descriptors `files`, which stay open until its group has ended."""
+    # The guard watches the input: `kill_group` closes it.
+    return _start([*_GUARD, "kill", "0", *command], log, environment, stdin=subprocess.PIPE, pass_fds=files)
 
 
-def guarded(command: Sequence[str], given: int | None = None) -> list[str]:
-    """A command that becomes `command` in the same process, which reads the descriptor `given`, or nothing. It is to be
-    started in a session of its own with a pipe as its input: when that is closed, its group is killed."""
-    return [sys.executable, "-I", "-S", guard.__file__, "-" if given is None else str(given), *command]
+class Guarded:
+    """A program that does not end its own children, and has pipes of its own. The caller starts `command`, which
+    becomes the program in the same process, in a session of its own and with the descriptors `files`. `close` kills
+    everything that the program started, and so does the end of this process."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        watched, self._held = os.pipe()
+        self.files = [watched]
+        self.command = [*_GUARD, "kill", str(watched), *command]
+
+    def __enter__(self) -> Guarded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the rest of the program's processes. A second call does nothing."""
+        for each in (*self.files, self._held) if self.files else ():
+            os.close(each)
+        self.files = []
 
 
 def _start(
@@ -108,7 +115,7 @@ def kill_group_soon(process: subprocess.Popen[Any]) -> None:
 
 
 def group_has_ended(group: int) -> bool:
-    """Whether no process of a group runs any more. What a killed process had is freed a while after the kill."""
+    """True if no process of a group runs any more. The memory of a killed process is freed a while after the kill."""
     for pid in psutil.pids():
         with suppress(ProcessLookupError):
             if os.getpgid(pid) == group and ProcessIdentity.of(pid) is not None:
@@ -117,7 +124,7 @@ def group_has_ended(group: int) -> bool:
 
 
 def last_lines(log: Path, count: int = 15, start: int = 0) -> str:
-    """The end of a log behind its first `start` bytes, or nothing where there is none."""
+    """The end of a log after its first `start` bytes; empty if there is no log."""
     if not log.exists():
         return ""
     with log.open(errors="replace") as file:
@@ -126,15 +133,15 @@ def last_lines(log: Path, count: int = 15, start: int = 0) -> str:
 
 
 def ending_with_parent(command: Sequence[str], number: signal.Signals, cpus: frozenset[int] = frozenset()) -> list[str]:
-    """A command that becomes `command` in the same process: the kernel sends it `number` when the thread that started
-    it ends, and it runs on `cpus` alone, if there are any. The same command where the kernel is not Linux.
+    """A command that becomes `command` in the same process. The kernel sends it `number` when the thread that started
+    it ends. It runs on `cpus` alone, if there are any. If the kernel is not Linux, it is `command` itself.
 
     Raises FileNotFoundError: there is no such program.
     """
-    # The child of a process with threads may run no Python of ours before its program: it hung, or crashed.
+    # A child of a process with threads may not run Python between fork and exec (preexec_fn): it hung, or crashed.
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     if sys.platform != "linux":
         return list(command)
     words = map(str, (int(number), os.getpid(), ",".join(map(str, sorted(cpus)))))
-    return [sys.executable, "-I", "-S", "-c", _BECOME, *words, *command]
+    return [*_GUARD, "signal", *words, *command]

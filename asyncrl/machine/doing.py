@@ -1,6 +1,6 @@
-"""What a process does now: the phase of its main thread, and long work with what is left of it.
+"""The present work of a process: the phase of its main thread, and long work with the time that is left.
 
-It is a file beside the heartbeat of the process, ROLE.doing, for whoever looks at the run. Nothing else depends on it.
+The process writes it to the file ROLE.doing, next to its heartbeat, for views of the run. Nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Doing(msgspec.Struct, frozen=True):
     silent_since: float = 0.0
 
     def write(self, heartbeat: Path) -> None:
-        """Write it beside the file of a heartbeat; a reader sees all of it or what was there before. Raises OSError."""
+        """Write it next to the file of a heartbeat. A reader sees all of it, or the one before. Raises OSError."""
         path = _beside(heartbeat)
         partial = partial_name(path)
         partial.write_bytes(msgspec.json.encode(self))
@@ -35,7 +35,7 @@ class Doing(msgspec.Struct, frozen=True):
 
 
 def read_doing(heartbeat: Path) -> Doing | None:
-    """What the process with this heartbeat does; None: it has not said so."""
+    """The work of the process with this heartbeat; None: it has not written it."""
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(_beside(heartbeat).read_bytes(), type=Doing)
     return None

@@ -36,7 +36,7 @@ def partial_name(path: Path) -> Path:
 
 
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
-    """Write a file of a text, or of pieces one behind the other, and its folder where there is none. A reader sees the
+    """Write a file of a text, or of pieces one after the other. Its folder is made if it is missing. A reader sees the
     old content or the new one, also after a kill or a power loss. Only the owner may read a `private` file. Raises
     OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def sync(path: Path) -> None:
 def when_there_is_room(write: Callable[[], T], stop: threading.Event, what: str, retry_s: float = RETRY_S) -> T:
     """Call `write`, again every `retry_s` seconds for as long as the disk is full, and return its result.
 
-    Raises StoppedError: `stop` was set meanwhile; and whatever else `write` raises.
+    Raises StoppedError: `stop` was set meanwhile; and the other errors of `write`.
     """
     waited = False
     while True:
@@ -109,7 +109,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
 
 
 def share(path: Path) -> None:
-    """Let whoever may read the folder of a file read the file too: safetensors gives its files to their owner alone."""
+    """Let all users who may read the folder of a file read the file, too: safetensors lets only the owner read."""
     # Some file systems, such as those in front of an object store, change no modes.
     with suppress(OSError):
         path.chmod(path.stat().st_mode | path.parent.stat().st_mode & 0o044)
@@ -117,7 +117,7 @@ def share(path: Path) -> None:
 
 @contextmanager
 def as_os_errors(path: Path) -> Iterator[None]:
-    """Turn safetensors' own error for a failure of the operating system into the OSError behind it, which names the
+    """Turn safetensors' own error for a failure of the operating system into the OSError that caused it. It names the
     file."""
     try:
         yield

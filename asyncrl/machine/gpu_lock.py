@@ -1,15 +1,16 @@
-"""Whose turn it is on GPUs that learner and servers share: locks on files, which the kernel frees when a process dies.
+"""Locks on the GPUs that learner and servers share in turns. The kernel frees them when a process dies.
 
     the learner's ranks:  ask ──no actor has the GPUs──► use them ──► give_back(version)
     an actor:             take ──no rank asks──► its servers use them ──is_wanted──► its servers free them ──► give_back
 
-What holds:
+These rules hold:
 
-- Never both: a rank locks its own file exclusively before it looks whether an actor has a shared lock on the servers'
-  file, and an actor locks before it looks whether a rank does. So at most one of them finds the other's file free.
-- The learner comes first: it is waited for as soon as it asks.
-- The lock of a process ends with it, however it dies. Servers inherit that of their actor, and so do their guards (see
-  guard.py), so that it outlives the actor until the last process of its servers has ended.
+- Never both. A rank first locks its own file exclusively, and then looks for an actor's shared lock on the servers'
+  file. An actor first locks the servers' file, and then looks for ranks. So at most one of them finds the other's file
+  free.
+- The learner comes first: actors wait for it as soon as it asks.
+- The lock of a process ends with it, however it dies. Servers inherit the lock of their actor, and so do their guards
+  (guard.py). So it outlives the actor until the last process of its servers has ended.
 
 All processes are on one machine, or at least agree on the locks of the folder.
 """
@@ -37,7 +38,7 @@ class LearnerLock:
         fcntl.flock(self._own, fcntl.LOCK_EX)
 
     def is_ours(self) -> bool:
-        """Whether no actor has the GPUs. Call it after every rank has asked."""
+        """True if no actor has the GPUs. Call it after every rank has asked."""
         if not _try(self._servers, fcntl.LOCK_EX):
             return False
         fcntl.flock(self._servers, fcntl.LOCK_UN)
@@ -67,7 +68,7 @@ class ServersLock:
         return self._own
 
     def take(self) -> bool:
-        """Take the GPUs, unless a rank wants them, or no version was published yet. Whether they are ours."""
+        """Take the GPUs, unless a rank wants them, or no version was published yet. True if they are ours."""
         # The learner's rank 0 has this lock for some microseconds when it looks at it.
         if self.version() < 0 or not _try(self._own, fcntl.LOCK_SH):
             return False
@@ -77,7 +78,7 @@ class ServersLock:
         return True
 
     def is_wanted(self) -> bool:
-        """Whether a rank asks for the GPUs, or has them."""
+        """True if a rank asks for the GPUs, or has them."""
         for file in self._ranks:
             if not _try(file, fcntl.LOCK_SH):
                 return True
@@ -85,7 +86,7 @@ class ServersLock:
         return False
 
     def give_back(self) -> None:
-        """No server uses a GPU any more."""
+        """Give the GPUs back. No server may use one any more."""
         fcntl.flock(self._own, fcntl.LOCK_UN)
 
     def version(self) -> int:

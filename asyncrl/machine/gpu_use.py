@@ -1,5 +1,5 @@
-"""What the GPUs that this process sees do, as their driver tells (NVML): also where another process computes on them,
-and without a CUDA context, which would take memory."""
+"""The use of the GPUs that this process sees, as their driver (NVML) tells it. It counts other processes, too. It needs
+no CUDA context, which would take memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from asyncrl.machine.numa import BY_ADDRESS, GPU_VARIABLE, ORDER_VARIABLE, visib
 
 
 class GpuUse(NamedTuple):
-    """Bytes that are taken on all GPUs together, by whomever, and the share of the last moment in which kernels ran, a
-    mean over the GPUs; None where the driver does not tell, as of a part of a GPU (MIG)."""
+    """Bytes that all processes take on all GPUs together, and the share of the last moment in which kernels ran, as a
+    mean over the GPUs. It is None if the driver does not tell it, as for a part of a GPU (MIG)."""
 
     taken: int
     utilisation: float | None
@@ -30,7 +30,7 @@ class VisibleGpus:
         self._handles = self._named(environment)
 
     def read(self) -> GpuUse | None:
-        """What they do now; None where there are none. Raises pynvml.NVMLError."""
+        """The use now; None if there are no GPUs. Raises pynvml.NVMLError."""
         if not self._handles:
             return None
         taken = sum(int(self._nvml.nvmlDeviceGetMemoryInfo(each).used) for each in self._handles)

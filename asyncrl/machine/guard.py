@@ -1,12 +1,19 @@
-"""Run as a program, `guard.py INPUT COMMAND ...` becomes COMMAND, which reads the descriptor INPUT, or nothing if that
-is -. COMMAND leads its group of processes, and leaves a guard.
+"""The program through which this package starts each child that must end with its parent, however the parent ends.
 
-The guard is outside of that group. As soon as its input ends, because whoever started both has closed it or has died,
-it kills the group, and what COMMAND has started in other groups. It knows these by a mark in their environment. Then it
-stays until the last of them has ended. So the files that it has inherited, such as a lock on GPUs, are held for as long
-as one of these processes may have memory there: a program's own children seldom inherit files.
+It becomes COMMAND, in the process that was started:
 
-It imports nothing of asyncrl, since the program may be another Python's and have an environment of its own.
+- `guard.py signal NUMBER PARENT CPUS COMMAND ...`: the kernel sends COMMAND the signal NUMBER when the thread that
+  started it ends. This is for programs that end their own children: the roles and the ranks.
+- `guard.py kill WATCHED COMMAND ...`: COMMAND leads a group of processes. A guard outside of that group kills it when
+  the descriptor WATCHED ends. The starter holds the other end of that pipe, so it ends with the starter, too. This is
+  for programs that do not end their children: servers, agents, tools, containers.
+
+The guard kills what COMMAND has started in other groups, too. It knows these processes by a mark in their environment.
+It stays until the last of them has ended, and keeps the files that it has inherited open. So a lock on GPUs lasts as
+long as one of these processes may have memory there.
+
+This file imports nothing of asyncrl, since COMMAND may be of another Python with an environment of its own. A program
+of a policy has another guard, `sandbox/child/watching.py`, since that one also confines it.
 """
 
 import os
@@ -16,30 +23,36 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 POLL_S = 0.02
 KILLED_S = 30.0
-"""For the group to end once it was killed: a process that hangs in the kernel may never do so."""
+"""The longest wait for processes that were killed: one that hangs in the kernel may never end."""
 
 VARIABLE = "ASYNCRL_GUARDED"
-"""Of COMMAND's environment: the marks of its guard and of those around it, which kill what is inside, too."""
+"""A variable in COMMAND's environment: the marks of its guard, and of the guards of the programs that started it."""
 
+PR_SET_PDEATHSIG = 1
 STATE, GROUP, THREADS = 0, 2, 17
-"""Fields of /proc/PID/stat behind the name of the program."""
+"""Fields of /proc/PID/stat after the name of the program."""
 
 
 def main() -> None:
-    # Slurm sends these, by which it asks a role to stop, to the role's children, too.
-    for ignored in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(ignored, signal.SIG_IGN)
-    given, *command = sys.argv[1:]
-    mark = os.urandom(16).hex()
-    leave_guard(os.getpid(), mark)
-    os.environ[VARIABLE] = f"{os.environ.get(VARIABLE, '')} {mark}"
-    source = os.open(os.devnull, os.O_RDONLY) if given == "-" else int(given)
-    os.dup2(source, 0)
-    os.close(source)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # By Python, and then by the program too.
+    match sys.argv[1:]:
+        case ["signal", number, parent, cpus, *command]:
+            be_signalled(int(number), int(parent))
+            bind([int(each) for each in cpus.split(",") if each])
+            become(command)
+        case ["kill", watched, *command]:
+            be_guarded(int(watched))
+            become(command)
+        case other:
+            sys.exit(f"guard.py {' '.join(other)}: name signal or kill, and a command")
+
+
+def become(command: list[str]) -> NoReturn:
+    """Run `command` in this process."""
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and the program would inherit that.
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
@@ -47,31 +60,72 @@ def main() -> None:
         sys.exit(f"{command[0]}: {error.strerror}")
 
 
-def leave_guard(group: int, mark: str) -> None:
-    """Have a process that is neither of the group nor a child of this one, so that nobody kills it with these."""
+def be_signalled(number: int, parent: int) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends."""
+    import ctypes  # The other way needs none of it.
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    # The kernel does not notice a parent that ended before the call.
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def bind(cpus: list[int]) -> None:
+    """Run on `cpus` alone. Without any, or if they were taken from this process a moment ago, run anywhere."""
+    with suppress(OSError):
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+
+
+def be_guarded(watched: int) -> None:
+    """Leave a guard that kills the group of this process. If WATCHED is the input, the program reads nothing."""
+    # Slurm sends these, by which it asks a role to stop, to the role's children, too.
+    for ignored in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(ignored, signal.SIG_IGN)
+    mark = os.urandom(16).hex()
+    leave_guard(os.getpid(), mark, watched)
+    os.environ[VARIABLE] = f"{os.environ.get(VARIABLE, '')} {mark}"
+    if watched == 0:
+        read_nothing(0)
+    else:
+        os.close(watched)
+
+
+def read_nothing(*files: int) -> None:
+    """Connect descriptors to /dev/null, in place of what they are connected to."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for each in files:
+        os.dup2(nothing, each)
+    os.close(nothing)
+
+
+def leave_guard(group: int, mark: str, watched: int) -> None:
+    """Start a guard that is neither in the group nor a child of this process, so that nothing kills it with these."""
     if child := os.fork():
         os.waitpid(child, 0)
         return
     os.setsid()
     if os.fork() == 0:
-        guard(group, mark)
+        # The program's pipes end with the program.
+        read_nothing(*({0, 1, 2} - {watched}))
+        guard(group, mark, watched)
     os._exit(0)
 
 
-def guard(group: int, mark: str) -> None:
-    """Wait for the end of the input; then kill the group and all that has the mark, and return once they have ended."""
-    while os.read(0, 1 << 12):
+def guard(group: int, mark: str, watched: int) -> None:
+    """Wait for the end of WATCHED. Then kill the group and all that has the mark, and return once they have ended."""
+    while os.read(watched, 1 << 12):
         pass
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
     end = time.monotonic() + KILLED_S
-    # What is killed may have started another one just before.
+    # A process may have started another one just before it was killed.
     while (kill_marked(mark) or runs(group)) and time.monotonic() < end:
         time.sleep(POLL_S)
 
 
 def kill_marked(mark: str) -> bool:
-    """Kill the processes that started with the mark in their environment; whether there were any."""
+    """Kill the processes that started with the mark in their environment. True if there were any."""
     found = list(marked(mark.encode()))
     for pid in found:
         with suppress(ProcessLookupError):
@@ -80,6 +134,7 @@ def kill_marked(mark: str) -> bool:
 
 
 def marked(mark: bytes) -> Iterator[int]:
+    """The ids of the processes that started with the mark in their environment."""
     for file in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # It has ended, or is another user's.
             if mark in file.read_bytes():
@@ -87,7 +142,7 @@ def marked(mark: bytes) -> Iterator[int]:
 
 
 def runs(group: int) -> bool:
-    """Whether a process of the group runs. One whose end nobody has asked for yet has ended if its threads have."""
+    """True if a process of the group runs. A zombie has ended if all of its threads have."""
     if not Path("/proc/self/stat").exists():
         return False  # The kernel is not Linux, and so has none of the GPUs that this is for.
     for file in Path("/proc").glob("[0-9]*/stat"):

@@ -1,8 +1,10 @@
-"""The memory of the host that contents of a GPU go to.
+"""Memory of the host for the contents of a GPU.
 
-For a while, so that other processes can have the GPU's memory (`OnHost`): the storages of the tensors are emptied in
-place, and views and shards of them, and optimizers that know them, stay as they are. Until the contents are back nobody
-may read them. Or as a copy that is written to a file (`pinned`).
+`OnHost` moves contents there for a while, so that other processes can have the GPU's memory. It empties the storages of
+the tensors in place. Views and shards of them, and optimizers that know them, stay as they are. The tensors may not be
+read until the contents are back.
+
+`pinned` is memory for a copy, such as one that is written to a file.
 """
 
 from __future__ import annotations

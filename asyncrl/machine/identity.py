@@ -1,4 +1,4 @@
-"""Which process exactly: after the end of one, another may have its process id."""
+"""The identity of a process: after the end of one, another may have its process id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 _STATE, _THREADS, _BEGAN = 0, 17, 19
-"""Fields of /proc/PID/stat behind the name of the program."""
+"""Fields of /proc/PID/stat after the name of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,12 @@ class ProcessIdentity:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process can look at it."""
+        """True if this process can look at it."""
         return self.kernel == this_kernel()
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs here. One whose end nobody has asked for yet, a zombie, has ended if all of
-        its threads have."""
+        """True if it runs here. A zombie has ended if all of its threads have."""
         return self.is_here and _began(self.pid) == self.began
 
     def ask_to_end(self) -> None:
@@ -59,7 +58,7 @@ class ProcessIdentity:
             (os.killpg if leads else os.kill)(self.pid, signal.SIGKILL)
 
     def descendants(self) -> list[ProcessIdentity]:
-        """Its children, and theirs."""
+        """The children of the process, and theirs."""
         try:
             children = psutil.Process(self.pid).children(recursive=True) if self.is_alive else []
         except psutil.Error:
@@ -68,7 +67,7 @@ class ProcessIdentity:
 
 
 def this_kernel() -> str:
-    """What the processes that this one sees have in common: their ids are of one series."""
+    """A name that all processes which this one sees have in common: their ids are of one series."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
@@ -77,7 +76,7 @@ def this_kernel() -> str:
 
 
 def boot_of(kernel: str) -> str:
-    """What the kernels of all namespaces of a machine have in common, from its start to its end."""
+    """The part of the name that the kernels of all namespaces of a machine share, from its start to its end."""
     return kernel.partition("/")[0]
 
 

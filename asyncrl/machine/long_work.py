@@ -1,6 +1,7 @@
-"""Progress of work that may take long: a bar on a terminal, a line every LINE_S seconds elsewhere, each with the time
-that is left where the amount is known, or else for how long the work goes on. Work that is done sooner says nothing in
-a log."""
+"""Progress of work that may take long: a bar on a terminal, or a line every LINE_S seconds elsewhere.
+
+It shows the time that is left if the amount is known, or else the time so far. Work that is done sooner writes no line.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ LINE_S = 10.0
 
 
 class LongWork:
-    """Work at `what`, such as "loading the model", of a `total` in `unit`; 0, or what is no
-    amount: the total is not known. `clock` gives seconds."""
+    """Work at `what`, such as "loading the model", of a `total` in `unit`. The total is not known if it is 0 or
+    infinite. `clock` gives seconds."""
 
     def __init__(self, what: str, total: float, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what, self._unit, self._clock = what, unit, clock
@@ -73,7 +74,7 @@ def long_work(
     """Within the block, call the given function with each amount that is done.
 
     The lines go to `say`, else to the log. A `console` that is a terminal, or else standard error, has a bar instead.
-    With the `activity` of a role the work is shown to whoever looks at the run, and there is no bar.
+    With the `activity` of a role, views of the run show the work, and there is no bar.
     """
     work = LongWork(what, total, unit, clock)
     with ExitStack() as stack:

@@ -1,7 +1,8 @@
-"""Which CPUs are near to a GPU: on a machine of several NUMA nodes each GPU hangs at one of these, and memory that a
-CPU of another node has touched first comes to it by a detour.
+"""The CPUs that are near to a GPU.
 
-Linux tells for each PCI device which CPUs are near, and the driver of NVIDIA lists its GPUs as PCI devices.
+On a machine of several NUMA nodes, each GPU hangs at one of these. Memory that a CPU of another node touched first
+comes to the GPU by a detour. Linux tells for each PCI device which CPUs are near, and the driver of NVIDIA lists its
+GPUs as PCI devices.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ ROOT = Path("/")
 
 
 def visible_gpus(value: str) -> list[str]:
-    """The GPUs that a value of CUDA_VISIBLE_DEVICES names. As CUDA does, this reads up to the first word that is none,
-    such as -1, or NoDevFiles of an older Slurm."""
+    """The GPUs that a value of CUDA_VISIBLE_DEVICES names. As CUDA does, this stops at the first word that names no
+    GPU, such as -1, or NoDevFiles of an older Slurm."""
     words = [word.strip() for word in value.split(",")]
     return list(takewhile(lambda word: word.isdecimal() or word.startswith(("GPU-", "MIG-")), words))
 
@@ -72,7 +73,7 @@ def _local_cpus(address: str, root: Path) -> frozenset[int]:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """The numbers in a list as Linux writes it, such as `0-3,8`. Raises ValueError: it is none."""
+    """The numbers in a list as Linux writes it, such as `0-3,8`. Raises ValueError: it is no such list."""
     spans = (part.partition("-") for part in text.strip().split(",") if part)
     return frozenset(number for first, _, last in spans for number in range(int(first), int(last or first) + 1))
 

@@ -1,4 +1,4 @@
-"""Which process owns a folder: its name is in a file there, which it has locked."""
+"""The process that owns a folder: its name is in a file there, which it has locked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Owner:
 
 
 def owner_of(run_dir: Path) -> Owner | None:
-    """The process that runs the folder; None if there is none. One of another host counts until it has ended well.
+    """The process that runs the folder; None if there is none. One on another host counts until it has ended in order.
 
     Raises OSError: its name cannot be read, as in the folder of another user, or is damaged.
     """

@@ -27,7 +27,7 @@ PORTS = range(10000, 32768)
 TRIES = 1000
 MOST_OF_COMMAND = 200
 TAKEN_S = 10.0
-"""How long a role tries to listen at its port, which a connection or a killed process may have for a moment."""
+"""The time for which a role tries to listen at its port. A connection or a killed process may have it for a moment."""
 LOOK_S = 0.5
 
 
@@ -88,8 +88,8 @@ class TakenPort:
 
 
 def listening(listen: Callable[[], T], setting: str, stop: threading.Event) -> T:
-    """What `listen` opens at the port of `setting`, tried again as TakenPort says. Raises ConfigError; StoppedError:
-    `stop` was set meanwhile."""
+    """Call `listen` until it opens the port of `setting`, as long as TakenPort allows. Raises ConfigError;
+    StoppedError: `stop` was set meanwhile."""
     taken = TakenPort(setting)
     while True:
         try:

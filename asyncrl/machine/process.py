@@ -1,4 +1,4 @@
-"""What every role's process needs of its machine: a name, a clean way to stop, memory and threads."""
+"""The process of a role: its name, a clean way to stop, memory and threads."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MAX_MMAP_THRESHOLD = 32 << 20
-"""From glibc's malloc.h: the names of two settings, and the largest value of the second."""
+"""The names of two settings of glibc's malloc.h, and the largest value of the second."""
 STOP_S = 12.0
 """A supervised process that has not ended so long after a SIGTERM is killed. A clean stop takes a second or two."""
 STOP_OF_STEP = signal.SIGUSR1
 """Asks a process to stop as SIGTERM does, where srun is in between: on SIGTERM, srun kills the process."""
 DRAIN = signal.SIGUSR2
-"""Asks a process to end once what it runs is finished."""
+"""Asks a process to finish its present work and to end."""
 SHOW_CURSOR = b"\x1b[?25h"
-"""For a terminal, where a live table has hidden it."""
+"""The escape sequence that shows the cursor of a terminal again, which a live table hides."""
 WORKER_VARIABLE = "ASYNCRL_WORKER"
 """The environment variable in which the supervisor passes a process its name."""
 
@@ -35,7 +35,7 @@ def worker_name(kind: str) -> str:
 
 
 def is_supervised() -> bool:
-    """Whether a supervisor started this process, which then ends it too."""
+    """True if a supervisor started this process. The supervisor ends it, too."""
     return WORKER_VARIABLE in os.environ
 
 

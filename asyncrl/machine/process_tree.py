@@ -1,4 +1,4 @@
-"""What this process and those that it started take of their machine."""
+"""The processor time and the memory of this process and of its children."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psutil
 
 CHILDREN_S = 10.0
-"""To find its children a process reads the parents of all processes of the machine, of which there may be thousands."""
+"""The time between two searches for children. A search reads all processes of the machine, perhaps thousands."""
 
 
 class HostUse(NamedTuple):
@@ -30,7 +30,7 @@ class ProcessTree:
         self._next = clock()
 
     def read(self) -> HostUse:
-        """What all take now. Raises psutil.Error: the process itself has ended."""
+        """The use of all of them now. Raises psutil.Error: the process itself has ended."""
         if self._clock() >= self._next:
             self._next = self._clock() + CHILDREN_S
             self._children = self._root.children(recursive=True)

@@ -1,4 +1,4 @@
-"""What asyncio does not tell of a program that it started: its own end."""
+"""The end of a program that asyncio started, which asyncio itself does not tell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from asyncio.subprocess import SubprocessStreamProtocol
 
 
 class ProgramProtocol(SubprocessStreamProtocol):
-    """Also tells when the program itself has ended: `Process.wait` waits for whatever else holds its pipes, too."""
+    """Tells when the program itself has ended, too: `Process.wait` waits for all processes that hold its pipes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, chunk: int) -> None:
         super().__init__(limit=chunk, loop=loop)

@@ -1,11 +1,11 @@
 """Folders of remote stores, such as s3://bucket/model: copied to this host once, whole or not at all.
 
-- Whoever needs a folder locks its place on this host. The others wait, and then find the copy.
+- A process that needs a folder locks its place on this host. The others wait, and then find the copy.
 - Files become complete one by one under a hidden name, which becomes the copy's name with the last of them. After a
   kill the next process goes on with the files that are complete.
 - A copy belongs to what the store lists: names, sizes and tags (ETags, checksums or times of change). Each file must
-  have its size, and the listing must be the same before and after. If it changes later, the folder is copied anew, and
-  the old copy stays for those who read it.
+  have its size, and the listing must be the same before and after. If it changes later, the folder is copied again, and
+  the old copy stays for the processes that read it.
 - While the store cannot be listed, the newest copy is used.
 """
 
@@ -39,13 +39,13 @@ _TAGS = ("ETag", "etag", "md5Hash", "checksum", "mtime", "last_modified", "LastM
 
 
 def is_url(path: str) -> bool:
-    """Whether a path names a folder of a remote store."""
+    """True if a path names a folder of a remote store."""
     return _URL.match(path) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What a store lists of a file: its size in bytes, and a tag that changes with its contents."""
+    """A file as a store lists it: its size in bytes, and a tag that changes with its contents."""
 
     size: int
     tag: str
@@ -175,7 +175,7 @@ def _copied(url: str, system: Any, base: str, home: Path) -> Path:
 
 
 def _fetch(system: Any, source: str, target: Path, file: _File, advance: Advance) -> None:
-    """Copy one file, unless it is there. Raises ConfigError: what came is not what is listed."""
+    """Copy one file, unless it is there. Raises ConfigError: it has another size than the store lists."""
     if target.exists() and target.stat().st_size == file.size:
         advance(file.size / MB)
         return

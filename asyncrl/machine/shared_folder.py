@@ -1,4 +1,4 @@
-"""Whether several machines share a folder: one writes a file into it, and the others look for that."""
+"""The test that several machines share a folder: one writes a file into it, and the others look for that."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from uuid import uuid4
 from asyncrl.machine.files import missing_folders, remove_empty
 
 SEEN_S = 3.0
-"""For a network disk that shows a new file late."""
+"""The time for which a network disk may show a new file late."""
 POLL_S = 0.1
 
 
 @contextmanager
 def canary(folder: Path) -> Iterator[Path]:
-    """A new file in a folder, which is made where there is none. Afterwards it is gone, with the answers to it, and so
-    is a folder in which nothing else is, with those that were made for it. Raises OSError: the folder cannot be
-    written."""
+    """Make a new file in a folder, which is made if it is missing. Afterwards the file is removed with the answers to
+    it. Folders that were made for it, and are empty, are removed, too. Raises OSError: the folder cannot be written."""
     made = missing_folders(folder)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f".canary-{uuid4().hex}"
@@ -33,7 +32,7 @@ def canary(folder: Path) -> Iterator[Path]:
 
 
 def sees(file: Path, wait_s: float = SEEN_S) -> bool:
-    """Whether this machine sees a canary that another one has made, within `wait_s`."""
+    """True if this machine sees a canary that another one has made, within `wait_s`."""
     deadline = time.monotonic() + wait_s
     while not (seen := file.exists()) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -41,5 +40,5 @@ def sees(file: Path, wait_s: float = SEEN_S) -> bool:
 
 
 def answer_to(file: Path, index: int) -> Path:
-    """What the `index`-th machine writes beside a canary that it sees: the other direction."""
+    """The file that the `index`-th machine writes next to a canary that it sees: the other direction."""
     return file.with_name(f"{file.name}-{index}")

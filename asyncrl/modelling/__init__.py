@@ -1,1 +1,18 @@
-"""What learner, engines and weights share about models: attention, log-probs, shapes, the format of weights."""
+"""The knowledge about Hugging Face models that several rooms share: files, shapes, attention, log-probs.
+
+It keeps a part of the sixth promise of DESIGN.md, that the learner's math is exact. These give the same results:
+
+- packed and unpacked sequences: packed_attention.py
+- a group of ranks that divides the tokens of a pass, and one rank: context.py
+- logits in chunks and as a whole: logprobs.py
+
+Of the ninth promise it keeps the names under which weights travel: weight_format.py.
+
+Files in reading order: opening.py (a model's configuration), shapes.py, weight_format.py, attention.py (whether our
+attention fits a model), packed_layout.py, packed_attention.py, logprobs.py. Some models also need routing.py and
+routers.py (experts), vision.py and images.py, adapters.py (LoRA) or freezing.py.
+
+You may add kernels, families of routers and of image models, and rules for freezing, each with its test of equality.
+Ask before you change the published names (weight_format.py) or the bytes of a token's experts (routing.py): runs have
+them in their stores.
+"""

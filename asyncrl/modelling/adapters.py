@@ -1,7 +1,7 @@
-"""LoRA adapters in a Hugging Face model: which of its tensors they are, and what they add to its matrices.
+"""LoRA adapters in a Hugging Face model: their tensors, and the updates of matrices that they make.
 
-peft puts a layer of its own in the place of a linear one, which it keeps as `base_layer`. The names here are those that
-the model has without adapters. peft itself is not imported: what it made is recognised by its attributes.
+peft replaces a linear layer by one of its own, which keeps the first one as `base_layer`. The names here are those that
+the model has without adapters. peft itself is not imported: its layers are recognised by their attributes.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 ADAPTER = "default"
-"""What peft calls an adapter that has no other name."""
+"""The name that peft gives to an adapter by default."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRankUpdate:
-    """What an adapter adds to a matrix [out, in]: scale * up [out, rank] @ down [rank, in], sharded or not."""
+    """The update of a matrix [out, in] by an adapter: scale * up [out, rank] @ down [rank, in], sharded or not."""
 
     down: Tensor
     up: Tensor
     scale: float
 
     def added_to(self, rows: Tensor, is_shard: bool) -> Tensor:
-        """The matrix with the adapter merged, float32. `rows` are all of it, or this rank's shard of it, which has the
-        rows that the shard of `up` has. All ranks call this alike: `down` is gathered, which is small."""
+        """Merge the adapter into a matrix, in float32. All ranks call this together, since `down` is gathered.
+
+        `rows` are the whole matrix, or this rank's shard of it: the same rows as those of the shard of `up`.
+        """
         up, down = self.up.detach(), whole_tensor(self.down.detach())
         up = up.to_local() if is_shard and isinstance(up, DTensor) else whole_tensor(up)
         return torch.addmm(rows.float(), up.float(), down.float(), alpha=self.scale)
@@ -45,8 +47,10 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def base_parameters(model: nn.Module, remove_duplicate: bool = True) -> dict[str, nn.Parameter]:
-    """The parameters of a model without those of adapters, by the names that they have without adapters. Tied ones are
-    there once under their first name, unless `remove_duplicate` is false."""
+    """The parameters of a model without its adapters, by the names that they have without adapters.
+
+    Tied parameters are there once, under their first name, unless `remove_duplicate` is false.
+    """
     own = {id(each) for each in adapter_parameters(model).values()}
     renamed = {f"{name}.base_layer": name for name in adapted_layers(model)}
     found: dict[str, nn.Parameter] = {}
@@ -58,8 +62,10 @@ def base_parameters(model: nn.Module, remove_duplicate: bool = True) -> dict[str
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of the adapters, by names such as `layers.0.mlp.up_proj.lora_A.weight`: those in peft's files
-    without the prefix that they have there."""
+    """The parameters of the adapters, by names such as `layers.0.mlp.up_proj.lora_A.weight`.
+
+    These are the names in peft's files without their prefix.
+    """
     return {
         f"{name}.{part}.weight": getattr(layer, part)[ADAPTER].weight
         for name, layer in adapted_layers(model).items()
@@ -68,7 +74,7 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
-    """What the adapters add, by the name of the matrix."""
+    """The updates by the adapters, by the name of the matrix."""
     return {
         f"{name}.weight": LowRankUpdate(
             layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, float(layer.scaling[ADAPTER])
@@ -79,7 +85,7 @@ def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Meanwhile the layers compute what they do without adapters. Use it without gradients."""
+    """Switch the adapters off within the context. Use it without gradients."""
     layers = adapted_layers(model).values()
     # peft's own method also changes which parameters get gradients, and FSDP remembers that of its first pass.
     for layer in layers:
@@ -92,12 +98,12 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def unknown_tensors(model: nn.Module, given: Mapping[str, Tensor]) -> list[str]:
-    """The names of adapters' tensors that only one of the two has, or that have other shapes there, sorted."""
+    """The sorted names of adapters' tensors that are only in `model` or only in `given`, or differ in shape."""
     own = {name: tuple(each.shape) for name, each in adapter_parameters(model).items()}
     other = {name: tuple(each.shape) for name, each in given.items()}
     return sorted({name for name, _ in own.items() ^ other.items()})
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that is perhaps sharded. All ranks call this alike."""
+    """Gather a tensor if it is sharded. All ranks call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,9 +1,11 @@
-"""What a model's attention does.
+"""The inspection of a model's attention: whether ours may replace it.
 
 The learner and the embedded engine replace the attention of a Hugging Face model with their own, which must give the
-same result. A model shows what its attention does by the arguments that it passes to it, and by the masks that it
-builds. `inspect_attention` catches both in a pass over four tokens: a mask is a function of two positions, so that it
-can be evaluated at any length. An argument or a mask that is not known here is refused.
+same result. A model shows its kind of attention by the arguments that it passes and the masks that it builds.
+`inspect_attention` records both in a pass over four tokens. A mask is a function of two positions, so it can be
+evaluated at any length.
+
+An argument or a mask that is not known here is refused.
 """
 
 from __future__ import annotations
@@ -25,13 +27,12 @@ _TOKENS = 4
 _ROWS = 64
 _PLAIN = frozenset({"dropout", "scaling", "sliding_window", "is_causal", "position_ids", "use_cache"})
 _PLAIN |= {"output_router_logits", "output_attentions", "output_hidden_states"}
-"""Arguments that each of our attentions honours, or that change nothing in it."""
+"""Arguments that each of our attentions obeys, or that change nothing in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """One attention of a model: its layer, how many of the latest tokens a token sees (None: all), and the heads and
-    width of its keys and of its values."""
+    """One attention of a model: its layer, its window (None: all tokens), heads and width of its keys and values."""
 
     layer: int
     window: int | None
@@ -42,13 +43,14 @@ class LayerAttention:
 def inspect_attention(
     model: Any, length: int, allowed: Collection[str] = (), device: torch.device | None = None
 ) -> list[LayerAttention]:
-    """The attentions of the causal language model `model`, in the order of a forward pass over at most `length` tokens.
+    """Record the attentions of the causal language model `model`, in the order of a forward pass.
 
-    The pass runs on `device`, by default that of the model's parameters. Afterwards the model needs another
-    `set_attn_implementation`. Raises ConfigError where a layer has no attention (state-space and linear attention,
-    convolutions). Raises it as well where an attention does more than look back causally, over all tokens or a window
-    of them. The arguments in `allowed` are taken all the same: for example `softcap`, a cap of the scores, or `s_aux`,
-    attention sinks.
+    They hold for passes over at most `length` tokens. The pass runs on `device`, by default that of the model's
+    parameters. Afterwards the model needs another `set_attn_implementation`. `allowed` has further arguments that are
+    accepted, such as `softcap`, a cap of the scores, or `s_aux`, attention sinks.
+
+    Raises ConfigError: a layer has no attention (state-space and linear attention, convolutions), or its attention
+    does more than look back causally over all tokens or a window of them.
     """
     inspection = _Inspection(length, allowed)
     if getattr(model.config.get_text_config(), "attn_temperature_tuning", False):
@@ -109,7 +111,7 @@ def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
 
 
 def _window_of(function: Callable[..., Tensor], length: int, device: torch.device) -> int | None:
-    """How many of the latest tokens a mask function shows within `length` tokens; None where it shows others."""
+    """The window of a sliding-window mask, found by evaluating it over `length` tokens. None if it is no window."""
     rows = torch.linspace(0, length - 1, min(length, _ROWS), device=device).long()[:, None]
     columns = torch.arange(length, device=device)[None]
     zero = columns.new_zeros(())
@@ -143,10 +145,10 @@ def _inspected_mask(*, mask_function: Callable[..., Tensor], device: torch.devic
 
 
 def longest_plain(config: Any) -> int:
-    """The longest input whose positions are encoded as in a shorter one; sys.maxsize where that holds for all.
+    """The longest input whose positions are encoded as in a shorter one; sys.maxsize if that holds for all inputs.
 
     With rotary embeddings of type longrope a whole pass is encoded differently once one of its sequences is longer than
-    the original length. For dynamic ones the answer is 0: transformers scales them by the longest input, servers
+    the original length. The result is 0 for dynamic ones: transformers scales them by the longest input, servers
     always.
     """
     config = config.get_text_config()

@@ -1,9 +1,9 @@
-"""Context parallelism: the ranks of a group divide the tokens of a forward pass among them, in equal parts.
+"""Context parallelism: the ranks of a group divide the tokens of a forward pass into equal parts.
 
-All of a model but its attention works on each token alone. For attention each rank gives its tokens of all heads for
-all tokens of its share of the heads, and afterwards the other way round (DeepSpeed Ulysses,
-https://arxiv.org/abs/2309.14509). Where the heads cannot be dealt out equally, each rank gathers the keys and values of
-all tokens for its own queries.
+Everything in a model except attention works on each token alone. Before attention the ranks exchange: each gets all
+tokens of its share of the heads instead of all heads of its tokens. Afterwards they exchange back (DeepSpeed Ulysses,
+https://arxiv.org/abs/2309.14509). If the heads cannot be divided equally, each rank gathers the keys and values of all
+tokens for its own queries.
 
 With tensor parallelism the ranks of a group divide the matrices of the layers, too: attention and MLPs have all tokens
 of the pass, and this rank's heads and neurons (see learner/model/tensor_ranks.py).
@@ -30,14 +30,14 @@ def process_group(name: str) -> dist.ProcessGroup:
 
 
 class ContextGroup(NamedTuple):
-    """The `size` ranks that compute the same passes together, by torch's `name` of their process group, and this one's
-    `rank` among them."""
+    """The `size` ranks that compute the same passes together, and this one's `rank` among them. `name` is torch's name
+    of their process group."""
 
     name: str
     size: int
     rank: int
     divides_layers: bool = False
-    """Whether they divide the matrices of the layers, too."""
+    """True if they divide the matrices of the layers, too."""
 
     def rows(self, tokens: int) -> slice:
         """This rank's part of so many tokens, a multiple of `size`."""
@@ -57,7 +57,7 @@ class ContextGroup(NamedTuple):
         return total
 
     def gather(self, values: Tensor) -> Tensor:
-        """[U, ...] of all tokens from [U / size, ...] of each rank's part."""
+        """Gather the values [U, ...] of all tokens from each rank's part [U / size, ...]."""
         gathered: Tensor = gather_parts(values, self.name, self.size)
         return gathered
 
@@ -67,7 +67,7 @@ class ContextGroup(NamedTuple):
         return part
 
     def divides(self, heads: int) -> bool:
-        """Whether each rank gets as many of so many heads."""
+        """True if so many heads can be divided equally among the ranks."""
         return heads % self.size == 0
 
     def own(self, of_heads: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ class ContextGroup(NamedTuple):
         return own
 
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Query, key and value of all U tokens and of this rank's heads, [U, heads of the rank, D], from those of its
-        tokens and of all heads, [U / size, heads, D].
+        """Exchange query, key and value [U / size, heads, D] of this rank's tokens and all heads.
 
-        A key's heads, if the ranks cannot divide them equally, are repeated until they can.
+        Returns those of all U tokens and this rank's heads: [U, heads of the rank, D]. If the ranks cannot divide the
+        heads of keys equally, these are repeated until they can.
         """
         repeats = 1
         # torch.compile does not know functions such as lcm.
@@ -95,17 +95,17 @@ class ContextGroup(NamedTuple):
         return [each.unflatten(1, tuple(part.shape[2:])) for each, part in heads]
 
     def to_tokens(self, values: Tensor) -> Tensor:
-        """The values of this rank's tokens and of all heads, [U / size, heads, D], from those of all tokens and of its
-        heads, [U, heads of the rank, D]."""
+        """Exchange the values [U, heads of the rank, D] of all tokens and this rank's heads.
+
+        Returns those of this rank's tokens and all heads: [U / size, heads, D].
+        """
         received: Tensor = exchange(values.unflatten(0, (self.size, -1)).contiguous(), self.name)
         return received.transpose(0, 1).flatten(1, 2)
 
     def collect(self, values: Tensor, places: Tensor, count: int) -> Tensor:
-        """[count] of all ranks: values [P] of each are at its `places` int64[P], which no two ranks have in common.
-
-        All ranks have the whole and work out the same from it. So the gradient by a rank's values is that by the whole
-        at its places.
-        """
+        """Collect the values [P] of each rank, at its `places` int64[P], into [count]. No two ranks share a place."""
+        # All ranks have the whole and compute the same from it. So the gradient by a rank's values is that by the whole
+        # at its places.
         collected: Tensor = _Collected.apply(values, places, count, self.name)  # type: ignore[no-untyped-call]
         return collected
 
@@ -127,7 +127,7 @@ class _Collected(torch.autograd.Function):
 
 @torch.library.custom_op("asyncrl::exchange", mutates_args=())
 def exchange(values: Tensor, group: str) -> Tensor:
-    """The parts [size, ...] that the ranks of the group have for this one, from its parts [size, ...] for each."""
+    """Send each rank of the group its part of `values` [size, ...]; returns the parts that they send to this one."""
     received = torch.empty_like(values)
     dist.all_to_all_single(received, values, group=process_group(group))
     return received

@@ -1,8 +1,8 @@
 """cuDNN's attention over sequences of any lengths in one call, through the package nvidia-cudnn-frontend.
 
 The tensors are packed: a sequence begins at the row where the one before it ends. A kernel is prepared for a number of
-sequences and for the longest of them, which takes about 50 ms, and it takes all passes that do not have more or longer
-ones. So the callers round both up.
+sequences and for the length of the longest. That takes about 50 ms, and the kernel serves all passes with no more and
+no longer sequences. So the callers round both up.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ UIDS = {
         1,
     )
 }
-"""What cuDNN calls each tensor."""
+"""The number by which cuDNN knows each tensor."""
 MOST_NUMBERS = 2**31 - 1
-"""Of a tensor: places in it are int32."""
+"""The largest tensor: offsets in it are int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a kernel is prepared for: at most so many sequences, with at most so many queries and keys each, and at most
-    so many tokens together. Each token sees the `window` latest ones."""
+    """The case that a kernel is prepared for. `sequences`, their `queries` and `keys`, and `tokens` are upper limits.
+
+    Each token sees the `window` latest ones.
+    """
 
     device: int
     dtype: torch.dtype
@@ -61,7 +63,7 @@ class CudnnKernel:
 
     def run(self, ends: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Read and write contiguous tensors [rows, heads, width] and `normalisers` float32[rows, heads], by the names
-        in `UIDS`. Rows behind the last of `ends` int32[2, sequences + 1] are left alone."""
+        in `UIDS`. Rows after the last of `ends` int32[2, sequences + 1] are left as they are."""
         import cudnn
 
         problem, device = self.problem, ends.device
@@ -81,10 +83,10 @@ class CudnnKernel:
 
 
 def find_kernel(problem: Problem, backward: bool) -> CudnnKernel | None:
-    """The kernel that writes `output` and `normalisers`, or that of the backward pass, which writes the gradients. None
-    where cuDNN has none, where its package is missing, and where training must repeat bit for bit.
+    """Find the kernel that writes `output` and `normalisers`, or the one that writes the gradients.
 
-    In the forward pass a sequence's queries are the last of its keys; in the backward pass it has as many of both.
+    None if cuDNN has none, if its package is missing, or if training must repeat bit for bit. In the forward pass a
+    sequence's queries are the last of its keys; in the backward pass it has as many of both.
     """
     too_large = problem.tokens * problem.heads * problem.width > MOST_NUMBERS
     if too_large or torch.are_deterministic_algorithms_enabled():
@@ -102,7 +104,7 @@ def _prepared(problem: Problem, backward: bool, thread: int) -> CudnnKernel | No
     try:
         builder = _Builder(problem, cudnn, _handle(problem.device, thread))
         return CudnnKernel(problem, builder.backward() if backward else builder.forward())
-    # Its own error for what is not supported, and what another version of the package says or lacks.
+    # Its own error if something is not supported, and the errors of other versions of the package.
     except (
         getattr(cudnn, "cudnnGraphNotSupportedError", RuntimeError),
         RuntimeError,

@@ -1,4 +1,4 @@
-"""A device in words, for the log of the role that chose it."""
+"""A description of a device, for the log of the role that chose it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 
 
 def described(device: torch.device | str) -> str:
-    """What computes. A GPU has its number on this machine, whatever CUDA_VISIBLE_DEVICES shows, its name, and how much
-    of its memory is free now."""
+    """Describe the device: of a GPU its number on this machine, its name and its free memory.
+
+    The number on the machine does not depend on CUDA_VISIBLE_DEVICES.
+    """
     device = torch.device(device)
     if device.type != "cuda":
         return f"the CPU, with {torch.get_num_threads()} threads"

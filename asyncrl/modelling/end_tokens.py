@@ -1,5 +1,7 @@
-"""The tokens that end a turn besides those of the chat template. Several models list some in `generation_config.json`
-(Qwen3, Gemma 3, Phi), at which every server ends a turn. Imports no torch."""
+"""The tokens that end a turn in addition to those of the chat template. Imports no torch.
+
+Several models (Qwen3, Gemma 3, Phi) list some in `generation_config.json`, and every server ends a turn at them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ FILE = "generation_config.json"
 def end_tokens(model: ModelConfig, named: Sequence[str], tokenizer: Any) -> tuple[int, ...]:
     """The ids of the end tokens that the files of `model` list, and of the texts `named` by actor.end_tokens.
 
-    Raises ConfigError: a text is no added token of the tokenizer, or the file of the model cannot be read.
+    Raises ConfigError: a text is not an added token of the tokenizer, or the file of the model cannot be read.
     """
     added: dict[str, int] = tokenizer.get_added_vocab()
     if unknown := [text for text in named if text not in added]:
@@ -42,7 +44,7 @@ def end_tokens(model: ModelConfig, named: Sequence[str], tokenizer: Any) -> tupl
 
 
 def _listed(model: ModelConfig) -> list[int]:
-    """The `eos_token_id` of the file: one id, or several; empty where a model has no such file."""
+    """The `eos_token_id` of the file: one id, or several; empty if a model has no such file."""
     from transformers.utils.hub import cached_file
 
     source = source_of(model)
@@ -50,7 +52,7 @@ def _listed(model: ModelConfig) -> list[int]:
         found = cached_file(source.path, FILE, revision=source.revision, _raise_exceptions_for_missing_entries=False)
         values = {} if found is None else json.loads(Path(found).read_text())
         ends = values.get("eos_token_id")
-    # The hub, and files that somebody else has written, raise whatever they do.
+    # The hub and files of unknown origin may raise any error.
     except Exception as error:
         raise ConfigError(f"model.path={model.path}: its {FILE} cannot be read: {error}") from error
     ids = [] if ends is None else ends if isinstance(ends, list) else [ends]

@@ -1,4 +1,4 @@
-"""How many FLOPs a model needs, and how many a device does in a second."""
+"""The FLOPs that a model needs, and those that a device does in a second."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from torch import nn
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What configurations call the number of experts of a layer, of which `num_experts_per_tok` work on a token."""
+"""The names of the number of a layer's experts in configurations; `num_experts_per_tok` of them work on a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardFlops:
-    """FLOPs of a forward pass without recomputation: `per_token` for matrices, and for attention `per_pair` of a token
-    and one that it sees, in layers of each window (None: all tokens before)."""
+    """The FLOPs of a forward pass without recomputation.
+
+    Matrices need `per_token`. Attention needs `per_pair` of a token and one that it sees, by the window of the layers
+    (None: all tokens before).
+    """
 
     per_token: float
     per_pair: Mapping[int | None, float]
 
     @staticmethod
     def of(module: nn.Module, config: Any) -> ForwardFlops:
-        """Those of a module around the model of the Hugging Face `config`, sharded or not.
+        """Count those of a module around the model of the Hugging Face `config`, sharded or not.
 
-        A weight of a matrix costs 2 FLOPs a token; of a layer's experts, those count that work on a token. Embeddings
-        cost nothing, and a head counts also where it is tied to them.
+        A weight of a matrix costs 2 FLOPs a token. Experts count as far as they work on a token. Embeddings cost
+        nothing, but a head that is tied to them counts.
         """
         config = config.get_text_config()
         heads = config.num_attention_heads
@@ -46,7 +49,7 @@ class ForwardFlops:
         )
 
     def __call__(self, lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
-        """FLOPs float64[B] of sequences of `lengths`; half of the pairs within a sequence or a window are masked."""
+        """The FLOPs float64[B] of sequences of `lengths`; half of the pairs in a sequence or a window are masked."""
         tokens = np.asarray(lengths, np.float64)
         flops = self.per_token * tokens
         for window, each in self.per_pair.items():
@@ -78,7 +81,7 @@ def _windows(config: Any) -> list[int | None]:
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a large product of random matrices, the median of many. The device must be idle."""
+    """Measure the FLOP/s of a large product of random matrices, the median of many. The device must be idle."""
     size, runs = (8192, 20) if device.type == "cuda" else (1024, 5)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     times = []

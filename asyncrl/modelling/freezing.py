@@ -1,4 +1,4 @@
-"""Which parameters of a model are frozen: by rules that know how models are built, and by patterns of names.
+"""Freezing of a model's parameters, by rules that know how models are built and by patterns of names.
 
 A frozen parameter gets no gradient and has no moments in the optimizer. The names are those of the Hugging Face model
 in memory (`named_parameters`), where transformers stacks the experts of a layer. Tied parameters are one: a rule that
@@ -23,14 +23,14 @@ from asyncrl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 TOWERS = frozenset({"visual", "vision_tower", "vision_model", "vision_encoder", "image_encoder"})
-"""What families call the module that encodes images."""
+"""The names of the module that encodes images, in different families."""
 
 _VERL_PARTS = (".router.", ".experts.", "experts.", "shared_expert", "moe")
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenPart:
-    """`count` elements in `tensors` parameters of the modules called `module`, in whose name `*` is any layer."""
+    """The `count` elements in `tensors` parameters of the modules called `module`; `*` in it is any layer."""
 
     module: str
     tensors: int
@@ -38,8 +38,9 @@ class FrozenPart:
 
 
 def freeze(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool = False) -> list[FrozenPart]:
-    """Freeze what `wanted`, the value of the option `key`, names in a Hugging Face `model` that is not sharded yet.
-    Logs and returns what that was; empty where nothing is wanted.
+    """Freeze parameters of a Hugging Face `model` that is not sharded yet; log and return them.
+
+    `wanted`, the value of the option `key`, has the rules and patterns that name them.
 
     Raises ConfigError: see `frozen_names`.
     """
@@ -56,7 +57,7 @@ def freeze(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool =
 
 
 def frozen_names(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool = False) -> list[str]:
-    """The parameters that `wanted` freezes, tied ones once under their first name, in the order of the model.
+    """The names of the parameters that `wanted` freezes, in the order of the model; tied ones under their first name.
 
     Raises ConfigError: one of `wanted` freezes nothing, or together they freeze everything and not `may_be_all`.
     """
@@ -88,8 +89,8 @@ def _nothing(model: nn.Module, each: str) -> str:
 
 
 def _verl_moe(model: nn.Module) -> Iterator[str]:
-    """As `moe_freeze_all` of verl's fork, word for word: it passes over the experts' `gate_proj`, where they are not
-    stacked, and routers that are called `gate`."""
+    """The parameters that `moe_freeze_all` of verl's fork freezes. It misses routers that are called `gate`, and the
+    experts' `gate_proj` if they are not stacked."""
     for name, _ in _all(model):
         taken = any(part in name for part in _VERL_PARTS) or name.endswith(".router.weight")
         if taken and "gate_proj" not in name:
@@ -109,7 +110,7 @@ def _moe_experts(model: nn.Module) -> Iterator[str]:
 
 
 def _moe_router(model: nn.Module) -> Iterator[str]:
-    """All that a module with experts has beside them: what chooses experts, and what weighs a shared one."""
+    """The other parameters of modules with experts: those that choose experts, and those that weigh a shared one."""
     return (name for name in _moe_all(model) if not _is_expert(name))
 
 
@@ -122,7 +123,7 @@ def _vision(model: nn.Module) -> Iterator[str]:
 
 
 def in_tower(name: str) -> bool:
-    """Whether this is the name of a parameter or module of an image encoder."""
+    """True if this is the name of a parameter or module of an image encoder."""
     return not TOWERS.isdisjoint(name.split("."))
 
 
@@ -144,11 +145,11 @@ RULES: Mapping[str, Callable[[Any], Iterator[str]]] = {
     "vision": _vision,
     "embeddings": _embeddings,
 }
-"""Each gives names of parameters to freeze."""
+"""The rules; each gives names of parameters to freeze."""
 
 
 def _by_module(parameters: Mapping[str, nn.Parameter]) -> list[FrozenPart]:
-    """The parameters by their modules; those of all layers are one part."""
+    """The parameters grouped by module; the same module of all layers is one part."""
     sizes: dict[str, list[int]] = defaultdict(list)
     for name, parameter in parameters.items():
         sizes[re.sub(r"\.\d+(?=\.|$)", ".*", name.rpartition(".")[0])].append(parameter.numel())

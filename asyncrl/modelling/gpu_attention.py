@@ -1,8 +1,8 @@
 """Causal attention over packed sequences by the kernels for GPUs, in half precision, and its gradients.
 
-cuDNN takes all sequences of a pass at once, whatever their lengths, through its own Python package: torch's way to
-cuDNN builds a graph anew for each call of this kind. Where cuDNN cannot, torch's variable-length kernel does. On an
-H200 with 16 and 8 heads of 128, sequences of heavy-tailed lengths went at 496 TFLOP/s forward and 403 backward with
+cuDNN takes all sequences of a pass at once, of any lengths. It is called through its own Python package, since torch
+builds a new cuDNN graph for each call of this kind. If cuDNN has no kernel, torch's variable-length kernel is used. On
+an H200 with 16 and 8 heads of 128, sequences of heavy-tailed lengths ran at 496 TFLOP/s forward and 403 backward with
 cuDNN, and at 279 and 244 with torch's kernel.
 """
 
@@ -22,7 +22,7 @@ WIDEST = 256
 
 
 def have_kernels(query: Tensor, value: Tensor) -> bool:
-    """Whether these kernels take heads of [..., D] of this kind."""
+    """True if these kernels take heads of [..., D] like these."""
     width = query.shape[-1]
     half = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
     return half and width == value.shape[-1] and width <= WIDEST and width % 8 == 0
@@ -53,8 +53,10 @@ class GpuAttention:
         return self._cleared(output, 0), self._cleared(normalisers, 0)
 
     def backward(self, of_output: Tensor, output: Tensor, normalisers: Tensor) -> Gradients:
-        """The gradients by query, key and value from that [U, heads, D] by the output; 0 on padding. `output` and
-        `normalisers` are what `forward` returned."""
+        """The gradients by query, key and value, from the gradient [U, heads, D] by the output; 0 on padding.
+
+        `output` and `normalisers` are those that `forward` returned.
+        """
         # In cuDNN's fast backward pass the mask is aligned at the first query and the first key.
         kernel = find_kernel(self._problem(), backward=True) if torch.equal(*self.bounds) else None
         if kernel is None:
@@ -87,7 +89,7 @@ class GpuAttention:
         )
 
     def _cleared(self, values: Tensor, side: int) -> Tensor:
-        """Values with zeros on the padding, which the kernels leave out."""
+        """Set the padding, which the kernels do not write, to zero."""
         values[int(self.bounds[side, -1]) :].zero_()
         return values
 
@@ -138,12 +140,12 @@ class GpuAttention:
 
 
 def _rounded(tokens: int) -> int:
-    """At most an eighth more, so that there are few such numbers."""
+    """Round up by at most an eighth, so that there are few such numbers."""
     step = max(1, power_of_two(tokens) // 8)
     return -(-tokens // step) * step
 
 
 def _padded(values: Tensor, rows: int) -> Tensor:
-    """The values with zeros behind them, up to so many rows."""
+    """The values followed by zeros, up to so many rows."""
     missing = rows - len(values)
     return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values.contiguous()

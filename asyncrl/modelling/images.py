@@ -1,8 +1,8 @@
-"""Image files, which are read with care: nobody knows who made them.
+"""Image files, which are read as untrusted input.
 
-A file is PNG, JPEG or WebP; other decoders are never called. Its header says how many pixels it has, and a file that
-would unpack to more than are allowed is refused before it is unpacked. Of an animation the first picture is taken, and
-marks of a camera's orientation are passed over, as servers do.
+A file is PNG, JPEG or WebP; other decoders are never called. Its header tells its number of pixels, and a file with too
+many is refused before it is unpacked. Only the first picture of an animation is used, and a camera's orientation is
+ignored, as by servers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 TAKEN = ImagesConfig(max_mb=math.inf, max_pixels=sys.maxsize)
-"""Limits of images that trajectories show: an actor has taken them, by limits that a resumed run may have lowered."""
+"""The limits for images in trajectories, none: an actor accepted them, and a resumed run may have lower limits."""
 NO_PILLOW = "images need Pillow: install asyncrl[vision]"
 
 
 class BadImageError(InvariantError):
-    """Bytes that are no image, or one that is too large."""
+    """The bytes are no image, or the image is too large."""
 
 
 def digest_of(data: bytes) -> bytes:
@@ -38,8 +38,10 @@ def digest_of(data: bytes) -> bytes:
 
 
 def read_image(data: bytes, limits: ImagesConfig) -> Image:
-    """The picture in a file's bytes, in RGB. Raises BadImageError: it is none, or is too large; ConfigError: Pillow is
-    not installed."""
+    """Read the picture in a file's bytes, in RGB.
+
+    Raises BadImageError: it is no picture, or is too large. ConfigError: Pillow is not installed.
+    """
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -56,7 +58,7 @@ def read_image(data: bytes, limits: ImagesConfig) -> Image:
             return image.convert("RGB")
     except UnidentifiedImageError as error:
         raise BadImageError(f"bytes that should be an image are none of {', '.join(FORMATS)}") from error
-    # Decoders raise whatever damaged files make them raise.
+    # Decoders raise many kinds of errors for damaged files.
     except (OSError, ValueError, SyntaxError, EOFError, ArithmeticError, Image.DecompressionBombError) as error:
         if isinstance(error, BadImageError):
             raise
@@ -72,7 +74,7 @@ class ImageReader:
 
     @classmethod
     def of(cls, model: ModelConfig, limits: ImagesConfig) -> ImageReader:
-        """With the image processor in the files of `model`. Raises ConfigError: it cannot be loaded."""
+        """Load the image processor in the files of `model`. Raises ConfigError: it cannot be loaded."""
         from transformers import AutoImageProcessor
 
         try:
@@ -86,8 +88,10 @@ class ImageReader:
         return cls(processor, limits)
 
     def read(self, data: bytes) -> ImagePatches:
-        """The patches of the image in a file's bytes. Raises BadImageError: see `read_image`; or the processor does not
-        take it."""
+        """The patches of the image in a file's bytes.
+
+        Raises BadImageError: the file is refused (see `read_image`), or the processor does not take the image.
+        """
         image = read_image(data, self.limits)
         try:
             found = self.processor(images=[image], return_tensors="pt")

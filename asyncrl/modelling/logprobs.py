@@ -1,12 +1,12 @@
 """Log-probs and entropies of tokens from hidden states, without keeping logits [N, V].
 
-Logits exist for one chunk of tokens at a time. The forward pass keeps each token's normaliser, from which the backward
-pass gets the probabilities again. With d_v = [v is the target] the gradients by a logit z_v are
+Logits exist for one chunk of tokens at a time. The forward pass keeps each token's normaliser, with which the backward
+pass computes the probabilities again. With d_v = [v is the target] the gradients by a logit z_v are
 
     d log p / d z_v = d_v - p_v        d entropy / d z_v = -p_v (log p_v + entropy)
 
-each divided by the temperature. The gradient by the target's own logit is worked out from its log-prob, since 1 - p of
-a likely token would lose its digits in bfloat16.
+each divided by the temperature. The gradient by the target's own logit is computed from its log-prob, since 1 - p of a
+likely token would lose its digits in bfloat16.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 CHUNK_LOGITS = 1 << 26
-"""Logits of one chunk: 256 MiB in float32."""
+"""The logits of one chunk: 256 MiB in float32."""
 FUSED_LOGITS = 1 << 28
-"""The same where compiled functions read and overwrite them in bfloat16: about 1,800 tokens of 152k logits."""
+"""The same for compiled functions, which overwrite logits in bfloat16: about 1,800 tokens of 152k logits."""
 
 
 def token_logprobs(
@@ -36,11 +36,11 @@ def token_logprobs(
     chunk_logits: int | None = None,
     cap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs float[M] of targets int64[M] under head(hidden [M, D]) / temperature; entropies float[M] or None.
+    """The log-probs float[M] of targets int64[M] under head(hidden [M, D]) / temperature; entropies float[M] or None.
 
     With a `cap` the logits are capped first (see `capped`). They are computed in the dtype of `hidden`, and normalised
     in float32 or better, in chunks of at most `chunk_logits`. The gradient of the head is summed in float32 or better.
-    `compiled` fuses what follows the logits.
+    `compiled` fuses the operations after the logits.
     """
     limit = chunk_logits or (FUSED_LOGITS if compiled else CHUNK_LOGITS)
     rows = max(1, limit // head.out_features)
@@ -54,8 +54,11 @@ def token_logprobs(
 def collision_probabilities(
     hidden: Tensor, head: nn.Linear, temperature: float, chunk_logits: int = CHUNK_LOGITS, cap: float | None = None
 ) -> Tensor:
-    """float[M]: the sum over the vocabulary of the squared probabilities under head(hidden [M, D]) / temperature, which
-    is the probability that two draws are the same token. Its arguments are those of `token_logprobs`; no gradient."""
+    """The probabilities float[M] that two draws under head(hidden [M, D]) / temperature are the same token.
+
+    Each is the sum over the vocabulary of the squared probabilities. The arguments are those of `token_logprobs`; there
+    is no gradient.
+    """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     result = hidden.new_empty(len(hidden), dtype=wide)
     for chunk in _chunks(len(hidden), max(1, chunk_logits // head.out_features)):
@@ -132,14 +135,14 @@ def _chunks(count: int, rows: int) -> Iterator[slice]:
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:
-    """cap tanh(logits / cap): what some models do to their logits; the logits themselves without a cap."""
+    """Cap logits as some models do: cap tanh(logits / cap). Without a cap they stay as they are."""
     return logits if cap is None else cap * (logits / cap).tanh()
 
 
 def _statistics(
     logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, cap: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Log-probs of the targets, normalisers, and entropies where they are wanted; all [M]."""
+    """The log-probs of the targets, normalisers, and entropies if they are wanted; all [M]."""
     scaled = capped(logits.to(torch.promote_types(logits.dtype, torch.float32)), cap) / temperature
     normalisers = scaled.logsumexp(-1)
     logprobs = scaled.gather(-1, targets[:, None])[:, 0] - normalisers
@@ -161,7 +164,7 @@ def _gradient(
     with_entropy: bool,
     cap: float | None,
 ) -> None:
-    """Overwrite logits [M, V] with the gradient by them."""
+    """Overwrite logits [M, V] with their gradient."""
 
     def minus_expected(logs: Tensor, by: Callable[[Tensor], Tensor]) -> Tensor:
         slope = by(of_logprobs)
@@ -181,12 +184,12 @@ def _gradient(
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Made at the first use: to import the compiler takes a second, and most processes on a CPU never use it."""
+    """Compile a function on first use: the import takes a second, and most processes on a CPU never need it."""
     return torch.compile(function, dynamic=True)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left.T @ right, summed in the dtype of `total`."""
+    """Add left.T @ right to `total`, summed in the dtype of `total`."""
     if left.dtype == total.dtype:
         total.addmm_(left.t(), right)
     elif left.is_cuda:

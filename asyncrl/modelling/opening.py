@@ -1,5 +1,4 @@
-"""The Hugging Face configuration of what the configuration's `model` section names; every role opens it here, so that
-all have the same."""
+"""The Hugging Face configuration of the model in the section `model`. Every role opens it here."""
 
 from __future__ import annotations
 
@@ -31,24 +30,26 @@ def stored_config(model: ModelConfig) -> Any:
     source = source_of(model)
     try:
         return AutoConfig.from_pretrained(source.path, **source.options)
-    # Configurations raise whatever their checks raise.
+    # The checks of configurations raise many kinds of errors.
     except Exception as error:
         raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
 
 
 def reads_images(engine: str, model: ModelConfig) -> bool:
-    """True if `model` reads images and engines of the kind `engine` take them. Raises ConfigError: as `open_config`."""
+    """True if `model` reads images and engines of that kind take them. Raises ConfigError: see `open_config`."""
     return engine == "sglang" and sees_images(open_config(model))
 
 
 def server_overrides(model: ModelConfig) -> dict[str, Any]:
-    """What servers must change in the configuration of `model`, perhaps nothing. Raises ConfigError: as `override`."""
+    """The changes that servers must make to the configuration of `model`. Raises ConfigError: see `override`."""
     return engine_overrides(stored_config(model), model.override_config) if model.override_config else {}
 
 
 def beside(model: ModelConfig, path: str | None, freeze: list[str] | None = None) -> ModelConfig:
-    """The settings of a model that is trained beside the policy, and starts at `path`; null: as the policy does. Only
-    the policy's own files get its overrides and its revision."""
+    """The settings of a model that is trained together with the policy and starts at `path`; null: as the policy.
+
+    Only the policy's own files get its overrides and its revision.
+    """
     freeze = [] if freeze is None else freeze
     if path is None:
         return replace(model, freeze=freeze)

@@ -1,7 +1,7 @@
-"""`model.override_config`: fields of a Hugging Face configuration that a run sets otherwise than the model's files do.
+"""`model.override_config`: a run's changes to fields of the model's Hugging Face configuration.
 
 Every role that opens the model applies them in the same way, servers get them as `engine_overrides`, and the exported
-config.json has them. They may change how the weights are used, and never which weights there are.
+config.json has them. They may change the use of the weights, but not their names and shapes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ _FORBIDDEN = {
 
 
 def override(config: Any, given: Mapping[str, Any], trust_remote_code: bool = False) -> Any:
-    """A copy of the Hugging Face `config` in which the `given` fields have other values. Names of nested fields are
-    mappings within mappings, or joined by dots.
+    """Copy the Hugging Face `config`, with other values for the `given` fields.
 
-    Raises ConfigError: the configuration has no such field, transformers refuses the value, a number is not finite, a
-    token would have no experts or more than there are, or the weights would have other names or shapes.
+    Names of nested fields are mappings within mappings, or joined by dots. Raises ConfigError for one of these reasons:
+
+    - the configuration has no such field, or transformers refuses the value
+    - a number is not finite
+    - a token would have no experts, or more than there are
+    - the weights would have other names or shapes
     """
     changes = engine_overrides(config, given)
     text = f"{KEY}={as_yaml(dict(given))}"
@@ -46,7 +49,7 @@ def override(config: Any, given: Mapping[str, Any], trust_remote_code: bool = Fa
         raise ConfigError(f"{text}: a number is not finite")
     try:
         changed = type(config).from_dict(_merged(config.to_dict(), changes))
-    # Configurations raise whatever their checks raise.
+    # The checks of configurations raise many kinds of errors.
     except Exception as error:
         raise ConfigError(f"{text}: transformers refuses it: {error}") from error
     changed.name_or_path, changed._commit_hash = config.name_or_path, getattr(config, "_commit_hash", None)
@@ -73,8 +76,10 @@ def _check_experts(config: Any, text: str) -> None:
 
 
 def engine_overrides(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The `given` overrides as servers take them: fields by their names in config.json, and whole mappings, such as all
-    rope_parameters. Raises ConfigError: `config` has no such field."""
+    """Return the `given` overrides in the form for servers. Raises ConfigError: `config` has no such field.
+
+    Fields have their names in config.json, and mappings, such as rope_parameters, are whole.
+    """
     found: dict[str, Any] = {}
     _collect(config, _nested(given), found, "")
     return found
@@ -111,7 +116,7 @@ def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefi
         inner = getattr(config, own)
         if isinstance(inner, PreTrainedConfig):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{KEY}.{prefix}{name}={value}: it has fields; name one of them behind a dot")
+                raise ConfigError(f"{KEY}.{prefix}{name}={value}: it has fields; name one of them after a dot")
             _collect(inner, value, found.setdefault(own, {}), f"{prefix}{name}.")
         elif isinstance(value, Mapping) and isinstance(values[own], Mapping):
             _check_entries(values[own], value, f"{prefix}{name}.", own == ROPE)
@@ -160,7 +165,7 @@ def _shapes(config: Any, text: str, trust_remote_code: bool) -> dict[str, tuple[
     try:
         with torch.device("meta"):
             model = auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
-    # A model raises whatever its modules raise, such as a KeyError for an activation function that does not exist.
+    # A model's modules raise many kinds of errors, such as a KeyError for an unknown activation function.
     except Exception as error:
         raise ConfigError(f"{text}: transformers cannot make a model of it: {error!r}") from error
     return {name: tuple(each.shape) for name, each in model_tensors(model).items()}

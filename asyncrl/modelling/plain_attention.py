@@ -1,7 +1,7 @@
-"""Causal attention of one sequence without kernels of its own, and its gradients: some queries at a time, anywhere.
+"""Causal attention of one sequence, and its gradients, in plain torch on any device: some queries at a time.
 
-It also has what torch's kernels lack. A soft cap c makes c tanh(s / c) of a score s. A sink is one more score of a
-head, which takes its share of the softmax and adds nothing to the output.
+It also has two options that torch's kernels lack. A soft cap c makes c tanh(s / c) of a score s. A sink is one more
+score of a head, which takes its share of the softmax and adds nothing to the output.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 256
-"""Queries at a time where attention has a mask, a cap or sinks, and in the backward pass."""
+"""The queries at a time if attention has a mask, a cap or sinks, and in the backward pass."""
 
 Gradients = tuple[Tensor, Tensor, Tensor]
-"""By query, key and value."""
+"""The gradients by query, key and value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRule:
-    """Products of a query and a key are scaled by `scaling` (None: as usual) and capped at `softcap`. A query sees at
-    most the `window` latest keys, and each head has one of the `sinks` [heads]."""
+    """The rule for scores: products of query and key are scaled by `scaling` (None: as usual) and capped at `softcap`.
+
+    A query sees at most the `window` latest keys, and each head has one of the `sinks` [heads].
+    """
 
     scaling: float | None
     window: int | None
@@ -32,13 +34,15 @@ class ScoreRule:
 
     @property
     def is_usual(self) -> bool:
-        """Whether torch's kernels have it."""
+        """True if torch's kernels can do it."""
         return self.softcap is None and self.sinks is None
 
 
 def attend_plainly(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -> Tensor:
-    """Attention [Q, heads, D] of query [Q, heads, D] over key and value [K, kv heads, D]; the queries are the last of
-    the keys."""
+    """Compute attention [Q, heads, D] of query [Q, heads, D] over key and value [K, kv heads, D].
+
+    The queries are the last of the keys.
+    """
     if not rule.is_usual:
         blocks = _Blocks.of(query, key, value, rule)
         rows = torch.cat([blocks.shares(*each)[0] @ blocks.value[:, _slice(each[1])] for each in blocks], 1)
@@ -50,7 +54,7 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -
         output = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
         return output[0].transpose(0, 1)
     outputs = []
-    # A mask costs as much where it hides keys as where it does not.
+    # Hidden keys cost as much as others, so each block gets only the keys that it may see.
     for block, seen in _blocks(queries, keys, window):
         rows, others = q[:, :, block.start - keys + queries : block.stop - keys + queries], _slice(seen)
         mask = ~_hidden(block, seen, window, query.device)
@@ -65,8 +69,10 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -
 def differentiate_plainly(
     of_output: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, rule: ScoreRule
 ) -> tuple[Gradients, Tensor | None]:
-    """The gradients by query, key and value from that by the output of `attend_plainly`, and the gradient by the sinks.
-    The softmax is worked out again."""
+    """Compute the gradients by query, key and value, and by the sinks, from that by the output of `attend_plainly`.
+
+    The softmax is computed again.
+    """
     blocks = _Blocks.of(query, key, value, rule)
     q, k, v = blocks.query, blocks.key, blocks.value
     of_rows, rows = (each.to(q.dtype).transpose(0, 1) for each in (of_output, output))
@@ -115,8 +121,11 @@ class _Blocks:
         return slice(block.start - ahead, block.stop - ahead)
 
     def shares(self, block: range, seen: range) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The softmax [heads, queries, keys], the derivative of the capped scores by those before where there is a cap,
-        and the sinks' part of the softmax [heads, queries, 1] where there are sinks."""
+        """Compute the softmax [heads, queries, keys].
+
+        Returns also the derivative of the capped scores by the uncapped ones, if there is a cap, and the sinks' part of
+        the softmax [heads, queries, 1], if there are sinks.
+        """
         cap, sinks, slope, sunk = self.rule.softcap, self.rule.sinks, None, None
         scores = self.query[:, self.rows(block)] @ self.key[:, _slice(seen)].mT * self.scale
         if cap is not None:
@@ -135,14 +144,14 @@ def _slice(positions: range) -> slice:
 
 
 def _blocks(queries: int, keys: int, window: int | None) -> Iterator[tuple[range, range]]:
-    """The positions of `BLOCK` queries at a time, which are the last of the keys, and those of all keys they see."""
+    """Yield the positions of `BLOCK` queries at a time, and those of all keys that they see."""
     for start in range(keys - queries, keys, BLOCK):
         stop = min(start + BLOCK, keys)
         yield range(start, stop), range(0 if window is None else max(0, start - window + 1), stop)
 
 
 def _hidden(queries: range, keys: range, window: int | None, device: torch.device) -> Tensor:
-    """Which of the keys at these positions a query must not see, bool[queries, keys]."""
+    """A mask bool[queries, keys] that is true for keys that a query must not see."""
     distance = torch.arange(queries.start, queries.stop, device=device)[:, None]
     distance = distance - torch.arange(keys.start, keys.stop, device=device)
     return (distance < 0) | (distance >= (queries.stop if window is None else window))

@@ -1,9 +1,10 @@
-"""The routers of mixtures of experts, in float32 whatever the model computes in.
+"""The routers of mixtures of experts, in float32 for every dtype of the model.
 
-A router ranks experts by differences that bfloat16 rounds away, so that it would send tokens to other experts than the
-same weights do elsewhere. Routers of DeepSeek-V3 and GLM-4.5 compute in float32 in transformers already. Here the
-others do: logits, softmax, choice and weights. The router's weights are rounded to the model's dtype before, as engines
-get them; the product itself is not.
+A router ranks experts by differences that bfloat16 rounds away. In bfloat16 it would send tokens to other experts than
+the same weights do in an engine. Routers of DeepSeek-V3 and GLM-4.5 compute in float32 in transformers already.
+
+Here the others do: logits, softmax, choice and weights. The router's weights are rounded to the model's dtype before,
+as engines get them; the product itself is not.
 """
 
 from __future__ import annotations
@@ -16,20 +17,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Routed = tuple[Tensor, Tensor, Tensor]
-"""What a router gives for T tokens: logits [T, experts]; weights and numbers [T, top_k] of the chosen experts."""
+"""The output of a router for T tokens: logits [T, experts]; weights and numbers [T, top_k] of the chosen experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterFamily:
-    """The routers of a family: `probabilities` makes a distribution over the experts of logits [T, experts], and
-    `routes` is what they must become to route in float32; None: they do."""
+    """The routers of a family.
+
+    `probabilities` turns logits [T, experts] into a distribution over the experts. `routes` is the class with which
+    they route in float32; None: they do so themselves.
+    """
 
     probabilities: Callable[[Tensor], Tensor]
     routes: type | None
 
 
 def family_of(module: nn.Module) -> str:
-    """The family of a module if it is a router; else, or if this is no class of transformers, nothing."""
+    """The family of a module if it is a router of transformers, else an empty text."""
     path = type(module).__module__.split(".")
     is_router = path[:2] == ["transformers", "models"] and type(module).__name__.lower().endswith("topkrouter")
     return path[2] if is_router else ""
@@ -49,9 +53,9 @@ def route_in_float32(model: nn.Module) -> None:
 
 
 def extend(modules: Iterable[nn.Module], behaviour: type) -> None:
-    """Give modules the methods of `behaviour`, whose `super()` are their own. All of a kind get one class with the name
-    of their own: torch.compile compiles one graph for layers of the same classes, but one each where methods are
-    replaced in the modules themselves."""
+    """Give modules the methods of `behaviour`, whose `super()` are their own."""
+    # All modules of a kind get one class with the old name: torch.compile makes one graph for layers of the same class,
+    # but one for each layer if methods are replaced in the modules themselves.
     made: dict[type, type] = {}
     for module in modules:
         kind = type(module)
@@ -65,7 +69,7 @@ def _softmax(logits: Tensor) -> Tensor:
 
 
 def _sigmoid(logits: Tensor) -> Tensor:
-    """Scores of their own for each expert, divided by their sum, as DeepSeek-V3's balance loss takes them."""
+    """The scores of the experts divided by their sum, as in DeepSeek-V3's balance loss."""
     scores = logits.float().sigmoid()
     return scores / scores.sum(-1, keepdim=True)
 
@@ -106,4 +110,4 @@ ROUTERS: Mapping[str, RouterFamily] = {
     "gpt_oss": RouterFamily(_softmax, _ChooseThenSoftmax),
     **dict.fromkeys(("deepseek_v3", "glm4_moe"), RouterFamily(_sigmoid, None)),
 }
-"""By the folder of transformers that the router's class is in."""
+"""The families, by the folder of transformers that has the class of the router."""

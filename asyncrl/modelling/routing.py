@@ -1,8 +1,8 @@
-"""The experts of a mixture's tokens, and how they are kept: by the engine that sampled with them, for the learner.
+"""The experts of a mixture's tokens, as an engine records them for the learner.
 
-Each layer with a router sends a token to `top_k` of its experts. The engine and the learner compute in other ways, so
-that the same weights send some tokens to other experts, which changes log-probs far more than rounding does. Training
-that goes by the engine's choice has no such difference.
+Each layer with a router sends a token to `top_k` of its experts. Engine and learner round differently, so the same
+weights send some tokens to other experts. That changes log-probs far more than rounding does. Training with the
+engine's choice of experts has no such difference.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class RoutedTokens(NamedTuple):
 
 
 class RoutingError(ValueError):
-    """Routed experts that are none of this model."""
+    """The routed experts do not fit this model."""
 
 
 @dataclass(frozen=True)
 class RoutingShape:
-    """The routers of a model of `depth` layers: they stand in `layers`, and choose `top_k` of `experts` experts.
+    """The routers of a model of `depth` layers: those in `layers` choose `top_k` of `experts` experts.
 
-    A token's experts are packed into one row of `width` bytes: layer by layer `top_k` numbers, of one byte each or, for
-    more than 255 experts, of two, the lower one first. All bytes of a token whose experts are not known are 255.
+    A token's experts are packed into one row of `width` bytes: `top_k` numbers for each layer. A number has one byte,
+    or two for more than 255 experts, the lower one first. If a token's experts are not known, all of its bytes are 255.
     """
 
     layers: tuple[int, ...]
@@ -56,7 +56,7 @@ class RoutingShape:
 
     @property
     def width(self) -> int:
-        """Bytes of a token."""
+        """The bytes of a token."""
         return len(self.layers) * self.top_k * self.dtype.itemsize
 
     def missing(self, count: int) -> NDArray[np.uint8]:
@@ -64,15 +64,15 @@ class RoutingShape:
         return np.full((count, self.width), 255, np.uint8)
 
     def pack(self, experts: NDArray[Any]) -> NDArray[np.uint8]:
-        """Rows uint8[T, width] from the experts int[T, layers with a router, top_k]."""
+        """Pack the experts int[T, layers with a router, top_k] into rows uint8[T, width]."""
         packed = np.ascontiguousarray(experts, self.dtype).reshape(len(experts), len(self.layers) * self.top_k)
         return packed.view(np.uint8)
 
     def unpack(self, rows: NDArray[np.uint8]) -> NDArray[np.int16] | NDArray[np.int32]:
-        """Experts [T, layers with a router, top_k] from rows uint8[T, width]; -1 where they are not known. They are
-        int16, or int32 for more than 255 experts.
+        """Unpack rows uint8[T, width] into experts [T, layers with a router, top_k]; unknown experts are -1.
 
-        Raises RoutingError: rows have another width, an expert's number is too high, or a layer has one twice.
+        They are int16, or int32 for more than 255 experts. Raises RoutingError: rows have another width, an expert's
+        number is too high, or a layer has one twice.
         """
         if rows.ndim != 2 or rows.shape[1] != self.width:
             raise RoutingError(f"experts take {list(rows.shape)[1:]} bytes a token, those of the model {self.width}")
@@ -121,14 +121,16 @@ def routers_of(model: nn.Module, config: Any) -> list[nn.Module]:
 
 
 def weights_at(family: str) -> Weigh:
-    """For a router of this family, its logits [T, experts] and the experts int64[T, top_k]: the experts' weights
-    [T, top_k], as the router's own forward computes them for its own choice, bit for bit."""
+    """A function from a router, its logits [T, experts] and experts int64[T, top_k] to the experts' weights [T, top_k].
+
+    For a router's own choice the result is that of its forward pass, bit for bit.
+    """
     return FAMILIES[family].weigh
 
 
 @dataclass(frozen=True)
 class _Family:
-    """How the routers of a family are named, where they stand, and what they make of their logits."""
+    """The routers of a family: the name of their class, their layers, and the weights from their logits."""
 
     router: str
     weigh: Weigh
@@ -170,4 +172,4 @@ FAMILIES: Mapping[str, _Family] = {
     "olmoe": _Family("OlmoeTopKRouter", _softmax, lambda *_: True, lambda config: config.num_experts),
     "glm4_moe": _Family("Glm4MoeTopkRouter", _sigmoid, _behind_dense, lambda config: config.n_routed_experts),
 }
-"""By `model_type` of their configuration."""
+"""The families, by `model_type` of their configuration."""

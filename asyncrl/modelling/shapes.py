@@ -1,4 +1,4 @@
-"""Shapes of a model's tensors, read without its weights."""
+"""The shapes of a model's tensors, read without its weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asyncrl.modelling.vision import auto_class
 from asyncrl.modelling.weight_format import WeightFormat
 
 FILES = ("model.safetensors", "pytorch_model.bin")
-"""In transformers' order; large models have an index beside several files."""
+"""The names of weight files, in transformers' order; large models have an index and several files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class ModelShapes:
 
 
 def model_shapes(model: ModelConfig) -> ModelShapes:
-    """What learner and engines must agree on for the model that `model` names; none of its weights are read.
+    """Read the shapes on which learner and engines must agree, for the model that `model` names; no weights are read.
 
-    Raises ConfigError: it is no causal language model of transformers, or what would be pushed is not in its weight
-    files, so that a server that loads them would not know it.
+    Raises ConfigError: it is no causal language model of transformers, or a tensor that would be pushed is not in its
+    weight files. Servers load these files, and would not know the tensor.
     """
     empty = empty_model(model)
     source = source_of(model)
@@ -64,10 +64,9 @@ def empty_model(model: ModelConfig) -> Any:
 
 
 def stored_shapes(path: str, revision: str | None = None) -> dict[str, tuple[int, ...]]:
-    """Names and shapes in the weight files of the folder or hub model `path`, there at `revision`, of which only the
-    headers are read.
+    """Read names and shapes from the headers of the weight files of the folder or hub model `path`.
 
-    Raises ConfigError: there are none, or they cannot be read.
+    A hub model is read at `revision`. Raises ConfigError: there are no files, or they cannot be read.
     """
     try:
         found = _in_folder(Path(path) if Path(path).is_dir() else _cached(path, revision))

@@ -1,4 +1,4 @@
-"""Where the files of a model are that the configuration's `model` section names. Imports no torch."""
+"""The place of a model's files, which the configuration's `model` section names. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.machine.remote_folder import is_url, known_copy, local_copy
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where the files of a model are: `path` is a folder of this host or a name on the hub, there at `revision`."""
+    """The place of a model's files: `path` is a folder of this host, or a name on the hub with its `revision`."""
 
     path: str
     revision: str | None
@@ -19,18 +19,18 @@ class ModelSource:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every `from_pretrained` takes beside the path."""
+        """The other arguments of every `from_pretrained`, after the path."""
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
 
 def source_of(model: ModelConfig) -> ModelSource:
-    """The files of `model`; a URL is copied to this host first, once. Raises ConfigError: see `local_copy`."""
+    """The place of the files of `model`. A URL is copied to this host once. Raises ConfigError: see `local_copy`."""
     path = str(local_copy(model.path, model.copies)) if is_url(model.path) else model.path
     return ModelSource(path, model.revision, model.trust_remote_code)
 
 
 def local_source(model: ModelConfig) -> ModelSource:
-    """As `source_of`, from what this host has. Raises FileNotFoundError: it has no copy."""
+    """The same without copying a URL. Raises FileNotFoundError: this host has no copy."""
     if not is_url(model.path):
         return source_of(model)
     if (copy := known_copy(model.path, model.copies)) is None:

@@ -17,9 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 def open_tokenizer(model: ModelConfig, local_only: bool = False, warn: bool = False) -> Any:
-    """The tokenizer of the policy. It pads with its end token where it has no padding token, and logs that with `warn`.
-    With `local_only` nothing is downloaded, and no remote store is asked. Raises ConfigError: it cannot be loaded."""
-    # Only where it is needed: transformers takes seconds to load.
+    """Open the tokenizer of the policy. Raises ConfigError: it cannot be loaded.
+
+    It pads with its end token if it has no padding token, and logs that with `warn`. With `local_only` nothing is
+    downloaded, and no remote store is used.
+    """
+    # Imported here, since transformers takes seconds to load.
     from transformers import AutoTokenizer
 
     key, path = _named(model)
@@ -28,7 +31,7 @@ def open_tokenizer(model: ModelConfig, local_only: bool = False, warn: bool = Fa
         tokenizer: Any = AutoTokenizer.from_pretrained(source.path, local_files_only=local_only, **source.options)
     except ConfigError:
         raise
-    # transformers raises whatever it meets in files that somebody else has written.
+    # transformers raises many kinds of errors for files of unknown origin.
     except Exception as error:
         raise ConfigError(f"{key}={path}: its tokenizer cannot be loaded: {error}") from error
     if model.chat_template is not None:
@@ -46,7 +49,7 @@ def tokenizer_source(model: ModelConfig) -> ModelSource:
 
 
 def check_vocabulary(model: ModelConfig, tokenizer: Any, rows: int) -> None:
-    """Raises ConfigError: the tokenizer has ids for which the model's embedding of so many `rows` has none."""
+    """Raises ConfigError: the tokenizer has ids beyond the model's embedding, which has so many `rows`."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     token, largest = max(vocabulary.items(), key=lambda each: each[1])
     if largest >= rows:
@@ -68,7 +71,7 @@ def _source(model: ModelConfig, local_only: bool) -> ModelSource:
 
 
 def _template(given: str) -> str:
-    """The text of a chat template, which is given by itself or by its file."""
+    """The text of a chat template, which is given as text or as a file."""
     if "{" in given or "\n" in given:
         return given
     try:

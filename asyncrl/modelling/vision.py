@@ -1,10 +1,10 @@
-"""What a vision-language model makes of images: how many tokens one takes, and where its tokens stand in rotary
-positions.
+"""The images of a vision-language model: the number of their tokens, and their rotary positions.
 
 An image processor cuts an image into patches, in a grid of times, rows and columns. The model's vision tower merges
-squares of patches into features, one for each placeholder token of the image. In the families here, text stands at the
-same position in all three dimensions, and an image's tokens at those of their squares; text goes on behind the longer
-side of the image.
+squares of patches into features, one for each placeholder token of the image.
+
+In the families here a text token has the same position in all three dimensions, and an image's token that of its
+square. The text after an image continues after the longer side of the image.
 Source: Wang et al. 2024, "Qwen2-VL", section 2.1 (multimodal rotary position embedding).
 """
 
@@ -26,16 +26,16 @@ from asyncrl.errors import ConfigError
 from asyncrl.modelling.source import ModelSource
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""By `model_type` of their configuration."""
+"""The families, by `model_type` of their configuration."""
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 Grid = tuple[int, int, int]
-"""Times, rows and columns of the patches of an image."""
+"""The times, rows and columns of the patches of an image."""
 
 
 class ImagePatches(NamedTuple):
-    """An image as its processor gives it: `patches` float32[times * rows * columns, W] of `grid`."""
+    """The output of the processor for an image: `patches` float32[times * rows * columns, W] of `grid`."""
 
     patches: Tensor
     grid: Grid
@@ -43,9 +43,11 @@ class ImagePatches(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VisionShape:
-    """How the images of a model stand among its tokens: `image_token` is the id of each placeholder, a square of
-    `merge` by `merge` patches is one feature, and a patch has `width` numbers. `video_token` is the placeholder of
-    videos, which nothing here shows."""
+    """The form of images among a model's tokens.
+
+    `image_token` is the id of each placeholder, a square of `merge` by `merge` patches is one feature, and a patch has
+    `width` numbers. `video_token` is the placeholder of videos, which are not supported.
+    """
 
     image_token: int
     merge: int
@@ -53,12 +55,12 @@ class VisionShape:
     video_token: int | None = None
 
     def features(self, grid: Grid) -> int:
-        """How many tokens an image of this grid takes."""
+        """The number of tokens of an image with this grid."""
         times, rows, columns = grid
         return times * (rows // self.merge) * (columns // self.merge)
 
     def places(self, length: int, spans: Sequence[tuple[int, int]], grids: Sequence[Grid]) -> NDArray[np.int64]:
-        """Rotary positions int64[3, length] of a sequence whose images stand in the token `spans`, in their order."""
+        """The rotary positions int64[3, length] of a sequence whose images are in the token `spans`, in their order."""
         parts, position, done = [], 0, 0
         for (start, end), (times, rows, columns) in zip(spans, grids, strict=True):
             parts.append(_line(position, start - done))
@@ -76,7 +78,7 @@ def _line(start: int, count: int) -> NDArray[np.int64]:
 
 
 def sees_images(config: Any) -> bool:
-    """Whether transformers has only a model that reads images for this Hugging Face configuration."""
+    """True if the only model of transformers for this Hugging Face configuration reads images."""
     kind = type(config)
     return kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -87,8 +89,10 @@ def auto_class(config: Any) -> Any:
 
 
 def vision_shape(config: Any) -> VisionShape | None:
-    """The images of models of this Hugging Face configuration; None where they read none. Raises ConfigError: the
-    family is none whose images are known here."""
+    """The images of models of this Hugging Face configuration; None if they read none.
+
+    Raises ConfigError: the images of this family are not known here.
+    """
     if not sees_images(config):
         return None
     if config.model_type not in FAMILIES:
@@ -113,6 +117,6 @@ def processor_files(source: ModelSource) -> list[Path]:
 
 
 def decoder_attention(config: Any, name: str) -> str | dict[str, str]:
-    """What `set_attn_implementation` takes to give the decoder alone the attention `name`: images are no packed
-    sequences."""
+    """The argument of `set_attn_implementation` that gives the attention `name` to the decoder alone."""
+    # The vision tower keeps its own: images are no packed sequences.
     return {"text_config": name} if sees_images(config) else name

@@ -1,10 +1,10 @@
 """The format in which weights are published: that of a Hugging Face folder.
 
 In memory transformers may have other tensors than in files: for example it stacks the experts of a layer into one
-tensor, and takes them apart again when it saves. Servers know only the names in the files. So the learner publishes
-what `save_pretrained` would write: parameters (tied ones once) and persistent buffers, converted back. An embedded
-engine converts what it receives as `from_pretrained` would. Adapters are merged into the matrices that they belong to.
+tensor, and separates them again when it saves. Servers know only the names in the files. So the learner publishes what
+`save_pretrained` would write: parameters (tied ones once) and persistent buffers, converted back.
 
+An embedded engine converts published tensors as `from_pretrained` would. Adapters are merged into their matrices.
 Tensors are converted in parts. A part needs no tensor of another part, so a model never has to be whole.
 """
 
@@ -35,7 +35,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ConvertedTensors:
-    """Tensors that are converted together: names and shapes in the `model`, and as `published`.
+    """The names and shapes of tensors that are converted together: in the `model`, and as `published`.
 
     `unchanged`: the one tensor keeps its contents, and is at most renamed.
     """
@@ -46,8 +46,10 @@ class ConvertedTensors:
 
 
 def model_tensors(model: Any) -> dict[str, Tensor]:
-    """The parameters of a Hugging Face `model`, tied ones once under their first name, and its persistent buffers.
-    Adapters are left out."""
+    """The parameters of a Hugging Face `model` and its persistent buffers, without adapters.
+
+    Tied parameters are there once, under their first name.
+    """
     persistent = model.state_dict().keys()
     buffers = {name: each for name, each in model.named_buffers() if name in persistent}
     return base_parameters(model) | buffers
@@ -85,14 +87,16 @@ class WeightFormat:
         return {name: shape for part in self.parts for name, shape in part.published.items()}
 
     def publish(self, part: ConvertedTensors, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The published form of the model's `tensors` of `part`, on their device and in their dtype. It may share their
-        memory."""
+        """Convert the model's `tensors` of `part` to their published form, on their device and in their dtype.
+
+        The result may share their memory.
+        """
         if part.unchanged:
             return dict(zip(part.published, tensors.values(), strict=True))
         return self._revert(tensors)
 
     def restore(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The model's tensors from all `published` ones, with which unchanged tensors share memory.
+        """Convert all `published` tensors to those of the model. Unchanged tensors share their memory.
 
         Raises ConfigError: transformers does not make the model's tensors of them.
         """
@@ -102,7 +106,7 @@ class WeightFormat:
         return restored
 
     def restore_part(self, part: ConvertedTensors, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The model's tensors of `part`, as in `restore`. Needs no published tensors of other parts."""
+        """Convert the published tensors of `part` only. Raises ConfigError: see `restore`."""
         given = {name: published[name] for name in part.published}
         made = dict(zip(part.model, given.values(), strict=True)) if part.unchanged else self._convert(given)
         if _shapes(made) != part.model:
@@ -183,7 +187,7 @@ def _conversions(model: Any) -> list[Any]:
 
 
 def _used(model: Any, stored: Collection[str]) -> list[Any]:
-    """The conversions that `from_pretrained` would use, and remember, for files with the tensors `stored`."""
+    """The conversions that `from_pretrained` would use and keep, for files with the tensors `stored`."""
     conversions, own = get_model_conversion_mapping(model), model.state_dict()
     renamings, converters = _sorted(conversions)
     for name in sorted(stored, key=dot_natural_key):

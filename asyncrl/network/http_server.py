@@ -1,8 +1,8 @@
 """An HTTP server whose clients show keys. Clients without one cannot keep it from those that have one.
 
 - A connection is a stranger's until one of its requests has a key, which the application tells by `shows_key`. A
-  stranger gets one answer, and its connection is closed after `stranger_s` seconds, whatever it sends.
-- Where there are as many connections as there may be, one more closes the oldest of a stranger. Strangers have no lower
+  stranger gets one answer. Its connection is closed after `stranger_s` seconds, even if it goes on sending.
+- If the number of connections is at its bound, a new one closes the oldest one of a stranger. Strangers have no lower
   bound of their own: at the start of a run thousands of agents may connect at once, and show their keys later.
 - From the end of each request with a key, a connection has `idle_s` seconds until its next one must have come whole.
   The answer to the former must be read within the same time. Requests without a key leave this time as it is.
@@ -30,7 +30,7 @@ Later = Callable[..., asyncio.TimerHandle]
 """Calls a function with arguments after seconds, as `call_later` of an event loop does."""
 
 LINGERING_S = 1.0
-"""The rest of a body that nobody needs is read for so long: clients that are cut off earlier do not get the answer."""
+"""The time for which the unused rest of a body is read. Clients that are cut off earlier do not get the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class HttpServer:
         connection.wire.abort()
 
     def forget(self, connection: _Connection) -> None:
-        """It is closed."""
+        """Forget a connection that is closed."""
         self._stop_limit(connection)
         self._strangers.pop(connection, None)
         self._known.discard(connection)

@@ -124,7 +124,7 @@ class Listener:
 
 
 def _holder(endpoint: str, error: Exception) -> str:
-    """Which process has the address, where that is why it cannot be bound."""
+    """The process that has the address, if that is why it cannot be bound; else empty."""
     port = endpoint.rpartition(":")[2]
     is_taken = isinstance(error, zmq.ZMQError) and error.errno == zmq.EADDRINUSE
     return who_listens(int(port)) if is_taken and port.isdecimal() else ""

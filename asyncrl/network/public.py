@@ -1,9 +1,9 @@
-"""GET requests to the public internet, for URLs that anybody may have written: a task, a page, a policy.
+"""GET requests to the public internet, for URLs that are not trusted: a task, a page or the policy wrote them.
 
-What holds, whatever a URL, a name server or a page says:
+No URL, name server or page can change these rules:
 
-- A connection goes to a public address alone. The address of each socket is checked before it connects, so that
-  neither other digits for an address nor a name that leads elsewhere at its second resolution reach anything else.
+- A connection goes to a public address alone. The address of each socket is checked before it connects. So another
+  spelling of an address reaches nothing else, and neither does a name that resolves to another address later.
 - A redirection is a new URL: it is checked in the same way, and only as many are followed as the caller permits.
 - Nothing is sent but the request: no cookies, no credentials, no proxy of the environment.
 - A body, also one that is unpacked, has a largest size, and everything together a time.
@@ -51,7 +51,7 @@ ISATAP = (0x5EFE, 0x0200_5EFE)
 
 REDIRECTIONS = (301, 302, 303, 307, 308)
 PASSING = (408, 425, 429)
-"""Statuses of a server that may answer another time, beside those from 500 on."""
+"""Statuses of a server that may answer another time. Statuses from 500 on are such, too."""
 
 NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 PART_BYTES = 1 << 16
@@ -68,7 +68,7 @@ Connect = Callable[[], aiohttp.BaseConnector]
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a URL had. `url` is the one at the end of all redirections."""
+    """The answer of a URL. `url` is the last one after all redirections."""
 
     url: URL
     content_type: str
@@ -103,7 +103,7 @@ class PublicResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: AddressFamily = AddressFamily.AF_INET
     ) -> list[ResolveResult]:
-        """As the resolver does. Raises RefusedError."""
+        """Resolve a name. Raises RefusedError: it leads to an address that is not public."""
         found = await self._resolver.resolve(host, port, family)
         for each in found:
             check_public(each["host"])
@@ -138,7 +138,7 @@ async def get_public(
     check: CheckUrl = _anywhere,
     connect: Connect = public_connector,
 ) -> Fetched:
-    """What a URL has, of at most `limit` bytes. `check` sees the URL, and that of each redirection.
+    """Fetch a URL of at most `limit` bytes. `check` sees the URL, and that of each redirection.
 
     Raises RefusedError: a URL is not http or https, names a user, leads to no public address or fails the check; there
     are more redirections, or more bytes; the status is another than 200. Raises UnavailableError: the server
@@ -226,7 +226,7 @@ async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 def _unpacking(encoding: str) -> zlib._Decompress | None:
-    """What unpacks a body; None: it is as it is. Raises RefusedError."""
+    """The decompressor of a body; None: it is not packed. Raises RefusedError."""
     if encoding in ("", "identity"):
         return None
     if encoding in ("gzip", "x-gzip"):

@@ -1,13 +1,20 @@
-"""Connecting sockets, and how a client notices that a connection broke; `listener` has the sockets that they reach.
+"""The client's side of a connection: it connects, sends without waiting for ever, and notices a break.
 
-With keys, CURVE encrypts the connection and authenticates both sides, on loopback too.
+With keys, CURVE encrypts the connection and authenticates both sides, on loopback too. `listener.py` has the server's
+side.
+
+ZeroMQ gives up a connection whose handshake the server refused, and tells the client nothing. A plain send over it
+waits for ever. So every client of this package sends by `try_send`, or by `send_within` in an event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import zmq
+import zmq.asyncio
 
 from asyncrl.network.keys import ClientKeys
 
@@ -31,15 +38,31 @@ def connect(
     return socket
 
 
+def try_send(socket: zmq.Socket[bytes], frames: Sequence[Any], copy: bool = True) -> bool:
+    """Send a message without waiting. False: the connection takes none now, because it was refused or is full."""
+    try:
+        socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
+    except zmq.Again:
+        return False
+    return True
+
+
+async def send_within(seconds: float, socket: zmq.asyncio.Socket, frames: Sequence[Any]) -> None:
+    """Send a message, and wait at most `seconds` until the connection takes it. Raises TimeoutError."""
+    # Not wait_for, which lets the loop run before a send that is done: pyzmq then misses answers now and then.
+    async with asyncio.timeout(seconds):
+        await socket.send_multipart(frames)
+
+
 class Watch:
-    """Notices when connections of `socket` break. They break at once where a process dies and its machine lives on."""
+    """Notices when connections of `socket` break. They break at once if a process dies and its machine lives on."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
         self._events = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     def broke(self) -> bool:
-        """Whether one has broken since the last call."""
+        """True if one has broken since the last call."""
         broke = False
         while self._events.poll(0):
             self._events.recv_multipart()

@@ -1,6 +1,6 @@
 """`python -m asyncrl.replay`: serve one shard of the replay of a run until SIGTERM or Ctrl-C.
 
-A replay that nobody supervises also ends soon after the learner has done the last step.
+A replay without a supervisor also ends soon after the learner has done the last step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Admission: the one formula that bounds how old data can be when it is trained.
+"""Admission: the age bound, the one formula that bounds the staleness of data when it is trained.
 
 With B trajectories trained per policy version, trajectories that were accepted or are being generated may number at
 most `(max_lag + version + 1) * B`. A trajectory then waits for at most `max_lag` versions, and with `max_lag = 0` a
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """How many trajectories may be started. `per_version` is B, `uses` is R, `oversample` at least 1."""
+    """The number of trajectories that may be started. `per_version` is B, `uses` is R, `oversample` at least 1."""
 
     max_lag: int
     per_version: int

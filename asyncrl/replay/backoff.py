@@ -47,7 +47,7 @@ class FailureBackoff:
             log.warning("%s", self.text())
 
     def allowed(self, want: int) -> int:
-        """How many of `want` tickets may be issued now."""
+        """The number of tickets that may be issued now, at most `want`."""
         if not self._interval_s:
             return want
         return min(want, int(self._clock() >= self._next))
@@ -59,7 +59,7 @@ class FailureBackoff:
             self._interval_s = min(LONGEST_S, 2 * self._interval_s)
 
     def text(self) -> str:
-        """What fails and why, for people; empty while tickets are issued at full speed."""
+        """The failures and their newest reason, for people; empty while tickets are issued at full speed."""
         if not self._interval_s:
             return ""
         kind, count = max(self._in_a_row.items(), key=lambda entry: entry[1])

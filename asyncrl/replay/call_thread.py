@@ -17,8 +17,8 @@ Out = TypeVar("Out")
 
 
 class CallThread(Generic[In, Out]):
-    """Calls `work` in a thread called `name`, until a `with` block ends. `busy`: a call has begun, and nobody has taken
-    its result."""
+    """Calls `work` in a thread called `name`, until a `with` block ends. `busy`: a call has begun, and its result was
+    not taken yet."""
 
     def __init__(self, work: Callable[[In], Out], name: str) -> None:
         self._work = work

@@ -1,12 +1,11 @@
-"""What the store records of the run's configuration: the newest values, and every change with its first step."""
+"""The run's configuration in the store: the newest values, and every change with its first step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from asyncrl.config.changes import ConfigChange, changed_keys, of_this_version, recorded, require_values
+from asyncrl.config.changes import ConfigChange, changed_keys, recorded, require_values
 from asyncrl.replay.transaction import Transaction
 
 VALUES, CHANGES = "config", "config_changes"
@@ -15,13 +14,7 @@ VALUES, CHANGES = "config", "config_changes"
 
 def changes(tx: Transaction) -> list[ConfigChange]:
     """Every recorded change, in order."""
-    found = tx.get("meta", CHANGES, list[ConfigChange]) or []
-    # Earlier versions of asyncrl recorded secrets.
-    return [replace(each, old=_recorded(each.key, each.old), new=_recorded(each.key, each.new)) for each in found]
-
-
-def _recorded(key: str, value: Any) -> Any:
-    return recorded({key: value})[key]
+    return tx.get("meta", CHANGES, list[ConfigChange]) or []
 
 
 def set_changes(tx: Transaction, recorded: list[ConfigChange]) -> None:
@@ -30,16 +23,16 @@ def set_changes(tx: Transaction, recorded: list[ConfigChange]) -> None:
 
 
 def configure(tx: Transaction, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
-    """Record the values with which the learner goes on; returns every change so far. The values of a run that is new
-    are no change. Secrets are not recorded, and so are no change either.
+    """Record the values with which the learner goes on; returns every change so far. The values of a new run are no
+    change. Secrets are not recorded, and so are no change either.
 
     Raises ConfigError: these are not the values of all keys, or a run that resumes keeps some of its values.
     """
     require_values(values)
     values, before, found = recorded(values), tx.get("meta", VALUES, dict[str, Any]), changes(tx)
     if before is not None:
-        # A store that an earlier version of asyncrl began lacks the keys that came later.
-        before = {**values, **recorded({key: of_this_version(key, value) for key, value in before.items()})}
+        # A key that came with a newer version of asyncrl than the one that began the run is no change.
+        before = {**values, **recorded(before)}
         step = tx.count("plans")
         for key in changed_keys(before, values):
             found.append(ConfigChange(step, key, before[key], values[key], time))

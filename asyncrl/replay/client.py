@@ -1,7 +1,7 @@
 """The client of the replay, for actors, scorers, learner ranks and people.
 
-A call waits until the replay has answered, even if the replay restarts meanwhile: requests are harmless to repeat. A
-client belongs to one thread; make one for each thread.
+A call waits until the replay has answered, even if the replay restarts meanwhile. Requests are harmless to repeat, so
+each takes effect exactly once. A client belongs to one thread; make one for each thread.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from asyncrl.wire import (
 
 T = TypeVar("T")
 Outcome = str | RefusedError | WireError
-"""What became of a trajectory that was delivered: stored, duplicate or late; or why it was refused."""
+"""The outcome of a delivery: stored, duplicate or late, or the error with which it was refused."""
 
 INCOMPLETE = "incomplete"
 FETCH_CREDITS = 4
 """The bound on the number of requests whose replies are large."""
 RENEWALS_PER_LEASE = 4
-"""How often a worker that has enough to do tells the replay so, in the time after which it would count as dead."""
+"""The number of renewals in the time after which a silent worker would count as dead."""
 
 
 class ReplayClient:
@@ -99,7 +99,7 @@ class ReplayClient:
         return self._ask(request, protocol.TICKETS) or []
 
     def leave(self) -> None:
-        """This start of the worker ends: what it holds goes to others at once."""
+        """End this start of the worker: its work goes to others at once."""
         self._send(protocol.Leave(self._worker, self._incarnation))
 
     def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
@@ -129,7 +129,7 @@ class ReplayClient:
     def _put_each(
         self, trajectories: Mapping[int, Trajectory], images: Mapping[bytes, bytes] | None = None
     ) -> dict[int, Outcome]:
-        """Send each, with all that it shows if `images` are given; what became of it."""
+        """Send each, with all that it shows if `images` are given. Returns the outcome of each."""
         outcomes: dict[int, Outcome] = {}
         requests = {}
         for at, trajectory in trajectories.items():
@@ -157,7 +157,7 @@ class ReplayClient:
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int, groups: int = 1) -> list[Lease]:
         """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens; or up to `groups` whole
-        groups, one behind the other, for the kind that scores these. Waits about a second for the first."""
+        groups, one after the other, for the kind that scores these. Waits about a second for the first."""
         answer = self._send(
             protocol.LeaseTrajectories(self._worker, self._incarnation, list(serves), trajectories, tokens, groups)
         )
@@ -165,7 +165,7 @@ class ReplayClient:
         return list(read_leases(leased, answer.frames))
 
     def renew(self) -> None:
-        """Keep what this scorer leased for another while."""
+        """Renew the leases of this scorer."""
         self._send(protocol.RenewLease(self._worker))
 
     def label(self, labels: Sequence[Labels]) -> None:
@@ -206,11 +206,11 @@ class ReplayClient:
         return self._ask(protocol.GetPlan(step, ahead=True), protocol.PLAN)
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
-        """Trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
+        """Trajectories, in the order of `ids`. Raises RefusedError: one is not stored any more."""
         return [read_trajectory(message) for message in self._fetch("data", ids)]
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
-        """Labels of trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
+        """Labels of trajectories, in the order of `ids`. Raises RefusedError: some are not stored any more."""
         return [read_labels(message) for message in self._fetch("labels", ids)]
 
     def _fetch(self, table: Literal["data", "labels"], ids: Sequence[str]) -> Iterator[Message]:
@@ -219,7 +219,7 @@ class ReplayClient:
         return (_stored(frame) for answer in answers for frame in answer.frames)
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The bytes of the image of this digest that a trajectory shows. Raises RefusedError: it is gone."""
+        """The bytes of the image of this digest that a trajectory shows. Raises RefusedError: it is not there."""
         return bytes(self._send(protocol.FetchImage(trajectory, name)).frames[0])
 
     def task(self, name: str) -> Task | None:
@@ -246,8 +246,8 @@ class ReplayClient:
         return self._ask(protocol.GetEvaluation(version, wait), protocol.RESULT)
 
     def finished(self) -> None:
-        """The learner has done the last step of the run. Where nobody supervises the replay, it ends soon, and workers
-        get RunOverError from `tickets`, `lease` and `renew`."""
+        """Tell the replay that the learner has done the last step of the run. A replay without a supervisor then ends
+        soon, and workers get RunOverError from `tickets`, `lease` and `renew`."""
         self._send(protocol.Finished())
 
     def status(self) -> dict[str, Any]:
@@ -267,7 +267,7 @@ class ReplayClient:
         return self._send(protocol.SkipPlan(step, _for_good(reason))).read(protocol.NUMBER)
 
     def audit(self) -> dict[str, Any]:
-        """Every accepted trajectory by state; what is lost or planned twice."""
+        """Count the accepted trajectories by state, the lost ones, and those that were planned twice."""
         return self._send(protocol.GetAudit()).read(protocol.VALUES)
 
     def _ask(self, request: ReplayRequest, decoder: Decoder[T]) -> T | None:

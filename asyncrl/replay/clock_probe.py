@@ -11,8 +11,8 @@ PROBE_S = 2.0
 
 
 class ClockProbe:
-    """One client's requests for the clock of the replay at `endpoint`. Each goes along with other requests, so that it
-    costs nobody a wait. Where `spans` record nothing, none is ever due."""
+    """One client's requests for the clock of the replay at `endpoint`. Each goes along with other requests, so that no
+    caller waits for it. If `spans` record nothing, none is ever due."""
 
     def __init__(self, endpoint: str, spans: Spans) -> None:
         self._endpoint = endpoint

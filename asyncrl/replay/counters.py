@@ -1,4 +1,4 @@
-"""What the replay counts: counters and depths for people, and an audit for tests."""
+"""The replay's counters and depths, for people, and an audit for tests."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def _other_members(tx: Transaction) -> int:
 
 
 def unreported(tx: Transaction, steps: int) -> dict[str, int]:
-    """By how much `trained` and `tokens_trained` grow once the replay hears that a checkpoint covers the first `steps`
-    steps. A learner that stops saves its steps, and reports them at its next start. Nothing where the checkpoint is
-    none of this run."""
+    """The growth of `trained` and `tokens_trained` once the replay hears that a checkpoint covers the first `steps`
+    steps. A learner that stops saves its steps, and reports them at its next start. It is 0 if the checkpoint is none
+    of this run."""
     is_foreign = steps > tx.count("plans") or tx.counter("imported")
     planned = range(0) if is_foreign else range(tx.counter("released_steps"), steps)
     plans = [recorded_plan(tx, step) for step in planned]

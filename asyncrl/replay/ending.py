@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 SOONEST_S, LATEST_S = 1.0, 10.0
-"""After the end of the run the replay serves for at least the first time, in which its last replies leave, and at most
-the second, for workers that are busy."""
+"""The shortest and the longest time for which the replay serves after the end of the run. Its last replies leave within
+the first. The second is for workers that are busy."""
 
 
 class RunEnd:
-    """Whether the run is done, and which workers know. `clock` gives monotonic seconds."""
+    """The end of the run, if it is done, and the workers that know of it. `clock` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -32,14 +32,14 @@ class RunEnd:
         self._told.clear()
 
     def tell(self, worker: str) -> bool:
-        """Whether the run is done; the worker knows then."""
+        """Tell a worker. True if the run is done."""
         if self._since is not None:
             self._told.add(worker)
         return self._since is not None
 
     def is_over(self, workers: Callable[[], Collection[str]]) -> bool:
-        """Whether nobody needs the replay any more. `workers` gives those that have asked lately; it is called only
-        after the end, since there may be thousands."""
+        """True if no process needs the replay any more. `workers` gives the workers that have asked lately. It is
+        called only after the end, since there may be thousands."""
         if self._since is None:
             return False
         waited = self._clock() - self._since

@@ -14,37 +14,31 @@ import lmdb
 from asyncrl.errors import StoreError
 
 MOST_UNWRITTEN_BYTES = 1 << 20
-OLDER_TABLES = 8
-"""Room for tables that a store of another format has."""
 DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError)
 ADVICE = "restore the folder from a copy, or start a new run with model.path set to the last export"
-UPGRADE = "resume its run with this version, which upgrades it"
+OTHER_VERSION = "use the asyncrl version that wrote it, or start a new run with model.path set to the last export"
 
 
 def open_environment(
-    path: Path, names: Sequence[str], multiple: Collection[str], newer: Collection[str] = (), **options: Any
+    path: Path, names: Sequence[str], multiple: Collection[str], **options: Any
 ) -> tuple[lmdb.Environment, dict[str, Any]]:
-    """The environment in a folder, and its tables by name; those in `multiple` take many values a key. A
-    reader goes without those in `newer` that a store of an earlier version lacks.
+    """Open the environment in a folder. Returns it with its tables by name; those in `multiple` take many values a key.
 
-    Raises StoreError: the environment cannot be opened, or its file is truncated.
+    Raises StoreError: the environment cannot be opened, its file is truncated, or another version wrote it.
     """
     try:
-        environment = lmdb.open(str(path), max_dbs=len(names) + OLDER_TABLES, readahead=False, **options)
+        environment = lmdb.open(str(path), max_dbs=len(names), readahead=False, **options)
         try:
             _require_whole(environment, path / "data.mdb")
             create = not options.get("readonly", False)
-            tables = {}
-            for name in names:
-                with contextlib.suppress(*([lmdb.NotFoundError] if name in newer else [])):
-                    tables[name] = environment.open_db(name.encode(), dupsort=name in multiple, create=create)
+            tables = {
+                name: environment.open_db(name.encode(), dupsort=name in multiple, create=create) for name in names
+            }
         except BaseException:
             environment.close()
             raise
     except lmdb.NotFoundError as error:
-        raise StoreError(
-            f"the store {path} lacks a table, so an earlier version of asyncrl wrote it: {UPGRADE}"
-        ) from error
+        raise StoreError(f"the store {path} lacks a table of this version: {OTHER_VERSION}") from error
     except lmdb.Error as error:
         raise StoreError(f"cannot open the store {path}: {error}; if it is damaged, {ADVICE}") from error
     return environment, tables
@@ -68,7 +62,7 @@ def snapshots(environment: lmdb.Environment) -> list[ReadSnapshot]:
 
 
 def _require_whole(environment: lmdb.Environment, file: Path) -> None:
-    """Refuse a truncated file: a read behind its end would kill the process with a signal.
+    """Refuse a truncated file: a read after its end would kill the process with a signal.
 
     A few pages at the end may rightly be missing: LMDB does not write pages that one transaction took and freed. These
     are added, which does not disturb a process that writes meanwhile.

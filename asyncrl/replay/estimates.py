@@ -1,4 +1,4 @@
-"""What k of the n attempts at a task would give: exact expectations over all subsets of k attempts, each as likely.
+"""Exact expectations of what k of the n attempts at a task give, over all subsets of k attempts, each as likely.
 
 They need no random numbers. verl estimates the same by 1000 samples of k attempts with replacement; that is lower for
 pass@k and best@k, since a sample may hold an attempt twice.
@@ -38,8 +38,8 @@ def majority_at(k: int, votes: Sequence[str], values: Sequence[float]) -> float:
     """The expected value of the answer that most of k of the n >= k attempts give. Attempts with the same vote give the
     same answer, whose value is the mean of theirs; answers with equally many votes are equally likely chosen.
 
-    An attempt without a vote is empty text and votes for nothing. A subset in which nobody votes has the mean value of
-    its members.
+    An attempt without a vote is empty text and votes for nothing. A subset without any vote has the mean value of its
+    members.
     """
     if k == 1:
         return fmean(values)
@@ -49,13 +49,14 @@ def majority_at(k: int, votes: Sequence[str], values: Sequence[float]) -> float:
     silent = by_vote.pop("", [])
     counts = tuple(sorted(map(len, by_vote.values())))
     chance = dict(zip(counts, _chances(counts, len(silent), k), strict=True))
-    nobody = comb(len(silent), k) / comb(len(votes), k)
-    return sum(chance[len(each)] * fmean(each) for each in by_vote.values()) + (fmean(silent) * nobody if nobody else 0)
+    no_vote = comb(len(silent), k) / comb(len(votes), k)
+    voted = sum(chance[len(each)] * fmean(each) for each in by_vote.values())
+    return voted + (fmean(silent) * no_vote if no_vote else 0)
 
 
 @lru_cache(KEPT)
 def _chances(counts: tuple[int, ...], silent: int, k: int) -> list[float]:
-    """For each answer, the chance that k attempts choose it, where `counts` attempts gave the answers and `silent` gave
+    """The chance of each answer that k attempts choose it, if `counts` attempts gave the answers and `silent` gave
     none."""
     subsets = comb(sum(counts) + silent, k)
     chance = {count: _winning(count, counts, silent, k) / subsets for count in set(counts)}

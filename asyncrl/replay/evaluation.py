@@ -66,7 +66,7 @@ def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) 
 
 
 def take_sample(tx: Transaction, settings: ReplaySettings, group: str, record: GroupRecord, episode: str) -> bool:
-    """Whether the data of an episode that is done stays for people to read. The sample is spread evenly over the
+    """True if the data of an episode that is done stays for people to read. The sample is spread evenly over the
     held-out tasks, and the same in each evaluation: the first attempt at each."""
     tasks, shard, shards = len(settings.held_out), settings.shard, settings.shards
     own, wanted = len(range(shard, tasks, shards)), len(range(shard, settings.evaluation_sample, shards))

@@ -1,4 +1,4 @@
-"""Decides when so much fails that the run must end: nobody may be watching a run whose tool, agent or rule is broken.
+"""Decides when so much fails that the run must end: a run whose tool, agent or rule is broken may run unwatched.
 
 Episodes and scorings are judged apart, with a limit each. A run ends in two cases:
 
@@ -30,7 +30,7 @@ ADVICE = (
 
 
 class FailureLimit:
-    """Follows what is of one `kind`, a word for people. `clock` gives monotonic seconds."""
+    """Counts the failures of one `kind`, which is a word for people. `clock` gives monotonic seconds."""
 
     def __init__(self, kind: str, clock: Callable[[], float], max_share: float | None = None) -> None:
         self._kind = kind
@@ -55,17 +55,17 @@ class FailureLimit:
         self._running[name] = self._clock()
 
     def left(self, name: str) -> None:
-        """It was taken back, or ended without a result."""
+        """The ticket or trajectory `name` was taken back, or ended without a result."""
         self._running.pop(name, None)
 
     def succeeded(self, name: str) -> None:
-        """It ended well."""
+        """The ticket or trajectory `name` ended well."""
         self.left(name)
         self._one_ended_well = True
         self._judge(failed=False)
 
     def failed(self, name: str, group: str, reason: str) -> None:
-        """It failed, as a member of `group`."""
+        """The ticket or trajectory `name`, a member of `group`, failed."""
         now = self._clock()
         self._longest_failed_s = max(self._longest_failed_s, now - self._running.pop(name, now))
         if not self._failures:

@@ -12,7 +12,7 @@ from pathlib import Path
 from asyncrl.config import locations
 from asyncrl.config.schema import ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.config.schema.scoring import needs
-from asyncrl.data.opening import open_tasks
+from asyncrl.data.from_config import run_tasks
 from asyncrl.machine.remote_folder import is_url, read_remote
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Band, Feed
@@ -40,7 +40,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
             replay.oversample,
         ),
         feed=Feed(
-            open_tasks(config, data.train),
+            run_tasks(config).usable(data.train),
             config.run.seed,
             data.shuffle,
             data.weights,
@@ -48,7 +48,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
             shard,
             replay.shards,
         ),
-        held_out=open_tasks(config, data.eval) if data.eval else (),
+        held_out=run_tasks(config).usable(data.eval) if data.eval else (),
         eval_attempts=learner.eval_attempts,
         evaluation_sample=config.observe.keep_evaluated,
         group_size=learner.group_size,
@@ -129,7 +129,7 @@ def sampler(config: SamplerConfig) -> Sampler:
 
 
 def spare_batches(config: ReplayConfig) -> float | None:
-    """Those that bound the episodes ahead; None: nothing does but `max_lag`."""
+    """The batches that may be complete ahead of the learner. None: only `max_lag` limits the episodes ahead."""
     return config.spare_batches if config.can_pace else None
 
 

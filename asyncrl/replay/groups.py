@@ -202,6 +202,6 @@ class OpenGroups:
 
 
 def is_done(tx: Transaction, record: TrajectoryRecord, covered: int) -> bool:
-    """Whether no plan will name a trajectory any more, and checkpoints cover those that do; they cover `covered` of
-    them."""
+    """True if no later plan can name a trajectory, and checkpoints cover every plan that does. They cover `covered`
+    plans."""
     return covered >= record.plans and GroupRecord.load(tx, record.group) is None

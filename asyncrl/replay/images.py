@@ -24,7 +24,7 @@ WITHOUT_IMAGES = "without_images"
 
 
 def read_images(frames: Sequence[Buffer], trajectory: Trajectory) -> dict[bytes, Buffer]:
-    """The images in the frames behind a `trajectory`, by their digests. Raises RefusedError: one is too large, or is
+    """The images in the frames after a `trajectory`, by their digests. Raises RefusedError: one is too large, or is
     none that the trajectory shows; or it shows too many."""
     names = set(trajectory.image_names)
     if (count := len(trajectory.image_digests)) > MAX_IMAGES:
@@ -41,7 +41,7 @@ def read_images(frames: Sequence[Buffer], trajectory: Trajectory) -> dict[bytes,
 
 
 def lacks_images(tx: Transaction, trajectory: Trajectory, sent: Mapping[bytes, Buffer]) -> bool:
-    """Whether the trajectory shows an image that is neither stored for its group nor sent with it."""
+    """True if the trajectory shows an image that is neither stored for its group nor sent with it."""
     group = trajectory.group_id
     return any(name not in sent and not tx.size("images", _key(group, name)) for name in trajectory.image_names)
 
@@ -68,7 +68,7 @@ def forget_images(tx: Transaction, trajectory: str) -> None:
 def image_of(tx: Transaction, trajectory: str, group: str, name: bytes) -> memoryview:
     """The bytes of an image that a trajectory of `group` shows. Raises RefusedError: it is not there, or damaged."""
     try:
-        found = tx.get_bytes("images", _key(group, name)) if tx.has("images") else None
+        found = tx.get_bytes("images", _key(group, name))
     except StoreError as error:
         raise RefusedError(str(error)) from error
     if found is None:

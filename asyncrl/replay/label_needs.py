@@ -1,4 +1,4 @@
-"""What the store keeps of the algorithm's needs of labels, and which stored labels do not meet them.
+"""The algorithm's needs of labels, in the store, and the stored labels that do not meet them.
 
 The learner tells them before it publishes its first weights. Labels that come later and do not meet them are refused,
 so that the episode is scored again, and is a dead letter in the end.
@@ -19,12 +19,12 @@ NEEDS = "label_needs"
 
 
 def label_needs(tx: Transaction) -> LabelNeeds:
-    """What the labels of every episode that will be planned must have."""
+    """The needs that the labels of every episode must meet before it is planned."""
     return tx.get("meta", NEEDS, LabelNeeds) or NOTHING_NEEDED
 
 
 def set_label_needs(tx: Transaction, needs: LabelNeeds) -> bool:
-    """Record the needs; whether they are others than before."""
+    """Record the needs. True if they differ from those before."""
     if needs == label_needs(tx):
         return False
     tx.put("meta", NEEDS, needs)
@@ -32,7 +32,7 @@ def set_label_needs(tx: Transaction, needs: LabelNeeds) -> bool:
 
 
 def unfit_members(tx: Transaction, members: Iterable[str]) -> dict[str, str]:
-    """Those of the trajectories whose labels are complete and do not meet the needs, each with the reason."""
+    """The trajectories whose labels are complete and do not meet the needs, each with the reason."""
     needs, unfit = label_needs(tx), {}
     for member in members:
         record = TrajectoryRecord.load(tx, member)

@@ -1,9 +1,8 @@
 """Unlabelled trajectories out to scorers, labels in.
 
 A trajectory passes through the kinds of scores that its task needs, one after another. A scorer takes as many of them
-in one lease as it serves. Only the holder of the lease can label: labels of another scorer, or of an earlier start of
-the same one, are late, and counted.
-`units` says what is scored together.
+in one lease as it serves. Only the holder of the lease can label, so labels are taken exactly once: those of another
+scorer, or of an earlier start of the same one, are late, and counted. `units` says what is scored together.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Labelling:
         self._stages.begin(tx, Stage.QUEUED, name)
         record.state = TrajectoryState.WAITING
         record.save(tx, name)
-        kind = self._units.next_kind(group, record)
+        kind = self._units.next_kind(record)
         if kind != GROUP_KIND:
             tx.append("waiting", name, queue=kind, urgent=urgent)
         elif self._units.waiting_group(tx, record.group):
@@ -92,7 +91,7 @@ class Labelling:
         if self._scorers.has_left(request.worker, request.incarnation):
             return Reply([])
         self._take_back(tx, request.worker, self._scorers.renew(tx, request.worker, request.incarnation))
-        # Later kinds first, so that what is begun is finished before something new is begun.
+        # Later kinds come first, so that a trajectory that was begun is finished before a new one is begun.
         kinds = request.serves[::-1]
         groups = self._lease(tx, request, [kind for kind in kinds if kind == GROUP_KIND], request.groups)
         if groups:
@@ -144,7 +143,7 @@ class Labelling:
                 self._give_up(tx, [(name, record)], str(error))
                 return None
         group = GroupRecord.of(tx, unit[0][1].group)
-        task, needs = self._settings.task(group), self._units.needs(group, unit[0][1])
+        task, needs = self._settings.task(group), self._units.needs(unit[0][1])
         tasks: list[LeasedTask] = []
         frames: list[Buffer] = []
         for (name, record), (data, partial) in zip(unit, stored, strict=True):
@@ -161,8 +160,7 @@ class Labelling:
         return tasks, frames
 
     def _take_back(self, tx: Transaction, worker: str, died: bool) -> None:
-        """Let others have what a scorer holds. It counts as an attempt only where the scorer died, not where a reply
-        was lost."""
+        """Give a scorer's leases to others. They count as attempts only if the scorer died, not if a reply was lost."""
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
             tx.afterwards(self._limit.left, name)
@@ -174,7 +172,7 @@ class Labelling:
                 tx.add("leases_redelivered")
 
     def leave(self, tx: Transaction, request: Leave) -> None:
-        """A scorer ends: give its leases to others. That is no failed attempt of what it has leased."""
+        """End a scorer in order: its leases go to others, and do not count as attempts."""
         if self._scorers.leave(tx, request.worker, request.incarnation):
             self._take_back(tx, request.worker, died=False)
 
@@ -223,7 +221,7 @@ class Labelling:
         for (name, record), (labels, _) in zip(unit, labelled, strict=True):
             _check_steps(tx, labels)
             group = GroupRecord.of(tx, record.group)
-            is_last = record.scored + record.leased == len(self._units.needs(group, record))
+            is_last = record.scored + record.leased == len(self._units.needs(record))
             if group.training and is_last and (unmet := label_needs(tx).unmet(labels)):
                 raise RefusedError(f"{name} cannot be trained: {unmet}")
         self._scorers.worked(worker)
@@ -235,7 +233,7 @@ class Labelling:
             record.scored, record.leased, record.attempts = record.scored + record.leased, 0, 0
             record.reward, record.outcome, record.vote = labels.reward, labels.outcome, labels.vote
             record.process = process_score(labels)
-            if record.scored < len(self._units.needs(group, record)):
+            if record.scored < len(self._units.needs(record)):
                 self.offer(tx, name, record, group, urgent=not group.training)
                 continue
             record.state = TrajectoryState.LABELLED

@@ -1,4 +1,4 @@
-"""Leases by worker: a worker that asks within `lease_s` keeps what it holds; one that is silent or restarts loses it.
+"""Leases by worker: a worker that sends a request within `lease_s` keeps its work; a silent or restarted one loses it.
 
 Times are of a monotonic clock and live in memory, so that neither a jumping clock nor a restart of the replay takes
 work away: after a restart every worker has a fresh lease. A worker that asks but finishes nothing for LONGEST_LEASES
@@ -53,11 +53,11 @@ class WorkerLeases:
         return True
 
     def holds(self, tx: Transaction, worker: str, incarnation: str) -> bool:
-        """Whether this start of the worker has the worker's lease."""
+        """True if this start of the worker has the worker's lease."""
         return tx.get(self._table, worker, str) == incarnation
 
     def leave(self, tx: Transaction, worker: str, incarnation: str) -> bool:
-        """This start of the worker ends. True where it held the worker's lease: what it holds must go to others."""
+        """End this start of the worker. True if it held the worker's lease: its work must go to others."""
         self._left[worker] = incarnation
         if not self.holds(tx, worker, incarnation):
             return False
@@ -65,7 +65,7 @@ class WorkerLeases:
         return True
 
     def has_left(self, worker: str, incarnation: str) -> bool:
-        """Whether this start of the worker has ended: a request of it that comes now had waited somewhere."""
+        """True if this start of the worker has ended: a request of it that comes now had waited somewhere."""
         return self._left.get(worker) == incarnation
 
     def touch(self, worker: str) -> None:
@@ -80,7 +80,7 @@ class WorkerLeases:
             self._worked[worker] = self._clock()
 
     def expire(self, tx: Transaction) -> list[str]:
-        """Forget the workers that were silent for too long, and return them: what they hold must go to others."""
+        """Forget the workers that were silent for too long, and return them: their work must go to others."""
         horizon = self._clock() - self._lease_s
         silent = [worker for worker, when in self._seen.items() if when < horizon]
         for worker in silent:

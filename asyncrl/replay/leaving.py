@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import AsyncrlError
-from asyncrl.network.keys import client_keys
+from asyncrl.network.keys import ClientKeys
 from asyncrl.replay.client import ReplayClient
+from asyncrl.types import RunIdentity
 
 log = logging.getLogger(__name__)
 
@@ -18,11 +18,11 @@ ANSWER_S = 3.0
 """A shard that does not answer so soon may have ended too. It gives the work to others after replay.lease_s."""
 
 
-def leave(config: TrainConfig, worker: str, incarnation: str) -> None:
-    """Tell every shard at once that this start of a worker ends. Call it when the worker has ended its calls. A shard
-    that cannot be told is named in the log."""
-    keys, run = client_keys(config.network.keys), locations.run_identity(config.run)
-    endpoints = locations.replay_endpoints(config.network, config.replay.shards)
+def leave(
+    endpoints: Sequence[str], worker: str, incarnation: str, keys: ClientKeys | None, run: RunIdentity | None
+) -> None:
+    """Tell every shard at once that this start of a worker ends. Call it when the worker has ended its calls. The log
+    names a shard that cannot be told."""
 
     def tell(endpoint: str) -> None:
         with closing(ReplayClient(endpoint, worker, incarnation, give_up_s=ANSWER_S, keys=keys, run=run)) as client:

@@ -1,9 +1,13 @@
 """A connection to the replay that lasts: requests are sent until they are answered, through breaks and restarts.
 
+The replay recognises a request that comes again by the ids in it. So each takes effect exactly once, although it may be
+sent many times. Back-pressure: at most CREDITS requests, of CREDIT_BYTES together, are under way; others wait here.
+
 Requests leave in rounds, each with a number that no other message of the link has. A round ends when everything that
 was sent is answered. Requests that the replay could not take now are sent again in the next round, after one wait for
-all of them. So an outage of the replay's disk holds a client up for its own length and at most BUSY_S more, whatever
-the number of requests. A link belongs to one thread.
+all of them. So an outage of the replay's disk holds a client up for its own length and at most BUSY_S more.
+
+A link belongs to one thread.
 """
 
 from __future__ import annotations
@@ -13,14 +17,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import zmq
 
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
-from asyncrl.network.sockets import Watch, connect
+from asyncrl.network.sockets import Watch, connect, try_send
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.clock_probe import ClockProbe
@@ -86,7 +89,7 @@ class ReplayLink:
         self._socket.close()
 
     def answers(self, requests: Sequence[Request], credits: int = CREDITS) -> list[Answer]:
-        """What the replay says to each request, up to `credits` of them under way at once.
+        """Send requests, up to `credits` of them under way at once, and return the answer to each.
 
         Raises StoppedError and UnavailableError, as `stop` and `give_up_s` say; RefusedError: the replay cannot tell
         which request it refuses; WireError: one cannot be encoded, and none was sent.
@@ -151,14 +154,13 @@ class ReplayLink:
         return found
 
     def _send(self, unsent: deque[tuple[int, list[Buffer]]], away: dict[int, int], credits: int) -> None:
-        # ZeroMQ gives up a connection whose handshake was refused: a send that waits there would wait for ever.
-        with suppress(zmq.Again):
-            while unsent and _credit(away, credits):
-                number, frames = unsent[0]
-                self._probe.sends(number)
-                self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-                away[number] = sum(map(len, frames))
-                unsent.popleft()
+        while unsent and _credit(away, credits):
+            number, frames = unsent[0]
+            self._probe.sends(number)
+            if not try_send(self._socket, frames, copy=False):
+                return
+            away[number] = sum(map(len, frames))
+            unsent.popleft()
 
     def _raise_refusal(self, answer: Answer) -> None:
         """Raise RefusedError if the replay could not read the header of a message."""
@@ -197,5 +199,5 @@ class ReplayLink:
 
 
 def _credit(away: Mapping[int, int], credits: int) -> bool:
-    """Whether one more request may leave beside those that are `away`, by number and bytes."""
+    """True if one more request may leave while those in `away` are under way, by their number and bytes."""
     return not away or (len(away) < credits and sum(away.values()) < CREDIT_BYTES)

@@ -6,8 +6,8 @@ are admitted and in no plan yet:
 
 - the learner waits for a batch: `ahead` grows by B / 2 at once, and again after every AGAIN_S seconds of the same wait,
   up to all that the age bound admits;
-- it did not wait, and behind its batch more than the spare batches are complete: `ahead` falls by the trajectories
-  beyond those, divided by max_lag + 1, down to those of one version.
+- it did not wait, and more than the spare batches are complete after its own: `ahead` falls by the trajectories beyond
+  those, divided by max_lag + 1, down to those of one version.
 
 So it follows the number of episodes that keeps the learner busy, however long they take. It rises faster than it falls,
 since a learner that waits costs more than data that are a version older. The age bound is as it was.
@@ -25,7 +25,7 @@ KEY = "pace"
 RISE = 0.5
 """Batches by which `ahead` grows."""
 AGAIN_S = 10.0
-"""If the episodes that were started meanwhile hang, too, more are needed."""
+"""The time after which a wait starts more episodes: those that were started before may hang."""
 
 
 class PaceRecord(Record):

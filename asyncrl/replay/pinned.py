@@ -1,5 +1,5 @@
-"""What may not change while a store lasts, since its rows, groups and ids rest on it: the tasks above all, which stored
-groups know by their place."""
+"""Values that may not change while a store lasts, since its rows, groups and ids rest on them. Above all these are the
+tasks, which stored groups know by their place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = {"tasks": "data.train", "held_out": "data.eval"}
 
 
 def pinned_tasks(train: Sequence[Task], held_out: Sequence[Task]) -> dict[str, int]:
-    """What a store keeps of its tasks: how many they are, and a checksum."""
+    """The values by which a store knows its tasks: their number, and a checksum."""
     counts = {"tasks": len(train), "held_out": len(held_out)}
     return {**counts, f"tasks{CHECKSUM}": _checksum(train), f"held_out{CHECKSUM}": _checksum(held_out)}
 
@@ -28,8 +28,7 @@ def pinned_tasks(train: Sequence[Task], held_out: Sequence[Task]) -> dict[str, i
 def require_pinned(tx: Transaction, now: Mapping[str, int]) -> None:
     """Raises StoreError: the store was begun with another one of the values `now`."""
     before = tx.get("meta", "pinned", dict[str, int]) or {}
-    # A store that an earlier version of asyncrl began lacks the values that came later. Without a group no row has been
-    # named, so that a data file may still be mended.
+    # Without a group no row has been named, so that a data file may still be mended.
     named = tx.counter("feed_draws") or tx.count("groups")
     kept = {name: value for name, value in before.items() if named or not name.endswith(CHECKSUM)}
     changed = {name: (value, now[name]) for name, value in kept.items() if value != now.get(name, value)}
@@ -62,7 +61,6 @@ def _checksum(tasks: Sequence[Task]) -> int:
     checksum = 0
     for row in rows:
         task = tasks[row]
-        # Without the last part where there is none, so that stores without demonstrations keep their checksums.
-        shown = [task.demonstration] if task.demonstration else []
-        checksum = crc32(msgspec.json.encode([task.id, task.messages, task.ground_truth, *shown]), checksum)
+        checked = [task.id, task.messages, task.ground_truth, task.demonstration]
+        checksum = crc32(msgspec.json.encode(checked), checksum)
     return checksum

@@ -1,4 +1,7 @@
-"""Batch plans: complete groups to learner steps. A plan is recorded before it is handed out, and never changes."""
+"""Batch plans: complete groups to learner steps. A plan is recorded before it is handed out, and never changes.
+
+Eviction keeps the age bound: a group with a trajectory older than max_lag is evicted and counted, never planned.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class LearnerWaits:
         self.seconds = {"labels": 0.0, "episodes": 0.0, "store": 0.0}
 
     def asked(self, found: bool, missing: Callable[[], str]) -> None:
-        """A plan was asked for, and was `found` or not; `missing` says what is, and is called when the wait begins."""
+        """Note a request for a plan, `found` or not. `missing` names the cause, and is called if a wait begins."""
         if self._since is None and not found:
             self._since, self._cause = self._clock(), missing()
             self._began = self._spans.clock()
@@ -95,7 +98,7 @@ class Planning:
         self._wanted = settings.batch_size // settings.group_size
 
     def resume(self, tx: Transaction) -> None:
-        """Evict what is too old already, where the age bound has become tighter."""
+        """Evict the groups that are too old already, if the age bound has become tighter."""
         self._evict(tx, tx.counter("version"))
 
     def require(self, tx: Transaction, needs: LabelNeeds, first: int) -> None:
@@ -297,8 +300,8 @@ class Planning:
             self._groups.close(tx, name, TrajectoryState.DROPPED, reason)
 
     def checkpointed(self, tx: Transaction, steps: int, kept: int) -> None:
-        """A checkpoint covers the first `steps` steps: what they trained is released, once. What every kept checkpoint
-        covers, the first `kept` steps, is forgotten when it has been kept for long enough.
+        """Release, once, the trajectories of the first `steps` steps, which a checkpoint covers. Forget those of the
+        first `kept` steps, which every kept checkpoint covers, when they have been kept for long enough.
 
         Raises RefusedError: so many steps were never planned, so this is a checkpoint of another run.
         """
@@ -330,7 +333,7 @@ class Planning:
 
 
 def _shared(tx: Transaction, names: Sequence[str]) -> list[int]:
-    """How many tokens each trajectory begins with that the one before it begins with, too; 0 in another group."""
+    """The number of tokens that each trajectory shares with the beginning of the one before it; 0 in another group."""
 
     def read(name: str) -> Trajectory:
         return read_trajectory(decode(split(tx.present(tx.get_bytes("data", name), "data", name))))
@@ -340,5 +343,5 @@ def _shared(tx: Transaction, names: Sequence[str]) -> list[int]:
 
 
 def recorded_plan(tx: Transaction, step: int) -> BatchPlan:
-    """A plan that must be there. Raises StoreError: it is gone."""
+    """A plan that must be there. Raises StoreError: it is missing."""
     return tx.present(tx.get("plans", step, BatchPlan), "plans", step)

@@ -1,10 +1,11 @@
-"""The replay's protocol: one struct a request, which client and server share, and raw frames beside it.
+"""The replay's protocol: one struct a request, which client and server share, and raw frames after it.
 
-A message is a header frame in msgpack, `[PROTOCOL, kind, sequence, body, run]`, and raw frames behind it: trajectories
+A message is a header frame in msgpack, `[PROTOCOL, kind, sequence, body, run]`, followed by raw frames: trajectories
 and labels as `wire` encodes them. The header of a request has the name of its struct as kind, the struct as body, and
 the run of the client. The header of a reply has one of REPLIES as kind. `sequence` pairs a reply with its request.
 
-A struct is checked once, where it is decoded: an object that exists holds what its fields say.
+Every request names what it is about by ids, so that it takes effect exactly once, although it may come again after a
+lost reply. A struct is checked once, when it is decoded: an object that exists holds what its fields say.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CH
 T = TypeVar("T")
 
 OK, NOTHING, OVER, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "over", "busy", "refused", "ended")
-"""What became of a request: done; nothing to give yet; nothing to give any more, since the run is done; to be sent
+"""The outcome of a request: done; nothing to give yet; nothing to give any more, since the run is done; to be sent
 again later; refused; too much fails, so that the run must end. The body of the last three is the reason."""
 MAX_FRAMES = 8192
 MAX_FETCH = 16
@@ -53,7 +54,7 @@ class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True):
         return type(self).__name__
 
     def queue(self) -> Hashable:
-        """What the request waits for: requests with equal queues wait for the same, so one tells for all of them."""
+        """The queue in which the request waits. Requests of one queue wait for the same, so one tells for all."""
         return self
 
 
@@ -76,7 +77,7 @@ class GetTickets(WorkerRequest, frozen=True):
 
 
 class Leave(WorkerRequest, frozen=True):
-    """This start of a worker ends, and takes no further work: what it holds goes to others at once."""
+    """End this start of a worker. It takes no further work, and the work that it holds goes to others at once."""
 
 
 class PutTrajectory(ReplayRequest, frozen=True):
@@ -107,7 +108,7 @@ class LeaseTrajectories(WorkerRequest, frozen=True):
 
 
 class RenewLease(ReplayRequest, frozen=True):
-    """Keep what a scorer leased for another while."""
+    """Renew the leases of a scorer."""
 
     worker: Name
 
@@ -140,8 +141,8 @@ class Configure(ReplayRequest, frozen=True):
 
 
 class RequireLabels(ReplayRequest, frozen=True):
-    """From step `first` on only episodes are planned whose labels have these scores, and with `unit_steps` only step
-    scores in [-1, 1]."""
+    """Plan only episodes whose labels have these scores, from step `first` on, and with `unit_steps` only step scores
+    in [-1, 1]."""
 
     first: Whole
     scores: Annotated[list[Score], Meta(max_length=1024)]
@@ -217,7 +218,7 @@ class GetStatus(ReplayRequest, frozen=True):
 
 
 class GetClock(ReplayRequest, frozen=True):
-    """What the replay's clock of spans shows, in seconds since 1970; it is answered at once."""
+    """The time of the replay's clock of spans, in seconds since 1970; it is answered at once."""
 
     question = True
 
@@ -248,8 +249,8 @@ class SkipPlan(ReplayRequest, frozen=True):
 
 
 class LeasedTask(Struct, frozen=True):
-    """What a reply says of one leased trajectory; its frame follows, and with `partial` that of its labels so far.
-    Without a `task` it has that of the trajectory before it, which is of the same group that was leased whole."""
+    """One leased trajectory in a reply. Its frame follows, and with `partial` the frame of its labels so far. Without a
+    `task` it has the task of the trajectory before it, which is of the same group that was leased whole."""
 
     task: Task | None
     kinds: tuple[str, ...]
@@ -278,7 +279,7 @@ class Call:
 
     @property
     def renews(self) -> bool:
-        """Whether the request does no more than to renew the lease of a worker."""
+        """True if the request does no more than renew the lease of a worker."""
         request = self.request
         return isinstance(request, RenewLease) or (isinstance(request, GetTickets) and not request.want)
 
@@ -304,7 +305,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the service answers: a body that msgspec encodes, and raw frames."""
+    """The answer of the service: a body that msgspec encodes, and raw frames."""
 
     body: Any = None
     frames: Sequence[Buffer] = ()

@@ -1,7 +1,7 @@
 """Other processes that read the store: an export, a status, a learner with `replay.source`.
 
 LMDB reuses a freed page only when no reader's snapshot can need it any more. A reader that was killed inside a
-transaction leaves its snapshot behind, and the file would grow until every write is refused. `Readers` frees such
+transaction leaves its snapshot in use, and the file would grow until every write is refused. `Readers` frees such
 snapshots. A live reader keeps its snapshot; it is reported after LONG_S.
 """
 
@@ -45,7 +45,7 @@ class Readers:
         freed = tx.free_dead_readers()
         if freed:
             self.dead += freed
-            log.warning("freed %d snapshots of the store that processes left behind when they were killed", freed)
+            log.warning("freed %d snapshots of the store whose processes were killed", freed)
         return freed
 
     def look(self, tx: Transaction) -> None:

@@ -14,7 +14,7 @@ from asyncrl.types import Finish, Purpose
 
 
 class TrajectoryState(StrEnum):
-    """How far a trajectory is. The last six are ends; each has a counter of its name."""
+    """The state of a trajectory. The last six are ends; each has a counter of its name."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -48,7 +48,7 @@ class Record(Struct, array_like=True):
 
     @classmethod
     def of(cls, tx: Transaction, key: Key) -> Self:
-        """A record that others refer to. Raises StoreError: it is gone."""
+        """A record that others refer to. Raises StoreError: it is missing."""
         return tx.present(cls.load(tx, key), cls.table, key)
 
     @classmethod
@@ -58,8 +58,8 @@ class Record(Struct, array_like=True):
 
     @classmethod
     def page(cls, tx: Transaction, prefix: str, after: str, count: int, backwards: bool) -> list[tuple[str, Self]]:
-        """The next `count` records whose keys begin with `prefix`, behind the key `after` or, if that is empty, from
-        the first on; `backwards`, before it or from the last on."""
+        """The next `count` records whose keys begin with `prefix`, after the key `after` or, if that is empty, from the
+        first on; `backwards`, before it or from the last on."""
         return [(name, cls.of(tx, name)) for name in tx.page(cls.table, after, count, prefix, backwards)]
 
     def save(self, tx: Transaction, key: Key) -> None:
@@ -72,7 +72,7 @@ def shorten(reason: str) -> str:
 
 
 class TrajectoryRecord(Record):
-    """What is known of a trajectory for good.
+    """The facts about a trajectory that stay for good.
 
     `oldest` is the oldest version that sampled a token of it; a demonstration, which none sampled, has no age. `scored`
     kinds of scores are done, `leased` more are with a scorer, after `attempts`. `reward` and `outcome` mean nothing
@@ -81,7 +81,7 @@ class TrajectoryRecord(Record):
     demonstration. `turns` counts the policy's own, `seconds` is the length of the episode, and `reason` says why it was
     evicted, filtered, dropped or given up. `process` is the score of its steps as one number, if a process model scored
     them, and `vote` the answer in short (see `Labels`). `row` is the task's row in the training or evaluation file; -1
-    in imported stores and those of earlier versions.
+    in imported stores.
     """
 
     table = "trajectories"
@@ -114,7 +114,7 @@ class TrajectoryRecord(Record):
         return self.finish == Finish.DEMONSTRATION
 
     def lag_at(self, version: int) -> int:
-        """Its lag at a policy version; -1 for a demonstration."""
+        """The lag at a policy version; -1 for a demonstration."""
         return -1 if self.is_demonstration else version - self.oldest
 
 
@@ -122,7 +122,7 @@ class GroupRecord(Record):
     """An open group. `row` is the task's row in the training or evaluation file; `version` is the policy version that
     the members need at least; `attempts` counts each member's failures; `labelled` tells which members are labelled;
     `sampled` counts the plans that took the group. With `demonstrated` the last member is the task's demonstration,
-    beside the members that the policy plays."""
+    and the policy plays the others."""
 
     table = "groups"
     row: int
@@ -139,7 +139,7 @@ class GroupRecord(Record):
 
     @property
     def played(self) -> int:
-        """How many members the policy plays. Admission counts these alone, since a demonstration never gets old."""
+        """The members that the policy plays. Admission counts these alone, since a demonstration never gets old."""
         return len(self.attempts) - self.demonstrated
 
     def is_demonstration(self, member: int) -> bool:
@@ -211,8 +211,7 @@ def count_dead(tx: Transaction, record: TrajectoryRecord) -> None:
 def count_revived(tx: Transaction, record: TrajectoryRecord) -> None:
     """Take a trajectory out of what `count_dead` counted."""
     tx.add(TrajectoryState.DEAD, -1)
-    # An older store may have dead trajectories whose tokens were not counted.
-    tx.add("tokens_dead", -min(record.sampled, tx.counter("tokens_dead")))
+    tx.add("tokens_dead", -record.sampled)
 
 
 def forget(tx: Transaction, trajectory: str) -> None:

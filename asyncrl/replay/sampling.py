@@ -1,4 +1,8 @@
-"""Which complete groups are trained: filters refuse groups, samplers choose the next batch out of the others."""
+"""The choice of complete groups to train: filters refuse groups, samplers choose the next batch out of the others.
+
+Groups beyond the age bound never come here: their eviction is in `planning.py`. Samplers differ in the staleness that
+they prefer within that bound.
+"""
 
 from __future__ import annotations
 

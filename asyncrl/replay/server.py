@@ -1,9 +1,15 @@
 """The replay's socket: collects requests, applies them in one transaction, commits, and only then answers.
 
 A thread applies and commits a batch of requests, while this one receives the next batch (group commit). No reply leaves
-before its request is committed. Stored trajectories are read and sent at once. A request with nothing to give yet waits
-until the state changes or its patience ends; one that only renews a lease waits a moment for company. A request that is
-refused, or that meets an error of our own, is answered with the reason, counted, and takes no effect.
+before its request is committed: with ids that make a repeated request harmless, this is exactly once. Stored
+trajectories are read and sent at once.
+
+A request with nothing to give yet waits until the state changes or its patience ends. A request that only renews a
+lease waits a moment for others. A request that is refused, or that meets an internal error, is answered with the
+reason, counted, and takes no effect.
+
+Back-pressure: at most BATCH requests and REPLIES_BYTES of replies are held here. Further ones stay in the bounded
+queues of the sockets, and clients stop at their credits.
 """
 
 from __future__ import annotations
@@ -56,7 +62,7 @@ REPLIES_BYTES = 32 << 20
 """Replies that are collected before they are sent; requests beyond them wait for the next turn."""
 TICK_S = 0.25
 COMPANY_S = 0.02
-"""How long requests that only renew leases wait for others with which they share a turn."""
+"""The time for which requests that only renew leases wait for others, to share a turn."""
 COMMIT_S, MAX_COMMIT_S = 0.002, 0.032
 """While a commit is written, requests are received once in COMMIT_S: waking up for each costs more than receiving it.
 While none arrives, the time doubles up to MAX_COMMIT_S."""
@@ -88,8 +94,8 @@ class Waiting:
 
 class ReplayServer:
     """Serves a bound ROUTER socket until `stop` is set, and logs the service's report to `metrics` every REPORT_S.
-    `clock` gives monotonic seconds. The server advances in `activity` with each commit, and tells the clock of `spans`
-    to everybody who asks."""
+    `clock` gives monotonic seconds. The server advances in `activity` with each commit, and answers with the clock
+    of `spans` to GetClock."""
 
     def __init__(
         self,
@@ -117,7 +123,7 @@ class ReplayServer:
         self._delays = Throttled(log, "a request must wait")
         self._commits = Throttled(log, "nothing can be stored", logging.ERROR, burst=1)
         self._ends = Throttled(log, "the run must end", burst=1)
-        self._undelivered = Throttled(log, "a requester has gone, or does not take its answers", logging.INFO)
+        self._undelivered = Throttled(log, "a requester has left, or does not take its answers", logging.INFO)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set, or until the run is over.
@@ -153,15 +159,15 @@ class ReplayServer:
             self._finish(self._handle(self._take()))
 
     def _is_over(self, is_busy: bool) -> bool:
-        """Whether the run is over, and nobody whose request has come would wait for an answer for ever."""
+        """True if the run is over, and no request that has come would stay without an answer."""
         return not (is_busy or self._requests) and self._service.is_over()
 
     def _due(self) -> bool:
         return self._clock() >= min(self._due_at(), self._next_tick)
 
     def _due_at(self) -> float:
-        """When to begin a turn for the requests that are there: at once, but requests that only renew a lease wait for
-        company. Those of a thousand actors would each cost a turn, and no episode waits for an answer."""
+        """The time at which to begin a turn for the requests that are there: at once, if one does more than renew."""
+        # Renewals wait for others: those of a thousand actors would each cost a turn, and no episode waits for them.
         if not self._requests:
             return math.inf
         is_company = len(self._requests) >= BATCH or not all(call.renews for _, call in self._requests)
@@ -246,8 +252,9 @@ class ReplayServer:
     def _apply(
         self, requests: list[Received], nested: bool
     ) -> tuple[int, list[tuple[Hashable, bytes]], list[Answered]]:
-        """How many requests were taken before the replies were too large; the queue and client of each waiting request
-        that is answered; and all replies. The answered ones stay in their queues until all is committed."""
+        """Apply requests in a transaction. Returns the number of requests that were taken before the replies were too
+        large, the queue and client of each waiting request that is answered, and all replies. The answered requests
+        stay in their queues until all is committed."""
         replies: list[Answered] = []
         taken = size = 0
         with self._store.transaction() as tx:
@@ -284,7 +291,7 @@ class ReplayServer:
             tx.add("refused")
             self._refusals.say(f"{call.kind:.50}: {error}")
             return encode_reason(REFUSED, call.sequence, str(error))
-        except Exception as error:  # an error of our own in one request must not end the others
+        except Exception as error:  # An internal error in one request must not end the others.
             reason = f"internal error, see the log of the replay: {type(error).__name__}: {error}"
             self._refusals.say(f"{call.kind}: {reason}")
             if self._is_new_bug(tx, call.kind, error):
@@ -292,7 +299,7 @@ class ReplayServer:
             return encode_reason(REFUSED, call.sequence, reason)
 
     def _is_new_bug(self, tx: Transaction, where: str, error: Exception) -> bool:
-        """Count an error of our own; true for the first of its kind, since a client may cause it for ever."""
+        """Count an internal error. True for the first of its kind: a client may cause the same one for ever."""
         tx.add("internal_errors")
         known = (where, type(error)) in self._traced
         self._traced.add((where, type(error)))
@@ -357,8 +364,8 @@ class ReplayServer:
         return reason
 
     def _recover(self, error: lmdb.Error, requests: list[Received]) -> list[Answered]:
-        """Nothing of this turn was stored: say so to every requester, also to those who wait, and go on with the leases
-        in the store."""
+        """Tell every requester, also the waiting ones, that nothing of this turn was stored. Go on with the leases in
+        the store."""
         reason = self._postpone(error)
         self._commits.say(reason)
         waiting = [(client, each.call) for queue in self._waiting.values() for client, each in queue.items()]

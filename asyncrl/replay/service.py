@@ -122,7 +122,7 @@ class ReplayService:
             tx.put("meta", "pinned", now)
 
     def tick(self, tx: Transaction) -> None:
-        """What time alone changes: leases that end, the learner's waiting, and readers that died or stay."""
+        """Do what time alone requires: end leases, count the learner's waiting, and look for readers of the store."""
         self.readers.look(tx)
         self._tickets.expire(tx)
         self._labelling.expire(tx)
@@ -142,7 +142,7 @@ class ReplayService:
         return {**counters.status(tx, self._settings), **pace, **workers, **readers, **waits}
 
     def failing(self) -> dict[str, str]:
-        """For people: what fails where tickets are few because everything does, and the newest failure; else empty."""
+        """The failures for which tickets are few, and the newest failure, both for people; empty texts without any."""
         return {"failing": self._backoff.text(), "newest_failure": self._backoff.newest}
 
     def put_off(self, reason: str) -> None:
@@ -154,7 +154,7 @@ class ReplayService:
         return self._put_off if self._clock() - self._put_off_at <= PUT_OFF_S else ""
 
     def is_over(self) -> bool:
-        """Whether the run is done and nobody needs the replay any more."""
+        """True if the run is done and no process needs the replay any more."""
         return self._end.is_over(lambda: self._actors.silence().keys() | self._scorers.silence().keys())
 
     def handle(self, tx: Transaction, call: Call) -> Reply | None:
@@ -178,8 +178,8 @@ class ReplayService:
                 self._tickets.leave(tx, request)
                 self._labelling.leave(tx, request)
             case protocol.PutTrajectory():
-                behind = len(call.frames) - request.images
-                frames, images = call.frames[: max(0, behind)], call.frames[max(0, behind) :]
+                first = max(0, len(call.frames) - request.images)
+                frames, images = call.frames[:first], call.frames[first:]
                 return Reply(self._tickets.put(tx, read_trajectory(decode(frames)), frames, images))
             case protocol.LeaseTrajectories():
                 return self._labelling.lease(tx, request)
@@ -253,7 +253,7 @@ class ReplayService:
         return Reply()
 
     def _fetch(self, tx: Transaction, request: protocol.Fetch) -> Reply:
-        """The stored frames of trajectories or their labels. Raises RefusedError: one is gone or damaged."""
+        """The stored frames of trajectories or their labels. Raises RefusedError: one is missing or damaged."""
         frames = []
         for name in request.ids:
             try:

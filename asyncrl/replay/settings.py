@@ -28,8 +28,8 @@ class ReplaySettings:
       trajectories none is taken, so that labels, plans and releases still find room.
     - An evaluation makes `eval_attempts` at each held-out task: one is greedy, several are sampled. The data of
       `evaluation_sample` of its episodes, over all shards, stay for a while.
-    - `spare_batches` may be complete beside the learner's batch before fewer episodes are started, see `pacing`; with
-      None admission alone bounds them.
+    - `spare_batches` may be complete, in addition to the learner's batch, before fewer episodes are started (see
+      `pacing`). With None admission alone bounds them.
     - With `greedy_sibling` the first member of every group is sampled greedily.
     - `needs` gives the kinds of scores that a task of a data source passes through.
     - Trajectories are kept for `keep_steps` steps after they were trained; infinity keeps all, trained or not.
@@ -69,7 +69,7 @@ class ReplaySettings:
     shards: int = 1
 
     def pinned(self) -> dict[str, int]:
-        """What may not change while a store lasts: its rows, groups and ids depend on these."""
+        """The values that may not change while a store lasts: its rows, groups and ids depend on them."""
         tasks = pinned_tasks(self.feed.tasks, self.held_out)
         return {**tasks, "group_size": self.group_size, "shard": self.shard, "shards": self.shards}
 
@@ -98,7 +98,7 @@ class ReplaySettings:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether trajectories stay in the store whatever becomes of them."""
+        """True if all trajectories stay in the store, trained or not."""
         return math.isinf(self.keep_steps)
 
     def first_kept(self, released_steps: int) -> int:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class ShardedReplay:
-    """What a learner rank asks of all shards, each over its own client, at the same time."""
+    """The requests of a learner rank to all shards, each over its own client, at the same time."""
 
     def __init__(self, clients: Sequence[ReplayClient]) -> None:
         self._clients = clients
@@ -34,8 +34,8 @@ class ShardedReplay:
             client.close()
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
-        """Record the learner's configuration; every change that the run had. The first shard alone keeps them, since a
-        step that it has not planned was trained by nobody."""
+        """Record the learner's configuration; returns every change that the run had. The first shard alone keeps them:
+        no rank trained a step that this shard has not planned."""
         return self._clients[0].configure(values, time)
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
@@ -57,15 +57,15 @@ class ShardedReplay:
         return join_plans(plans) if len(plans) == len(self._clients) else None
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
-        """Labels of trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
+        """Labels of trajectories, in the order of `ids`. Raises RefusedError: some are not stored any more."""
         return self._by_id(ids, lambda client, own: client.labels(own))
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
-        """Trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
+        """Trajectories, in the order of `ids`. Raises RefusedError: one is not stored any more."""
         return self._by_id(ids, lambda client, own: client.fetch(own))
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The image of this digest that a trajectory shows. Raises RefusedError: it is gone."""
+        """The image of this digest that a trajectory shows. Raises RefusedError: it is not stored any more."""
         return self._clients[shard_of(trajectory, len(self._clients))].image(trajectory, name)
 
     def task(self, name: str) -> Task | None:

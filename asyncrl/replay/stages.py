@@ -32,12 +32,12 @@ class Stages:
             tx.afterwards(self._begin, stage, name)
 
     def end(self, tx: Transaction, stage: Stage, name: str, **values: Value) -> None:
-        """It leaves the stage; nothing happens where it is not known to be in it."""
+        """An episode or a group leaves a stage. Nothing happens if it is not known to be in it."""
         if self._spans.records:
             tx.afterwards(partial(self._end, stage, name, **values))
 
     def forget(self, tx: Transaction, name: str) -> None:
-        """An episode is over, whatever stage it is in."""
+        """An episode is over, in any stage."""
         for stage in (Stage.TICKET, Stage.QUEUED, Stage.SCORING):
             self.end(tx, stage, name, outcome="ended")
 

@@ -1,5 +1,7 @@
 """The store: LMDB tables that change together in one transaction, so that a crash leaves all of a change or none.
 
+This is the ground of exactly once: a trajectory, its labels, its lease and its plan can never disagree.
+
 Nothing of the replay's state lives elsewhere. `transaction.py` has what one transaction reads and writes.
 """
 
@@ -16,7 +18,7 @@ from typing import IO
 
 from asyncrl.errors import StoreError
 from asyncrl.replay import images
-from asyncrl.replay.environment import ADVICE, UPGRADE, clear_errors, open_environment
+from asyncrl.replay.environment import ADVICE, OTHER_VERSION, clear_errors, open_environment
 from asyncrl.replay.transaction import Transaction
 
 TABLES = (
@@ -42,9 +44,8 @@ TABLES = (
     *images.TABLES,
 )
 MULTIPLE = ("held", "leased", *images.MULTIPLE)
-FORMAT = 2
-"""Format 1 had the tables of RENAMED under their old names, and no number."""
-RENAMED = {"facts": "trajectories", "burials": "dead_by_age"}
+FORMAT = 3
+"""The number of the store's format: the tables, and the fields of their records. A store of another one is refused."""
 READER_MAP_BYTES = 1 << 42
 """Address space only: a reader must see all that a writer may yet write."""
 
@@ -52,7 +53,7 @@ LOCK_FILE = "in-use"
 """The process that has the store open for writing holds a lock on this file."""
 MADE = "made\n"
 READERS_FILE = "lock.mdb"
-"""LMDB's table of readers, who write themselves into it: a writer spares what they read."""
+"""LMDB's table of readers. Each reader writes itself into it, and a writer keeps the pages that it reads."""
 ENDPOINT_FILE = "endpoint"
 """The address of the replay that serves the store, or served it last."""
 RETRY_S = 0.01
@@ -80,19 +81,17 @@ class Store:
         file = path / "data.mdb"
         if self._was_made() and (not file.exists() or file.stat().st_size == 0):
             # LMDB would create an empty store, and the run would begin again.
-            raise StoreError(f"{file} is gone or empty, but there was a store; {ADVICE}")
+            raise StoreError(f"{file} is missing or empty, but there was a store; {ADVICE}")
         self._environment, self._tables = open_environment(
-            path, TABLES, MULTIPLE, images.TABLES, map_size=max_bytes, sync=durable, metasync=durable
+            path, TABLES, MULTIPLE, map_size=max_bytes, sync=durable, metasync=durable
         )
         if not self._was_made():
             self._lock.write(MADE)
             self._lock.flush()
             os.fsync(self._lock.fileno())
         with _closed_on_error(self), self.transaction() as tx:
-            if tx.identity is None:
+            if not tx.count("meta"):  # It is new.
                 tx.put("meta", "identity", uuid.uuid4().hex)
-            if not tx.counter("format"):
-                tx.rename(RENAMED)
                 tx.set("format", FORMAT)
             _check_format(path, tx)
 
@@ -127,12 +126,11 @@ def _closed_on_error(store: Store | StoreReader) -> Iterator[None]:
 
 def _check_format(path: Path, tx: Transaction) -> None:
     if (found := tx.counter("format")) != FORMAT:
-        mend = UPGRADE if found < FORMAT else "use that version"
-        raise StoreError(f"the store {path} has format {found or 1} of another version of asyncrl: {mend}")
+        raise StoreError(f"the store {path} has format {found}, and this version reads {FORMAT}: {OTHER_VERSION}")
 
 
 def in_use(path: Path) -> bool:
-    """Whether a process has the store in this folder open for writing. Writes nothing, so that whoever may only read
+    """True if a process has the store in this folder open for writing. Writes nothing, so that a user who may only read
     the folder can ask."""
     try:
         with (path / LOCK_FILE).open() as lock:
@@ -142,7 +140,7 @@ def in_use(path: Path) -> bool:
 
 
 def _locked(file: IO[str], kind: int) -> bool:
-    """Whether the file could be locked now; closing it ends the lock."""
+    """Lock a file, if that is possible now. True if it is locked; closing the file ends the lock."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -151,7 +149,7 @@ def _locked(file: IO[str], kind: int) -> bool:
 
 
 class StoreReader:
-    """A store opened for reading only, beside a process that may have it open for writing. Whoever may not write
+    """A store opened for reading only, while another process may have it open for writing. A user who may not write
     LMDB's table of readers reads without it, and keeps writers away meanwhile.
 
     Raises StoreError: there is no store in the folder, or it cannot be read.
@@ -166,7 +164,7 @@ class StoreReader:
             if not listed:
                 stack.enter_context(_without_writers(path))
             self._environment, self._tables = open_environment(
-                path, TABLES, MULTIPLE, images.TABLES, map_size=READER_MAP_BYTES, readonly=True, lock=listed
+                path, TABLES, MULTIPLE, map_size=READER_MAP_BYTES, readonly=True, lock=listed
             )
             self._alone = stack.pop_all()
         with _closed_on_error(self), self.transaction() as tx:
@@ -185,7 +183,7 @@ class StoreReader:
 
 @contextlib.contextmanager
 def _without_writers(path: Path) -> Iterator[None]:
-    """Nobody opens the store in a folder for writing as long as the block lasts. Raises StoreError: somebody has."""
+    """Within the block no process opens the store in a folder for writing. Raises StoreError: one has it open."""
     try:
         lock = (path / LOCK_FILE).open()
     except FileNotFoundError:

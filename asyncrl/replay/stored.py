@@ -32,7 +32,7 @@ PAGE = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTrajectory:
-    """All that is stored of one trajectory. Its data and labels are gone once it was released or thrown away;
+    """All that is stored of one trajectory. Its data and labels are None once it was released or thrown away;
     `dead_letter` says why it is dead."""
 
     id: str
@@ -66,7 +66,7 @@ class StoredRun:
         return sum_counters(self.each(counters.counters))
 
     def without_images(self) -> int:
-        """How many trajectories of an imported run show images, none of which is there."""
+        """The number of trajectories of an imported run that show images. None of these images is there."""
         return sum(self.each(Transaction.counter, WITHOUT_IMAGES))
 
     def audit(self, uses: int) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class StoredRun:
         return self._read(self._shards[0], changes)
 
     def steps(self) -> int:
-        """How many plans are recorded."""
+        """The number of plans that are recorded."""
         return min(self.each(Transaction.count, "plans"))
 
     def dead_letters(self) -> list[tuple[str, DeadLetter]]:
@@ -96,7 +96,7 @@ class StoredRun:
         return sorted(((name, dead) for part in self.each(DeadLetter.all) for name, dead in part), key=itemgetter(0))
 
     def ids(self, after: str = "") -> Iterator[str]:
-        """The ids, in order and behind `after`, of all trajectories whose data is there."""
+        """The ids, in order and after `after`, of all trajectories whose data is there."""
         return heapq.merge(*(self._ids(shard, after) for shard in self._shards))
 
     def _ids(self, shard: StoreReader, after: str) -> Iterator[str]:
@@ -117,11 +117,11 @@ class StoredRun:
             after = page[-1][0]
 
     def is_recorded(self, name: str) -> bool:
-        """Whether a trajectory of this id was ever stored."""
+        """True if a trajectory of this id was ever stored."""
         return self._read(self._shard_of(name), TrajectoryRecord.load, name) is not None
 
     def facts(self, names: Sequence[str]) -> list[TrajectoryRecord]:
-        """The records of trajectories that are there. Raises StoreError: one is gone."""
+        """The records of trajectories that are there. Raises StoreError: one is missing."""
         return [self._read(self._shard_of(name), TrajectoryRecord.of, name) for name in names]
 
     def trajectory(self, name: str) -> Trajectory | None:
@@ -141,7 +141,7 @@ class StoredRun:
         return self._read(self._shard_of(name), _record, name)
 
     def each(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """What `ask` says of every shard, each at one moment."""
+        """Call `ask` for every shard, each at one moment, and return its results."""
         return [self._read(shard, ask, *args, **kwargs) for shard in self._shards]
 
     def _shard_of(self, name: str) -> StoreReader:

@@ -1,4 +1,4 @@
-"""What an evaluation measured on the tasks of one data source, as sums, so that shards can add theirs."""
+"""The measurements of an evaluation on the tasks of one data source, as sums, so that shards can add theirs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Tally(msgspec.Struct):
 
     @classmethod
     def of(cls, tasks: Iterable[Sequence[TrajectoryRecord]], attempts: int, threshold: float = RIGHT) -> Tally:
-        """Of the scored attempts at each task, of `attempts` that were made at it. An outcome of at least `threshold`
-        is right."""
+        """The tally of the scored attempts at each task, of `attempts` that were made at it. An outcome of at least
+        `threshold` is right."""
         tally = cls(at={f"{name}@{k}": (0.0, 0) for k in ks(attempts) for name in ("pass", "best", "maj")})
         for task in tasks:
             tally._add_task(task, attempts, threshold)

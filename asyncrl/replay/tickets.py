@@ -1,4 +1,7 @@
-"""Tickets out to actors, trajectories in."""
+"""Tickets out to actors, trajectories in.
+
+A trajectory is taken exactly once: its id is its ticket's, which ends in the same transaction.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,7 @@ class TicketQueue:
             order, name = first
             tx.delete("pending", order)
             record = TicketRecord.load(tx, name)
-            # A ticket that was withdrawn and offered anew is in the queue twice: the second time a worker holds it.
+            # A ticket that was withdrawn and offered again is in the queue twice: the second time a worker holds it.
             if record is not None and not record.worker:
                 record.worker = worker
                 record.save(tx, name)

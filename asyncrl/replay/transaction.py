@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice, takewhile
 from typing import Any, ParamSpec, TypeVar
@@ -52,8 +52,8 @@ def _seal(key: bytes, value: bytes | memoryview) -> bytes:
 class Transaction:
     """Reads and writes of one transaction; values are plain msgpack values unless a method says bytes.
 
-    Whatever reads a value raises StoreError where it is damaged. `writes` counts the changes that were tried. Counters
-    are kept in memory and written once, by `flush`, since every request changes some.
+    Every method that reads a value raises StoreError if it is damaged. `writes` counts the changes that were tried.
+    Counters are kept in memory and written once, by `flush`, since every request changes some.
     """
 
     def __init__(self, environment: lmdb.Environment, tables: dict[str, Any], raw: lmdb.Transaction) -> None:
@@ -115,9 +115,9 @@ class Transaction:
         return value
 
     def present(self, value: T | None, table: str, key: Key) -> T:
-        """A value that others refer to. Raises StoreError: it is gone."""
+        """A value that others refer to. Raises StoreError: it is missing."""
         if value is None:
-            raise self._damaged(f"{table} of {key!r} is gone")
+            raise self._damaged(f"{table} of {key!r} is missing")
         return value
 
     def _damaged(self, what: str) -> StoreError:
@@ -152,12 +152,12 @@ class Transaction:
             yield bytes(key)
 
     def page(self, table: str, after: str, count: int, prefix: str = "", backwards: bool = False) -> list[str]:
-        """The next `count` keys that begin with `prefix`, in order, behind `after` or, if that is empty, from the first
+        """The next `count` keys that begin with `prefix`, in order, after `after` or, if that is empty, from the first
         on. `backwards`: before `after` or from the last on."""
         cursor, begin = self._raw.cursor(db=self._tables[table]), prefix.encode()
         if backwards:
-            behind = after.encode() or begin + b"\xff"  # No text has this byte.
-            there = cursor.prev() if cursor.set_range(behind) else cursor.last()
+            end = after.encode() or begin + b"\xff"  # No text has this byte.
+            there = cursor.prev() if cursor.set_range(end) else cursor.last()
             keys = cursor.iterprev(values=False)
         else:
             there = cursor.set_range(after.encode() + b"\0" if after else begin)
@@ -171,16 +171,12 @@ class Transaction:
         cursor = self._raw.cursor(db=self._tables[table])
         return {bytes(key).decode(): int(cursor.count()) for key in cursor.iternext_nodup()}
 
-    def has(self, table: str) -> bool:
-        """Whether the store has a table, which one of an earlier version may lack."""
-        return table in self._tables
-
     def count(self, table: str) -> int:
         return int(self._raw.stat(db=self._tables[table])["entries"])
 
     def append(self, table: str, value: Any, queue: str = "", urgent: bool = False) -> int:
-        """Put `value` behind all others of a queue of an ordered table; urgent ones stand before all that are not.
-        Returns its order there."""
+        """Put `value` at the end of a queue of an ordered table; urgent ones come before all that are not. Returns its
+        order there."""
         order = self.add(f"order/{table}/urgent") if urgent else FIRST_ORDER + self.add(f"order/{table}")
         self.put(table, queue.encode() + _key(order), value)
         return order
@@ -229,7 +225,7 @@ class Transaction:
         return value
 
     def flush(self) -> None:
-        """Write the counters that changed, and read them anew when they are asked for."""
+        """Write the counters that changed, and forget all: the next read takes them from the store."""
         for name in self._changed:
             self.put("meta", name, self._counters[name])
         self._changed.clear()
@@ -256,17 +252,6 @@ class Transaction:
         """Bytes of the pages of one table."""
         stat = self._raw.stat(db=self._tables[table])
         return int(stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
-
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Move what tables of older names hold to those of their new names; those that are not there hold nothing."""
-        for old, new in names.items():
-            try:
-                table = self._environment.open_db(old.encode(), txn=self._raw, create=False)
-            except lmdb.NotFoundError:
-                continue
-            for key, value in self._raw.cursor(db=table):
-                self._raw.put(key, value, db=self._tables[new], append=True)
-            self._raw.drop(table)
 
     def free_dead_readers(self) -> int:
         """Free the snapshots of processes that have ended; how many there were. Their pages can be used at once."""

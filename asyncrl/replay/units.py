@@ -1,13 +1,13 @@
 """Units of scoring: what is leased, labelled and failed together. A unit is one trajectory, or for GROUP_KIND a whole
 group, for which this holds:
 
-1. A lease has all members of a group or none, in order, and only once every one of them has all its earlier scores.
-2. The labels of all members are taken in one transaction or not at all.
-3. GROUP_KIND is the last kind, so that no member can fail after its group was scored, and scores of a group that is no
-   more are never trained.
-4. A failure counts as an attempt of every member. After too many, every member is a dead letter and gets a new ticket,
-   or the group is dropped. A member whose stored data is damaged is replaced alone, while the others wait for it.
-5. A complete group that nobody has scored is in the queue, or leased: a scorer that dies loses none.
+- A lease has all members of a group or none, in order, and only once every one of them has all its earlier scores.
+- The labels of all members are taken in one transaction or not at all.
+- GROUP_KIND is the last kind, so that no member can fail after its group was scored, and scores of a group that was
+  closed are never trained.
+- A failure counts as an attempt of every member. After too many, every member is a dead letter and gets a new ticket,
+  or the group is dropped. A member whose stored data is damaged is replaced alone, while the others wait for it.
+- A complete group without scores is in the queue, or leased: a scorer that dies loses none.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ class Units:
     def __init__(self, settings: ReplaySettings) -> None:
         self._settings = settings
 
-    def needs(self, group: GroupRecord, record: TrajectoryRecord) -> tuple[str, ...]:
-        """All kinds of scores that a trajectory of `group` passes through."""
-        # Records of earlier versions of asyncrl do not name the data source.
-        return self._settings.needs(record.data_source or self._settings.task(group).data_source)
+    def needs(self, record: TrajectoryRecord) -> tuple[str, ...]:
+        """All kinds of scores that a trajectory passes through."""
+        return self._settings.needs(record.data_source)
 
-    def next_kind(self, group: GroupRecord, record: TrajectoryRecord) -> str:
+    def next_kind(self, record: TrajectoryRecord) -> str:
         """The kind of scores for which a trajectory waits, or with which a scorer's lease begins."""
-        return self.needs(group, record)[record.scored]
+        return self.needs(record)[record.scored]
 
     def waiting(self, tx: Transaction, kind: str, name: str) -> Unit:
-        """What an entry of the queue of `kind` stands for, if it still waits."""
+        """The unit of an entry of the queue of `kind`, if it still waits."""
         if kind == GROUP_KIND:
             return self.waiting_group(tx, name)
         record = TrajectoryRecord.load(tx, name)
@@ -56,7 +55,7 @@ class Units:
             record = TrajectoryRecord.load(tx, member)
             if record is None or record.state is not TrajectoryState.WAITING:
                 return []
-            if self.next_kind(group, record) != GROUP_KIND:
+            if self.next_kind(record) != GROUP_KIND:
                 return []
             unit.append((member, record))
         return unit
@@ -64,13 +63,13 @@ class Units:
     def members(self, tx: Transaction, name: str, record: TrajectoryRecord) -> list[str]:
         """The ids of the unit with which a leased trajectory was leased, in order."""
         group = GroupRecord.load(tx, record.group)
-        if group is None or self.next_kind(group, record) != GROUP_KIND:
+        if group is None or self.next_kind(record) != GROUP_KIND:
             return [name]
         return group.ids(record.group)
 
 
 def attempts(unit: Unit) -> int:
-    """How often a unit was leased since its last result. A member that replaced another has fewer than the rest."""
+    """The number of leases of a unit since its last result. A member that replaced another has fewer than the rest."""
     return max((record.attempts for _, record in unit), default=0)
 
 

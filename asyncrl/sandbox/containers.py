@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
-from asyncrl.machine.group_guard import GroupGuard
+from asyncrl.machine.child import Guarded
 from asyncrl.sandbox.sandbox import MAX_OUTPUT_BYTES, ProgramResult, SandboxError, SandboxLimits
 
 INSTALL = {
@@ -42,7 +43,7 @@ _CHILD = Path(__file__).with_name("child")
 class Container:
     """One running container. `started` is the process of docker or podman that is attached to it."""
 
-    def __init__(self, program: str, name: str, started: Process, guard: GroupGuard) -> None:
+    def __init__(self, program: str, name: str, started: Process, guard: Guarded) -> None:
         self._program = program
         self._name = name
         self._started = started
@@ -82,7 +83,7 @@ class Container:
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._started.pid, signal.SIGKILL)
-            self._guard.forget(self._started.pid)
+            self._guard.close()
             self._errors.cancel()
 
     async def _remove(self) -> None:
@@ -130,7 +131,7 @@ class ContainerSandbox:
         self._program = program
         self._image = image
         self._arguments = arguments
-        self._guard = GroupGuard()
+        self._guards = WeakSet[Guarded]()
 
     async def check(self) -> None:
         """Check that programs can run here. Raises SandboxError: they cannot; its message names what to install."""
@@ -171,8 +172,9 @@ class ContainerSandbox:
         return ContainerSession(container)
 
     def close(self) -> None:
-        """End the process that guards containers, and the open ones with it."""
-        self._guard.close()
+        """End the containers that are open."""
+        for each in self._guards:
+            each.close()
 
     def command(self, name: str, limits: SandboxLimits) -> list[str]:
         """The command that starts a container called `name`."""
@@ -191,21 +193,26 @@ class ContainerSandbox:
 
     async def _start(self, limits: SandboxLimits) -> Container:
         name = f"asyncrl-{uuid.uuid4().hex}"
+        guard = Guarded(self.command(name, limits))
         try:
             started = await asyncio.create_subprocess_exec(
-                *self.command(name, limits),
+                *guard.command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 limit=_LONGEST_REPORT,
                 # docker or podman may write files into its working directory.
                 cwd=tempfile.gettempdir(),
+                pass_fds=guard.files,
                 start_new_session=True,
             )
-        except OSError as error:
-            raise SandboxError(f"{self._program} cannot be started: {error}") from error
-        self._guard.watch(started.pid)
-        return Container(self._program, name, started, self._guard)
+        except BaseException as error:
+            guard.close()
+            if isinstance(error, OSError):
+                raise SandboxError(f"{self._program} cannot be started: {error}") from error
+            raise
+        self._guards.add(guard)
+        return Container(self._program, name, started, guard)
 
 
 def _result(report: Mapping[str, Any]) -> ProgramResult:

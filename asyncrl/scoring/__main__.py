@@ -47,7 +47,8 @@ def run(config: TrainConfig) -> None:
         for each in done:
             each.result()
         if drain.is_set():
-            leave(config, name, life)
+            endpoints = locations.replay_endpoints(config.network, config.replay.shards)
+            leave(endpoints, name, life, client_keys(config.network.keys), locations.run_identity(config.run))
 
 
 def _wait(

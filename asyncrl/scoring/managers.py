@@ -1,6 +1,7 @@
-"""Reward managers that were written for verl and judge whole groups, in a process of their own: the scorer's side.
+"""The reward managers that judge whole groups, in a process of their own: the scorer's side.
 
-That process runs a module of `compat`, which this room does not import: it has verl's batch type.
+They were written for verl. The process runs the program that `config/extensions.py` names, which has verl's batch type;
+this room does not import it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from asyncrl import wire
+from asyncrl.config.extensions import EXTENSIONS
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.errors import AsyncrlError, ScoringError
@@ -22,7 +24,7 @@ from asyncrl.scoring.verifier import policy_settings
 from asyncrl.types import Lease
 from asyncrl.wire import Message
 
-PROGRAM = "asyncrl.compat.verl.judging"
+PROGRAM = EXTENSIONS["scoring.manager"]
 """The module of the process. Its function `check` looks at a manager's settings without making the manager."""
 
 START_TIMEOUT_S = 600.0

@@ -1,8 +1,8 @@
-"""The learner's end of the distributed channel: broadcasts buckets to the engines that are there when a push begins.
+"""The learner's end of the distributed route: broadcasts buckets to the engines that are there when a push begins.
 
-The members are chosen anew for each push, in the weight server's thread (see transfers.py): engines ask to join, and
-are called with everything that they need before the first byte. An engine that fails ends the broadcast, after
-`timeout_s` at most. Engines that were away, or lack any of the version when a broadcast ends early, take it by zmq.
+Each push has its own members, chosen in the weight server's thread (see transfers.py). Engines ask to join, and are
+called with everything that they need before the first byte. An engine that fails ends the broadcast, after
+`timeout_s` at most. Engines that were away, or that lack a part when a broadcast ends early, take the version by zmq.
 
 A bucket on the CPU is part of the version's host copy, so it is sent while the next one is filled. A bucket on a GPU
 must be sent before its buffer is filled again.
@@ -69,7 +69,7 @@ class Broadcaster:
         buckets: Iterable[GatheredBucket],
         canary: Canary | None = None,
     ) -> Iterator[GatheredBucket]:
-        """Give on the `buckets` of `version`, and broadcast them meanwhile to the engines that are there now."""
+        """Yield the `buckets` of `version`, and broadcast them meanwhile to the engines that are there now."""
         entries = tuple(chain(*(bucket.entries for bucket in plan)))
         self._call_engines(Manifest(version, MAX_CHUNK_BYTES, entries, canary=canary), plan)
         sums = []
@@ -104,7 +104,7 @@ class Broadcaster:
                 self._fail(str(error))
 
     def _begin(self, tensor: torch.Tensor) -> None:
-        """Begin to send `tensor`, once the last but one is sent."""
+        """Begin to send `tensor`, once the tensor two before it is sent."""
         self._finish_all_but(AT_ONCE - 1)
         if self._group is not None:
             try:

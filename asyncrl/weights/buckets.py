@@ -1,4 +1,4 @@
-"""How tensors share flat buffers: so many small transfers become a few large ones, and memory is bounded by buckets."""
+"""Buckets: flat buffers that tensors share, so that many small transfers become a few large ones in bounded memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredBucket:
-    """A bucket and its buffer: on the CPU the taker's to keep, on a GPU used again for the next bucket."""
+    """A bucket and its buffer. On the CPU the receiver may keep it; on a GPU the next bucket overwrites it."""
 
     bucket: Bucket
     flat: torch.Tensor
@@ -58,7 +58,7 @@ def tight_buckets(
 ) -> list[Bucket]:
     """Buckets for `entries` without gaps, the widest dtypes first; a larger tensor has one for itself.
 
-    Tensors of one dtype for whose names `group_of` says the same share a bucket, which may be larger for that.
+    Tensors of one dtype share a bucket if `group_of` returns the same for their names. Such a bucket may be larger.
     """
     groups: dict[tuple[str, str], list[TensorSpec]] = {}
     for entry in sorted(entries, key=lambda entry: -DTYPES[entry.dtype].itemsize):
@@ -81,7 +81,7 @@ def _filled(groups: Iterable[Sequence[TensorSpec]], bucket_bytes: int, alignment
 
 
 def flatten(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """A new buffer uint8[nbytes] with the bucket's tensors, on their device, once they are all in it."""
+    """Copy the bucket's tensors into a new buffer uint8[nbytes] on their device; return once all are in it."""
     device = tensors[bucket.entries[0].name].device
     flat = new_bytes(bucket.nbytes, device)
     for name, view in bucket.views(flat).items():
@@ -92,7 +92,7 @@ def flatten(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
 
 
 def on_host(filled: GatheredBucket) -> dict[str, torch.Tensor]:
-    """The tensors of a bucket on the CPU, as copies in pinned memory where they come from a GPU."""
+    """The tensors of a bucket on the CPU, copied to pinned memory if they come from a GPU."""
     flat = filled.flat
     if flat.is_cuda:
         flat = torch.empty(flat.nbytes, dtype=torch.uint8, pin_memory=True).copy_(flat)

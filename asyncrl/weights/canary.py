@@ -1,16 +1,17 @@
-"""The canary of a version: log-probs that the learner itself gives for a short fixed sequence, which every engine that
-takes the version must repeat before it serves it.
+"""The canary of a version: the learner's log-probs of a short fixed sequence.
 
-So a version is what it says, whatever brought it, under whichever names, into whichever kernels. The tokens follow from
-the run's seed: every version of a run has the same, and a resumed run goes on with them.
+Every engine that takes the version must repeat them before it serves the version. This finds wrong weights on every
+route, under every name and in every kernel. The tokens follow from the run's seed: all versions of a run have the same,
+and so has a resumed run.
 
 The statistic is the mean absolute difference over the sequence. Learner and engine round differently, and the largest
-difference of a sequence is mostly that of one unlucky token; a wrong tensor moves nearly all of them. What rounding
-does to a log-prob is in proportion to the logits, and these differ from model to model. So the limit is a share of the
-spread (standard deviation) of the learner's own log-probs over the sequence. docs/weights.md has what was measured.
+difference is mostly that of one unlucky token; a wrong tensor moves nearly all of them.
+
+Rounding changes a log-prob in proportion to the logits, and these differ from model to model. So the limit is a share
+of the spread (standard deviation) of the learner's own log-probs over the sequence. docs/weights.md has measurements.
 
 Weights that differ by less than the limit pass. But an engine that kept its old weights answers with the same bits as
-before: that is found out as soon as the learner's own log-probs have moved by `STALE_SHARE` of the limit.
+before. That is found as soon as the learner's own log-probs have moved by `STALE_SHARE` of the limit.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ LENGTH = 32
 QUANTIZED = "quantized"
 INT4 = "int4"
 TOLERANCES = {"float32": 0.005, "bfloat16": 0.08, "float16": 0.08, QUANTIZED: 0.3, INT4: 0.8}
-"""The allowed difference as a share of the spread, by what an engine computes in."""
+"""The allowed difference as a share of the spread, by the precision of an engine."""
 
 UNKNOWN = "bfloat16"
-"""What an engine is taken to compute in that does not say."""
+"""The precision assumed of an engine that does not tell its own."""
 
 MIN_SPREAD = 0.1
-"""Of a sequence: the log-probs of a model that is close to uniform hardly differ."""
+"""The least spread that is assumed: the log-probs of a model that is close to uniform hardly differ."""
 
 STALE_SHARE = 0.1
 
@@ -63,7 +64,7 @@ class Canary(msgspec.Struct, frozen=True):
             raise ValueError("the log-probs of a canary are not finite, or above 0")
 
     def check_ids(self, vocabulary: int) -> None:
-        """Raises WeightsError: a token is none of the policy's. A server may die of it."""
+        """Raises WeightsError: a token is outside of the policy's vocabulary, which may crash a server."""
         if max(self.tokens) >= vocabulary:
             raise WeightsError(
                 f"the canary has token {max(self.tokens)}, the engine's model has ids up to {vocabulary - 1}; "
@@ -72,9 +73,11 @@ class Canary(msgspec.Struct, frozen=True):
 
 
 def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int, ...]:
-    """The canary's tokens in the run of this seed, or the first `length` of them: one of each of `LENGTH` equal parts
-    of the vocabulary, in an order that is drawn too. So a server that has a share of the rows stale, such as those of
-    one of its GPUs, is found out."""
+    """Draw the first `length` tokens of the canary of the run with this seed.
+
+    The canary has one token of each of `LENGTH` equal parts of the vocabulary, in a random order.
+    """
+    # So it also finds a server with a part of its rows stale, for example on one of its GPUs.
     drawn = {
         part: int.from_bytes(hashlib.blake2b(f"canary {seed} {part}".encode(), digest_size=8).digest(), "big")
         for part in range(LENGTH)
@@ -88,14 +91,14 @@ def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int
 
 @dataclass(frozen=True, slots=True)
 class CanaryCheck:
-    """The canary that an engine must repeat before it serves `version`, which came to this process by `channel`.
+    """The canary that an engine must repeat before it serves `version`, which came to this process by `route`.
 
     `tolerance` is the allowed difference as a share of the spread; None takes that of `TOLERANCES`.
     """
 
     version: int
     canary: Canary
-    channel: str
+    route: str
     tolerance: float | None = None
 
     def allowed(self, precision: str) -> float:
@@ -107,7 +110,7 @@ class CanaryCheck:
 
 
 class CanaryJudge:
-    """Judges what one engine answers, version after version."""
+    """Judges the answers of one engine, version after version."""
 
     def __init__(self) -> None:
         self.difference = 0.0
@@ -117,7 +120,7 @@ class CanaryJudge:
 
     @property
     def counters(self) -> dict[str, float]:
-        """Of the last version: the mean difference and what was allowed. Since the start: versions that failed."""
+        """The mean difference and the allowed one of the last version; versions that failed since the start."""
         return {
             "canary_difference": self.difference,
             "canary_allowed": self.allowed,
@@ -132,10 +135,10 @@ class CanaryJudge:
         by: str,
         asked: int | None = None,
     ) -> None:
-        """Return if the engine at `by` repeats the canary in its `answer`: log-probs [asked - 1] of the first `asked`
-        tokens but the first, or of all tokens.
+        """Return if the engine at `by` repeats the canary in its `answer`.
 
-        Raises CanaryError.
+        The answer is the log-probs [asked - 1] of the first `asked` tokens, or of all, without the first token. Raises
+        CanaryError.
         """
         given = np.array(answer, np.float32)
         expected = np.array(check.canary.logprobs[: None if asked is None else asked - 1], np.float32)
@@ -171,13 +174,13 @@ class CanaryJudge:
             self._last = (check, given)
 
     def refuse(self, check: CanaryCheck, by: str, reason: str, advice: str = "") -> CanaryError:
-        """The error of an engine that gave no answer for a `reason`, and what may be done about it."""
+        """The error for an engine that gave no answer for a `reason`, with `advice` for the user."""
         return self._failed(check, by, f"it did not answer the canary ({reason}){advice}")
 
     def _failed(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:
         self.failures += 1
         return CanaryError(
-            f"version {check.version}, which came by {check.channel}, is not in {by} what the learner published, and "
+            f"version {check.version}, which came by {check.route}, is not in {by} what the learner published, and "
             f"nothing of it is served: {reason} (docs/faults.md)"
         )
 

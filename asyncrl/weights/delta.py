@@ -1,11 +1,13 @@
-"""What changed between two versions of the weights, bit for bit: far fewer bytes than the weights themselves.
+"""Deltas: the changes between two versions of the weights, bit for bit, in far fewer bytes than the weights.
 
-A tensor that changed in few places is patched: the gaps between changed elements in the narrowest unsigned integers,
-and the differences of new and old elements as unsigned integers modulo 2^bits, so that every bit pattern (nan payloads,
--0.0) comes out as it went in. Both are split into byte planes, most of which are nearly constant, and compressed with
-zstd. A tensor that changed in many places travels whole. Checksums are those of the result, in its manifest.
+A tensor that changed in few places is patched. A patch has the gaps between changed elements, in the narrowest unsigned
+integers, and the differences of new and old elements. These are unsigned integers modulo 2^bits, so every bit pattern
+(nan payloads, -0.0) is restored exactly.
 
-Deltas make chains: a receiver some versions behind applies several, one after the other.
+Gaps and differences are split into byte planes, most of which are nearly constant, and compressed with zstd. A tensor
+that changed in many places travels whole. The manifest of the result has the checksums.
+
+Deltas make chains: a receiver that is several versions old applies several, one after the other.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ MAX_DENSITY = 0.25
 """A tensor of which a larger share changed travels whole."""
 
 SHARED_BYTES = 1 << 20
-"""Smaller tensors are copied even where nothing changed: they may lie in a buffer with others, and would keep it."""
+"""Smaller tensors are copied even if nothing changed: they may share a buffer with others, and would keep all of it."""
 
 GAPS = (1, 2, 4)
 """Widths of a gap in bytes."""
@@ -62,7 +64,7 @@ class Delta:
 
 
 def same_layout(old: Manifest, new: Manifest) -> bool:
-    """Whether both have tensors of the same names, shapes and types, so that there can be a delta."""
+    """True if both have tensors of the same names, shapes and types, so that there can be a delta."""
 
     def layout(manifest: Manifest) -> list[tuple[str, str, tuple[int, ...]]]:
         return [(spec.name, spec.dtype, spec.shape) for spec in manifest.tensors]
@@ -71,7 +73,7 @@ def same_layout(old: Manifest, new: Manifest) -> bool:
 
 
 def diff(old: WeightSnapshot, new: WeightSnapshot, each: Map = map) -> Delta:
-    """The delta from `old` to `new`; the work over tensors is mapped by `each`.
+    """Compute the delta from `old` to `new`; `each` maps the work over tensors.
 
     Raises WeightsError: their tensors differ in more than their contents.
     """
@@ -95,8 +97,9 @@ def diff(old: WeightSnapshot, new: WeightSnapshot, each: Map = map) -> Delta:
 def apply(
     base: Mapping[str, torch.Tensor], held: Manifest, target: Manifest, chain: Sequence[Delta], each: Map = map
 ) -> dict[str, torch.Tensor]:
-    """The tensors of `target`, made from those of `held` by a chain of deltas; the work over tensors is mapped by
-    `each`. Large tensors that do not change are shared with `base`, which stays as it is.
+    """Make the tensors of `target` from `base`, those of `held`, by a chain of deltas.
+
+    `each` maps the work over tensors. Large tensors that do not change are shared with `base`, which stays as it is.
 
     Raises WeightsError: the chain does not begin at `held` or end at `target`, or the result's checksums differ;
     WireError: a delta is malformed.
@@ -137,9 +140,9 @@ def _by_tensor(chain: Sequence[Delta], tensors: int) -> dict[int, list[tuple[Pat
 
 
 def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
-    """Count, width of gaps and bytes of a patch between unsigned integers of the same width.
+    """Return the count, the width of gaps and the bytes of a patch between unsigned integers of the same width.
 
-    Beside the bytes and their planes it takes 4 bytes for a change, of those at most that a patch may have.
+    Its memory is the bytes, their planes and 4 bytes for each change.
     """
     found, count, widest = _find(old, new)
     width = next((width for width in GAPS if widest < 256**width), WHOLE)
@@ -159,9 +162,9 @@ def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
 
 
 def _find(old: Elements, new: Elements) -> tuple[deque[tuple[int, NDArray[np.uint32]]], int, int]:
-    """Where elements differ, as starts of blocks and places in them; how many do, and the widest gap before one.
+    """Find the elements that differ: starts of blocks with places in them, their count, and the widest gap before one.
 
-    Too many for a patch are only counted.
+    If they are too many for a patch, they are only counted.
     """
     found: deque[tuple[int, NDArray[np.uint32]]] = deque()
     count, widest, last = 0, 0, -1

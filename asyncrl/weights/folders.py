@@ -1,4 +1,4 @@
-"""Versions as ordinary Hugging Face folders: `vNNNNNNNN` in a directory of their run, which appear and go whole.
+"""Versions as ordinary Hugging Face folders: `vNNNNNNNN` in a directory of their run. They appear and vanish whole.
 
 A folder has `model.safetensors`, the files of `write_config` and `weights.json` (the manifest with its checksums).
 While it is written or removed it has a hidden name. Nothing outside of the run's own directory is read or removed.
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class Folder:
     """A version in a folder, whose tensors are read only when asked for.
 
-    Both methods raise UnavailableError where the folder has gone or cannot be read, WeightsError where it is damaged.
+    Both methods raise UnavailableError if the folder was removed or cannot be read, WeightsError if it is damaged.
     """
 
     path: Path
@@ -65,7 +65,7 @@ class Folder:
         return {spec.name: found[spec.name] for spec in self.manifest.tensors}
 
     def check(self) -> None:
-        """See that the file is whole and has the manifest's names and shapes, without reading the contents."""
+        """Check that the file is whole and has the manifest's names and shapes, without reading the contents."""
         with self._errors(), safe_open(self.path / TENSORS, "pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         if found != {spec.name: spec.shape for spec in self.manifest.tensors}:
@@ -73,11 +73,11 @@ class Folder:
 
 
 Weights = Mapping[str, torch.Tensor] | Folder
-"""One version as a channel brings it."""
+"""One version, in the form in which a route brings it."""
 
 
 def tensors_of(weights: Weights) -> Mapping[str, torch.Tensor]:
-    """The tensors, read now where they are in a folder. Raises as `Folder.read` does."""
+    """The tensors; those in a folder are read now. Raises as `Folder.read` does."""
     return weights.read() if isinstance(weights, Folder) else weights
 
 
@@ -95,7 +95,7 @@ def read_folder(path: Path, version: int) -> Folder:
 
 
 def run_directory(parent: Path, run: RunIdentity) -> Path:
-    """Where `run` has its versions under `parent`, beside other runs."""
+    """The directory under `parent` that holds the versions of `run`; other runs have their own."""
     return parent / f"{quote(run.name, safe='')}-{quote(run.id, safe='')}"
 
 
@@ -138,8 +138,10 @@ def write_folder(
 
 
 def link_folder(folder: Folder, directory: Path) -> Folder:
-    """The same version under `directory`, where it stays when `folder` is removed: hard links to its files, or copies
-    where the file system has none. Raises OSError."""
+    """Make the same version under `directory`, which stays when `folder` is removed. Raises OSError.
+
+    It has hard links to the files, or copies if the file system has no links.
+    """
 
     def link(partial: Path) -> None:
         shutil.copytree(folder.path, partial, copy_function=_link)
@@ -164,27 +166,25 @@ def _make(directory: Path, version: int, fill: Callable[[Path], None]) -> Path:
         fill(partial)
         partial.rename(folder)
     except OSError:
-        # On a full disk nothing must be left in the way of others.
+        # A full disk needs the space of the unfinished folder.
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return folder
 
 
 def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
-    """Remove all versions except the `KEPT` newest and those spared. What cannot be removed is logged, and stays.
-
-    A folder is renamed first, so that nobody takes the rest of it for a whole one.
-    """
+    """Remove all versions except the `KEPT` newest and those `spared`. A failure is logged, and the folder stays."""
     for _, old in sorted(versions_in(directory).items())[:-KEPT]:
         if old not in spared:
             try:
+                # Renamed first, so that no reader takes the rest of it for a whole folder.
                 shutil.rmtree(old.rename(directory / f".{old.name}.removed"))
             except OSError as error:
                 logger.warning("%s was not removed, and takes its space on the disk: %s", old, error)
 
 
 class FolderWriter:
-    """Writes the learner's versions of `run` under `parent`, in a thread of its own, and removes those from before.
+    """Writes the versions of `run` under `parent` in its own thread, and removes those of an earlier learner.
 
     A version that a newer one overtakes is left out. A version that cannot be written is logged and counted.
 

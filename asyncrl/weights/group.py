@@ -1,32 +1,26 @@
-"""A process group of the learner (rank 0) and some engines, apart from torch's default group, with bounded waits.
+"""A process group of the learner (rank 0) and some engines, separate from torch's default group, with bounded waits.
 
-Neither gloo nor NCCL encrypts, and anybody who reaches the store can join, so use loopback or a trusted network.
+Neither gloo nor NCCL encrypts, and any program that reaches the store can join. Use loopback or a trusted network.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-from asyncrl.config.bind import is_loopback
 from asyncrl.errors import UnavailableError
-from asyncrl.network.interfaces import loopback_interface
 from asyncrl.weights.manifest import Manifest, Size
 from asyncrl.weights.threads import begin
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import TrainConfig
 
 AT_ONCE = 2
 """Broadcasts that a rank may have begun: a third one would wait for longer than two may take."""
@@ -37,7 +31,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def gpu_of(device: torch.device) -> str:
-    """The uuid of a GPU, the same in every process; "" for the CPU."""
+    """The uuid of a GPU, which is the same in every process; "" for the CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
@@ -55,7 +49,7 @@ def open_store(host: str, timeout_s: float) -> tuple[dist.TCPStore, int]:
 
 
 def join_store(host: str, port: int, timeout_s: float) -> dist.TCPStore:
-    """An engine's connection to it. Raises UnavailableError."""
+    """Connect an engine to the learner's store. Raises UnavailableError."""
     try:
         return dist.TCPStore(host, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False)
     except RuntimeError as error:
@@ -76,8 +70,10 @@ def torch_group(store: dist.Store, rank: int, size: int, device: torch.device, a
 
 
 class BroadcastCall(msgspec.Struct, frozen=True):
-    """What an engine needs to take part in a broadcast: the tensors, without checksums; how many of them each bucket
-    has; where the store is; and its rank in the group."""
+    """A call to an engine to take part in a broadcast.
+
+    It has the tensors without checksums, their `counts` by bucket, the address of the store and the engine's rank.
+    """
 
     manifest: Manifest
     counts: tuple[Size, ...]
@@ -89,10 +85,10 @@ class BroadcastCall(msgspec.Struct, frozen=True):
 
 
 class WeightGroup:
-    """Rank `rank` of `size` in the group `name` of a store; `address` is where this machine is reached.
+    """Rank `rank` of `size` in the group `name` of a store; `address` is that of this machine.
 
-    Every method raises UnavailableError where another rank is silent for `timeout_s` or gone; the group is then dead.
-    `hung` is the call of it that has not returned. `backend` makes torch's process group.
+    Every method raises UnavailableError if another rank is silent for `timeout_s` or has ended; the group is then dead.
+    `hung` is the call into torch that has not returned. `backend` makes torch's process group.
     """
 
     def __init__(
@@ -117,9 +113,9 @@ class WeightGroup:
 
     def begin(self, tensor: torch.Tensor) -> dist.Work:
         """Broadcast `tensor` from rank 0, or receive it elsewhere; it must stay as it is until `finish`."""
-        # Of the caller's, since another thread has a current stream, and device, of its own.
+        # Taken here: the thread below has its own current stream and device.
         stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
-        # NCCL comes together in its first broadcast, and never returns where another rank could not.
+        # NCCL forms the group in its first broadcast, which never returns if another rank could not join.
         broadcast = begin(partial(_broadcast, self._group, tensor, stream), "weights-group", daemon=True)
         try:
             return broadcast.result(self._wait.total_seconds())
@@ -130,7 +126,7 @@ class WeightGroup:
             raise UnavailableError(f"a broadcast could not begin: {error}") from error
 
     def transferred(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Broadcast one after the other, and give each once it has gone, or is here, while the next is under way."""
+        """Broadcast one tensor after the other. Yield each once it is sent or received, while the next is under way."""
         under_way: deque[tuple[torch.Tensor, dist.Work]] = deque()
         for tensor in tensors:
             under_way.append((tensor, self.begin(tensor)))
@@ -151,14 +147,14 @@ class WeightGroup:
             raise UnavailableError(f"a broadcast failed: {error}") from error
 
     def close(self) -> None:
-        """End what is under way, on the other ranks too; works must have been let go of. Call nothing afterwards."""
+        """End the broadcasts under way, on the other ranks too. Drop all works first, and call nothing afterwards."""
         try:
-            # What hangs within a call would hold up the abort, too.
+            # A call that hangs would block the abort, too.
             if self.hung is None:
                 self._group.abort()
         except RuntimeError as error:
             logger.warning("a weight group did not end well: %s", error)
-        # gloo closes its connections, which the other ranks notice, only when its last reference goes.
+        # gloo closes its connections, which the other ranks notice, only when its last reference is dropped.
         self._group = None
 
 
@@ -173,28 +169,3 @@ def _broadcast(group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | Non
 def sum_of(flat: torch.Tensor) -> torch.Tensor:
     """The checksum int64[] of a buffer whose size is a multiple of 8, computed on its device."""
     return flat.view(torch.int64).sum()
-
-
-def agree_with_servers(config: TrainConfig, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Turn cuMem off for NCCL in this process, as SGLang does, if an actor brings weights to its servers by NCCL.
-
-    All processes in a group with that actor must do the same. Call it before the first group; a value that the
-    environment has already stays.
-    """
-    if _servers_by_nccl(config):
-        environment.setdefault("NCCL_CUMEM_ENABLE", "0")
-
-
-def keep_to_loopback(config: TrainConfig, actor: bool, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let NCCL in this process, an `actor`'s or the learner's, listen on the loopback interface alone.
-
-    NCCL has one interface for all groups of a process. If weights may go by NCCL to other machines, the environment
-    names it. Call this before the first group.
-    """
-    broadcast = config.weights.channel == "distributed" and not is_loopback(config.network.learner_address)
-    if not (broadcast or (actor and _servers_by_nccl(config))):
-        environment["NCCL_SOCKET_IFNAME"] = f"={loopback_interface()}"
-
-
-def _servers_by_nccl(config: TrainConfig) -> bool:
-    return config.engine.kind != "embedded" and config.weights.into_servers == "nccl"

@@ -1,4 +1,4 @@
-"""What one version of the weights consists of, and the checks that make an update all or nothing.
+"""The manifest of a version: all of its tensors with checksums, and the checks that make an update all or nothing.
 
 Tensors travel as raw bytes under the name of their dtype, in chunks of at most `chunk_bytes`. The checksum of a tensor
 is the XXH3-64 of its bytes: it guards against damage, not against an adversary.
@@ -24,7 +24,7 @@ from asyncrl.weights.canary import Canary
 
 MAX_CHUNK_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 64 << 20
-"""Of a manifest with its deltas: 90 bytes a tensor, and a mixture of experts has up to a hundred thousand tensors."""
+"""A limit for a manifest with its deltas: 90 bytes a tensor, and a mixture has up to a hundred thousand tensors."""
 
 WHOLE = 0
 
@@ -46,7 +46,7 @@ Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One tensor without its contents: `dtype` is a key of DTYPES; `checksum` that of its bytes, if it is known."""
+    """One tensor without its contents. `dtype` is a key of DTYPES; `checksum` is 0 if it is not known."""
 
     name: str
     dtype: str
@@ -68,8 +68,10 @@ def specs_of(tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
 
 
 class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`count` elements of the tensor with that index change. `gap` is the width of a gap in bytes, or WHOLE; `nbytes`
-    is the patch's share of the payload."""
+    """A change of `count` elements in one tensor, which is given by its index.
+
+    `gap` is the width of a gap in bytes, or WHOLE. `nbytes` is the patch's share of the payload.
+    """
 
     tensor: Size
     count: Size
@@ -78,8 +80,10 @@ class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DeltaHeader(msgspec.Struct, frozen=True):
-    """What leads from the version with digest `base` to the one with digest `result`: patches in the payload's order,
-    at most one a tensor. Digests are those of manifests."""
+    """The patches that make the version with digest `result` from the one with digest `base`.
+
+    They are in the payload's order, at most one a tensor. Digests are those of manifests.
+    """
 
     base: str
     result: str
@@ -96,8 +100,10 @@ class DeltaHeader(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The tensors of `version`, in the order in which they travel; or `deltas`, one after the other, that make them
-    from what a receiver has. An engine must repeat the `canary`, if there is one, before it serves the version.
+    """The tensors of `version`, in the order in which they travel.
+
+    If there are `deltas`, these travel instead: one after the other they make the tensors from the receiver's version.
+    An engine must repeat the `canary`, if there is one, before it serves the version.
 
     Raises ValueError: two tensors have one name, or the deltas are larger than the tensors.
     """
@@ -120,7 +126,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def digest(self) -> str:
-        """A name for the contents: names, dtypes, shapes and checksums, whatever the version."""
+        """A name for the contents: names, dtypes, shapes and checksums. It does not depend on the version's number."""
         return hashlib.blake2b(msgspec.msgpack.encode(self.tensors), digest_size=16).hexdigest()
 
     def check_covers(self, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -144,7 +150,7 @@ def check_covers(version: int, offered: Mapping[str, tuple[int, ...]], expected:
 
 
 def places(edges: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, slice]]:
-    """Where the bytes [start, stop) of arrays one behind the other are: in which array, and where in it.
+    """Find the bytes [start, stop) of concatenated arrays: yield the index of each array and the slice of it.
 
     Array i has the bytes [edges[i], edges[i + 1]) of the whole.
     """
@@ -170,10 +176,10 @@ def as_tensor(data: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.T
 
 
 def new_bytes(nbytes: int, device: torch.device | None = None) -> torch.Tensor:
-    """Fresh memory uint8[nbytes]. On the CPU NumPy asks for huge pages from 4 MB on, which torch does not: without
-    them, faults of single pages take longer than a transfer."""
+    """Allocate uint8[nbytes]."""
     if device is not None and device.type != "cpu":
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    # NumPy asks for huge pages from 4 MB on, and torch does not. Page faults take longer than a transfer otherwise.
     return torch.from_numpy(np.empty(nbytes, np.uint8))
 
 
@@ -190,7 +196,7 @@ class WeightSnapshot:
 
 
 Map = Callable[..., Iterator[Any]]
-"""What the built-in `map` does, or a pool's: the work over tensors frees the GIL."""
+"""The built-in `map` or that of a pool of threads: the work over tensors frees the GIL."""
 
 
 def take_snapshot(
@@ -200,7 +206,7 @@ def take_snapshot(
     each: Map = map,
     canary: Canary | None = None,
 ) -> WeightSnapshot:
-    """A snapshot that shares the memory of contiguous tensors; the checksums are computed here, mapped by `each`."""
+    """Take a snapshot, which shares the memory of contiguous tensors. `each` maps the computation of checksums."""
     buffers = tuple(bytes_of(tensor.contiguous()) for tensor in tensors.values())
     specs = tuple(
         TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), own)

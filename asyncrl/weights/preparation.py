@@ -1,7 +1,7 @@
-"""Makes published versions ready for receivers: checksums, and the delta from the version before.
+"""Prepares published versions for receivers: computes checksums and the delta from the version before.
 
-It works in threads of its own, so that it holds up neither training nor a transfer. Host memory holds the last version,
-and a second one while the two are compared.
+It has its own threads, so it delays neither training nor a transfer. Host memory holds the last version, and a second
+one while the two are compared.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 class Preparation:
-    """Prepares versions, each of which it gives to `offer`, with the delta to it if there is one; `offer` may be called
-    in any thread. A version that a newer one overtakes before its turn is left out.
+    """Prepares versions and calls `offer` with each, and with the delta to it if there is one.
 
-    `measured` has of the last version that was prepared: its bytes, the bytes of its delta, the share of elements that
-    the delta changes (density), and the seconds of preparing it. `spans` get each preparation.
+    `offer` may be called in any thread. A version that a newer one overtakes is skipped.
+
+    `measured` describes the last version that was prepared: its bytes, the bytes of its delta, the share of elements
+    that the delta changes (density), and the seconds of the preparation. `spans` get each preparation.
     """
 
     def __init__(

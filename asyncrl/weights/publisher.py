@@ -1,7 +1,7 @@
-"""A push: one version from the learner, bucket by bucket, to every channel by which engines may get it.
+"""A push: the learner gives one version, bucket by bucket, to every route by which engines may get it.
 
-Host memory keeps every version: the server's transfers and the folders are made from there. A channel that fails does
-not hold up the others, and no channel waits for an engine longer than the weights' timeout.
+Host memory keeps every version: the server's transfers and the folders are made from there. A route that fails does
+not delay the others, and no route waits for an engine longer than the weights' timeout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asyncrl.weights.server import WeightServer
 
 
 class Publisher:
-    """Publishes versions whose tensors must have the names and shapes in `expected`: those of the engines' model."""
+    """Publishes versions. Their tensors must have the names and shapes in `expected`, as in the engines' model."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Publisher:
 
     @property
     def measured(self) -> dict[str, float]:
-        """What is known of the last push that was prepared, for the learner's metrics."""
+        """Figures of the last push that was prepared, for the learner's metrics."""
         values = dict(self._server.measured)
         if self._broadcaster is not None:
             values["broadcasts"] = float(self._broadcaster.broadcasts)

@@ -1,13 +1,14 @@
-"""The engine's end: follows the newest version for ever, and switches the engine to it whole or not at all.
+"""The engine's side of a push: follows the newest version, and switches the engine to it whole or not at all.
 
-What holds for every channel: the manifest covers exactly the engine's tensors before the first byte is taken. The
-engine gets only tensors that arrived whole and with the right checksums, or a folder whose header is right. A version
-never moves backwards. After a failure the engine stays at the version that it has; the failure is logged and counted,
-and the next channel is tried at once, or after the last channel the first one a while later. An engine that does not
-repeat the canary of a version (see canary.py) has failed too; after `CANARY_FAILURES` of these in a row the receiver
-ends with the error, since what arrives whole and still goes wrong needs a new process, or a person.
+This holds for every route:
 
-The engine goes on generating while weights arrive beside those that it uses, and stops only to switch.
+- The manifest covers exactly the engine's tensors before the first byte is taken.
+- The engine gets only tensors that arrived whole and with the right checksums, or a folder whose header is right.
+- A version never moves backwards. After a failure the engine stays at its version; the failure is logged and counted.
+- After a failure the next route is tried at once; after the last one, the first is tried again a while later.
+- An engine that does not repeat the canary of a version (see canary.py) has failed, too.
+
+The engine goes on generating while weights arrive in other memory, and stops only to switch.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ from asyncrl.weights.folders import Weights
 from asyncrl.weights.manifest import Manifest
 
 CANARY_FAILURES = 5
+"""Failures in a row that end the receiver: weights that arrive whole and still fail need a new process, or a person."""
 AWAY_S = 1.0
-"""The wait after a learner that the last channel does not find; a directory that is not there answers at once."""
+"""The wait after the last route did not find the learner: a missing directory shows at once."""
 
 logger = logging.getLogger(__name__)
 
 
 class ExcludedError(UnavailableError):
-    """This engine can never get weights by this channel."""
+    """This engine can never get weights by this route."""
 
 
-class Channel(Protocol):
-    """A way for weights to travel. Its methods raise UnavailableError, WireError or WeightsError."""
+class OpenRoute(Protocol):
+    """The engine's end of a route. Its methods raise UnavailableError, WireError or WeightsError."""
 
     name: str
-    """As in `weights.channel`."""
+    """The name in `weights.channel`."""
 
     endpoint: str
     received: int
-    """Bytes of weights that have come this way."""
+    """Bytes of weights that have come by this route."""
 
     async def newer_than(self, version: int) -> Manifest | None:
         """The newest manifest as soon as it is newer than `version`, or None after a second or so without one."""
@@ -54,12 +56,12 @@ class Channel(Protocol):
         ...
 
     def reset(self) -> None:
-        """Drop what is under way; the next call starts afresh."""
+        """Drop the transfer under way; the next call starts a new one."""
         ...
 
 
 class UpdatableEngine(Protocol):
-    """What the receiver needs of an engine (see engine/base.py)."""
+    """An engine as the receiver sees it (see engine/base.py)."""
 
     @property
     def version(self) -> int:
@@ -67,20 +69,20 @@ class UpdatableEngine(Protocol):
         ...
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
-        """Switch to `version`, all or nothing. Raises WeightsError, and CanaryError where `check` fails."""
+        """Switch to `version`, all or nothing. Raises WeightsError, and CanaryError if `check` fails."""
         ...
 
 
 class Receiver:
-    """Follows the first of `channels` that works, for an engine whose tensors have the names and shapes in `expected`.
+    """Follows the first of `routes` that works, for an engine whose tensors have the names and shapes in `expected`.
 
-    `retry_s` is the wait after the last channel failed to bring a version. A learner that cannot be reached is tried
-    at least once a second. `canary_tolerance` is that of `CanaryCheck`. `spans` get each transfer and each switch.
+    `retry_s` is the wait after the last route failed to bring a version. A learner that cannot be reached is tried at
+    least once a second. `canary_tolerance` goes to `CanaryCheck`. `spans` get each transfer and each switch.
     """
 
     def __init__(
         self,
-        channels: Sequence[Channel],
+        routes: Sequence[OpenRoute],
         expected: Mapping[str, tuple[int, ...]],
         *,
         retry_s: float = 5.0,
@@ -88,7 +90,7 @@ class Receiver:
         spans: Spans | None = None,
     ) -> None:
         self._spans = spans or NoSpans()
-        self._channels = list(channels)
+        self._routes = list(routes)
         self._expected = expected
         self._retry_s = retry_s
         self._canary_tolerance = canary_tolerance
@@ -100,13 +102,16 @@ class Receiver:
         self._switch_s = 0.0
 
     def counters(self) -> dict[str, float]:
-        """Since the start: versions taken and refused, versions that came by another channel than the first, bytes,
-        seconds of transfers (while the engine generates) and seconds until the engine had switched."""
+        """The counts since the start.
+
+        They are versions taken and refused, versions that came by another route than the first, bytes, seconds of
+        transfers (while the engine generates) and seconds until the engine had switched.
+        """
         return {
             "weights_updates": self.updates,
             "weights_refused": self.refused,
             "weights_fallbacks": self.fallbacks,
-            "weights_bytes": sum(channel.received for channel in self._channels),
+            "weights_bytes": sum(route.received for route in self._routes),
             "weights_transfer_s": self._transfer_s,
             "weights_switch_s": self._switch_s,
         }
@@ -116,34 +121,34 @@ class Receiver:
 
         Raises CanaryError: the engine failed its canary again and again.
         """
-        endpoints = ", else ".join(f"{channel.name} at {channel.endpoint}" for channel in self._channels)
+        endpoints = ", else ".join(f"{route.name} at {route.endpoint}" for route in self._routes)
         logger.info("waiting for weights newer than version %d from %s", engine.version, endpoints)
         try:
             while True:
                 await self._attempt(engine)
         finally:
-            for channel in self._channels:
-                channel.reset()
+            for route in self._routes:
+                route.reset()
 
     async def _attempt(self, engine: UpdatableEngine) -> None:
         failures: list[str] = []
         damaged = False
-        for channel in list(self._channels):
+        for route in list(self._routes):
             try:
-                return await self._update(engine, channel, failures)
+                return await self._update(engine, route, failures)
             except ExcludedError as error:
-                logger.info("weights do not come by %s: %s", channel.name, error)
-                self._channels.remove(channel)
+                logger.info("weights do not come by %s: %s", route.name, error)
+                self._routes.remove(route)
             except CanaryError as error:
                 self._canary_failures += 1
                 if self._canary_failures >= CANARY_FAILURES:
                     raise CanaryError(f"{error}. This was failure {self._canary_failures} in a row") from error
-                failures.append(f"not by {channel.name}: {error}")
+                failures.append(f"not by {route.name}: {error}")
                 damaged = True
             except (UnavailableError, WeightsError, WireError) as error:
-                failures.append(f"not by {channel.name}: {error}")
+                failures.append(f"not by {route.name}: {error}")
                 damaged |= not isinstance(error, UnavailableError)
-            channel.reset()
+            route.reset()
         reasons = "; ".join(failures)
         if damaged:
             self.refused += 1
@@ -152,22 +157,22 @@ class Receiver:
             logger.warning("waiting for the learner: %s", reasons)
         await asyncio.sleep(self._retry_s if damaged else min(AWAY_S, self._retry_s))
 
-    async def _update(self, engine: UpdatableEngine, channel: Channel, failures: Sequence[str]) -> None:
-        manifest = await channel.newer_than(engine.version)
+    async def _update(self, engine: UpdatableEngine, route: OpenRoute, failures: Sequence[str]) -> None:
+        manifest = await route.newer_than(engine.version)
         if manifest is None:
             return
         manifest.check_covers(self._expected)
         begun = time.perf_counter()
-        about: dict[str, Value] = {"version": manifest.version, "bytes": manifest.nbytes, "by": channel.name}
+        about: dict[str, Value] = {"version": manifest.version, "bytes": manifest.nbytes, "by": route.name}
         with self._spans.span("transfer", "weights", **about):
-            weights = await channel.fetch(manifest)
+            weights = await route.fetch(manifest)
         arrived = time.perf_counter()
         if failures:
             self.fallbacks += 1
-            logger.warning("version %d came by %s, %s", manifest.version, channel.name, "; ".join(failures))
+            logger.warning("version %d came by %s, %s", manifest.version, route.name, "; ".join(failures))
         check = None
         if manifest.canary is not None:
-            check = CanaryCheck(manifest.version, manifest.canary, channel.name, self._canary_tolerance)
+            check = CanaryCheck(manifest.version, manifest.canary, route.name, self._canary_tolerance)
         with self._spans.span("switch", "weights", **about):
             await engine.update_weights(manifest.version, weights, check)
         self._canary_failures = 0

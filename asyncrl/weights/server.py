@@ -1,11 +1,11 @@
-"""The learner's end of the zmq channel: gives the newest weights to every receiver that asks.
+"""The learner's end of the zmq route: sends the newest weights to every receiver that asks.
 
-Receivers pull (transfers.py has the protocol), each with a bounded number of chunks outstanding, so a slow receiver
-delays only itself. A thread of its own answers, and training waits for no receiver. A malformed request, or one of
-another run, is answered `refused` with the reason, and counted.
+Receivers pull (transfers.py has the protocol), each with a bounded number of chunks outstanding. That is the
+back-pressure: a slow receiver delays only itself. The server has its own thread, and training waits for no receiver.
+A malformed request, or one of another run, is answered `refused` with the reason, and counted.
 
 The last `history` deltas are kept for receivers that hold one of their bases. Host memory holds one version, its
-deltas, and what is in transfer.
+deltas, and the versions in transfer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from asyncrl.wire import Message, check_run, decode, encode, run_of
 
 MAX_REQUEST_BYTES = 64 << 10
 TICK_MS = 200
-"""How late an answer `nothing` may come, or a dead receiver be forgotten. Weights never wait for it."""
+"""The delay of an answer `nothing`, or until a dead receiver is forgotten. Weights never wait for it."""
 
 CALL_POLL_S = 0.01
 
@@ -53,11 +53,11 @@ logger = logging.getLogger(__name__)
 class WeightServer:
     """Serves weights on tcp://host:port to the clients that `keys` admits, and only those of `run` if it is given.
 
-    Port 0 takes a free one. `broadcasts` says how the learner broadcasts, if it does. `spans` get each version that is
+    Port 0 takes a free one. `broadcasts` is None if the learner does not broadcast. `spans` get each version that is
     prepared, and each transfer to a receiver.
 
-    Raises ConfigError: others can reach the address, and there are neither `keys` nor `insecure`; UnavailableError: it
-    is taken.
+    Raises ConfigError: others can reach the address, and there are neither `keys` nor `insecure`. UnavailableError: the
+    port is taken.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class WeightServer:
         self.refused = 0
         self._run = run
         self._refusals = Throttled(logger, "refused a request for weights")
-        self._undelivered = Throttled(logger, "a receiver has gone before its answer, or takes none", logging.INFO)
+        self._undelivered = Throttled(logger, "a receiver left before its answer, or takes none", logging.INFO)
         self._transfers = Transfers(forget_s, history, broadcasts, spans)
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._closing = threading.Event()
@@ -99,12 +99,12 @@ class WeightServer:
         return self._transfers.newest
 
     def joining(self, backend: str) -> int:
-        """How many receivers wait for a broadcast over `backend`."""
+        """The number of receivers that wait for a broadcast over `backend`."""
         return len(self._transfers.joining(backend))
 
     @property
     def measured(self) -> dict[str, float]:
-        """What `Preparation` measured, and the requests refused so far."""
+        """The measurements of `Preparation`, and the number of requests refused so far."""
         return {**self._preparation.measured, "refused": float(self.refused)}
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
@@ -117,7 +117,7 @@ class WeightServer:
         self._preparation.begin(version, tensors, canary)
 
     def call(self, backend: str, describe: Describe, patience_s: float) -> Sequence[bytes]:
-        """Call the receivers that asked to join a broadcast over `backend`; returns who they are.
+        """Call the receivers that asked to join a broadcast over `backend`, and return their identities.
 
         Waits at most `patience_s` for receivers that asked a moment ago. `describe` makes the message from the list of
         receivers, in this server's thread. Raises WeightsError: the publisher is closed.
@@ -133,7 +133,7 @@ class WeightServer:
             time.sleep(CALL_POLL_S)
 
     def close(self) -> None:
-        """Stop serving; transfers under way are cut off, and their receivers wait for the next publisher."""
+        """Stop serving. Transfers under way are cut off, and their receivers wait for the next publisher."""
         self._preparation.close()
         self._closing.set()
         self._wake.send(b".")
@@ -142,14 +142,14 @@ class WeightServer:
         self._woken.close()
 
     def _in_thread(self, call: Callable[[], T]) -> Future[T]:
-        """What `call` gives, which this server's thread runs soon."""
+        """Have this server's thread run `call` soon; the future gets its result."""
         done: Future[T] = Future()
         self._calls.put((call, done))
         self._wake.send(b".")
         return done
 
     def _call(self, backend: str, describe: Describe, deadline: float) -> Sequence[bytes] | None:
-        """None: a receiver that asked to join a moment ago is about to ask again."""
+        """Return None if a receiver that asked to join a moment ago is about to ask again."""
         now = time.monotonic()
         if self._transfers.absent(backend, now) and now < deadline:
             return None

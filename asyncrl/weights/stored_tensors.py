@@ -1,8 +1,7 @@
-"""Tensors of a version that this host has in weight files already: frozen ones, in the files that the run began with.
+"""Frozen tensors that this host already has, in the weight files with which the run began.
 
-A receiver knows what it has by its contents: the manifest of a version has the checksum of each tensor, and what a
-file gives is taken only if it has this checksum in the manifest's dtype. So a folder with other weights costs the time
-to read them, and never harms.
+A tensor of a file is used only if it has the dtype and the checksum in the version's manifest. So files with other
+weights cost the time to read them, and do no harm.
 """
 
 from __future__ import annotations
@@ -22,14 +21,16 @@ logger = logging.getLogger(__name__)
 
 
 class StoredTensors:
-    """The tensors in safetensors `files`, by their names. Files that cannot be read are logged, and have none."""
+    """The tensors in safetensors `files`, by their names. Files that cannot be read are logged and skipped."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
 
     def copy(self, wanted: dict[TensorSpec, torch.Tensor]) -> set[str]:
-        """Copy into tensors on the CPU what the files have of them; the names of those that now have the bytes that
-        their checksum stands for. The others may have any content."""
+        """Copy tensors of the files into those `wanted`, which are on the CPU.
+
+        Returns the names of those whose bytes now match their checksum. The others may have any content.
+        """
         found: set[str] = set()
         try:
             with ExitStack() as stack:
@@ -46,6 +47,6 @@ class StoredTensors:
 def _copied(file: Any, spec: TensorSpec, target: torch.Tensor) -> bool:
     if tuple(file.get_slice(spec.name).get_shape()) != spec.shape:
         return False
-    # A copy: what the file system may change must not be served.
+    # Copied, since the file may change while the weights are served.
     target.copy_(file.get_tensor(spec.name))
     return checksum(bytes_of(target)) == spec.checksum

@@ -1,7 +1,7 @@
 """Threads for the work on weights: reading, copying, writing.
 
-asyncio's own threads belong to tools, which may block all of them for as long as they like. A version takes a few calls
-for each server, and seconds, so a call has a thread of its own: it waits for nobody, and there is no pool to close.
+asyncio's own threads belong to tools, which may block all of them for any time. A version takes seconds, and a few
+calls for each server. So each call gets a new thread: no call waits for another, and there is no pool to close.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-TRANSPORT_THREAD = "weights-transport"
+ROUTE_THREAD = "weights-route"
 
 
 async def in_own_thread(call: Callable[[], T]) -> T:
-    """What `call` gives; a caller that is cancelled leaves it running, and the exit of the process waits for it."""
+    """Run `call` in a new thread and wait for its result.
+
+    If the caller is cancelled, the call goes on, and the exit of the process waits for it.
+    """
     return await asyncio.wrap_future(begin(call))
 
 
 def begin(call: Callable[[], T], name: str = "weights-work", *, daemon: bool = False) -> Future[T]:
-    """As `in_own_thread`, without waiting; the exit does not wait for a `daemon`."""
+    """Start `call` in a new thread. The exit of the process does not wait for a `daemon`."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()
     Thread(target=_work, args=(call, done), name=name, daemon=daemon).start()
@@ -31,18 +34,18 @@ def begin(call: Callable[[], T], name: str = "weights-work", *, daemon: bool = F
 
 
 class OwnThreads:
-    """Runs each call in a thread of its own, for calls that may hang for ever.
+    """Runs each call in a new thread, for calls that may hang forever.
 
-    A call that hangs holds up neither other calls nor the exit. But an exit that finds a call still within torch aborts
-    the process, so wait with `ended` first.
+    A call that hangs blocks neither other calls nor the exit. But an exit during a call into torch aborts the process,
+    so wait with `ended` first.
     """
 
     def __init__(self) -> None:
         self._running: set[Future[Any]] = set()
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """What `call` gives; a caller that is cancelled leaves it running."""
-        done = begin(call, TRANSPORT_THREAD, daemon=True)
+        """Start `call`; the future gets its result. If the caller is cancelled, the call goes on."""
+        done = begin(call, ROUTE_THREAD, daemon=True)
         self._running.add(done)
         done.add_done_callback(self._running.discard)
         return asyncio.wrap_future(done)
@@ -58,5 +61,5 @@ def _work(call: Callable[[], T], done: Future[T]) -> None:
         done.set_result(call())
     except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
         done.set_exception(error)
-        # Or the error, whose traceback knows this frame, would keep itself and what the call held.
+        # The error's traceback has this frame: without this, the error would keep itself and the call's data alive.
         del call, done

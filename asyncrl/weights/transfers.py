@@ -1,18 +1,24 @@
-"""Which receivers wait for weights or are in transfer: the weight server's protocol without a socket or a clock.
+"""The weight server's protocol without a socket or a clock: the receivers that wait for weights or are in transfer.
 
 A receiver asks for `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
-(empty for none). It is answered once there is a newer version, or with `nothing` after `POLL_S`. Then it asks for one
-`chunk` after the other: a range of the bytes of the version. These are the payloads of the deltas that came with the
-manifest, or the tensors if no delta came, one behind the other. It need not ask for the bytes of tensors that it has.
+(empty for none). It is answered once there is a newer version, or with `nothing` after `POLL_S`.
+
+Then it asks for one `chunk` after the other: a range of the bytes of the version. The bytes are the concatenated
+payloads of the deltas that came with the manifest, or the tensors if no delta came. A receiver need not ask for the
+bytes of tensors that it has.
 
 To take part in a broadcast, a receiver asks to `join` with the version it `holds`, its `backend` and its `gpu`. The
-answer is `broadcast` when one begins, `missed` if a newer version is on offer already, `nothing` after `POLL_S`, or
-`excluded` with the reason if this receiver can never take part.
+answer is one of these:
 
-What holds:
+- `broadcast` when one begins
+- `missed` if a newer version is on offer already
+- `nothing` after `POLL_S`
+- `excluded`, with the reason, if this receiver can never take part
 
-- A transfer is served to its end from the version with which it began, whatever is offered meanwhile. Memory holds the
-  newest version, deltas between the last few, and what is in transfer. A receiver that is silent for `forget_s` is
+This holds:
+
+- A transfer ends with the version with which it began, even if a newer one is offered meanwhile. Memory holds the
+  newest version, deltas between the last few, and versions in transfer. A receiver that is silent for `forget_s` is
   forgotten.
 - An offered version is only ever followed by a newer one.
 - Deltas lead from the receiver's own base to the offered version, and are fewer bytes than the version.
@@ -39,7 +45,7 @@ from asyncrl.weights.manifest import Size, WeightSnapshot, places
 from asyncrl.wire import Message
 
 FEW_PARTS = 8
-"""To send a chunk as so many arrays costs less than to copy it into one."""
+"""The most arrays that a chunk is sent as: up to so many cost less than a copy into one."""
 POLL_S = 1.0
 JOINED_S = 2 * POLL_S
 
@@ -74,7 +80,7 @@ class _Waiting:
 
 
 class _Transfer:
-    """The bytes of `parts` on their way to a receiver that was last `heard` of then."""
+    """A transfer of the bytes of `parts` to a receiver, whose last request came at `heard`."""
 
     def __init__(self, snapshot: WeightSnapshot, parts: Sequence[Bytes], heard: float) -> None:
         self.snapshot = snapshot
@@ -84,7 +90,7 @@ class _Transfer:
         self._edges = list(accumulate(map(len, parts), initial=0))
 
     def chunk(self, start: int, stop: int) -> list[Bytes]:
-        """The bytes [start, stop), as a copy where they lie in many parts. Raises WireError."""
+        """The bytes [start, stop), as a copy if they lie in many parts. Raises WireError."""
         manifest = self.snapshot.manifest
         if not start < stop <= self._edges[-1] or stop - start > manifest.chunk_bytes:
             raise WireError(
@@ -98,22 +104,22 @@ class _Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Broadcasts:
-    """How the learner broadcasts: over a backend of torch, from the GPU with that uuid ("" for the CPU)."""
+    """The learner's broadcasts: over a `backend` of torch, from the GPU with that uuid ("" for the CPU)."""
 
     backend: str
     gpu: str
 
     def obstacle(self, backend: str, gpu: str) -> str:
-        """Why a receiver can never take part; "" if it can."""
+        """The reason why a receiver can never take part; "" if it can."""
         if backend != self.backend:
             return f"the learner broadcasts by {self.backend}, and this engine could take part by {backend}"
         return "the learner is on the same GPU" if gpu and gpu == self.gpu else ""
 
 
 class Transfers:
-    """The newest snapshot, the last `history` deltas, and what every receiver is doing.
+    """The newest snapshot, the last `history` deltas, and the state of every receiver.
 
-    `broadcasts` is None for a learner that broadcasts nothing. `now` is a monotonic time in seconds, as those of
+    `broadcasts` is None for a learner that broadcasts nothing. `now` is a monotonic time in seconds, on the clock of
     `spans`, which get each transfer that has ended.
     """
 
@@ -145,8 +151,10 @@ class Transfers:
         return versions | {self.newest} if self._newest else versions
 
     def offer(self, snapshot: WeightSnapshot, delta: Delta | None = None) -> None:
-        """Make `snapshot` the newest; one that is not newer is ignored. `delta` leads to it from the one before; one
-        that is no smaller than the version is of no use to anybody, and is not kept."""
+        """Make `snapshot` the newest version; one that is not newer is ignored.
+
+        `delta` leads to it from the version before. A delta that is no smaller than the version is not kept.
+        """
         if snapshot.manifest.version > self.newest:
             self._newest = snapshot
             if delta is None or len(delta.payload) >= snapshot.manifest.nbytes:
@@ -155,7 +163,7 @@ class Transfers:
                 self._deltas.append(delta)
 
     def handle(self, receiver: bytes, request: Message, now: float) -> Message | None:
-        """The reply to a request, or None where it comes later from `due`. Raises WireError."""
+        """The reply to a request, or None if `due` gives it later. Raises WireError."""
         match request.kind:
             case "manifest":
                 self._waiting[receiver] = _Waiting(request.sequence, request.read(_FOLLOW), now + POLL_S)
@@ -181,7 +189,7 @@ class Transfers:
         raise WireError(f"a receiver may ask for `manifest`, `chunk` or `join`, not {request.kind!r:.50}")
 
     def due(self, now: float) -> Iterator[tuple[bytes, Message]]:
-        """The replies for which waiting is over; also forgets the receivers that fell silent."""
+        """Yield the replies that are due now, and forget the receivers that fell silent."""
         silent = [receiver for receiver, transfer in self._transfers.items() if now - transfer.heard > self._forget_s]
         for receiver in silent:
             self._end(receiver)
@@ -204,13 +212,13 @@ class Transfers:
         return tuple(sorted(first.values()))
 
     def absent(self, backend: str, now: float) -> bool:
-        """Whether a receiver that asked to join over `backend` a moment ago is between two requests."""
+        """True if a receiver that asked to join over `backend` a moment ago is between two requests."""
         self._joined = {receiver: last for receiver, last in self._joined.items() if now - last[1] < JOINED_S}
         lately = {receiver for receiver, (own, _) in self._joined.items() if own == backend}
         return bool(lately - set(self.joining(backend)))
 
     def call(self, receivers: Sequence[bytes], call: BroadcastCall) -> Iterator[tuple[bytes, Message]]:
-        """`call` for each of the joining `receivers`, with its rank and their number."""
+        """Yield `call` for each of the joining `receivers`, with its rank and their number."""
         for rank, receiver in enumerate(receivers, 1):
             own = msgspec.structs.replace(call, rank=rank, size=len(receivers) + 1)
             yield receiver, Message("broadcast", self._waiting.pop(receiver).sequence, own)

@@ -219,7 +219,9 @@ def _parser(study: Study) -> argparse.ArgumentParser:
     parser.add_argument("--keep", action="store_true", help="keep the folders of runs that have ended")
     parser.add_argument("--plan", action="store_true", help="only say how many runs there are, and how long they take")
     parser.add_argument("--report", action="store_true", help="run nothing, only show the table")
-    parser.add_argument("--page", type=Path, help="write table and picture into this page, such as docs/studies.md")
+    parser.add_argument(
+        "--page", type=Path, help="write table and picture into this page, such as benchmarks/results/studies.md"
+    )
     parser.add_argument("--results", type=Path, default=FOLDER, help="folder of the results")
     return parser
 

@@ -1,6 +1,6 @@
-"""The tables and the picture of a study, and their place in docs/studies.md: between markers, which are written anew.
+"""Writes the tables and the picture of a study between its markers in benchmarks/results/studies.md.
 
-The page has a few figures of each cell. All of them are in a page beside the picture.
+The page has a few figures of each cell. A second page, next to the picture, has all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.studies.figures import Row
 from benchmarks.studies.study import Study
 from benchmarks.studies.summary import Cell, Spread
 
-PAGE = Path(__file__).parents[2] / "docs" / "studies.md"
+PAGE = Path(__file__).parents[1] / "results" / "studies.md"
 BESIDE = "studies"
 """The folder beside the page, of pictures and of tables with all figures."""
 MARKER, END = "<!-- study ", "<!-- end -->"

@@ -2,8 +2,8 @@
 
 from asyncrl.algorithms.advantages.base import SequenceAdvantage
 from asyncrl.algorithms.corrections.base import Correction
+from asyncrl.algorithms.loss_streams import Stream
 from asyncrl.algorithms.losses.base import Loss, TokenLosses
-from asyncrl.algorithms.streams import Stream
 
 
 class Bare(Stream):

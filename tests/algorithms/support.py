@@ -13,10 +13,10 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import Rollouts
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Episodes, Tokens, Totals
-from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.losses.base import Updates
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.config.compose import composed
 from asyncrl.config.schema import AlgorithmConfig, PartConfig, TrainConfig
 from tests.helpers import GENEROUS_S
@@ -88,7 +88,7 @@ def make_tokens(masks: Sequence[Sequence[int]], **changes: Any) -> Tokens:
 
 
 def make_rollouts(episodes: Episodes, tokens: Tokens, **changes: Any) -> Rollouts:
-    view = View.of(tokens)
+    view = PolicyTokens.of(tokens)
     values = None if tokens.values is None else view.take(tokens.values)
     made = Rollouts(episodes, tokens, view, episodes.reward, None, values, alone)
     return replace(made, **changes)
@@ -100,7 +100,7 @@ def make_updates(log_ratio: Sequence[float], advantages: Sequence[float], length
     tokens = make_tokens([[1] * length for length in lengths])
     old = torch.full((len(log_ratio),), -1.0, dtype=torch.float64)
     policy = (old + torch.tensor(log_ratio, dtype=torch.float64)).requires_grad_()
-    return Updates(View.of(tokens), policy, old, old, torch.tensor(advantages, dtype=torch.float64))
+    return Updates(PolicyTokens.of(tokens), policy, old, old, torch.tensor(advantages, dtype=torch.float64))
 
 
 def random_batch(seed: int, dtype: torch.dtype = torch.float64, drift: float = 0.3) -> tuple[Episodes, Tokens]:

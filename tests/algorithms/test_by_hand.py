@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Totals
-from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import PartConfig
 from asyncrl.errors import InvariantError
 from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens, preset, totals_of

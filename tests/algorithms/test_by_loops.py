@@ -17,11 +17,12 @@ from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.corrections.reject import Reject
 from asyncrl.algorithms.corrections.truncate import Truncate
+from asyncrl.algorithms.log_ratios import at_level
 from asyncrl.algorithms.losses.base import Updates
 from asyncrl.algorithms.losses.dppo import DppoTv
 from asyncrl.algorithms.losses.implicit import implicit_summary
 from asyncrl.algorithms.losses.ipo import Ipo
-from asyncrl.algorithms.view import View, at_level
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from tests.algorithms.support import alone, make_algorithm, make_rollouts, random_batch, rows, totals_of
 
 SEEDS = st.integers(0, 10_000)
@@ -49,7 +50,7 @@ def members_of(episodes: Episodes) -> list[list[int]]:
 
 def updates_of(tokens: Tokens) -> Updates:
     """The policy moved by .2 on every second token and by -.4 on the others."""
-    view = View.of(tokens)
+    view = PolicyTokens.of(tokens)
     behaviour = view.take(tokens.behaviour)
     move = torch.where(torch.arange(len(behaviour)) % 2 == 0, 0.2, -0.4)
     advantages = view.take(tokens.values)
@@ -122,7 +123,7 @@ def test_the_strict_form_of_pure_again(seed):
 @several
 def test_the_levels_of_turns_and_a_truncation_with_a_floor_again(seed):
     _, tokens = random_batch(seed, drift=1.0)
-    view = View.of(tokens)
+    view = PolicyTokens.of(tokens)
     log_w = view.take(tokens.proximal) - view.take(tokens.behaviour)
     places = [place for turns in turns_of(tokens) for turn in turns for place in turn]
     by_place = dict(zip(places, log_w.tolist(), strict=True))
@@ -142,7 +143,7 @@ def test_the_levels_of_turns_and_a_truncation_with_a_floor_again(seed):
 @several
 def test_the_rejection_by_difference_again(seed, over):
     _, tokens = random_batch(seed)
-    view = View.of(tokens)
+    view = PolicyTokens.of(tokens)
     behaviour = view.take(tokens.behaviour)
     proximal = view.take(tokens.proximal)
     ages = Ages(view, proximal - behaviour, behaviour, behaviour=behaviour, proximal=proximal)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrl.algorithms.compose import Algorithm
-from asyncrl.algorithms.composition import check
+from asyncrl.algorithms.algorithm import Algorithm
+from asyncrl.algorithms.from_config import check
 from asyncrl.config.files import choices
 from asyncrl.errors import ConfigError
 from tests.algorithms.my_parts import Squared

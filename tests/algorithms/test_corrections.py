@@ -17,8 +17,9 @@ from asyncrl.algorithms.corrections.reject import Reject
 from asyncrl.algorithms.corrections.truncate import Truncate
 from asyncrl.algorithms.corrections.veto import Veto
 from asyncrl.algorithms.corrections.zero_variance import ZeroVariance
-from asyncrl.algorithms.selection import draw, order, threshold, top
-from asyncrl.algorithms.view import View, at_level
+from asyncrl.algorithms.global_threshold import draw, order, threshold, top
+from asyncrl.algorithms.log_ratios import at_level
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.errors import ConfigError
 from tests.algorithms.support import (
     alone,
@@ -37,7 +38,7 @@ TOKENS = make_tokens([[0, 1, 1, 0, 1], [1, 1]])
 
 def make_ages(log_w: list[float], **changes) -> Ages:
     values = torch.tensor(log_w, dtype=torch.float64)
-    return replace(Ages(View.of(TOKENS), values, torch.ones_like(values), reduce=alone), **changes)
+    return replace(Ages(PolicyTokens.of(TOKENS), values, torch.ones_like(values), reduce=alone), **changes)
 
 
 AGES = make_ages([LOG2, LOG2, -LOG2, 0.0, -2 * LOG2])

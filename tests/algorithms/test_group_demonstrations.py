@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asyncrl.algorithms.batch import Episodes, Tokens, Totals
-from asyncrl.algorithms.composition import check
+from asyncrl.algorithms.from_config import check
 from asyncrl.algorithms.metrics import episode_metrics
 from asyncrl.config.schema import DemonstrationConfig
 from asyncrl.errors import ConfigError

@@ -12,7 +12,6 @@ from torch.autograd import gradcheck
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.aggregation import SeqMeanTokenMean, TokenMean
 from asyncrl.algorithms.batch import Totals
-from asyncrl.algorithms.forward import interpolated, interpolated_linearly
 from asyncrl.algorithms.losses.base import Candidates, Updates
 from asyncrl.algorithms.losses.cispo import Cispo
 from asyncrl.algorithms.losses.clip_cov import ClipCov
@@ -28,7 +27,8 @@ from asyncrl.algorithms.losses.ppo import Ppo
 from asyncrl.algorithms.losses.reinforce import Reinforce
 from asyncrl.algorithms.losses.sapo import Sapo
 from asyncrl.algorithms.losses.value import ClippedValue, HuberValue, value_loss
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
+from asyncrl.algorithms.proximal import interpolated, interpolated_linearly
 from asyncrl.errors import ConfigError, InvariantError
 from tests.algorithms.my_parts import Absolute
 from tests.algorithms.support import alone, make_tokens, make_updates, totals_of
@@ -335,7 +335,7 @@ def test_sapo_in_float64_has_its_sharpness_in_float64():
     """tau = 1.05 and r = 1 + 1e-3: the loss of A = -1 is 4 / 1.05 sigmoid(1.05e-3); float32 has 1.05 to 5e-8 only."""
     log_ratio = torch.tensor([math.log1p(1e-3)], dtype=torch.float64)
     zero = torch.zeros_like(log_ratio)
-    view = View.of(make_tokens([[1]]))
+    view = PolicyTokens.of(make_tokens([[1]]))
     losses = Sapo(tau_neg=1.05)(Updates(view, log_ratio, zero, zero, torch.full_like(zero, -1.0))).losses
     assert losses.item() == pytest.approx(4 / 1.05 / (1 + math.exp(-1.05e-3)), rel=1e-13)
 

@@ -173,7 +173,7 @@ def test_a_truncated_store_is_refused_with_what_to_do(start: Start) -> None:
     for emptied in (True, False):
         replay.data.write_bytes(b"") if emptied else replay.data.unlink()
         replay.start()
-        replay.fails_with(r"data\.mdb is gone or empty.*restore")
+        replay.fails_with(r"data\.mdb is missing or empty.*restore")
 
 
 def test_an_unplanned_episode_with_a_flipped_bit_is_a_dead_letter_and_is_replaced(start: Start) -> None:

@@ -1,4 +1,4 @@
-"""What a chat template cannot do is found at the start, with what to change."""
+"""The limits of a chat template are found at the start, with the change that is needed."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_a_url_that_cannot_be_read_is_refused():
 
 
 async def served(handler: Handler, limit: int, connect: Connect = to_loopback) -> bytes:
-    """What is fetched from a real server."""
+    """Fetch an image from a real server."""
     async with web_server(handler) as port:
         return await fetch_public(f"http://pictures.example:{port}/a.png", limit, connect)
 

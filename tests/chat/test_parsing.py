@@ -65,7 +65,7 @@ CODE = 'print("</tool_call><tool_call></think>")'
         (f"<think>\nmaybe {made(B.arguments)}or <tool_call></think>\n{made(A.arguments)}", [A]),
         ('<tool_call>{"name": ' + made(A.arguments), ["malformed", A]),
     ],
-    ids=["none", "several", "marks within a string", "thoughts", "behind an unclosed one"],
+    ids=["none", "several", "marks within a string", "thoughts", "after an unclosed one"],
 )
 def test_the_calls_of_a_turn_are_read_in_order(text: str, calls: list[ToolCall | str]):
     found = parse_tool_calls(text, SCHEMAS)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from asyncrl.config.keys import OPTIONS
 from asyncrl.config.option import Option, option, options
-from asyncrl.config.renamed import RENAMED, advice
 
 
 @dataclass
@@ -43,11 +41,3 @@ def test_an_option_takes_what_it_says(name: str, allowed: str, good: list[object
 def test_instances_share_no_mutable_default() -> None:
     Section().rates.append(1.0)
     assert Section().rates == []
-
-
-@pytest.mark.parametrize("old", RENAMED)
-def test_an_old_key_is_refused_with_what_to_do(old: str) -> None:
-    instead = RENAMED[old]
-    assert (instead if " " in instead else f"now {instead}.below") in (advice(f"{old}.below") or "")
-    assert advice(f"{old}_other") is None
-    assert " " in instead or instead in OPTIONS, "the new key must exist"

@@ -13,14 +13,8 @@ import pytest
 
 from asyncrl.config.schema import RunConfig, TrainConfig
 from asyncrl.data.demonstrations import Demonstration, DemonstrationFile
-from asyncrl.data.rendered import (
-    RenderedDemonstrations,
-    read_of_run,
-    read_rendered,
-    rendered_folder,
-    save_array,
-    write_rendered,
-)
+from asyncrl.data.from_config import run_demonstrations
+from asyncrl.data.rendered import RenderedDemonstrations, read_rendered, save_array, write_rendered
 from asyncrl.errors import DataError
 from asyncrl.machine.files import NO_ROOM
 
@@ -115,11 +109,11 @@ def test_a_run_that_is_trained_again_from_its_store_has_the_demonstrations_of_it
     (tmp_path / "shown.jsonl").write_text('{"prompt": "a", "response": "b"}')
     first, again = (TrainConfig(run=RunConfig(name=name, dir=str(tmp_path))) for name in ("first", "again"))
     rendered = RenderedDemonstrations.of([(np.arange(4, dtype=np.int32), np.ones(4, np.bool_))])
-    write_rendered(rendered, rendered_folder(first, sources))
+    write_rendered(rendered, run_demonstrations(first).folder(sources))
     with pytest.raises(DataError, match="cannot be read"):
-        read_of_run(again, sources)
+        run_demonstrations(again).read(sources)
     again.replay.source = str(tmp_path / "first" / "replay")
-    assert read_of_run(again, sources).digest == rendered.digest
+    assert run_demonstrations(again).read(sources).digest == rendered.digest
     own = RenderedDemonstrations.of([(np.arange(5, dtype=np.int32), np.ones(5, np.bool_))])
-    write_rendered(own, rendered_folder(again, sources))
-    assert read_of_run(again, sources).digest == own.digest
+    write_rendered(own, run_demonstrations(again).folder(sources))
+    assert run_demonstrations(again).read(sources).digest == own.digest

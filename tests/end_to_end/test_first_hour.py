@@ -17,7 +17,7 @@ from tests.packaging.check_wheel import build, install
 
 pytestmark = pytest.mark.long
 
-PAGE = (ROOT / "docs" / "first_run.md").read_text()
+PAGE = (ROOT / "docs" / "first_run.md").read_text().partition("\n## After the first run")[0]
 BLOCK = re.compile(r"(?:`(\S+)`:\n)?(?:<!--.*?-->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORT = {
     'prepare_demo(Path(".cache/demo"), 0, print)': 'prepare_demo(Path(".cache/demo"), 0, print, Effort(2, 2, 4))',

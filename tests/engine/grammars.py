@@ -1,4 +1,4 @@
-"""What tests over real servers know of turns under a grammar: the masked policy, worked out with transformers."""
+"""Turns under a grammar for tests over real servers: the masked policy, computed with transformers."""
 
 from __future__ import annotations
 
@@ -107,8 +107,10 @@ async def push_under_long_turns(
 
 
 def assert_long(taken: list[Taken], ends: Collection[int], policy: Callable[[int], Any] = real.policy) -> None:
-    """Each turn has `LETTERS` letters, whatever was pushed meanwhile, with the log-probs of the masked policy of the
-    version that is recorded for each token; only those of its last version may have a mass."""
+    """Check that each turn has `LETTERS` letters, with the log-probs of the masked policy.
+
+    The version of the policy is the recorded one of each token. Only tokens of the last version may have a mass.
+    """
     models = {int(version): policy(int(version)) for _, _, got in taken for version in got.versions}
     for start, temperature, got in taken:
         text = "".join(PIECES[token] for token in got.tokens[:-1])

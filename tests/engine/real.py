@@ -1,4 +1,4 @@
-"""What tests over real servers of any kind share: tiny policies, processes, a fleet, and a load of episodes on it."""
+"""The base of tests over real servers of any kind: tiny policies, processes, a fleet, and a load of episodes on it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LIMIT_S = 900
 """A server takes 15 s to 50 s to start on two quiet cores, and minutes on busy ones."""
 Weights = dict[str, torch.Tensor]
 Taken = tuple[NDArray[np.int32], Generation, int]
-"""What was continued, what came, and the version that was served when its episode began."""
+"""The continued tokens, the result, and the version that was served when its episode began."""
 
 
 def policy(seed: int, **options: Any) -> Any:
@@ -56,7 +56,7 @@ def policy(seed: int, **options: Any) -> Any:
 
 
 def save_policy(folder: Path, **options: Any) -> Path:
-    """As a Hugging Face folder; its weights are those of no version, so that a forgotten update shows."""
+    """Save a policy as a Hugging Face folder. Its weights are of no version, so that a forgotten update shows."""
     policy(1000, **options).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
@@ -231,8 +231,10 @@ def assert_nothing_lost(
 
 
 async def push_good_and_bad(fleet: Fleet, models: Mapping[int, Any]) -> list[Generation]:
-    """Versions 0 to 4 with their canaries under four turns, of which 2 and 3 have other weights than they say, and must
-    not be served; the turns, and one behind them. `models` are those of all versions."""
+    """Push versions 0 to 4 with their canaries under four turns; return the turns, and one after them.
+
+    Versions 2 and 3 have wrong weights, and must not be served. `models` are those of all versions.
+    """
 
     async def push(version: int, change: Callable[[Weights], Weights] = lambda same: same) -> None:
         await fleet.update_weights(version, change(parameters(models[version])), canary_check(models[version], version))
@@ -280,7 +282,7 @@ def assert_whole(taken: Sequence[Taken]) -> None:
 
 
 def up_to_the_first_push(got: Generation, began: int) -> Generation:
-    """Behind it, and in an episode that met one before, keys and values of older weights are there by intent."""
+    """The part of a turn before an update: after it, keys and values of older weights are there by intent."""
     first = got.versions == began
     return Generation(got.tokens[first], got.logprobs[first], got.versions[first], got.finish_reason)
 

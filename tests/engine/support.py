@@ -72,11 +72,11 @@ def assert_exact(models: dict[int, Any], start: NDArray[np.int32], got: Generati
     return largest
 
 
-def canary_check(model: Any, version: int, channel: str = "zmq") -> CanaryCheck:
-    """What an engine must repeat if it was given `model` as `version`."""
+def canary_check(model: Any, version: int, route: str = "zmq") -> CanaryCheck:
+    """The check that an engine must pass if it got `model` as `version`."""
     tokens = canary_tokens(0, model.config.get_text_config().vocab_size)
     logprobs = plain_logprobs(model, np.array(tokens, np.int32), 1.0)
-    return CanaryCheck(version, Canary(tokens, tuple(logprobs.tolist()), str(model.dtype)[6:]), channel)
+    return CanaryCheck(version, Canary(tokens, tuple(logprobs.tolist()), str(model.dtype)[6:]), route)
 
 
 def swapped_layers(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

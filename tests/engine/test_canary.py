@@ -1,4 +1,4 @@
-"""The embedded engine serves no version whose canary it does not repeat, whatever went wrong behind the checksums."""
+"""The embedded engine serves no version whose canary it does not repeat, although all checksums are right."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def one_shuffled(staged: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def with_old(engine: EmbeddedEngine, part: str) -> Spoil:
-    """What is named `part` stays as the engine has it."""
+    """Keep the engine's old tensors whose name has `part`."""
 
     def spoil(staged: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         old = engine._weights._tensors
@@ -53,7 +53,7 @@ def with_old(engine: EmbeddedEngine, part: str) -> Spoil:
 
 
 def spoil_next(monkeypatch: pytest.MonkeyPatch, engine: EmbeddedEngine, spoil: Spoil) -> None:
-    """Behind all checks of what arrived, within the engine."""
+    """Spoil the weights within the engine, after all checks of arrived tensors."""
     stage = engine._weights.stage
     monkeypatch.setattr(engine._weights, "stage", lambda tensors: spoil(stage(tensors)))
 
@@ -101,7 +101,7 @@ async def test_a_version_that_went_wrong_within_the_engine_fails_and_the_one_bef
 async def test_an_engine_that_rounds_to_integers_repeats_the_canary_and_wrong_weights_fail_it_all_the_same(
     dtype: str,
 ) -> None:
-    """In int4 a healthy one is off by as much as wrong weights of int8."""
+    """A healthy engine in int4 differs by as much as wrong weights of int8."""
     model, other = tiny_model(num_hidden_layers=8), tiny_model(9, num_hidden_layers=8)
     check = canary_check(model, 0)
     config = EngineConfig(slots=2, max_length=64, dtype=dtype)
@@ -130,7 +130,7 @@ async def test_stale_experts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_weights_that_the_engine_silently_keeps_are_found_out_though_the_learner_moved_by_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By less than the limit: the answer has the same bits as before."""
+    """The stale weights differ by less than the limit, but the answer has the same bits as before."""
     newer = tiny_model()
     with torch.no_grad():
         for parameter in newer.parameters():

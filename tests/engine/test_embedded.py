@@ -1,4 +1,4 @@
-"""The engine against plain forward passes, whatever joins, leaves, switches or fails in the meantime."""
+"""The engine against plain forward passes, while sessions join and leave, weights switch, and passes fail."""
 
 from __future__ import annotations
 

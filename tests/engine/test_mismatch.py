@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.engine.base import Generation
 from asyncrl.engine.embedded import EmbeddedEngine
-from asyncrl.engine.opening import open_engine
+from asyncrl.engine.from_config import open_engine
 from asyncrl.types import Sampling
 from tests.engine.support import assert_exact, canary_check, parameters, plain_logprobs, tiny_model
 from tests.engine.test_embedded import START, sample, serving
@@ -36,7 +36,7 @@ def differences(model: Any, got: Generation) -> NDArray[np.float32]:
 
 
 async def loaded(folder: Path, dtype: str, model: Any) -> Generation:
-    """What an engine of this dtype samples that was given the float32 `model` as an update, with the canary of it."""
+    """The samples of an engine of this dtype that got the float32 `model` as an update, with its canary."""
     tiny_model().save_pretrained(folder)
     config = EngineConfig(slots=2, max_length=100, dtype=dtype)
     engine = EmbeddedEngine.load(ModelConfig(str(folder)), config, device="cpu")

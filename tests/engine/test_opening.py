@@ -1,4 +1,4 @@
-"""From the configuration to an engine."""
+"""The opening of an engine from the configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.fleet.fleet import Fleet
-from asyncrl.engine.opening import open_engine
+from asyncrl.engine.from_config import open_engine
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.shapes import model_shapes
 from tests.engine.fleet.fakes import FakeSglang, sample, serving

@@ -44,7 +44,7 @@ def whole(given: np.ndarray, got: Generation) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_turns_have_the_experts_of_a_plain_forward_pass(family: str) -> None:
-    """With more requests than slots, prompts in chunks, and sessions that share prefixes and go on."""
+    """The case has more requests than slots, prompts in chunks, and sessions that share prefixes and go on."""
     config = EngineConfig(slots=3, max_length=200, return_routed_experts=True)
     engine = EmbeddedEngine(mixture(family, **SIZES), config, initial_version=0, prefill_tokens=7)
     model, rng = mixture(family, **SIZES), np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What must hold: frequencies follow the softmax, impossible tokens never come, and noise belongs to its request."""
+"""Sampling: frequencies follow the softmax, impossible tokens never come, and noise belongs to its request."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""The scheduler against a model of the cache that remembers which token was computed where, and since when.
+"""The scheduler against a model of the cache that remembers where and when each token was computed.
 
-What must hold: whatever a chunk attends to is its own sequence, computed after the last `forget`, or for its own
-session where that kept it; requests get slots in the order they came; a pass never leaves out a decoding sequence nor
-takes more prompt tokens than it may.
+This must hold:
+
+- A chunk attends only to its own sequence, computed after the last `forget`, or for its own session if that was kept.
+- Requests get slots in the order they came.
+- A pass has every decoding sequence, and no more prompt tokens than allowed.
 """
 
 from __future__ import annotations
@@ -141,11 +143,11 @@ test_the_scheduler_keeps_its_promises = SchedulerMachine.TestCase
 
 
 def no_copy(source: int, slot: int, count: int) -> None:
-    """Stands in where only the plan matters."""
+    """Do nothing: only the plan matters."""
 
 
 def run(scheduler: Scheduler, passes: int = 1) -> list[list[tuple[str, int, int]]]:
-    """What each of the next passes computes: session, start and end of every chunk."""
+    """The chunks of each of the next passes: session, start and end."""
     seen = []
     for _ in range(passes):
         work = scheduler.plan()

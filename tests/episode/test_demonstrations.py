@@ -15,7 +15,8 @@ import pytest
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.demonstrations import Demonstration
-from asyncrl.data.rendered import read_rendered, rendered_folder
+from asyncrl.data.from_config import run_demonstrations
+from asyncrl.data.rendered import read_rendered
 from asyncrl.episode.demonstrations import demonstration_tokens
 from asyncrl.episode.from_config import prepare_demonstrations
 from asyncrl.errors import DataError, RefusedError, StoppedError
@@ -140,7 +141,7 @@ def test_demonstrations_are_rendered_once(config: TrainConfig, monkeypatch: pyte
     written = prepare_demonstrations(config, sources)
     monkeypatch.setattr("asyncrl.episode.from_config.open_chat", None)
     assert prepare_demonstrations(config, sources).digest == written.digest
-    found = read_rendered(rendered_folder(config, sources))
+    found = read_rendered(run_demonstrations(config).folder(sources))
     first = ids(make_tokenizer(CHATML), f"<|im_start|>user\n1+2{END}\n<|im_start|>assistant\n3{END}")
     assert np.array_equal(found.row(0)[0][-len(first) :], first)
     assert found.row(0)[1].sum() == 2
@@ -151,10 +152,10 @@ def test_a_file_that_changes_and_keeps_its_size_is_rendered_again(what: str, con
     config.algorithm.sft.overlong = "cut"
     sources = config.algorithm.sft.path
     assert sources
-    before, folder = prepare_demonstrations(config, sources), rendered_folder(config, sources)
+    before, folder = prepare_demonstrations(config, sources), run_demonstrations(config).folder(sources)
     changed = Path(config.run.dir) / what
     changed.write_text(changed.read_text().replace("1+2", "3+4").replace("im_start", "im_strat"))
-    assert rendered_folder(config, sources) == folder
+    assert run_demonstrations(config).folder(sources) == folder
     assert prepare_demonstrations(config, sources).digest != before.digest
     assert read_rendered(folder).digest == prepare_demonstrations(config, sources).digest
 
@@ -164,7 +165,7 @@ def test_rendered_demonstrations_that_are_damaged_are_rendered_again(config: Tra
     sources = config.algorithm.sft.path
     assert sources
     before = prepare_demonstrations(config, sources)
-    (rendered_folder(config, sources) / "tokens.npy").write_bytes(b"half")
+    (run_demonstrations(config).folder(sources) / "tokens.npy").write_bytes(b"half")
     assert prepare_demonstrations(config, sources).digest == before.digest
 
 

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
-from asyncrl.data.opening import all_tasks
+from asyncrl.data.from_config import run_tasks
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.group_demonstrations import DemonstrationRecorder
 from asyncrl.episode.tool_player import ToolPlayer
@@ -141,21 +141,21 @@ def _config(folder: Path, shown: Sequence[Any]) -> TrainConfig:
 
 
 def test_a_column_has_messages_their_json_text_or_one_answer_and_null_where_there_is_none(tmp_path: Path) -> None:
-    tasks = all_tasks(_config(tmp_path, [json.dumps(SHOWN[2:]), "4", None]), [str(tmp_path / "tasks.parquet")])
+    tasks = run_tasks(_config(tmp_path, [json.dumps(SHOWN[2:]), "4", None])).all([str(tmp_path / "tasks.parquet")])
     answer = [{"role": "assistant", "content": "4"}]
     assert [list(task.demonstration) for task in tasks] == [SHOWN[2:], answer, []]
     messages = _config(tmp_path, [answer, None, None])
-    assert [list(task.demonstration) for task in all_tasks(messages, messages.data.train)] == [answer, [], []]
+    assert [list(task.demonstration) for task in run_tasks(messages).all(messages.data.train)] == [answer, [], []]
 
 
 def test_held_out_tasks_need_no_such_column(tmp_path: Path) -> None:
     config = _config(tmp_path, ["4"])
     table = pq.read_table(tmp_path / "tasks.parquet").drop_columns(["target"])
     pq.write_table(table, tmp_path / "held_out.parquet")
-    assert not all_tasks(config, [str(tmp_path / "held_out.parquet")])[0].demonstration
+    assert not run_tasks(config).all([str(tmp_path / "held_out.parquet")])[0].demonstration
     config.data.train = [str(tmp_path / "held_out.parquet")]
     with pytest.raises(DataError, match="has no column target; it has"):
-        all_tasks(config, config.data.train)
+        run_tasks(config).all(config.data.train)
 
 
 @pytest.mark.parametrize(
@@ -175,14 +175,14 @@ def test_the_start_tries_every_demonstration_and_names_the_row(tmp_path: Path, s
         table = pq.read_table(tmp_path / "tasks.parquet")
         pq.write_table(table.set_column(3, "target", pa.nulls(2, pa.string())), tmp_path / "tasks.parquet")
     with pytest.raises(DataError, match=why):
-        check_group_demonstrations(config, [all_tasks(config, config.data.train)])
+        check_group_demonstrations(config, [run_tasks(config).all(config.data.train)])
 
 
 def test_demonstrations_are_tried_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = _config(tmp_path, ["4", None])
-    tasks = all_tasks(config, config.data.train)
+    tasks = run_tasks(config).all(config.data.train)
     check_group_demonstrations(config, [tasks])
-    monkeypatch.setattr("asyncrl.chat.chat_checks.open_chat", None)
+    monkeypatch.setattr("asyncrl.chat.from_config.open_chat", None)
     check_group_demonstrations(config, [tasks])
     config.actor.max_tokens = 20
     with pytest.raises(TypeError):

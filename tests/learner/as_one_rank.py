@@ -1,4 +1,4 @@
-"""What several ranks that compute together gave is what one rank gives."""
+"""Compares the results of several ranks that compute together with those of one rank."""
 
 from __future__ import annotations
 

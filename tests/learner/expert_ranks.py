@@ -29,7 +29,7 @@ def configs(models: Path, folder: Path, steps: int) -> dict[str, TrainConfig]:
 
 
 def train_all(models: Path, folder: Path, steps: int, ranks: Ranks) -> dict[str, Any]:
-    """What the runs published and measured, by family."""
+    """Train the runs. Returns the weights that they published and their metrics, by family."""
     found = {}
     for family, config in configs(models, folder, steps).items():
         run = Run(config).train(ranks)

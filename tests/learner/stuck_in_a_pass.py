@@ -1,4 +1,4 @@
-"""Run as one rank or two by test_leaving.py: a small training whose third step never ends on the last rank, in a call
+"""Run as one rank or two by test_stopping.py: a small training whose third step never ends on the last rank, in a call
 into C that no signal interrupts. It is stuck in a pass, before the other rank's pass can end or after, or while the
 weights after the step are published, or never."""
 
@@ -13,9 +13,9 @@ import torch
 from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.config.load import log_to_stderr
 from asyncrl.errors import StoppedError
-from asyncrl.learner.loop import Learner
-from asyncrl.learner.ranks.leaving import Leaving
+from asyncrl.learner.publishing import Publishing
 from asyncrl.learner.ranks.ranks import joined
+from asyncrl.learner.ranks.stopping import Stopping
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
 from asyncrl.observe.sinks import JsonLines
@@ -36,8 +36,8 @@ def main(model: str, folder: Path, where: str) -> None:
     log_to_stderr()
     stop = process.stop_on_signals()
     process.set_at_once(stop)
-    leaving = Leaving()
-    with leaving.watched(stop, patience_s=1.0), joined(leaving=leaving) as ranks:
+    stopping = Stopping()
+    with stopping.watched(stop, patience_s=1.0), joined(stopping=stopping) as ranks:
         run = Run(make_config(Path(model), folder, steps=4, checkpoint_every=10, micro_tokens=40))
         run.stop = stop
         run.metrics = JsonLines(folder / "metrics.jsonl")
@@ -57,14 +57,14 @@ def main(model: str, folder: Path, where: str) -> None:
                 stick(folder)
             return sums
 
-        push = Learner._push
+        push = Publishing._push
 
         def publish(self, version, *arguments):
             push(self, version, *arguments)
             if where == "publish" and version == STUCK_STEP + 1 and ranks.rank == ranks.size - 1:
                 stick(folder)
 
-        Trainer.learn, Trainer._backward, Learner._push = count, backward, publish
+        Trainer.learn, Trainer._backward, Publishing._push = count, backward, publish
         run.train(ranks)
         if ranks.rank == 0:
             torch.save(run.weights, folder / "weights.pt")

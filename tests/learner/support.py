@@ -28,15 +28,16 @@ from asyncrl.config.schema import (
     SftConfig,
     TrainConfig,
 )
-from asyncrl.data.rendered import RenderedDemonstrations, rendered_folder, write_rendered
+from asyncrl.data.from_config import run_demonstrations
+from asyncrl.data.rendered import RenderedDemonstrations, write_rendered
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
 from asyncrl.learner.checkpoint.state import Models
+from asyncrl.learner.from_config import train
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy
 from asyncrl.learner.ranks.ranks import Ranks
-from asyncrl.learner.run import train
 from asyncrl.modelling.images import digest_of
 from asyncrl.modelling.routing import RoutingShape, routing_shape
 from asyncrl.observe.spans import Spans
@@ -207,11 +208,11 @@ def write_demonstrations(config: TrainConfig, sources: list[str], count: int, se
     for source in sources:
         Path(source).parent.mkdir(parents=True, exist_ok=True)
         Path(source).touch()
-    write_rendered(random_demonstrations(count, seed), rendered_folder(config, sources))
+    write_rendered(random_demonstrations(count, seed), run_demonstrations(config).folder(sources))
 
 
 def with_demonstrations(config: TrainConfig, **sft: Any) -> TrainConfig:
-    """The same run with demonstrations beside its episodes: see `write_demonstrations`."""
+    """The same run with demonstrations in addition to its episodes: see `write_demonstrations`."""
     config.algorithm.sft = SftConfig(path=[f"{config.run.dir}/shown.parquet"], **sft)
     return config
 
@@ -354,7 +355,7 @@ class FakePush:
 
 
 class LearnerDiedError(Exception):
-    """Stands for a kill of the learner's process."""
+    """Takes the place of a kill of the learner's process."""
 
 
 class Run:

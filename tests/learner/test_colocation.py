@@ -1,5 +1,5 @@
-"""Learner and servers on the same GPUs in turns: the same weights as without, and nothing is left on the device between
-two turns."""
+"""Learner and servers share GPUs: the weights are the same as without sharing, and the learner leaves nothing on a
+device that it has released."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def actor_of(config: TrainConfig) -> Iterator[list[int]]:
-    """Stands for an actor whose servers use the GPUs whenever they may; gives the versions that they waited for."""
+    """Play an actor whose servers use the GPUs as often as they may. Yields the versions that they waited for."""
     over, versions = threading.Event(), list[int]()
     lock = ServersLock(locations.gpu_locks(config.run), 1)
 

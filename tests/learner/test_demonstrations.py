@@ -1,4 +1,5 @@
-"""Demonstrations beside episodes: which ones a step trains, with what gradient, and where a resumed run goes on."""
+"""Demonstrations in addition to episodes: which ones a step trains, with what gradient, and where a resumed run goes
+on."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 
 class OfNoModel:
-    """What a feed needs of a policy."""
+    """The properties of a policy that a feed needs."""
 
     vocabulary, shares_prefixes = 280, False
 
@@ -97,7 +98,7 @@ def test_a_step_takes_a_share_of_the_batch_or_a_number_of_tokens() -> None:
     feed, learner = make_feed(10), LearnerConfig(batch_size=8)
 
     def taken(place: int, **sft: object) -> ImitationBatch | None:
-        return feed.beside(place, SftConfig(path=["x"], **sft), learner, 0, 1)  # type: ignore[arg-type]
+        return feed.batch_of_step(place, SftConfig(path=["x"], **sft), learner, 0, 1)  # type: ignore[arg-type]
 
     assert [found.count for share in (0.01, 0.25, 0.26, 2.0) if (found := taken(0, share=share))] == [1, 2, 3, 16]
     for place in range(10):

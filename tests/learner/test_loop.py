@@ -15,6 +15,7 @@ from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import InvariantError, StoppedError, WeightsError
 from asyncrl.learner.checkpoint.checkpoint import Progress
+from asyncrl.learner.from_config import canary_settings
 from asyncrl.learner.model.canary import canary_of
 from asyncrl.learner.model.policy import load_policy
 from asyncrl.learner.ranks.failures import StepFailedError, StepFailures
@@ -131,7 +132,7 @@ def test_the_exported_folder_holds_the_last_weights(whole: tuple[Run, Path]):
 def test_an_interrupted_run_that_resumes_ends_with_the_same_bits(
     model: Path, ranks: Ranks, tmp_path: Path, whole: tuple[Run, Path], event: str, kept: int
 ):
-    """It goes on from the newest checkpoint; a run that is asked to stop makes one of the steps that it has done."""
+    """The run goes on from the newest checkpoint. A run that is asked to stop saves its finished steps first."""
     config = make_config(model, tmp_path, steps=6)
     stopped = Run(config, **{event: 3}).until_stopped(ranks)
     assert list(stopped.metrics.of("loss")) == [0, 1, 2]
@@ -421,7 +422,7 @@ def test_weights_without_finite_log_probs_are_not_published_and_a_canary_may_be_
     with torch.no_grad():
         next(policy.parameters()).fill_(torch.nan)
     with pytest.raises(WeightsError, match="version 5 is not published, since the learner's own log-probs"):
-        canary_of(policy, 5, config, ranks)
+        canary_of(policy, 5, canary_settings(config), ranks)
 
 
 @pytest.mark.parametrize(("is_due", "kept"), [(False, [0, 8, 10]), (True, [0, 8])])

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Episodes, Totals
-from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.batch.minibatch import Minibatch

@@ -85,9 +85,8 @@ CHANGE = ConfigChange(1, "learner.lr", 2e-3, 1e-3, 0)
 
 
 def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
-    """Runs whose shards are even, uneven, and empty on one of two ranks; one that trains a critic too, one of a mixture
-    of experts, one that trains demonstrations too, one that has them in groups, two of which parts are frozen, one of
-    adapters, and two of a model that reads images."""
+    """Runs by name. The shards of some are even, uneven, or empty on one of two ranks. Others have a critic, a mixture
+    of experts, demonstrations, frozen parts, adapters, or a model that reads images."""
     runs = {name: make_config(model, folder / name, **values) for name, values in BATCHES.items()}
     return runs | {
         "critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"], micro_tokens=32)),
@@ -171,7 +170,7 @@ def fine_tuned(model: Path, folder: Path, ranks: Ranks) -> dict[str, Tensor]:
 
 
 def train_with_spans(model: Path, experts: Path, folder: Path, ranks: Ranks) -> dict[int, dict[str, Tensor]]:
-    """What the run "odd" publishes while each rank records what it does, in the folder of the run."""
+    """Train the run "odd" while each rank records spans in the folder of the run. Returns the published weights."""
     config = configs(model, experts, folder / "recorded")["odd"]
     spans = open_spans(config.observe, folder / "recorded", f"learner-{ranks.rank}")
     with closing(spans):
@@ -219,7 +218,7 @@ def check_memory(folder: Path, ranks: Ranks) -> None:
     ranks.barrier()
     size = (folder / "model.safetensors").stat().st_size
     assert size > 200e6
-    # The kernel counts the peak anew from here on.
+    # The kernel counts the peak from here on.
     Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
     config = ModelConfig(str(folder))
@@ -251,7 +250,7 @@ class Odd(nn.Module):
 
 
 def check_gathered(model: Any, expected: dict[str, Tensor], bucket_bytes: int, ranks: Ranks) -> None:
-    """What is gathered of the sharded `model`, bucket by bucket, are the tensors `expected`, on rank 0 alone."""
+    """Gather the sharded `model` bucket by bucket: the result is `expected`, on rank 0 alone."""
     weights, got = WeightFormat(model), {}
     largest = max(
         Bucket(tuple(TensorSpec(name, "float32", shape) for name, shape in part.published.items())).nbytes
@@ -365,13 +364,13 @@ FREQUENCIES = [
     (Exchange(reshard=0.0), 1e9, True),
     (Exchange(once=True), TWO_LAYERS, False),
 ]
-"""How often ranks exchange, how many bytes of layers they gather at once, and whether they add up gradients in the same
-order as without either."""
+"""The times of exchanges, the bytes of layers that are gathered at once, and true if gradients are added up in the same
+order as by default."""
 
 
 def check_exchanges(ranks: Ranks) -> None:
-    """However often ranks exchange weights and gradients, and however many layers they gather at once, updates are the
-    same, also where layers are frozen, in float16, and where each rank has a whole copy of the model."""
+    """Updates do not depend on the times of exchanges and on the layers that are gathered at once. This also holds for
+    frozen layers, in float16, and if each rank has a whole copy of the model."""
     whole = init_device_mesh(ranks.device.type, (ranks.size, 1), mesh_dim_names=("replicas", "shards"))
     kinds = [("float32", 2, ranks), ("float16", 0, ranks), ("float32", 0, replace(ranks, mesh=whole))]
     for dtype, frozen, own in kinds:
@@ -463,7 +462,7 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
 
 
 def threads() -> int:
-    """How many threads this process has."""
+    """Count the threads of this process."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.machine.child import ending_with_parent, group_has_ended, kill_group, start_child, start_guarded
+from asyncrl.machine.child import Guarded, ending_with_parent, group_has_ended, kill_group, start_child, start_guarded
 from tests.helpers import has_ended, until
 
 TELL = """
@@ -95,6 +95,35 @@ def test_a_child_of_a_guarded_program_in_a_session_of_its_own_ends_when_the_star
         for each in (process, others):
             each.kill()
             each.wait()
+
+
+SPEAKER = """
+import os, subprocess, sys
+child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+print(child.pid, input(), flush=True)
+"""
+
+
+def start_speaker(guard: Guarded) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        guard.command, stdin=pipe, stdout=pipe, pass_fds=guard.files, start_new_session=True, text=True
+    )
+
+
+@pytest.mark.slow
+def test_a_guarded_program_has_its_own_pipes_and_what_it_leaves_ends_when_its_guard_is_closed() -> None:
+    with Guarded([sys.executable, "-c", SPEAKER]) as guard, Guarded([sys.executable, "-c", SPEAKER]) as other:
+        with start_speaker(guard) as process, start_speaker(other) as another:
+            left, said = process.communicate("hello\n")[0].split()
+            others, _ = another.communicate("hello\n")[0].split()
+        assert said == "hello", "the program reads its own input, and its output ends with it"
+        assert not has_ended(int(left)), "the guard waits until it is closed"
+        guard.close()
+        guard.close()
+        until(lambda: has_ended(int(left)))
+        assert not has_ended(int(others))
+    until(lambda: has_ended(int(others)))
 
 
 def test_a_guarded_program_that_is_not_there_says_so(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from asyncrl.chat.chat_checks import open_chat
+from asyncrl.chat.from_config import open_chat
 from asyncrl.config.schema import ActorConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.end_tokens import end_tokens

@@ -47,7 +47,7 @@ def test_rules_find_the_experts_and_the_routers_of_a_family(family: str, experts
 
 @pytest.mark.parametrize("family", [*MIXTURES, "qwen2_moe", "gpt_oss"])
 def test_verls_rule_is_word_for_word_that_of_its_fork(family: str):
-    """It misses routers that are called gate, and passes over a shared expert's gate_proj."""
+    """verl's rule misses routers that are called gate, and a shared expert's gate_proj."""
     model = empty(family)
     expected = set()
     for name, _ in model.named_parameters():

@@ -20,8 +20,7 @@ from transformers import (
 from asyncrl.config.changes import changed_keys, values_of
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.engine.embedded import EmbeddedEngine
-from asyncrl.engine.fleet.overrides import check_overrides
-from asyncrl.engine.fleet.server import ServerFaultError
+from asyncrl.engine.fleet.server import ServerFaultError, check_overrides
 from asyncrl.engine.sglang.launch import server_command
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.packing import PackedSequences
@@ -136,14 +135,14 @@ def test_the_learner_the_engine_and_the_export_compute_with_the_overrides(model:
 
 
 def test_servers_that_are_started_get_whole_mappings_and_others_must_have_them(model: Path) -> None:
-    config = TrainConfig(model=settings(model, rope_parameters={"rope_theta": 2.0}))
-    command = server_command(config, 1, 0)
+    engine, changed = EngineConfig(), settings(model, rope_parameters={"rope_theta": 2.0})
+    command = server_command(engine, changed, 1, 0)
     given = json.loads(command[command.index("--json-model-override-args") + 1])
     assert given == {"rope_parameters": {"rope_theta": 2.0, "rope_type": "default"}}
-    check_overrides("url", server_overrides(config.model), {**given, "more": 1}, "--flag")
+    check_overrides("url", server_overrides(changed), {**given, "more": 1}, "--flag")
     with pytest.raises(ServerFaultError, match=r"rope_parameters; start it with --flag '\{\"rope_parameters\""):
-        check_overrides("url", server_overrides(config.model), {}, "--flag")
-    assert "--json-model-override-args" not in server_command(TrainConfig(model=settings(model)), 1, 0)
+        check_overrides("url", server_overrides(changed), {}, "--flag")
+    assert "--json-model-override-args" not in server_command(engine, settings(model), 1, 0)
 
 
 def test_a_model_of_other_files_beside_the_policy_has_none_of_its_overrides(model: Path) -> None:

@@ -53,7 +53,7 @@ def test_every_role_opens_the_one_copy_of_a_url(model: ModelConfig, tmp_path: Pa
     assert open_model(model).weights is not None
     engine = EmbeddedEngine.load(model, EngineConfig(slots=1, max_length=64), device="cpu")
     assert engine.expected == model_shapes(model).tensors
-    assert str(copy) in server_command(config, 1, 0)
+    assert str(copy) in server_command(config.engine, model, 1, 0)
 
 
 def test_a_url_without_a_model_is_refused_before_the_start() -> None:
@@ -65,7 +65,7 @@ def test_a_url_without_a_model_is_refused_before_the_start() -> None:
 def test_a_revision_reaches_the_hub_and_servers_and_is_the_policys_alone() -> None:
     model = ModelConfig("owner/name", revision="v2")
     assert source_of(model).options == {"revision": "v2", "trust_remote_code": False}
-    command = server_command(TrainConfig(model=model), 1, 0)
+    command = server_command(EngineConfig(), model, 1, 0)
     assert command[command.index("--revision") + 1] == "v2"
     assert beside(model, None).revision == "v2"
     assert beside(model, "owner/other").revision is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.commands.demo.tokenizer import build_tokenizer
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.engine.sglang.launch import server_command
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight.models import check_tokenizer
@@ -54,7 +54,7 @@ def test_every_reader_of_tokens_gets_the_named_tokenizer_and_so_does_the_export(
     assert _decode_by(named)([more]) == "<more>"
     folder_writer(named)(tmp_path / "export")
     assert open_tokenizer(ModelConfig(str(tmp_path / "export"))).decode([more]) == "<more>"
-    command = server_command(TrainConfig(model=named), 1, 0)
+    command = server_command(EngineConfig(), named, 1, 0)
     assert command[command.index("--tokenizer-path") + 1] == str(elsewhere)
 
 

@@ -1,4 +1,4 @@
-"""What is pushed is what files have, and what arrives becomes the model again."""
+"""Pushed tensors are those of weight files, and received tensors become the model's again."""
 
 from __future__ import annotations
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from asyncrl.network.keys import ClientKeys, ServerKeys, client_keys, make_keys, server_keys
-from asyncrl.network.sockets import connect
+from asyncrl.network.sockets import connect, try_send
 
 
 def server_of(folder: Path) -> ServerKeys:
@@ -49,6 +49,5 @@ def peer(endpoint: str, keys: ClientKeys | None) -> Iterator[zmq.Socket[Any]]:
 
 
 def knock(socket: zmq.Socket[Any], message: bytes) -> None:
-    """Send as one that is refused: where ZeroMQ has given up the connection already, a send would wait for ever."""
-    with suppress(zmq.Again):
-        socket.send(message, zmq.NOBLOCK)
+    """Send as a client that may be refused."""
+    try_send(socket, [message])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 import zmq
+import zmq.asyncio
 
 from asyncrl.errors import UnavailableError
 from asyncrl.machine.ports import free_ports
 from asyncrl.network.keys import add_client
 from asyncrl.network.listener import PEER_MESSAGES, Listener, require_keys
-from asyncrl.network.sockets import connect
+from asyncrl.network.sockets import connect, send_within, try_send
 from tests.helpers import GENEROUS_S, until
 from tests.network.support import client_of, knock, made, peer, server_of, strangers
 
@@ -174,6 +176,24 @@ def test_a_client_waits_for_a_server_that_comes_later(keys: Path, context: zmq.C
         listener = Listener(context, f"tcp://127.0.0.1:{port}", server_of(keys), 1 << 20)
         assert received(listener) == b"hello"
         listener.close()
+
+
+@pytest.mark.parametrize("who", ["another server's key", "a key that is not in the list"])
+def test_a_send_over_a_connection_that_was_refused_waits_for_a_bounded_time(
+    listener: Listener, keys: Path, tmp_path: Path, who: str
+) -> None:
+    refused = strangers(keys, made(tmp_path / "others"))[who]
+    with peer(listener.endpoint, refused) as stranger:
+        until(lambda: not try_send(stranger, [b"let me in"]))
+
+    async def send_until_it_is_refused() -> None:
+        with zmq.asyncio.Context() as own, connect(own, listener.endpoint, refused) as stranger:
+            while True:
+                await send_within(0.05, stranger, [b"let me in"])
+                await asyncio.sleep(0)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(send_until_it_is_refused())
 
 
 def test_a_reader_that_does_not_read_takes_a_bounded_amount_of_memory(context: zmq.Context[Any]) -> None:

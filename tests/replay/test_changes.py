@@ -12,7 +12,6 @@ from asyncrl.config.changes import ConfigChange, values_of
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.changes import VALUES
 from asyncrl.replay.stored import StoredRun
 from tests.replay.support import Core, make_settings
 
@@ -39,13 +38,6 @@ def test_a_change_holds_from_the_first_step_without_a_plan_and_is_recorded_once(
     core.store.close()
     with closing(StoredRun(tmp_path)) as stored:
         assert stored.changes() == expected
-
-
-def test_a_run_of_a_version_that_had_one_text_where_this_one_has_a_list_resumes(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_settings())
-    with core.store.transaction() as tx:
-        tx.put("meta", VALUES, values(data__train="t.parquet"))
-    assert core.configure(values(data__train=["t.parquet"])) == []
 
 
 def test_a_smaller_bound_evicts_and_counts_what_is_too_old_and_keeps_the_recorded_plans(tmp_path: Path) -> None:

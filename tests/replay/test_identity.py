@@ -15,7 +15,7 @@ import pytest
 from asyncrl.config import locations
 from asyncrl.config.schema import RunConfig
 from asyncrl.errors import AsyncrlError, ConfigError, RefusedError, StoreError
-from asyncrl.learner.run import run as learn
+from asyncrl.learner.from_config import run as learn
 from asyncrl.machine.activity import Activity
 from asyncrl.replay.protocol import GetAudit, GetStatus
 from asyncrl.replay.service import ReplayService

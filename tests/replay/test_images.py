@@ -7,7 +7,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import numpy as np
 import pytest
 
@@ -16,7 +15,6 @@ from asyncrl.replay import images as replay_images
 from asyncrl.replay import link as replay_link
 from asyncrl.replay.protocol import encode_request
 from asyncrl.replay.records import forget
-from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Ticket
 from tests.helpers import GENEROUS_S, make_trajectory
 from tests.replay.support import Core, ReplayThread, make_settings
@@ -188,23 +186,3 @@ def test_a_kill_leaves_no_trajectory_without_images_and_no_image_without_a_traje
         assert {key for name in stored for key in tx.members("images_of", name)} == images
         assert {name for key in images for name in tx.members("image_users", key)} == stored
         assert len(stored) == 3
-
-
-def test_a_store_of_an_earlier_version_is_read_without_images(tmp_path: Path):
-    core = Core(tmp_path, make_settings())
-    ticket, *_ = core.tickets(1)
-    core.put(make_trajectory(ticket))
-    core.store.close()
-    environment = lmdb.open(str(tmp_path), max_dbs=99)
-    with environment.begin(write=True) as raw:
-        for table in replay_images.TABLES:
-            raw.drop(environment.open_db(table.encode(), txn=raw, dupsort=table in replay_images.MULTIPLE), delete=True)
-    environment.close()
-    stored = StoredRun(tmp_path)
-    assert stored.trajectory(ticket.id) is not None
-    assert stored.counters()["accepted"] == 1
-    with pytest.raises(RefusedError, match="is not there"):
-        stored.image(ticket.id, OF_RED)
-    stored.close()
-    core.restart()
-    assert rows(core) == [0, 0, 0]

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError, UnavailableError
 from asyncrl.replay import leaving
 from asyncrl.replay.client import ReplayClient
@@ -77,10 +75,9 @@ def test_a_worker_tells_all_shards_of_its_end_at_once(monkeypatch: pytest.Monkey
             pass
 
     monkeypatch.setattr(leaving, "ReplayClient", Silent)
-    config = TrainConfig()
-    config.replay.shards = shards
-    leaving.leave(config, "a", "1")
-    assert sorted(told) == locations.replay_endpoints(config.network, shards)
+    endpoints = [f"tcp://127.0.0.1:{port}" for port in range(shards)]
+    leaving.leave(endpoints, "a", "1", None, None)
+    assert sorted(told) == endpoints
 
 
 def test_a_request_that_waits_in_the_replay_gets_nothing_of_what_its_worker_hands_back(tmp_path: Path) -> None:

@@ -41,18 +41,6 @@ def test_while_nothing_was_run_the_tasks_may_be_mended(tmp_path: Path) -> None:
     core.store.close()
 
 
-def test_a_store_of_a_version_that_kept_no_checksums_goes_on_and_has_them_then(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_settings())
-    with core.store.transaction() as tx:
-        now = tx.get("meta", "pinned", dict[str, int])
-        assert now is not None
-        tx.put("meta", "pinned", {name: value for name, value in now.items() if "checksum" not in name})
-    core.restart()
-    with core.store.transaction() as tx:
-        assert tx.get("meta", "pinned", dict[str, int]) == now
-    core.store.close()
-
-
 def test_two_tasks_that_change_places_are_found_out_whichever_they_are(tmp_path: Path) -> None:
     core = Core(tmp_path, make_settings())
     assert core.tickets(1)

@@ -32,7 +32,7 @@ def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
     assert (rows["rollout tok/s"], rows["rollout idle"]) == ("1234", "10%")
     assert rows["recomputed tokens"] == "5000"
     assert rows["stop of a push"] == "25 ms, at most 60"
-    explained = (Path(__file__).parents[2] / "docs" / "run_folder.md").read_text()
+    explained = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
     assert [name for name in rows if f"`{name}`" not in explained] == []
 
 

@@ -1,4 +1,4 @@
-"""The pages on scoring: they name every family with its parameters, and their examples run."""
+"""The page on scoring: it names every family with its parameters, and its examples run."""
 
 import importlib
 import re
@@ -15,8 +15,7 @@ from asyncrl.scoring.transcript import Passage
 from asyncrl.scoring.verifier import Verifier
 from tests.scoring.fakes import rule_input
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "scoring.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "scoring.md").read_text()
 
 
 @pytest.mark.parametrize("family", sorted({*PRM_FAMILIES, *OUTCOME_FAMILIES}))
@@ -39,12 +38,11 @@ def test_the_pages_own_model_scores():
 
 @pytest.fixture
 def page(tmp_path, monkeypatch):
-    """The text of the page on rewards; its modules can be imported."""
-    text = (DOCS / "writing_a_reward.md").read_text()
-    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        (tmp_path / re.match(r'"""(\w+\.py)"""', code)[1]).write_text(code)
+    """The text of the page. Its modules can be imported."""
+    for code, name in re.findall(r'```python\n("""(\w+\.py)""".*?)```', PAGE, re.DOTALL):
+        (tmp_path / name).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    return text
+    return PAGE
 
 
 def test_the_rules_on_the_page_judge(page):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ScoringConfig, ShapingConfig
 from asyncrl.episode.steps import split_steps
@@ -77,7 +77,7 @@ def placed(trajectory, labels):
     share = build_local_batch([0], [trajectory], torch.device("cpu"))
     episodes = build_episodes(plan, [labels], torch.device("cpu"))
     on_policy_tokens = make_rollouts(episodes, share.tokens).at_steps(episodes.step_scores)
-    return View.of(share.tokens).scatter(on_policy_tokens).numpy()
+    return PolicyTokens.of(share.tokens).scatter(on_policy_tokens).numpy()
 
 
 @settings(max_examples=150, deadline=None)

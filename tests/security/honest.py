@@ -14,8 +14,8 @@ from msgspec import structs
 
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import RunIdentity, Trajectory
-from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.requests import Requests
+from asyncrl.weights.zmq_route import ZmqRoute
 from tests.helpers import OWN_RUN, make_labels, make_trajectory, until
 from tests.security import published
 
@@ -93,7 +93,7 @@ def receive(endpoint: str) -> Honest:
 
     async def run(stopping: threading.Event, count: Callable[[], None]) -> None:
         with zmq.asyncio.Context() as context:
-            channel = ZmqChannel(Requests(endpoint, context, timeout_s=ANSWER_S, run=OWN_RUN))
+            channel = ZmqRoute(Requests(endpoint, context, timeout_s=ANSWER_S, run=OWN_RUN))
             try:
                 while not stopping.wait(PAUSE_S):
                     manifest = await channel.newer_than(-1)

@@ -19,8 +19,8 @@ from asyncrl.errors import UnavailableError, WireError
 from asyncrl.network.keys import ClientKeys, add_client
 from asyncrl.replay.counters import COUNTERS
 from asyncrl.replay.protocol import decode_reply
-from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.requests import Requests
+from asyncrl.weights.zmq_route import ZmqRoute
 from asyncrl.wire import PROTOCOL
 from tests.chaos.support import ReplayProcess
 from tests.helpers import GENEROUS_S, OWN_RUN, make_task, make_trajectory, until
@@ -86,8 +86,8 @@ def test_a_stranger_gets_no_weights_while_a_receiver_is_served(
 ) -> None:
     async def run() -> None:
         context = zmq.asyncio.Context()
-        receiver = ZmqChannel(Requests(closed_publisher.endpoint, context, keys=client_of(keys), run=OWN_RUN))
-        stranger = ZmqChannel(
+        receiver = ZmqRoute(Requests(closed_publisher.endpoint, context, keys=client_of(keys), run=OWN_RUN))
+        stranger = ZmqRoute(
             Requests(closed_publisher.endpoint, context, keys=everyone[who], timeout_s=0.3, run=OWN_RUN)
         )
         with pytest.raises(UnavailableError, match="allowed" if everyone[who] else "silent"):

@@ -11,8 +11,8 @@ from typing import Any
 from asyncrl.engine.fleet.discovery import Discovery
 from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.engine.sglang.launch import OWN_VARIABLES
+from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
-from asyncrl.engine.sglang.ways import WaySettings
 from tests.engine.real import ServerProcess, fleet_over, policy
 
 ARGUMENTS = ["--device", "cpu", "--disable-overlap-schedule", "--max-total-tokens", "32768", "--sleep-on-idle"]
@@ -45,7 +45,7 @@ def fleet_of(
     servers: Sequence[str] | Discovery, mode: str = "retract", into_servers: str = "auto", **options: Any
 ) -> AbstractAsyncContextManager[Fleet]:
     """A fleet over `servers`, kept until the end."""
-    settings = WaySettings(into_servers, bucket_bytes=64 << 10)
+    settings = ServerRouteSettings(into_servers, bucket_bytes=64 << 10)
 
     def open_server(url: str) -> SglangServer:
         return SglangServer(url, context=512, settings=settings, silence_s=30)

@@ -21,8 +21,8 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.engine.base import Generation
 from asyncrl.engine.fleet.http import Http
 from asyncrl.engine.sglang.families import PROVEN, UNPROVEN
+from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
-from asyncrl.engine.sglang.ways import WaySettings
 from asyncrl.errors import EngineError
 from asyncrl.learner.checkpoint.export import folder_writer
 from asyncrl.machine.child import last_lines
@@ -127,7 +127,9 @@ def served(server: Fork, folder: Path, model: Any, version: int, way: str, space
         weights = read_folder(write_folder(space, version, weights, write_config), version)
 
     def open_server(url: str) -> SglangServer:
-        return SglangServer(url, context=512, settings=WaySettings(into, bucket_bytes=BUCKET_BYTES), silence_s=300)
+        return SglangServer(
+            url, context=512, settings=ServerRouteSettings(into, bucket_bytes=BUCKET_BYTES), silence_s=300
+        )
 
     async def scenario() -> Sequence[Generation]:
         await server.ready()

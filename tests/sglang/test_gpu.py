@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from asyncrl.engine.base import Generation
 from asyncrl.engine.fleet.colocation import ServerTurns
+from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
-from asyncrl.engine.sglang.ways import WaySettings
 from asyncrl.machine.gpu_lock import LearnerLock, ServersLock
 from asyncrl.types import Sampling
 from tests.engine.real import ServerProcess, fleet_over, policy, prompts
@@ -64,7 +64,7 @@ async def test_a_server_on_a_gpu_of_this_machine_serves_what_it_got_by_the_faste
     opened: list[SglangServer] = []
 
     def open_server(url: str) -> SglangServer:
-        opened.append(SglangServer(url, context=512, settings=WaySettings(wanted), silence_s=60))
+        opened.append(SglangServer(url, context=512, settings=ServerRouteSettings(wanted), silence_s=60))
         return opened[-1]
 
     await server.ready()
@@ -76,7 +76,7 @@ async def test_a_server_on_a_gpu_of_this_machine_serves_what_it_got_by_the_faste
                 assert set(got.versions) == {version}
                 assert farthest(rounded(version), start, got) < TOLERANCE
                 assert farthest(rounded(0), start, got) > 3 * TOLERANCE
-        assert opened[-1].way == taken
+        assert opened[-1].route == taken
 
 
 async def test_a_server_frees_its_memory_in_the_learners_turn_and_serves_the_next_version(

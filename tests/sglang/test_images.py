@@ -14,8 +14,8 @@ import torch
 from asyncrl.config.schema import ImagesConfig, ModelConfig
 from asyncrl.engine.base import Generation, PlacedImage
 from asyncrl.engine.fleet.fleet import Fleet
+from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
-from asyncrl.engine.sglang.ways import WaySettings
 from asyncrl.learner.batch.local_batch import build_local_batch
 from asyncrl.learner.checkpoint.gathering import gather_all
 from asyncrl.learner.model.policy import Policy, load_policy
@@ -79,7 +79,9 @@ def test_servers_take_all_weights_and_sample_behind_images_with_the_log_probs_of
         return found
 
     def open_server(url: str) -> SglangServer:
-        return SglangServer(url, context=512, settings=WaySettings(into_servers, bucket_bytes=64 << 10), silence_s=60)
+        return SglangServer(
+            url, context=512, settings=ServerRouteSettings(into_servers, bucket_bytes=64 << 10), silence_s=60
+        )
 
     async def push_and_compare(policy: Policy, ranks: Ranks) -> None:
         await server.ready()

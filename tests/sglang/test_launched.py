@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.schema import ModelConfig, TrainConfig
-from asyncrl.engine.opening import open_engine
+from asyncrl.engine.from_config import open_engine
 from asyncrl.engine.sglang.launch import LaunchedServer
 from asyncrl.types import Sampling
 from tests.engine.real import policy, prompts, save_policy

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncrl.engine.base import Generation
-from asyncrl.engine.sglang.transports import distributed
+from asyncrl.engine.sglang.routes import distributed
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import Weights, read_folder, write_folder
 from tests.engine.real import (

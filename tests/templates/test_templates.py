@@ -78,7 +78,7 @@ SPOKEN: Mapping[str, tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]] 
         [user("who?"), calls("a"), found('{"x": 1}'), calls("b", first=1), found("2", 1), says("so")],
         [TOOL],
     ),
-    "a question behind a result": (
+    "a question after a result": (
         [user("who?"), calls("a"), found("1"), says("one"), user("sure?"), says("yes")],
         [TOOL],
     ),
@@ -92,7 +92,7 @@ SPOKEN: Mapping[str, tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]] 
 WITH_CALLS = {what for what, (messages, _) in SPOKEN.items() if any("tool_calls" in each for each in messages)}
 ALL_CALLS_AND_QUESTIONS = set(SPOKEN) - {"thoughts before a call"}
 DROPS_TEXT = {"text before a call", "thoughts before a call"}
-ASKED_AGAIN = {"a later question", "a system message and tools", "a question behind a result", "thoughts"}
+ASKED_AGAIN = {"a later question", "a system message and tools", "a question after a result", "thoughts"}
 
 REWRITTEN: Mapping[str, set[str]] = {
     "qwen3": ALL_CALLS_AND_QUESTIONS,  # thoughts go before a later question; the last answer has one, empty or not
@@ -104,8 +104,8 @@ REWRITTEN: Mapping[str, set[str]] = {
     "llama3_1": DROPS_TEXT,
     "llama3_2": DROPS_TEXT,
     "llama3_3": DROPS_TEXT,
-    "mistral_nemo": DROPS_TEXT | {"a system message and tools", "a question behind a result"},  # tools move on
-    "mistral_small_3_2": {"a system message and tools", "a question behind a result"},
+    "mistral_nemo": DROPS_TEXT | {"a system message and tools", "a question after a result"},  # tools move on
+    "mistral_small_3_2": {"a system message and tools", "a question after a result"},
     "hermes3": WITH_CALLS,  # drops text beside calls, and writes a newline behind results that are not the last
     "glm4_5": {"thoughts"},
     "gpt_oss": ASKED_AGAIN | DROPS_TEXT,  # the last answer returns, an earlier one ends; an answer drops thoughts

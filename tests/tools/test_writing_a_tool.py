@@ -1,4 +1,4 @@
-"""The example in docs/writing_a_tool.md, run as written."""
+"""The example in docs/tools.md, run as written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncrl.config.schema import ActorConfig
 from asyncrl.tools.registry import BUILT_IN, tool_classes
 from tests.episode.fakes import ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
 
-PAGE = (Path(__file__).parents[2] / "docs" / "writing_a_tool.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
 
 
 def guess(number: object) -> str:

@@ -1,4 +1,4 @@
-"""An engine that only holds weights, the tensors that the tests send, and both ends of the ZeroMQ channel."""
+"""An engine that only holds weights, the tensors that the tests send, and both ends of the ZeroMQ route."""
 
 import asyncio
 import contextlib
@@ -12,11 +12,11 @@ import zmq.asyncio
 from asyncrl.errors import WeightsError
 from asyncrl.types import RunIdentity
 from asyncrl.weights.canary import CanaryCheck
-from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.manifest import Manifest
-from asyncrl.weights.receiver import Channel, Receiver
+from asyncrl.weights.receiver import OpenRoute, Receiver
+from asyncrl.weights.requests import Requests
 from asyncrl.weights.server import WeightServer
+from asyncrl.weights.zmq_route import ZmqRoute
 
 
 class HoldingEngine:
@@ -83,13 +83,13 @@ def publisher(context: zmq.Context, port: int = 0, **options: Any) -> Iterator[W
 
 
 @contextlib.asynccontextmanager
-async def channel(
+async def route(
     endpoint: str,
     timeout_s: float = 10.0,
     run: RunIdentity | None = None,
-    kind: type[ZmqChannel] = ZmqChannel,
+    kind: type[ZmqRoute] = ZmqRoute,
     **options: Any,
-) -> AsyncIterator[ZmqChannel]:
+) -> AsyncIterator[ZmqRoute]:
     context = zmq.asyncio.Context()
     link = kind(Requests(endpoint, context, timeout_s=timeout_s, run=run), **options)
     try:
@@ -99,20 +99,20 @@ async def channel(
         context.destroy(linger=0)
 
 
-async def newer(channel: Channel, version: int) -> Manifest:
-    """The first manifest that is newer than `version`. The channel alone gives up after a second, in which a busy
+async def newer(route: OpenRoute, version: int) -> Manifest:
+    """The first manifest that is newer than `version`. The route alone gives up after a second, in which a busy
     machine may prepare no version."""
-    while (manifest := await channel.newer_than(version)) is None:
+    while (manifest := await route.newer_than(version)) is None:
         pass
     return manifest
 
 
 @contextlib.asynccontextmanager
 async def following(
-    channel: Channel, engine: HoldingEngine, expected: Mapping[str, tuple[int, ...]]
+    route: OpenRoute, engine: HoldingEngine, expected: Mapping[str, tuple[int, ...]]
 ) -> AsyncIterator[Receiver]:
     """A receiver at work in the background."""
-    receiver = Receiver([channel], expected, retry_s=0.02)
+    receiver = Receiver([route], expected, retry_s=0.02)
     task = asyncio.create_task(receiver.run(engine))
     try:
         yield receiver

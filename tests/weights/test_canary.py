@@ -1,4 +1,4 @@
-"""The canary: what it says of an engine's answer, and that every channel brings it."""
+"""The canary: what it says of an engine's answer, and that every route brings it."""
 
 import asyncio
 
@@ -19,13 +19,13 @@ from asyncrl.weights.canary import (
     CanaryJudge,
     canary_tokens,
 )
-from asyncrl.weights.channels.disk import DiskChannel
+from asyncrl.weights.disk_route import DiskRoute
 from asyncrl.weights.folders import FolderWriter
 from asyncrl.weights.manifest import Manifest, TensorSpec, take_snapshot
 from asyncrl.weights.receiver import CANARY_FAILURES, Receiver
 from asyncrl.wire import Message
 from tests.helpers import OWN_RUN, async_until
-from tests.weights.fakes import HoldingEngine, channel, following, publisher, shapes, some_tensors
+from tests.weights.fakes import HoldingEngine, following, publisher, route, shapes, some_tensors
 from tests.weights.test_distributed import engine_of, filled, learning, plan_of
 
 TOKENS = tuple(range(10, 10 + LENGTH))
@@ -104,7 +104,7 @@ def test_an_answer_with_fewer_or_more_log_probs_than_were_asked_for_fails(answer
 
 
 def test_old_weights_are_found_out_by_the_same_bits_long_before_the_limit_is_reached():
-    """In bfloat16 several of these steps fit into the limit."""
+    """Several of these steps fit into the limit in bfloat16."""
     judge, stale = CanaryJudge(), np.array(canary_at(0, "bfloat16").logprobs, np.float32)
     judge.judge(check_of(0, "bfloat16"), stale, "bfloat16", "an engine")
     judge.judge(check_of(0, "bfloat16"), stale, "bfloat16", "an engine")
@@ -156,7 +156,7 @@ def assert_checked(engine: HoldingEngine, name: str) -> None:
 async def test_zmq_brings_it_with_whole_versions_and_with_deltas(context):
     engine = HoldingEngine()
     with publisher(context) as source:
-        async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
+        async with route(source.endpoint) as link, following(link, engine, EXPECTED):
             for version in range(3):
                 source.publish(version, some_tensors(version // 2), canary_at(version))
                 await async_until(lambda version=version: engine.version == version)
@@ -170,7 +170,7 @@ async def test_zmq_brings_it_with_whole_versions_and_with_deltas(context):
 async def test_the_disk_brings_it(tmp_path):
     engine = HoldingEngine()
     writer = FolderWriter(tmp_path, lambda folder: None, OWN_RUN)
-    async with following(DiskChannel(tmp_path, OWN_RUN), engine, EXPECTED):
+    async with following(DiskRoute(tmp_path, OWN_RUN), engine, EXPECTED):
         writer.write(0, some_tensors(), canary_at(0))
         await async_until(lambda: engine.version == 0)
         assert_checked(engine, "disk")
@@ -211,7 +211,7 @@ class Failing(HoldingEngine):
 async def test_failed_checks_are_counted_and_tried_again_and_an_engine_that_only_fails_ends_its_actor(context):
     engine = Failing({0: CANARY_FAILURES - 1, 1: CANARY_FAILURES})
     with publisher(context) as source:
-        async with channel(source.endpoint) as link:
+        async with route(source.endpoint) as link:
             receiver = Receiver([link], EXPECTED, retry_s=0.01)
             running = asyncio.create_task(receiver.run(engine))
             source.publish(0, some_tensors(), canary_at(0))
@@ -227,7 +227,7 @@ async def test_failed_checks_are_counted_and_tried_again_and_an_engine_that_only
 async def test_only_failed_checks_in_a_row_end_an_engine(context):
     engine = Failing(dict.fromkeys(range(3), CANARY_FAILURES - 1))
     with publisher(context) as source:
-        async with channel(source.endpoint) as link:
+        async with route(source.endpoint) as link:
             receiver = Receiver([link], EXPECTED, retry_s=0.01)
             running = asyncio.create_task(receiver.run(engine))
             for version in range(3):

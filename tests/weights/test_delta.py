@@ -115,14 +115,14 @@ def test_a_dense_change_takes_less_memory_than_twice_the_tensor(dtype, density):
     size = first.manifest.nbytes
     step, made = peak_of(lambda: diff(first, second))
     got, applied = peak_of(lambda: apply(old, first.manifest, second.manifest, [step]))
-    # A block of 2^18 elements takes up to 10 MB, whatever the tensor's size.
+    # A block of 2^18 elements takes up to 10 MB for tensors of any size.
     assert made < 1.2 * size + (10 << 20)
     assert applied < 1.2 * size + (10 << 20)
     assert same_bits(got, new)
 
 
 def peak_of(call):
-    """What a call gives, and the bytes that it had allocated by Python and NumPy at most."""
+    """The result of a call, and the most bytes that Python and NumPy had allocated in it."""
     tracemalloc.start()
     try:
         return call(), tracemalloc.get_traced_memory()[1]

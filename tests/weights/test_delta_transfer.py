@@ -11,15 +11,15 @@ import zmq
 import zmq.asyncio
 from safetensors.torch import save_file
 
-from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.delta import diff
 from asyncrl.weights.manifest import take_snapshot
+from asyncrl.weights.requests import Requests
 from asyncrl.weights.stored_tensors import StoredTensors
 from asyncrl.weights.transfers import Transfers
+from asyncrl.weights.zmq_route import ZmqRoute
 from asyncrl.wire import Message
 from tests.helpers import async_until
-from tests.weights.fakes import HoldingEngine, channel, following, newer, publisher, same_bits, shapes, some_tensors
+from tests.weights.fakes import HoldingEngine, following, newer, publisher, route, same_bits, shapes, some_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ FULL = sum(tensor.nbytes for tensor in version_of(0).values())
 async def test_who_follows_gets_deltas_and_who_is_new_or_far_behind_the_whole(context):
     with publisher(context, history=2) as source:
         source.publish(0, version_of(0))
-        async with channel(source.endpoint) as near, channel(source.endpoint) as far:
+        async with route(source.endpoint) as near, route(source.endpoint) as far:
             for link in (near, far):
                 await link.fetch(await newer(link, -1))
                 assert link.received == FULL
@@ -60,7 +60,7 @@ async def test_who_follows_gets_deltas_and_who_is_new_or_far_behind_the_whole(co
 async def test_a_delta_that_gives_a_wrong_result_is_refused_and_the_whole_version_follows(context):
     engine = HoldingEngine()
     with publisher(context) as source:
-        async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
+        async with route(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
             source.publish(0, version_of(0))
             await async_until(lambda: engine.version == 0)
             engine.tensors["big"][7] = 5.0
@@ -73,7 +73,7 @@ async def test_a_delta_that_gives_a_wrong_result_is_refused_and_the_whole_versio
 async def test_the_base_is_known_by_its_contents_so_that_another_publishers_is_never_mistaken_for_it(context):
     with publisher(context) as first, publisher(context) as second:
         requests = Requests(first.endpoint, zmq.asyncio.Context.shadow(context))
-        link = ZmqChannel(requests)
+        link = ZmqRoute(requests)
         first.publish(0, version_of(3))
         await link.fetch(await newer(link, -1))
         link.reset()
@@ -89,7 +89,7 @@ async def test_the_base_is_known_by_its_contents_so_that_another_publishers_is_n
 
 async def test_without_deltas_nothing_is_kept_and_everything_travels_whole(context):
     with publisher(context, history=0) as source:
-        async with channel(source.endpoint, deltas=False) as link:
+        async with route(source.endpoint, deltas=False) as link:
             for version in (0, 1):
                 source.publish(version, version_of(version))
                 assert same_bits(await link.fetch(await newer(link, version - 1)), version_of(version))
@@ -131,7 +131,7 @@ async def test_what_the_models_files_have_does_not_travel_to_a_new_receiver(cont
     """All but `big` and `ids` is frozen. The files have one frozen tensor in another dtype, and one damaged."""
     files = version_of(0)
     files["embed"], files["flags"] = files["embed"].float(), ~files["flags"]
-    link_of = partial(channel, deltas=deltas, stored=stored_in(tmp_path, files))
+    link_of = partial(route, deltas=deltas, stored=stored_in(tmp_path, files))
     pushed = {**version_of(2), "ids": torch.arange(11) + 1}
     engine = HoldingEngine()
     with publisher(context, chunk_bytes=1000) as source:
@@ -153,11 +153,11 @@ async def test_nothing_but_the_manifest_travels_where_all_is_there_and_files_tha
     stored = stored_in(tmp_path, some_tensors())
     with publisher(context) as source:
         source.publish(0, some_tensors())
-        async with channel(source.endpoint, stored=stored) as link:
+        async with route(source.endpoint, stored=stored) as link:
             assert same_bits(await link.fetch(await newer(link, -1)), some_tensors())
             assert link.received == 0
         (tmp_path / "model.safetensors").write_bytes(b"damaged")
-        async with channel(source.endpoint, stored=stored) as link:
+        async with route(source.endpoint, stored=stored) as link:
             assert same_bits(await link.fetch(await newer(link, -1)), some_tensors())
             assert link.received == sum(each.nbytes for each in some_tensors().values())
 
@@ -165,7 +165,7 @@ async def test_nothing_but_the_manifest_travels_where_all_is_there_and_files_tha
 async def test_damage_in_the_memory_of_the_last_version_is_not_carried_into_the_next(context):
     with publisher(context, history=1) as source:
         source.publish(0, version_of(0))
-        async with channel(source.endpoint) as link:
+        async with route(source.endpoint) as link:
             first = await link.fetch(await newer(link, -1))
             first["embed"][0, 0] += 1
             for version in (1, 2):

@@ -1,4 +1,4 @@
-"""The distributed channel over gloo: with engines as threads of this process, and with real ones that die."""
+"""The distributed route over gloo: with engines as threads of this process, and with real ones that die."""
 
 import asyncio
 import contextlib
@@ -14,15 +14,15 @@ import zmq.asyncio
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.buckets import GatheredBucket, flatten, plan_buckets
-from asyncrl.weights.channels.distributed import DistributedChannel
-from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.distributed_route import DistributedRoute
 from asyncrl.weights.group import WeightGroup
 from asyncrl.weights.manifest import TensorSpec, dtype_name
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.receiver import Receiver
+from asyncrl.weights.requests import Requests
 from asyncrl.weights.server import WeightServer
 from asyncrl.weights.transfers import Broadcasts
+from asyncrl.weights.zmq_route import ZmqRoute
 from tests.helpers import GENEROUS_S, async_until, until
 from tests.weights.fakes import HoldingEngine, newer, same_bits, shapes, some_tensors
 
@@ -39,13 +39,13 @@ def plan_of(tensors, bucket_bytes=512):
 
 
 def filled(tensors, plan):
-    """As the learner gathers them on the CPU."""
+    """Gather buckets as the learner does on the CPU."""
     for bucket in plan:
         yield GatheredBucket(bucket, flatten(bucket, tensors))
 
 
 class Learner:
-    """What pushes, with its parts in sight."""
+    """A publisher with its parts."""
 
     def __init__(self, context, timeout_s=20.0, make_group=WeightGroup):
         self.publisher = WeightServer("127.0.0.1", 0, context, broadcasts=Broadcasts("gloo", ""))
@@ -66,7 +66,7 @@ class Learner:
             return self.publisher.joining("gloo") == count and not is_absent
 
         def push():
-            # Not the event loop looks: if it stands still behind its look, engines have stopped waiting.
+            # Not checked from the event loop: if that is delayed after its check, engines have stopped waiting.
             until(lambda: self.publisher._in_thread(awaited).result())
             self.push.publish(*arguments)
 
@@ -87,8 +87,8 @@ async def engine_of(endpoint, timeout_s=20.0, make_group=WeightGroup):
     """An engine that follows broadcasts, else pulls."""
     context, engine = zmq.asyncio.Context(), HoldingEngine()
     links = [
-        DistributedChannel(Requests(endpoint, context, timeout_s=timeout_s), CPU, timeout_s, make_group),
-        ZmqChannel(Requests(endpoint, context, timeout_s=timeout_s)),
+        DistributedRoute(Requests(endpoint, context, timeout_s=timeout_s), CPU, timeout_s, make_group),
+        ZmqRoute(Requests(endpoint, context, timeout_s=timeout_s)),
     ]
     receiver = Receiver(links, EXPECTED, retry_s=0.02)
     task = asyncio.create_task(receiver.run(engine))
@@ -130,7 +130,7 @@ async def test_without_engines_a_push_waits_for_nobody(context):
 async def test_an_engine_whose_model_differs_refuses_before_the_first_byte_and_the_push_goes_on(context):
     async with learning(context, timeout_s=2.0) as learner:
         requests = Requests(learner.publisher.endpoint, zmq.asyncio.Context.shadow(context))
-        link = DistributedChannel(requests, CPU, 2.0)
+        link = DistributedRoute(requests, CPU, 2.0)
         calling = asyncio.create_task(newer(link, -1))
         await learner.publish(0, to=1)
         with pytest.raises(WeightsError, match="1 missing"):
@@ -168,7 +168,7 @@ class Damaging(WeightGroup):
 
 async def test_a_version_with_a_damaged_bucket_is_refused_whole(context):
     async with learning(context, make_group=Damaging) as learner:
-        link = DistributedChannel(Requests(learner.publisher.endpoint, zmq.asyncio.Context.shadow(context)), CPU, 20.0)
+        link = DistributedRoute(Requests(learner.publisher.endpoint, zmq.asyncio.Context.shadow(context)), CPU, 20.0)
         calling = asyncio.create_task(newer(link, -1))
         pushing = asyncio.create_task(learner.publish(0, to=1))
         with pytest.raises(WeightsError, match="version 0 arrived damaged"):
@@ -236,8 +236,8 @@ def test_a_learner_that_fills_its_buckets_slowly_is_not_silent(context):
 
 DYING = """
 import asyncio, os, sys, torch, zmq.asyncio
-from asyncrl.weights.channels.distributed import DistributedChannel
-from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.distributed_route import DistributedRoute
+from asyncrl.weights.requests import Requests
 from asyncrl.weights.group import WeightGroup
 from tests.helpers import GENEROUS_S
 
@@ -252,7 +252,7 @@ class Dying(WeightGroup):
         return self.first
 
 async def main():
-    link = DistributedChannel(Requests(sys.argv[1], zmq.asyncio.Context()), torch.device("cpu"), 20.0, Dying)
+    link = DistributedRoute(Requests(sys.argv[1], zmq.asyncio.Context()), torch.device("cpu"), 20.0, Dying)
     while (manifest := await link.newer_than(0)) is None:
         pass
     await link.fetch(manifest)

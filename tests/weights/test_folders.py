@@ -1,4 +1,4 @@
-"""The disk channel: folders that appear whole, and who reads them."""
+"""The disk route: folders that appear whole, and who reads them."""
 
 import asyncio
 import shutil
@@ -13,7 +13,7 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.learner.checkpoint.export import folder_writer
 from asyncrl.types import RunIdentity
-from asyncrl.weights.channels.disk import DiskChannel
+from asyncrl.weights.disk_route import DiskRoute
 from asyncrl.weights.folders import (
     KEPT,
     MANIFEST,
@@ -30,7 +30,7 @@ from asyncrl.weights.folders import (
 from asyncrl.weights.receiver import Receiver
 from tests.helpers import GENEROUS_S, OWN_RUN, async_until, until
 from tests.learner.support import write_model
-from tests.weights.fakes import HoldingEngine, Killed, channel, following, publisher, same_bits, shapes, some_tensors
+from tests.weights.fakes import HoldingEngine, Killed, following, publisher, route, same_bits, shapes, some_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def nothing(folder):
 async def test_versions_written_in_the_background_are_followed_bit_for_bit_and_old_ones_go(tmp_path):
     engine = HoldingEngine()
     writer = FolderWriter(tmp_path / "weights", nothing, OWN_RUN)
-    async with following(DiskChannel(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
+    async with following(DiskRoute(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
         for version in range(4):
             writer.write(version, some_tensors(version))
             await async_until(lambda version=version: engine.version == version)
@@ -64,7 +64,7 @@ def contents(directory):
 
 
 def killed_while_writing(directory, run):
-    """What is left of a learner that is killed in the middle of a write."""
+    """Leave the files of a learner that is killed in the middle of a write."""
 
     def die(folder):
         raise Killed
@@ -98,7 +98,7 @@ async def test_an_engine_takes_its_own_runs_folders_only(tmp_path, name):
         RunIdentity(name, "1"),
         [RunIdentity("other", "1"), RunIdentity(name, "2"), RunIdentity(f"{name}-1", "1")],
     )
-    link = DiskChannel(tmp_path, own)
+    link = DiskRoute(tmp_path, own)
     for other in others:
         directory = run_directory(tmp_path, other)
         assert directory.parent == tmp_path
@@ -109,13 +109,13 @@ async def test_an_engine_takes_its_own_runs_folders_only(tmp_path, name):
     (run_directory(tmp_path, own) / "v99").mkdir(parents=True)
     write_folder(run_directory(tmp_path, own), 2, some_tensors(2), nothing)
     for run in (own, RunIdentity(name)):
-        link = DiskChannel(tmp_path, run)
+        link = DiskRoute(tmp_path, run)
         assert same_bits(await link.fetch(await link.newer_than(-1)), some_tensors(2))
 
 
 async def test_an_engine_whose_directory_is_not_there_waits_for_it_and_does_other_work_meanwhile(tmp_path):
     engine = HoldingEngine()
-    async with following(DiskChannel(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
+    async with following(DiskRoute(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
         await asyncio.sleep(0)
         write_folder(own_directory(tmp_path / "weights"), 1, some_tensors(1), nothing)
         await async_until(lambda: engine.version == 1)
@@ -124,7 +124,7 @@ async def test_an_engine_whose_directory_is_not_there_waits_for_it_and_does_othe
 @pytest.mark.parametrize("fault", ["flipped", "cut", "manifest", "gone", "no directory"])
 async def test_what_is_damaged_or_gone_is_an_error_of_its_kind(tmp_path, fault):
     folder = write_folder(own_directory(tmp_path), 1, some_tensors(), nothing)
-    link = DiskChannel(tmp_path, OWN_RUN)
+    link = DiskRoute(tmp_path, OWN_RUN)
     manifest = await link.newer_than(0)
     data = bytearray((folder / TENSORS).read_bytes())
     match fault:
@@ -144,7 +144,7 @@ async def test_what_is_damaged_or_gone_is_an_error_of_its_kind(tmp_path, fault):
 
 
 def test_nothing_newer_is_none_where_a_learner_writes_and_unavailable_where_none_does(tmp_path):
-    link = DiskChannel(tmp_path, OWN_RUN)
+    link = DiskRoute(tmp_path, OWN_RUN)
     with pytest.raises(UnavailableError, match="no learner of run"):
         asyncio.run(link.newer_than(-1))
     FolderWriter(tmp_path, nothing, OWN_RUN).close()
@@ -178,8 +178,8 @@ def test_a_folder_is_one_that_transformers_loads_tied_embeddings_and_all(tmp_pat
 async def test_an_engine_that_cannot_read_the_folder_pulls_instead_which_is_counted(tmp_path, context):
     engine = HoldingEngine()
     with publisher(context) as source:
-        async with channel(source.endpoint) as link:
-            receiver = Receiver([DiskChannel(tmp_path / "nowhere", OWN_RUN), link], shapes(some_tensors()))
+        async with route(source.endpoint) as link:
+            receiver = Receiver([DiskRoute(tmp_path / "nowhere", OWN_RUN), link], shapes(some_tensors()))
             following = asyncio.create_task(receiver.run(engine))
             source.publish(0, some_tensors(0))
             await async_until(lambda: engine.version == 0)
@@ -193,9 +193,9 @@ async def test_an_engine_that_cannot_read_the_folder_pulls_instead_which_is_coun
             await asyncio.gather(following, return_exceptions=True)
 
 
-async def test_a_channel_for_servers_gives_the_folder_unread_once_its_header_is_that_of_the_manifest(tmp_path):
+async def test_a_route_for_servers_gives_the_folder_unread_once_its_header_is_that_of_the_manifest(tmp_path):
     path = write_folder(own_directory(tmp_path), 1, some_tensors(), nothing)
-    link = DiskChannel(tmp_path, OWN_RUN, read=False)
+    link = DiskRoute(tmp_path, OWN_RUN, read=False)
     manifest = await link.newer_than(0)
     folder = await link.fetch(manifest)
     assert isinstance(folder, Folder)
@@ -210,7 +210,7 @@ async def test_a_channel_for_servers_gives_the_folder_unread_once_its_header_is_
     with pytest.raises(WeightsError, match="other tensors"):
         await link.fetch(manifest)
     shutil.rmtree(path)
-    with pytest.raises(UnavailableError, match="gone"):
+    with pytest.raises(UnavailableError, match="removed"):
         await link.fetch(manifest)
 
 

@@ -151,7 +151,7 @@ def test_after_a_broadcast_failed_the_same_engines_are_called_to_a_group_of_anot
 
 
 def test_what_a_failed_broadcast_left_under_way_is_not_waited_for_in_the_next() -> None:
-    """Its works are of a group that is dead: they would fail in the next push, too."""
+    """The works of a dead group would fail in the next push, too."""
     # The first push has two works under way when one of them fails.
     backends = [Once(fails=0), Once()]
     made: list[str] = []

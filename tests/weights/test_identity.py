@@ -1,4 +1,4 @@
-"""Whose weights they are: every request for weights says its run, and a publisher of another run refuses it by name."""
+"""The run of weights: every request for weights names its run, and a publisher of another run refuses it by name."""
 
 import asyncio
 import re
@@ -13,19 +13,19 @@ import zmq.asyncio
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError, UnavailableError, WireError
-from asyncrl.learner.run import run as learn
+from asyncrl.learner.from_config import run as learn
 from asyncrl.machine.activity import Activity
 from asyncrl.machine.ports import free_ports
 from asyncrl.network.listener import Listener
 from asyncrl.types import RunIdentity
-from asyncrl.weights.channels.distributed import DistributedChannel
-from asyncrl.weights.channels.opening import open_channels
-from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.distributed_route import DistributedRoute
+from asyncrl.weights.from_config import open_routes
+from asyncrl.weights.requests import Requests
 from tests.helpers import OWN_RUN, async_until
 from tests.learner.support import make_config, write_model
 from tests.network.support import made, server_of
 from tests.replay.support import ReplayThread
-from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
+from tests.weights.fakes import HoldingEngine, following, publisher, route, same_bits, shapes, some_tensors
 
 EXPECTED = shapes(some_tensors())
 OTHERS = [RunIdentity("other", OWN_RUN.id), RunIdentity("other"), RunIdentity(OWN_RUN.name, "another")]
@@ -39,9 +39,9 @@ async def test_an_engine_of_another_run_gets_no_weights_and_reads_both_names_whi
     with publisher(context, run=OWN_RUN) as source:
         source.publish(0, some_tensors(0))
         async with (
-            channel(source.endpoint, run=other) as wrong,
-            channel(source.endpoint, run=OWN_RUN) as right,
-            channel(source.endpoint, run=RunIdentity(OWN_RUN.name)) as by_name,
+            route(source.endpoint, run=other) as wrong,
+            route(source.endpoint, run=OWN_RUN) as right,
+            route(source.endpoint, run=RunIdentity(OWN_RUN.name)) as by_name,
             following(wrong, stranger, EXPECTED) as refused,
             following(right, own, EXPECTED),
             following(by_name, away, EXPECTED),
@@ -60,7 +60,7 @@ async def test_an_engine_of_another_run_gets_no_weights_and_reads_both_names_whi
 async def test_an_engine_of_another_run_is_called_to_no_broadcast(context, other):
     with publisher(context, run=OWN_RUN) as source:
         requests = Requests(source.endpoint, zmq.asyncio.Context.shadow(context), run=other)
-        link = DistributedChannel(requests, torch.device("cpu"), 20.0)
+        link = DistributedRoute(requests, torch.device("cpu"), 20.0)
         with pytest.raises(WireError, match=re.escape(f"of run {OWN_RUN}, not of {other}")):
             await link.newer_than(-1)
         assert source.call("gloo", lambda receivers: {}, 0.0) == ()
@@ -97,7 +97,7 @@ async def test_a_request_over_a_connection_that_was_refused_ends_in_time(tmp_pat
 
 @pytest.mark.parametrize("mistake", ["another name", "another folder", "none"])
 def test_a_configured_actor_takes_the_weights_of_its_own_runs_learner_only(tmp_path, mistake):
-    """Through the configuration at both ends: a learner as it runs, and an actor's channels."""
+    """Through the configuration at both ends: a learner as it runs, and an actor's routes."""
     config = make_config(write_model(tmp_path / "model", layers=1), tmp_path)
     config.network.replay_port, config.network.weights_port = free_ports(1), free_ports(1)
     config.weights.channel = "zmq"
@@ -112,7 +112,7 @@ def test_a_configured_actor_takes_the_weights_of_its_own_runs_learner_only(tmp_p
     stop = threading.Event()
 
     async def ask():
-        [link, *_] = open_channels(theirs, None)
+        [link, *_] = open_routes(theirs, None)
         try:
             while (manifest := await link.newer_than(-1)) is None:
                 pass

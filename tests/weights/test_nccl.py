@@ -1,4 +1,4 @@
-"""What NCCL is told before the first group of a process."""
+"""The environment of NCCL before the first group of a process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from asyncrl.config.schema import EngineConfig, TrainConfig, WeightsConfig
-from asyncrl.learner import run as learner
+from asyncrl.learner import from_config as learner
 from asyncrl.learner.ranks.launcher import VARIABLE
 from asyncrl.machine.activity import Activity
 from asyncrl.network.interfaces import loopback_interface
-from asyncrl.weights.group import agree_with_servers, keep_to_loopback
+from asyncrl.weights.from_config import route_settings
+from asyncrl.weights.nccl import agree_with_servers, keep_to_loopback
 
 CUMEM, INTERFACE = "NCCL_CUMEM_ENABLE", "NCCL_SOCKET_IFNAME"
 
@@ -39,7 +40,7 @@ def config(
 def test_nccl_goes_without_cumem_where_servers_get_weights_by_it(
     given: TrainConfig, before: dict[str, str], expected: dict[str, str]
 ) -> None:
-    agree_with_servers(given, before)
+    agree_with_servers(route_settings(given), before)
     assert before == expected
 
 
@@ -56,7 +57,7 @@ def test_nccl_goes_without_cumem_where_servers_get_weights_by_it(
 )
 def test_nccl_stays_on_this_machine_unless_weights_leave_it(given: TrainConfig, actor: bool, on_loopback: bool) -> None:
     environment: dict[str, str] = {}
-    keep_to_loopback(given, actor, environment)
+    keep_to_loopback(route_settings(given), actor, environment)
     assert environment == ({INTERFACE: f"={loopback_interface()}"} if on_loopback else {})
 
 

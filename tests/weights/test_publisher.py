@@ -1,4 +1,4 @@
-"""What a push gives to each of its channels."""
+"""A push to each of its routes."""
 
 from __future__ import annotations
 

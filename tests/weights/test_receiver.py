@@ -1,4 +1,4 @@
-"""The receiver over channels that fail as they are told to."""
+"""The receiver over routes that fail as they are told to."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class Scripted:
 
 
 @asynccontextmanager
-async def following(*channels: Scripted) -> AsyncIterator[Receiver]:
-    receiver = Receiver(channels, {}, retry_s=0.01)
+async def following(*routes: Scripted) -> AsyncIterator[Receiver]:
+    receiver = Receiver(routes, {}, retry_s=0.01)
     task = asyncio.create_task(receiver.run(cast(UpdatableEngine, HoldingEngine())))
     yield receiver
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_version_that_one_channel_brought_damaged_is_refused_though_the_last_channel_is_unavailable() -> None:
+async def test_a_version_that_one_route_brought_damaged_is_refused_though_the_last_route_is_unavailable() -> None:
     first, last = Scripted("disk", [WeightsError("torn")]), Scripted("zmq", [UnavailableError("away")])
     async with following(first, last) as receiver:
         await async_until(lambda: first.waits)
@@ -64,8 +64,8 @@ async def test_a_learner_that_is_away_is_no_refused_version() -> None:
         assert receiver.refused == 0
 
 
-async def test_a_channel_that_failed_is_reset_before_it_is_asked_again() -> None:
-    channel = Scripted("zmq", [WeightsError("torn"), UnavailableError("away")])
-    async with following(channel):
-        await async_until(lambda: channel.waits)
-        assert channel.resets == 2
+async def test_a_route_that_failed_is_reset_before_it_is_asked_again() -> None:
+    route = Scripted("zmq", [WeightsError("torn"), UnavailableError("away")])
+    async with following(route):
+        await async_until(lambda: route.waits)
+        assert route.resets == 2

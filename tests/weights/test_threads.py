@@ -1,4 +1,4 @@
-"""Weights wait for no tool: with all of asyncio's own threads blocked, updates go on by every way."""
+"""Weights wait for no tool: with all of asyncio's own threads blocked, updates go on by every route."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from asyncrl.config.schema import EngineConfig
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.fleet.folders import Folders
 from asyncrl.types import Sampling
-from asyncrl.weights.channels.disk import DiskChannel
+from asyncrl.weights.disk_route import DiskRoute
 from asyncrl.weights.folders import read_folder, run_directory, write_folder
 from asyncrl.weights.threads import in_own_thread
 from tests.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, serving, tensors
 from tests.engine.support import parameters, tiny_model
 from tests.helpers import OWN_RUN, async_until
-from tests.weights.fakes import channel, newer, publisher, same_bits, some_tensors
+from tests.weights.fakes import newer, publisher, route, same_bits, some_tensors
 
 LIMIT_S = 20.0
 
@@ -91,7 +91,7 @@ async def test_an_embedded_engine_is_updated_and_closed() -> None:
 
 async def test_deltas_are_applied(context: Any) -> None:
     with publisher(context) as source:
-        async with blocked_tools(), channel(source.endpoint) as link:
+        async with blocked_tools(), route(source.endpoint) as link:
             for version in (0, 1):
                 source.publish(version, {**some_tensors(), "ids": some_tensors()["ids"] + version})
                 manifest = await newer(link, version - 1)
@@ -103,7 +103,7 @@ async def test_deltas_are_applied(context: Any) -> None:
 @pytest.mark.parametrize("read", [True, False])
 async def test_folders_are_read_and_checked(read: bool, tmp_path: Path) -> None:
     write_folder(run_directory(tmp_path, OWN_RUN), 2, some_tensors(2), lambda folder: None)
-    link = DiskChannel(tmp_path, OWN_RUN, read=read)
+    link = DiskRoute(tmp_path, OWN_RUN, read=read)
     async with blocked_tools():
         taken = await link.fetch(await link.newer_than(1))
     assert same_bits(taken if read else taken.read(), some_tensors(2))

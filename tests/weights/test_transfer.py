@@ -1,4 +1,4 @@
-"""WeightServer, channel and receiver together, over real sockets and where it matters with real processes."""
+"""WeightServer, route and receiver together, over real sockets and where it matters with real processes."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,12 @@ import zmq.asyncio
 
 from asyncrl.errors import ConfigError, UnavailableError, WeightsError, WireError
 from asyncrl.machine.ports import free_ports
-from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.requests import Requests
 from asyncrl.weights.server import WeightServer
+from asyncrl.weights.zmq_route import ZmqRoute
 from asyncrl.wire import Message, decode, encode
 from tests.helpers import GENEROUS_S, async_until
-from tests.weights.fakes import HoldingEngine, channel, following, newer, publisher, same_bits, shapes, some_tensors
+from tests.weights.fakes import HoldingEngine, following, newer, publisher, route, same_bits, shapes, some_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ EXPECTED = shapes(some_tensors())
 async def test_weights_arrive_bit_for_bit(context, chunk_bytes):
     engine = HoldingEngine()
     with publisher(context, chunk_bytes=chunk_bytes) as source:
-        async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
+        async with route(source.endpoint) as link, following(link, engine, EXPECTED):
             for version in (0, 1, 5):
                 source.publish(version, some_tensors(version))
                 await async_until(lambda version=version: engine.version == version)
@@ -41,7 +41,7 @@ async def test_the_manifest_of_a_mixture_with_very_many_experts_arrives(context)
 
     with publisher(context) as source:
         source.publish(0, dict.fromkeys(names, torch.ones(1)))
-        async with channel(source.endpoint, timeout_s=120) as link:
+        async with route(source.endpoint, timeout_s=120) as link:
             manifest = await newer(link, -1)
     assert [spec.name for spec in manifest.tensors] == names
 
@@ -52,7 +52,7 @@ async def test_a_late_joiner_gets_only_the_newest(context):
         for version in range(4):
             source.publish(version, some_tensors(version))
         await async_until(lambda: source.offered == 3)
-        async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
+        async with route(source.endpoint) as link, following(link, engine, EXPECTED):
             await async_until(lambda: engine.version == 3)
     assert engine.served == [3]
     assert same_bits(engine.tensors, some_tensors(3))
@@ -62,13 +62,13 @@ async def test_a_flipped_byte_is_refused_and_the_old_weights_stay_until_whole_on
     engine = HoldingEngine()
     with publisher(context) as source:
         source.publish(0, some_tensors(0))
-        async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
+        async with route(source.endpoint) as link, following(link, engine, EXPECTED):
             await async_until(lambda: engine.version == 0)
         damaged = some_tensors(1)
         source.publish(1, damaged)
         await async_until(lambda: source.offered == 1)
         damaged["ids"][3] ^= 1
-        async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
+        async with route(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
             await async_until(lambda: receiver.refused >= 2)
             assert engine.version == 0
             assert same_bits(engine.tensors, some_tensors(0))
@@ -78,7 +78,7 @@ async def test_a_flipped_byte_is_refused_and_the_old_weights_stay_until_whole_on
 
 
 async def test_weights_that_do_not_fit_the_engine_are_refused_before_a_byte_is_taken(context, caplog):
-    class NoFetch(ZmqChannel):
+    class NoFetch(ZmqRoute):
         async def fetch(self, manifest):
             raise AssertionError("nothing may be fetched")
 
@@ -90,7 +90,7 @@ async def test_weights_that_do_not_fit_the_engine_are_refused_before_a_byte_is_t
         link = NoFetch(Requests(source.endpoint, zmq.asyncio.Context.shadow(context)))
         async with following(link, engine, EXPECTED) as receiver:
             await async_until(lambda: receiver.refused >= 1)
-        async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
+        async with route(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
             await async_until(lambda: receiver.refused >= 1)
             assert engine.version == -1
             source.publish(1, some_tensors(1))
@@ -102,7 +102,7 @@ async def test_a_slow_receiver_finishes_its_version_while_a_fast_one_goes_on(con
     fast_engine = HoldingEngine()
     with publisher(context) as source:
         source.publish(0, some_tensors(0))
-        async with channel(source.endpoint, credits=1) as slow, channel(source.endpoint) as fast:
+        async with route(source.endpoint, credits=1) as slow, route(source.endpoint) as fast:
             begun = await newer(slow, -1)
             async with following(fast, fast_engine, EXPECTED):
                 await async_until(lambda: fast_engine.version == 0)
@@ -119,8 +119,8 @@ async def test_an_older_version_is_never_taken_and_never_published(context):
         source.publish(3, some_tensors(3))
         with pytest.raises(WeightsError, match="never moves backwards"):
             source.publish(3, some_tensors(3))
-        async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
-            async with channel(source.endpoint) as other:
+        async with route(source.endpoint) as link, following(link, engine, EXPECTED):
+            async with route(source.endpoint) as other:
                 assert await other.newer_than(7) is None
             assert engine.version == 7
             source.publish(8, some_tensors(8))
@@ -156,7 +156,7 @@ async def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_succes
     caplog.set_level(logging.INFO)
     port, cut = free_ports(1), []
 
-    class KillsDuringFetch(ZmqChannel):
+    class KillsDuringFetch(ZmqRoute):
         """Kills the publisher with -9 as soon as the first fetch is under way."""
 
         async def fetch(self, manifest):
@@ -169,7 +169,7 @@ async def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_succes
             return await fetching
 
     engine = HoldingEngine(version=1)
-    async with channel(f"tcp://127.0.0.1:{port}", kind=KillsDuringFetch, credits=2, timeout_s=1.5) as link:
+    async with route(f"tcp://127.0.0.1:{port}", kind=KillsDuringFetch, credits=2, timeout_s=1.5) as link:
         with publishing(port, 2) as first:
             async with following(link, engine, LARGE) as receiver:
                 await async_until(lambda: first.poll() is not None)
@@ -184,7 +184,7 @@ async def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_succes
 
 async def test_a_request_that_a_killed_publisher_took_with_it_is_made_again_at_once():
     port, engine = free_ports(1), HoldingEngine(version=1)
-    async with channel(f"tcp://127.0.0.1:{port}", timeout_s=3600) as link, following(link, engine, LARGE):
+    async with route(f"tcp://127.0.0.1:{port}", timeout_s=3600) as link, following(link, engine, LARGE):
         with publishing(port, 2):
             await async_until(lambda: engine.version == 2)
         # It had asked for the next version, and has an hour's patience.
@@ -194,7 +194,7 @@ async def test_a_request_that_a_killed_publisher_took_with_it_is_made_again_at_o
 
 async def test_a_receiver_says_whom_it_waits_for(caplog):
     endpoint = f"tcp://127.0.0.1:{free_ports(1)}"
-    async with channel(endpoint, timeout_s=0.05) as link, following(link, HoldingEngine(), EXPECTED):
+    async with route(endpoint, timeout_s=0.05) as link, following(link, HoldingEngine(), EXPECTED):
         await async_until(
             lambda: "waiting for the learner: not by zmq: the weight publisher at tcp://127.0.0.1" in caplog.text
         )
@@ -222,7 +222,7 @@ async def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobod
             assert reply.body["reason"]
         assert source.refused == len(nonsense)
         stranger.send(b"x" * (1 << 20))
-        async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
+        async with route(source.endpoint) as link, following(link, engine, EXPECTED):
             await async_until(lambda: engine.version == 0)
 
 
@@ -240,7 +240,7 @@ async def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobod
 async def test_nonsense_from_a_publisher_is_a_wire_error(context, answer):
     with context.socket(zmq.ROUTER) as impostor:
         port = impostor.bind_to_random_port("tcp://127.0.0.1")
-        async with channel(f"tcp://127.0.0.1:{port}", timeout_s=10) as link:
+        async with route(f"tcp://127.0.0.1:{port}", timeout_s=10) as link:
             asking = asyncio.create_task(link.newer_than(-1))
             await async_until(lambda: impostor.poll(0) > 0)
             impostor.send_multipart([impostor.recv_multipart()[0], *answer])
@@ -249,7 +249,7 @@ async def test_nonsense_from_a_publisher_is_a_wire_error(context, answer):
 
 
 async def test_a_silent_publisher_is_unavailable(context):
-    async with channel(f"tcp://127.0.0.1:{free_ports(1)}", timeout_s=0.05) as link:
+    async with route(f"tcp://127.0.0.1:{free_ports(1)}", timeout_s=0.05) as link:
         with pytest.raises(UnavailableError, match=r"silent for 0\.05 s"):
             await link.newer_than(-1)
 

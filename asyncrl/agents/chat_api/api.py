@@ -1,7 +1,7 @@
 """The interface of a protocol by which agents reach the policy, and readers of settings that several protocols have.
 
 A request that would change the policy's distribution, or that cannot be recorded as tokens, is refused with the reason.
-A grammar changes the distribution, too, but its effect is recorded (docs/structured.md). The ticket decides how tokens
+A grammar changes the distribution, too, but its effect is recorded (docs/engines.md). The ticket decides how tokens
 are sampled: a request with other settings is answered, and counted.
 """
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from asyncrl.agents.chat_api.result import AgentError, AgentResult, error_in, read_result, task_body
 from asyncrl.errors import ConfigError
-from asyncrl.machine.child import guarded
+from asyncrl.machine.child import Guarded
 from asyncrl.machine.program_protocol import ProgramProtocol
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.tools.finishing import finish
@@ -137,8 +137,11 @@ class ProgramError(AgentError):
 class AgentProgram:
     """A program that runs. Its owner must `end` it in all cases."""
 
-    def __init__(self, transport: asyncio.SubprocessTransport, protocol: ProgramProtocol, given: int) -> None:
+    def __init__(
+        self, transport: asyncio.SubprocessTransport, protocol: ProgramProtocol, guard: Guarded, given: int
+    ) -> None:
         self._transport = transport
+        self._guard = guard
         self._process = Process(transport, protocol, asyncio.get_running_loop())
         self._given = given
         self._stderr_parts: deque[bytes] = deque()
@@ -154,25 +157,26 @@ class AgentProgram:
     async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> AgentProgram:
         """Start a program. Raises OSError: there is no room for another process."""
         read, write = os.pipe()
-        loop = asyncio.get_running_loop()
+        loop, guard = asyncio.get_running_loop(), Guarded(command)
         try:
             transport, protocol = await loop.subprocess_exec(
                 lambda: ProgramProtocol(loop, CHUNK),
-                *guarded(command, read),
-                stdin=asyncio.subprocess.PIPE,
+                *guard.command,
+                stdin=read,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=dict(environment),
-                pass_fds=[read],
+                pass_fds=guard.files,
                 start_new_session=True,
             )
         except BaseException:
             os.close(write)
+            guard.close()
             raise
         finally:
             os.close(read)
         os.set_blocking(write, False)
-        return cls(transport, protocol, write)
+        return cls(transport, protocol, guard, write)
 
     @property
     def is_usable(self) -> bool:
@@ -230,8 +234,7 @@ class AgentProgram:
     def _stop(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        assert self._process.stdin is not None
-        self._process.stdin.close()  # This ends the guard.
+        self._guard.close()
 
     def _close_given(self) -> None:
         if self._given >= 0:

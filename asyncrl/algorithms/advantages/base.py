@@ -1,7 +1,7 @@
-"""What every advantage estimator is given, and the two shapes that most of them have.
+"""The base classes of advantage estimators, and the rollouts that they read.
 
-Estimators see the M policy tokens of this rank's share (`view`) and the S episodes of the global batch. A statistic
-over tokens goes through `reduce`, so that every rank uses the same number.
+An estimator sees the M policy tokens of this rank (`view`) and the S episodes of the global batch. A statistic over
+tokens goes through `reduce`, so every rank uses the same number.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Reduce, Tokens
+from asyncrl.algorithms.linear_scan import linear_scan
+from asyncrl.algorithms.log_ratios import clamp_log
 from asyncrl.algorithms.parts import Part, param
-from asyncrl.algorithms.view import View, clamp_log, linear_scan
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.errors import InvariantError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollouts:
-    """What an estimator reads.
+    """The rewards, tokens and values that an estimator reads.
 
-    episodes.reward [S] is the whole reward, token penalties included; final [S] is the part that arrives with the last
-    policy token, penalty [M] what each token costs (a KL in the reward), or None. values [M] are the critic's, None
-    where there is none.
+    episodes.reward [S] is the whole reward, token penalties included. final [S] is the part that arrives with the last
+    policy token. penalty [M] is the cost of each token (a KL in the reward), or None. values [M] are the critic's, or
+    None.
     """
 
     episodes: Episodes
     tokens: Tokens
-    view: View
+    view: PolicyTokens
     final: Tensor
     penalty: Tensor | None
     values: Tensor | None
@@ -51,7 +53,9 @@ class Rollouts:
         return self.view.by_sequence(values.to(self.dtype))
 
     def rewards(self, step_weight: float) -> Tensor:
-        """float[M]: the reward of each token: the final one, weighted step scores on their steps' last tokens,
+        """float[M]: the reward of each token.
+
+        It is the final reward on the last token, plus weighted step scores on the last tokens of their steps, minus the
         penalties.
         """
         rewards = self.zeros()
@@ -91,11 +95,11 @@ class Rollouts:
         return torch.promote_types(self.tokens.behaviour.dtype, torch.float32)
 
 
-def step_tokens(episodes: Episodes, tokens: Tokens, view: View) -> tuple[Tensor, Tensor]:
-    """The k steps of this rank's sequences, as int64[k] into the K steps of the batch, and the last policy token of
-    each, as int64[k] into the M tokens.
+def step_tokens(episodes: Episodes, tokens: Tokens, view: PolicyTokens) -> tuple[Tensor, Tensor]:
+    """The k steps of this rank's sequences: int64[k] into the K steps of the batch, and int64[k] into the M tokens.
 
-    Raises InvariantError: a step ends outside its sequence, or before the sequence's first policy token.
+    The second one is the last policy token of each step. Raises InvariantError: a step ends outside its sequence, or
+    before the sequence's first policy token.
     """
     starts, first = _starts(episodes, view)
     step = (starts[episodes.step_sequence] >= 0).nonzero().squeeze(1)
@@ -115,7 +119,7 @@ def step_tokens(episodes: Episodes, tokens: Tokens, view: View) -> tuple[Tensor,
     return step, token
 
 
-def step_lengths(episodes: Episodes, tokens: Tokens, view: View) -> Tensor:
+def step_lengths(episodes: Episodes, tokens: Tokens, view: PolicyTokens) -> Tensor:
     """float64[K]: the policy tokens of each step, from the end of the one before; 0 for steps of other ranks."""
     step, token = step_tokens(episodes, tokens, view)
     _, first = _starts(episodes, view)
@@ -127,9 +131,11 @@ def step_lengths(episodes: Episodes, tokens: Tokens, view: View) -> Tensor:
     return lengths.index_copy_(0, step, (token - before).double())
 
 
-def _starts(episodes: Episodes, view: View) -> tuple[Tensor, Tensor]:
-    """int64[S] each: the first packed token of every sequence, and its first policy token in [M]. Both are -1 where the
-    sequence is another rank's, or has no policy token."""
+def _starts(episodes: Episodes, view: PolicyTokens) -> tuple[Tensor, Tensor]:
+    """int64[S] each: the first packed token of every sequence, and its first policy token in [M].
+
+    Both are -1 where the sequence is on another rank, or has no policy token.
+    """
     lengths = view.sequences.lengths
     present = lengths > 0
     absent = torch.full((episodes.count,), -1, dtype=torch.int64, device=lengths.device)
@@ -146,8 +152,10 @@ class Estimate:
 
 
 class Advantage(Part):
-    """Base of the estimators. The flags say what a composition must offer, and are checked when the config is read.
-    With `needs_unit_steps` only episodes are trained whose step scores are in [-1, 1]."""
+    """Base of the estimators. The flags say what the run must have, and are checked when the configuration is read.
+
+    With `needs_unit_steps`, only episodes whose step scores are in [-1, 1] are trained.
+    """
 
     kind = "advantage"
     needs_critic: ClassVar[bool] = False

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import SequenceAdvantage
 from asyncrl.algorithms.batch import Episodes
-from asyncrl.algorithms.groups import EPSILON
+from asyncrl.algorithms.group_statistics import EPSILON
 from asyncrl.algorithms.parts import param
 
 

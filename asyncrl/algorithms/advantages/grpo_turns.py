@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts
-from asyncrl.algorithms.groups import Groups
+from asyncrl.algorithms.group_statistics import Groups
 from asyncrl.algorithms.parts import param
 
 

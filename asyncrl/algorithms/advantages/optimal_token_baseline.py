@@ -4,15 +4,16 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import Estimate, Rollouts, TokenAdvantage
+from asyncrl.algorithms.linear_scan import linear_scan
 from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.view import linear_scan
 
 EPSILON = 1e-8
 
 
 class OptimalTokenBaseline(TokenAdvantage):
-    """The return of each token minus a baseline: the mean return of the group's members at the same token. A member
-    weighs as much as the squared norms of its gradients (by the logits) from its start to there.
+    """The return of each token minus a baseline: the weighted mean return of the group's members at the same token.
+
+    A member's weight is the sum of its squared gradient norms (by the logits) up to that token.
 
     Formula: G_t = r_t + gamma G_{t+1}; E_t = sum_{j<=t} (1 - 2 pi_j + sum_v pi_j(v)^2) min(w_j, cap)^2, without the
     ratio where cap=null; A_t = G_t - sum_i(G_t E_t) / (sum_i E_t + 1e-8) over the members i that have a token t
@@ -30,7 +31,7 @@ class OptimalTokenBaseline(TokenAdvantage):
     needs_collisions = True
 
     multi_turn: bool = param(
-        True, "t counts policy tokens; false: t counts all tokens behind the prompt, tool results included"
+        True, "t counts policy tokens; false: t counts all tokens after the prompt, tool results included"
     )
     zero_tail: bool = param(True, "no baseline where no other member of the group has a token t")
     cap: float | None = param(None, "cap of the ratio w for old data; null: no ratio", "(0, inf]")
@@ -69,8 +70,10 @@ class OptimalTokenBaseline(TokenAdvantage):
         return linear_scan(goes_on.flip(0), energy.flip(0)).flip(0)
 
     def _places(self, rollouts: Rollouts) -> tuple[Tensor, int]:
-        """int64[M]: where each token belongs in a table that has a row of t = 0, 1, ... for each group, one behind the
-        other; and the table's length."""
+        """int64[M]: the place of each token in a table, and the table's length.
+
+        The table has a row of t = 0, 1, ... for each group, one after the other.
+        """
         view, episodes = rollouts.view, rollouts.episodes
         t = torch.arange(view.index.numel(), device=view.index.device)
         if not self.multi_turn:

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts
-from asyncrl.algorithms.groups import Groups
+from asyncrl.algorithms.group_statistics import Groups
+from asyncrl.algorithms.linear_scan import linear_scan
 from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.view import linear_scan
 
 
 class Prime(Advantage):

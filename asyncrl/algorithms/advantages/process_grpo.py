@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts
-from asyncrl.algorithms.groups import Groups
+from asyncrl.algorithms.group_statistics import Groups
 from asyncrl.algorithms.parts import param
 
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts, step_lengths
 from asyncrl.algorithms.batch import Episodes
-from asyncrl.algorithms.groups import Groups
+from asyncrl.algorithms.group_statistics import Groups
 from asyncrl.algorithms.parts import param
 from asyncrl.errors import InvariantError
 

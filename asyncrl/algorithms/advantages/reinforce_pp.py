@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from asyncrl.algorithms.advantages.base import Estimate, Rollouts, TokenAdvantage
-from asyncrl.algorithms.view import linear_scan
+from asyncrl.algorithms.linear_scan import linear_scan
 
 
 class ReinforcePp(TokenAdvantage):

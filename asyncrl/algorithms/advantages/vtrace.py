@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from asyncrl.algorithms.advantages.base import Estimate, Rollouts, TokenAdvantage
+from asyncrl.algorithms.linear_scan import linear_scan
 from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.view import linear_scan
 
 
 class Vtrace(TokenAdvantage):

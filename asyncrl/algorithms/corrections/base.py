@@ -1,4 +1,4 @@
-"""What every correction is given and gives back, and the levels at which a ratio is taken.
+"""The base classes of corrections, and the ages of tokens that they read: the ratios of proximal to behaviour policy.
 
 Log-ratios are clamped to +-20 before exp, at every level. A rule sees the M policy tokens of whole sequences; weights
 never carry gradient. The weight of a token is 1 unless a rule sets it.
@@ -13,22 +13,24 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Reduce
+from asyncrl.algorithms.log_ratios import LEVEL_MEANING, LEVELS, at_level
 from asyncrl.algorithms.parts import Part, param
-from asyncrl.algorithms.view import LEVEL_MEANING, LEVELS, View, at_level
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ages:
-    """What a rule reads: log_w float[M], log pi_prox - log mu (clamped); advantages float[M]; and what the rules before
-    it left: weights float[M], None where all are 1; weighs_sequences, whether they are one a sequence; rejected
-    int32[M], bit k set where rule k dropped the token, None where none is dropped.
+    """The input of a rule: log_w float[M], log pi_prox - log mu (clamped); advantages float[M]; earlier rules' results.
 
-    behaviour and proximal float[M], log mu and log pi_prox, are there for rules that compare probabilities; log_policy
-    float[M], log pi_theta - log mu (clamped), for those that follow the policy as it moves; reduce and episodes
-    for those that look at the whole batch, once before the updates.
+    Those results are weights float[M], None if all are 1; weighs_sequences, true if there is one weight a sequence;
+    rejected int32[M], bit k set where rule k dropped the token, None if none is dropped.
+
+    Rules that compare probabilities read behaviour and proximal float[M], log mu and log pi_prox. Rules that follow the
+    policy in every pass read log_policy float[M], log pi_theta - log mu (clamped). Rules over the whole batch, once
+    before the updates, read reduce and episodes.
     """
 
-    view: View
+    view: PolicyTokens
     log_w: Tensor
     advantages: Tensor
     weights: Tensor | None = None
@@ -41,12 +43,12 @@ class Ages:
     episodes: Episodes | None = None
 
     def kept(self, values: Tensor) -> Tensor:
-        """values float[M] with 0 in place of those of dropped tokens."""
+        """values float[M], with 0 for dropped tokens."""
         return values if self.rejected is None else torch.where(self.rejected == 0, values, 0.0)
 
     def after(self, bit: int, rule: Correction) -> Ages:
-        """What the rule leaves. It judges every token, also those dropped before, so that its share does not depend on
-        other rules."""
+        """The ages after the rule."""
+        # It judges dropped tokens, too, so that its share in the metrics does not depend on other rules.
         weights, keep = rule.weigh(self), rule.keep(self)
         rejected = self.rejected
         if keep is not None:
@@ -63,9 +65,9 @@ class Ages:
 class Correction(Part):
     """Base of the corrections; a rule overrides `weigh`, `keep`, or both.
 
-    weighs: sets w. by_token: treats tokens of one sequence differently, which sequence-level losses refuse.
-    whole_batch: needs the global batch before the updates. follows_policy: is applied again in every forward pass.
-    uses_ratio: reads log_w or proximal.
+    weighs: it sets w. by_token: it treats tokens of one sequence differently, which sequence-level losses refuse.
+    whole_batch: it needs the global batch before the updates. follows_policy: it is applied in every forward pass.
+    uses_ratio: it reads log_w or proximal.
     """
 
     kind = "correction"

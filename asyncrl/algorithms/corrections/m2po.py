@@ -3,8 +3,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from asyncrl.algorithms.corrections.base import Ages, Correction
+from asyncrl.algorithms.global_threshold import order, threshold
 from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.selection import order, threshold
 
 
 class M2po(Correction):

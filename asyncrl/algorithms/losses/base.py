@@ -1,6 +1,6 @@
-"""What every policy loss is given and gives back.
+"""The base classes of policy losses, with their input and output.
 
-A loss returns one number a token; the importance weight, the aggregation and the metrics are added by the composition.
+A loss returns one number a token. step_loss.py adds the importance weight, the aggregation and the metrics.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Reduce
+from asyncrl.algorithms.log_ratios import clamp_log
 from asyncrl.algorithms.parts import Part, param
-from asyncrl.algorithms.view import View, clamp_log
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +28,7 @@ class Updates:
     clamped to +-20, with gradient.
     """
 
-    view: View
+    view: PolicyTokens
     logprobs: Tensor
     proximal: Tensor
     behaviour: Tensor
@@ -53,7 +54,7 @@ class TokenLosses:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """What `Loss.select` chooses from, once a step: all M policy tokens of this rank's share.
+    """The M policy tokens of this rank, from which `Loss.select` chooses once a step.
 
     proximal, advantages float[M]; draw float[M], uniform in [0, 1) and the same for a token wherever it is computed.
     """
@@ -64,8 +65,10 @@ class Candidates:
     reduce: Reduce
 
     def covariance(self) -> tuple[Tensor, int]:
-        """(log pi - mean)(A - mean) float64[M] at the start of the step, with means over the global batch, and the
-        policy tokens of that batch. Updates of tokens with a high covariance spend the entropy."""
+        """(log pi - mean)(A - mean) float64[M] at the start of the step, and the policy tokens of the global batch.
+
+        The means are over the global batch. Updates of tokens with a high covariance lower the entropy most.
+        """
         logprobs, advantages = self.proximal.double(), self.advantages.double()
         sums = torch.stack([logprobs.sum(), advantages.sum(), logprobs.new_tensor(logprobs.numel())])
         logprob_sum, advantage_sum, count = self.reduce(sums)
@@ -76,9 +79,9 @@ class Candidates:
 class Loss(Part):
     """Base of the policy losses.
 
-    sequence_level: one ratio a sequence, so corrections must not treat its tokens differently. corrects: multiplies by
-    pi_theta / mu itself, so no further weight may. selects: singles tokens out before the updates. reads_proximal:
-    reads the ratio r, or other numbers of the proximal policy.
+    sequence_level: it has one ratio a sequence, so corrections must not treat its tokens differently. corrects: it
+    multiplies by pi_theta / mu itself, so no correction may set weights. selects: it singles tokens out before the
+    updates. reads_proximal: it reads the ratio r, or other numbers of the proximal policy.
     """
 
     kind = "loss"
@@ -97,7 +100,7 @@ class Loss(Part):
 
 
 class ClippedLoss(Loss):
-    """A loss with a clipped ratio: 1 - clip_low to 1 + clip_high, the upper bound apart (clip-higher)."""
+    """A loss with a ratio clipped to [1 - clip_low, 1 + clip_high]. A larger clip_high is known as clip-higher."""
 
     clip_low: float = param(0.2, "how far below 1 the ratio counts", "[0, 1]")
     clip_high: float = param(0.2, "how far above 1 the ratio counts", "[0, inf]")
@@ -127,14 +130,14 @@ class DualClippedLoss(ClippedLoss):
 
 
 def capped_ratio(updates: Updates, cap: float) -> Tensor:
-    """float[M]: min(pi_theta / mu, cap), with the gradient of log pi_theta times its value also at the cap."""
+    """float[M]: min(pi_theta / mu, cap). Its gradient is that of log pi_theta times its value, also at the cap."""
     policy = updates.logprobs
     ratio = clamp_log(policy.detach() - updates.behaviour).exp().clamp(max=cap)
     return ratio * (policy - policy.detach()).exp()
 
 
 def dual_clipped(losses: Tensor, advantages: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """losses float[M], at most -limit A where A < 0, and bool[M], where that decides.
+    """losses float[M], at most -limit A where A < 0, and bool[M], true where that bound decides.
 
     Source: Mastering Complex Control in MOBA Games with Deep Reinforcement Learning, 2020.
     """

@@ -3,10 +3,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.global_threshold import top
 from asyncrl.algorithms.losses.base import Candidates, TokenLosses, Updates
 from asyncrl.algorithms.losses.ppo import Ppo
 from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.selection import top
 from asyncrl.errors import ConfigError
 
 

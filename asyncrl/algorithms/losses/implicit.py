@@ -9,21 +9,20 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from asyncrl.algorithms.batch import Episodes, Tokens, Totals
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 
 
 def implicit_loss(
     log_ratio: Tensor, outcome: Tensor, tokens: Tokens, totals: Totals, beta: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross-entropy of sigmoid(beta sum_t log(pi_phi / pi_ref)) against the outcome, a mean over the global sequences;
-    and additive sums for `implicit_summary`, among them float64[S], the score beta sum_t log(pi_phi / pi_ref) of each
-    sequence of the pass.
+    """The cross-entropy of sigmoid(score) against the outcome, and additive sums for `implicit_summary`.
 
-    log_ratio float[N] with gradient; outcome float[S] of the global batch, of which what lies outside of [0, 1] counts
-    as the nearer end. Added over micro-batches and ranks it is the global loss; its gradient trains pi_phi. Source:
-    Process Reinforcement through Implicit Rewards, 2025.
+    The score of a sequence is beta sum_t log(pi_phi / pi_ref); the sums have those of the pass as float64[S]. The loss
+    is a mean over the global sequences: the parts of all micro-batches and ranks add up to it, and its gradient trains
+    pi_phi. log_ratio float[N] with gradient; outcome float[S] of the global batch, clamped to [0, 1].
+    Source: Process Reinforcement through Implicit Rewards, 2025.
     """
-    view = View.of(tokens)
+    view = PolicyTokens.of(tokens)
     present = view.sequences.lengths > 0
     logits = beta * view.sequences.sum(view.take(log_ratio))
     target = outcome[view.owner].to(logits.dtype).clamp(0, 1)
@@ -41,8 +40,10 @@ def implicit_loss(
 
 
 def implicit_summary(sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
-    """The step's loss of pi_phi, and the share of outcomes that it predicted; empty without one. With the
-    `episodes` of the batch also the share of pairs that it put in order."""
+    """The step's loss of pi_phi, and the share of outcomes that it predicted; empty if no such model is trained.
+
+    With the `episodes` of the batch, it has also the share of pairs that pi_phi put in order.
+    """
     count = float(sums.get("implicit/sequences", torch.zeros(())))
     if not count:
         return {}
@@ -57,11 +58,11 @@ def implicit_summary(sums: Mapping[str, Tensor], episodes: Episodes | None = Non
 
 
 def pairwise_accuracy(scores: Tensor, outcome: Tensor, group: Tensor) -> float:
-    """The share of pairs in a group whose scores float[S] are in the order of their outcomes float[S], as a mean over
-    the groups; group int64[S], from 0 up.
+    """The share of pairs in a group whose scores float[S] are in the order of their outcomes float[S].
 
-    A pair weighs the difference of its outcomes, and equal scores are half right; a group of equal outcomes counts as
-    0.5. Source: Process Reinforcement through Implicit Rewards, 2025 (compute_dpo_accuracy of its code, where equal
+    It is a mean over the groups; group int64[S], from 0 up. A pair weighs the difference of its outcomes, and equal
+    scores are half right. A group of equal outcomes counts as 0.5.
+    Source: Process Reinforcement through Implicit Rewards, 2025 (compute_dpo_accuracy of its code, where equal
     scores are right or wrong by the order of the batch).
     """
     shares = []

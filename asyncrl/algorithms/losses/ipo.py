@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import torch
 
+from asyncrl.algorithms.log_ratios import clamp_log
 from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates, capped_ratio
 from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.view import clamp_log
 
 
 class Ipo(Loss):

@@ -3,9 +3,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.global_threshold import top
 from asyncrl.algorithms.losses.base import Candidates, Loss, TokenLosses, Updates
 from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.selection import top
 
 
 class KlCov(Loss):

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from asyncrl.algorithms.log_ratios import LEVEL_MEANING, LEVELS, at_level, clamp_log
 from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
 from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.view import LEVEL_MEANING, LEVELS, at_level, clamp_log
 
 
 class Reinforce(Loss):

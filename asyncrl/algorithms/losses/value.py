@@ -10,7 +10,7 @@ from torch import Tensor
 from asyncrl.algorithms.aggregation import Aggregation
 from asyncrl.algorithms.batch import Tokens, Totals
 from asyncrl.algorithms.parts import Part, param
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.errors import InvariantError
 
 
@@ -21,7 +21,7 @@ class Value(Part):
 
     @abstractmethod
     def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
-        """float[M] losses of values float[M], and bool[M], where the clip decides; old and returns float[M]."""
+        """The losses float[M] of values float[M], and bool[M], true where a clip decides; old and returns float[M]."""
 
 
 class ClippedValue(Value):
@@ -70,16 +70,16 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """A micro-batch's part of the aggregate of the value losses over the global minibatch, and additive sums.
 
-    values float[N] with gradient; tokens.values and tokens.returns float[N], as `prepare` left them; `value` is the
-    form. Tokens that corrections drop still train the critic. Raises InvariantError: shapes differ, or there are no
-    returns.
+    values float[N] with gradient; tokens.values and tokens.returns float[N] are those of `Algorithm.prepare`; `value`
+    is the form. Tokens that corrections drop still train the critic. Raises InvariantError: shapes differ, or there are
+    no returns.
     """
     if tokens.values is None or tokens.returns is None or values.shape != tokens.mask.shape:
         raise InvariantError(
             f"value_loss needs tokens.values and tokens.returns (from an advantage with a critic), and values "
             f"{list(tokens.mask.shape)}, not {list(values.shape)}"
         )
-    view = View.of(tokens)
+    view = PolicyTokens.of(tokens)
     now, old, returns = view.take(values), view.take(tokens.values), view.take(tokens.returns)
     losses, clipped = value(now, old, returns)
     error = returns - now.detach()

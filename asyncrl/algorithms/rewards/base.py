@@ -1,4 +1,4 @@
-"""What every change of the reward is."""
+"""The base class of changes of the reward."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ class Reward(Part):
 
     @abstractmethod
     def __call__(self, episodes: Episodes) -> Tensor:
-        """float[S]: the rewards that take the place of `episodes.reward`."""
+        """float[S]: the rewards that replace `episodes.reward`."""

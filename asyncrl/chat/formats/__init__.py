@@ -1,1 +1,1 @@
-"""How families of models write tool calls, one file a family."""
+"""The formats in which models write tool calls, one file a family. registry.py lists them."""

@@ -1,4 +1,4 @@
-"""What all formats of tool calls share.
+"""The base of all formats of tool calls.
 
 A format finds calls in the text of an assistant turn, and writes them. It does not know whether a call can be made:
 `asyncrl.chat.parsing` checks names and arguments.
@@ -25,7 +25,7 @@ _NULLS = ("null", "None")
 
 
 class WrittenCall(NamedTuple):
-    """A call as the policy wrote it. `id` is empty where the format has none, or the policy wrote none."""
+    """A call as the policy wrote it. `id` is empty if the format has none, or the policy wrote none."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -33,7 +33,7 @@ class WrittenCall(NamedTuple):
 
 
 class CallError(ValueError):
-    """The policy began a call that cannot be read. `name` and `id` are what is known of it."""
+    """The policy began a call that cannot be read. `name` and `id` are known in part."""
 
     def __init__(self, reason: str, name: str = "unknown", id: str = "") -> None:
         super().__init__(reason)
@@ -42,45 +42,53 @@ class CallError(ValueError):
 
 
 class Format(ABC):
-    """How a family writes calls. `mark` finds the next place at which calls begin or, in its group `thought`, at which
-    a thought ends or, with its group `opened`, begins. It never matches an empty text. `stop_tokens` end a turn, beside
-    those that the template shows. With `reasoning_apart` the chat template takes reasoning beside the content, not
-    within it. With `text_behind` what the policy writes behind its calls is content too."""
+    """The format in which a family writes calls.
+
+    - `mark` finds the next place at which calls begin. It also finds thoughts: its group `thought` matches at the end
+      of a thought and, together with its group `opened`, at the beginning. It never matches an empty text.
+    - `stop_tokens` end a turn in addition to those that the template shows.
+    - With `reasoning_apart` the chat template takes reasoning in its own field, not in the content.
+    - With `text_after_calls` the policy's text after its calls is content, too.
+    """
 
     name: ClassVar[str]
     mark: ClassVar[re.Pattern[str]]
     stop_tokens: ClassVar[tuple[str, ...]] = ()
     reasoning_apart: ClassVar[bool] = False
-    text_behind: ClassVar[bool] = False
+    text_after_calls: ClassVar[bool] = False
 
     @abstractmethod
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
-        """The calls that begin at `mark`, and the position behind them. Raises CallError: none can be read; the
-        search goes on behind the mark."""
+        """Read the calls that begin at `mark`; return them and the position after them.
+
+        Raises CallError: none can be read; the search goes on after the mark.
+        """
 
     @abstractmethod
     def write(self, calls: Sequence[WrittenCall]) -> str:
-        """The text of calls in one turn, as the family's chat template writes it."""
+        """Write the calls of one turn as the family's chat template does."""
 
     def split(self, text: str) -> tuple[str, str]:
-        """The reasoning in a turn, with `reasoning_apart`, and the content."""
+        """Split a turn into reasoning, if the format has `reasoning_apart`, and content."""
         return "", text
 
     def join(self, reasoning: str, content: str) -> str:
-        """The text of a turn that `split` divides so."""
+        """Join reasoning and content into a turn that `split` divides again."""
         return content
 
 
 def closed(opening: str, thought: str = "<think>", thought_end: str = "</think>") -> re.Pattern[str]:
-    """The mark of a format whose calls begin with the pattern `opening`. Calls within a thought do not count. A thought
-    begins at the start of the turn or behind another one: elsewhere `thought` is only mentioned."""
+    """The mark of a format whose calls begin with the pattern `opening`. Calls within a thought do not count.
+
+    A thought begins at the start of the turn or after another thought; elsewhere `thought` is only mentioned.
+    """
     return re.compile(rf"{opening}|(?P<thought>(?:\A|{thought_end})\s*+(?P<opened>{thought})|{thought_end})")
 
 
 def read_json(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value at `start` behind blanks, and the position behind it. It can be sent and stored.
+    """Read the JSON value at `start`, after blanks; return it and the position after it.
 
-    Raises CallError.
+    Raises CallError: there is none, or it cannot be sent and stored.
     """
     try:
         value, end = _decoder.raw_decode(text, skip_space(text, start))
@@ -92,7 +100,7 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
 
 
 def read_arguments(text: str, start: int) -> tuple[dict[str, Any], int]:
-    """As `read_json`, for the object with the arguments of a call."""
+    """Read the JSON object with the arguments of a call, as `read_json` does."""
     arguments, end = read_json(text, start)
     if not isinstance(arguments, dict):
         raise CallError("the arguments of a tool call must be a JSON object")
@@ -100,8 +108,10 @@ def read_arguments(text: str, start: int) -> tuple[dict[str, Any], int]:
 
 
 def read_until(text: str, start: int, closing: str, what: str, barred: Sequence[str] = ()) -> tuple[str, int]:
-    """The text from `start` to `closing`, and the position behind that. Raises CallError: there is none, or one of the
-    marks `barred` comes before it."""
+    """Read the text from `start` to `closing`; return it and the position after `closing`.
+
+    Raises CallError: there is no `closing`, or one of the marks `barred` comes before it.
+    """
     end = text.find(closing, start)
     if end < 0 or any(text.find(mark, start, end) >= 0 for mark in barred):
         raise CallError(f"{closing} must follow {what}")
@@ -109,7 +119,7 @@ def read_until(text: str, start: int, closing: str, what: str, barred: Sequence[
 
 
 def expect(text: str, start: int, token: str, what: str) -> int:
-    """The position behind `token`, which stands at `start` behind blanks. Raises CallError: it does not."""
+    """The position after `token`, which must be at `start`, after blanks. Raises CallError: it is not there."""
     begin = skip_space(text, start)
     if not text.startswith(token, begin):
         raise CallError(f"{token} must follow {what}")
@@ -117,27 +127,30 @@ def expect(text: str, start: int, token: str, what: str) -> int:
 
 
 def skip_space(text: str, start: int) -> int:
-    """The position of the first letter from `start`."""
+    """The position of the first character from `start` that is no blank."""
     return _SPACE.match(text, start).end()  # type: ignore[union-attr]
 
 
 def to_json(value: Any) -> str:
-    """JSON as most chat templates write it."""
+    """Write JSON as most chat templates do."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def as_text(value: Any) -> str:
-    """An argument in a format that writes texts as they are, and other values as JSON."""
+    """Write an argument: texts as they are, other values as JSON."""
     return value if isinstance(value, str) else to_json(value)
 
 
 def from_text(text: str, name: str, key: str, functions: Functions) -> Any:
-    """The value of argument `key` of tool `name` that such a format writes as `text`.
+    """The value of argument `key` of tool `name`, in a format that writes texts as they are and other values as JSON.
 
-    The tool's schema decides (`schemas`). Where it takes strings, the value is `text` itself, unless the schema lists
-    values and only what the text reads as is among them. Else the text is read as JSON, or as Python's True, False and
-    None. A text that cannot be read so stays a text, which the check of the schema then refuses. Where strings may be
-    null, `null` and `None` are null, as templates write it; other spellings are texts.
+    The tool's schema decides (`schemas`):
+
+    - If it takes strings, the value is `text` itself. But if the schema lists values, and only the JSON value of `text`
+      is among them, that one is taken.
+    - If strings may be null, `null` and `None` are null, as templates write it; other spellings are texts.
+    - Otherwise `text` is read as JSON, or as Python's True, False and None. If that fails, it stays a text, which the
+      check of the schema then refuses.
 
     Raises CallError: the value cannot be sent.
     """
@@ -166,7 +179,7 @@ def _reading(text: str, schema: Any, function: Mapping[str, Any]) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """The value of JSON or of a word; the text itself where it is neither."""
+    """The value of JSON or of a word; the text itself if it is neither."""
     word = text.strip().lower()
     if word in _WORDS:
         return _WORDS[word]
@@ -178,7 +191,7 @@ def _literal(text: str) -> Any:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Refuse values that Python's JSON takes but msgpack or UTF-8 do not. They would fail at the episode's delivery."""
+    """Raises ValueError: Python's JSON takes the value but msgpack or UTF-8 do not, so that delivery would fail."""
     match value:
         case dict() | list():
             if depth == _MAX_DEPTH:

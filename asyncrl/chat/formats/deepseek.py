@@ -1,7 +1,7 @@
 """DeepSeek. V3, R1 and its distills: `type<｜tool▁sep｜>name`, a newline, the arguments as a JSON block of markdown.
 V3.1: `name<｜tool▁sep｜>{...}`.
 
-Each call stands between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`. All calls of a turn stand between
+Each call is between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`. All calls of a turn are between
 `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`.
 """
 
@@ -29,17 +29,17 @@ _MARK = closed(rf"(?:{_ALL}\s*)?{_BEGIN}")
 
 
 class DeepSeekV3(Format):
-    """The type before the separator is always `function`; it is not looked at."""
+    """Calls with a type, which is always `function` and is ignored."""
 
     name = "deepseek_v3"
     mark = _MARK
 
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
         text = mark.string
-        _, behind = read_until(text, mark.end(), _SEP, "the type of a tool call", _OTHERS)
-        line, behind = read_until(text, behind, "\n", "the name of a tool", _OTHERS)
-        behind = expect(text, behind, "```json", "the name of a tool")
-        arguments, end = read_arguments(text, behind)
+        _, after = read_until(text, mark.end(), _SEP, "the type of a tool call", _OTHERS)
+        line, after = read_until(text, after, "\n", "the name of a tool", _OTHERS)
+        after = expect(text, after, "```json", "the name of a tool")
+        arguments, end = read_arguments(text, after)
         end = expect(text, end, "```", "the arguments of a tool call")
         return [WrittenCall(line.strip(), arguments)], expect(text, end, _END, "a tool call")
 
@@ -58,8 +58,8 @@ class DeepSeekV31(Format):
 
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
         text = mark.string
-        name, behind = read_until(text, mark.end(), _SEP, "the name of a tool", _OTHERS)
-        arguments, end = read_arguments(text, behind)
+        name, after = read_until(text, mark.end(), _SEP, "the name of a tool", _OTHERS)
+        arguments, end = read_arguments(text, after)
         return [WrittenCall(name.strip(), arguments)], expect(text, end, _END, "the arguments of a tool call")
 
     def write(self, calls: Sequence[WrittenCall]) -> str:

@@ -1,7 +1,7 @@
 """GLM 4.5 and 4.6: `<tool_call>name`, then `<arg_key>key</arg_key>` and `<arg_value>value</arg_value>` an argument.
 
-A string stands as it is, other values as JSON. A string that contains `</arg_value>`, `<arg_value>` or `<arg_key>`
-cannot be written: the two latter show that the end of a value is missing.
+Strings are written as they are, other values as JSON. A string that contains `</arg_value>`, `<arg_value>` or
+`<arg_key>` cannot be written: the two latter show that the end of a value is missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = re.compile(r"\s*([^\s<>{}]+)")
 
 
 class Glm(Format):
-    """The type of an argument comes from the tool's schema: see `from_text`."""
+    """A format in which the type of an argument comes from the tool's schema: see `from_text`."""
 
     name = "glm"
     mark = closed("<tool_call>")

@@ -4,7 +4,7 @@
     <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}
 
 A call ends with `<|call|>` and an answer, on the channel `final`, with `<|return|>`; both end the turn. The recipient
-stands behind `assistant` or behind the channel. The template takes what is on the channel `analysis` as reasoning.
+follows `assistant` or the channel. The template takes messages on the channel `analysis` as reasoning.
 Source: OpenAI's harmony response format.
 """
 
@@ -27,11 +27,11 @@ _MESSAGE = re.compile(
     r"(?P<body>.*?)(?:<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z)",
     re.DOTALL,
 )
-_BEHIND = re.compile(r"\s*(?:\Z|<\|(?:end|call|start)\|>)")
+_END = re.compile(r"\s*(?:\Z|<\|(?:end|call|start)\|>)")
 
 
 class Harmony(Format):
-    """Thoughts are messages of their own, so no mark ends one."""
+    """A format in which thoughts are separate messages, so no mark ends one."""
 
     name = "harmony"
     mark = re.compile(
@@ -47,7 +47,7 @@ class Harmony(Format):
             arguments, end = read_arguments(mark.string, mark.end())
         except CallError as error:
             raise CallError(str(error), name) from None
-        if _BEHIND.match(mark.string, end) is None:
+        if _END.match(mark.string, end) is None:
             raise CallError("nothing may follow the JSON object of a tool call", name)
         return [WrittenCall(name, arguments)], end
 

@@ -27,7 +27,7 @@ _ID = re.compile(r"functions\.([^\s:<>]+):\d+")
 
 
 class Kimi(Format):
-    """The templates of the thinking models take reasoning apart from the content."""
+    """A format of models whose templates take reasoning apart from the content."""
 
     name = "kimi"
     mark = closed(rf"(?:{re.escape(_ALL)}\s*)?{re.escape(_BEGIN)}")
@@ -35,12 +35,12 @@ class Kimi(Format):
 
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
         text = mark.string
-        id, behind = read_until(text, mark.end(), _ARGUMENTS, "the id of a tool call")
+        id, after = read_until(text, mark.end(), _ARGUMENTS, "the id of a tool call")
         found = _ID.fullmatch(id := id.strip())
         if found is None:
             raise CallError("the id of a tool call must be functions.NAME:NUMBER")
         try:
-            arguments, end = read_arguments(text, behind)
+            arguments, end = read_arguments(text, after)
             end = expect(text, end, _END, "the arguments of a tool call")
         except CallError as error:
             raise CallError(str(error), found[1], id) from None

@@ -1,8 +1,8 @@
 """Llama 3.1 to 3.3: a turn that begins with `{"name": ..., "parameters": {...}}`, or with `<|python_tag|>`.
 
-Behind `<|python_tag|>` there is such JSON, or a call of a built-in tool as `brave_search.call(query="...")`, or a
-program for the tool `python` (`code_interpreter`, `ipython`). Several JSON calls are divided by `;`, or by blanks where
-the policy forgets it. A turn with `<|python_tag|>` may end with `<|eom_id|>`.
+After `<|python_tag|>` follows such JSON, or a call of a built-in tool as `brave_search.call(query="...")`, or a program
+for the tool `python` (`code_interpreter`, `ipython`). Several JSON calls are divided by `;`, or by blanks if the policy
+forgets it. A turn with `<|python_tag|>` may end with `<|eom_id|>`.
 Source: Meta's prompt format of Llama 3.1.
 """
 
@@ -31,12 +31,12 @@ _BEGUN = re.compile(r'\{\s*"(?:name"\s*:|type"\s*:\s*"function")')
 
 
 class Llama3(Format):
-    """A turn that is JSON of another form, such as `{"answer": 15}`, is an answer."""
+    """A format in which a turn that is other JSON, such as `{"answer": 15}`, is an answer."""
 
     name = "llama3"
     mark = closed(r"<\|python_tag\|>|\A\s*+\{")
     stop_tokens = ("<|eom_id|>",)
-    text_behind = True
+    text_after_calls = True
 
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
         text, start = mark.string, mark.end()
@@ -70,7 +70,7 @@ class Llama3(Format):
         return "; ".join(f'{{"name": {to_json(call.name)}, "parameters": {to_json(call.arguments)}}}' for call in calls)
 
     def _begins(self, text: str, start: int) -> bool:
-        """Whether a call begins at `start`, be it broken."""
+        """True if a call begins at `start`, even a broken one."""
         if _BEGUN.match(text, start):
             return True
         try:

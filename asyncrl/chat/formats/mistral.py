@@ -1,7 +1,7 @@
 """Mistral. Tokenizers v3 to v7 (7B v0.3, Nemo, Large): `[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]`,
 with all calls of a turn in the list. From v11 on (Small 3.2, Devstral, Magistral):
 `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`
-for each call, where v13 has no id.
+for each call; v13 has no id.
 
 The id is the policy's own. It has nine letters or digits, and the result of the call repeats it.
 Source: mistral-common's instruct tokenizers.
@@ -30,7 +30,7 @@ _BAD_ID = "the id of a tool call must have nine letters or digits"
 
 
 class Mistral(Format):
-    """One list with all calls of the turn."""
+    """A format with one list of all calls of the turn."""
 
     name = "mistral"
     mark = _MARK
@@ -57,7 +57,7 @@ class Mistral(Format):
 
 
 class MistralV11(Format):
-    """Each call behind a mark of its own."""
+    """A format with a mark before each call."""
 
     name = "mistral_v11"
     mark = _MARK

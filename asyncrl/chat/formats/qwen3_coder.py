@@ -1,6 +1,6 @@
-"""Qwen3-Coder: `<tool_call>` and `<function=name>` around `<parameter=key>` for each argument, on lines of their own.
+"""Qwen3-Coder: `<tool_call>` and `<function=name>` around `<parameter=key>` for each argument, each on its own line.
 
-A string stands as it is, other values as JSON or as Python writes them. A string that contains `</parameter>` or
+Strings are written as they are, other values as JSON or as in Python. A string that contains `</parameter>` or
 `<parameter=` cannot be written: the latter shows that the end of a value is missing.
 """
 
@@ -27,7 +27,7 @@ _FUNCTION, _PARAMETER = "<function=", "<parameter="
 
 
 class Qwen3Coder(Format):
-    """The type of an argument comes from the tool's schema: see `from_text`."""
+    """A format in which the type of an argument comes from the tool's schema: see `from_text`."""
 
     name = "qwen3_coder"
     mark = closed("<tool_call>")

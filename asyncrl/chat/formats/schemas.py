@@ -1,7 +1,7 @@
 """The part of JSON schema that tells the type of an argument: `type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf`,
-references within the schema, and OpenAPI's `nullable`. Nothing else is looked at: nested values are left to the tool.
+references within the schema, and OpenAPI's `nullable`. Everything else is ignored: nested values are left to the tool.
 
-Schemas come from data files and agents. What is malformed, unknown or refers to itself says nothing here.
+Schemas come from data files and agents. Parts that are malformed, unknown or refer to themselves are ignored.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 ANY: Kinds = frozenset(_TYPES)
 _OF_STRINGS = ("pattern", "minLength", "maxLength", "contentEncoding")
 _NUMERIC_FORMATS = ("int32", "int64", "float", "double")
-"""Formats of OpenAPI; every other one is of strings."""
+"""The formats of OpenAPI for numbers; all others are for strings."""
 _NOTHING: Mapping[str, Any] = {"const": object()}
 """The schema `false`, which takes no value."""
 _MOST_REFERENCES = 256
-"""Further ones say nothing."""
+"""The most references that are followed; further ones are ignored."""
 
 Said = TypeVar("Said", bool, Kinds)
 
@@ -46,8 +46,10 @@ def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def kinds_of(schema: Any, function: Mapping[str, Any]) -> Kinds:
-    """The types that the values of a schema may have, ANY if it names none. A keyword that strings alone have names
-    theirs."""
+    """The types that the values of a schema may have; ANY if it names none.
+
+    A keyword that is only for strings names the type string.
+    """
     return _fold(schema, function.get("parameters"), _kinds_here, {}) or ANY
 
 
@@ -68,7 +70,7 @@ def lists(schema: Any, value: Any, function: Mapping[str, Any]) -> bool:
 
 
 def problem_of(schema: Any, value: Any, function: Mapping[str, Any]) -> str:
-    """What is wrong with the value of an argument; empty if nothing is."""
+    """The fault of the value of an argument; empty if there is none."""
     if schema is False:
         return "must be left out"
     if admits(schema, value, function):
@@ -88,8 +90,10 @@ def _shown(kinds: Kinds) -> str:
 
 
 def _fold(schema: Any, root: Any, here: Callable[[Mapping[str, Any]], Said], known: dict[str, Any]) -> Said | None:
-    """What `here` says of each part of a schema, as one: of all that must hold what they have in common, of choices
-    what any of them says. None: nothing is said. `known` has what is said of references."""
+    """Combine the results of `here` for all parts of a schema; None if no part gives one.
+
+    Parts that must all hold are intersected (`&`), choices are united (`|`). `known` keeps the results of references.
+    """
     if isinstance(schema, bool):
         schema = {} if schema else _NOTHING
     if not isinstance(schema, Mapping):
@@ -181,7 +185,7 @@ def _target(ref: str, root: Any) -> Any:
 
 
 def _kind(value: Any) -> list[str]:
-    """The type of a value: the narrowest, or none where it is no JSON."""
+    """The narrowest type of a value; empty if it is no JSON."""
     return [kind for kind in _TYPES if _is(value, frozenset({kind}))][:1]
 
 

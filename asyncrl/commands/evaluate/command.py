@@ -40,7 +40,7 @@ from asyncrl.config.load import log_to_stderr
 from asyncrl.config.refusals import may_exist
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.cluster import ROLES
-from asyncrl.data.opening import open_tasks
+from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.local import claim, role_commands
 from asyncrl.launch.ownership import exclusively
@@ -191,7 +191,7 @@ def _run(config: TrainConfig, folder: Path) -> None:
 
 def _read(config: TrainConfig, folder: Path, threshold: float) -> EvaluationResult:
     assert config.data.eval is not None
-    sources = [task.data_source for task in open_tasks(config, config.data.eval)]
+    sources = [task.data_source for task in run_tasks(config).usable(config.data.eval)]
     with closing(StoredRun(folder / "replay")) as stored:
         return read_result(stored, sources, config.learner.eval_attempts, threshold)
 

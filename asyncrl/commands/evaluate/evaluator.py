@@ -31,12 +31,12 @@ def run(config: TrainConfig) -> None:
 
 
 def _run(config: TrainConfig, stop: threading.Event) -> None:
-    from asyncrl.learner.batch.batches import open_batches
+    from asyncrl.learner.batch.from_config import open_batches
     from asyncrl.learner.checkpoint.gathering import gather, plan_gather
+    from asyncrl.learner.from_config import canary_settings, open_publisher
     from asyncrl.learner.model.canary import canary_of_model
     from asyncrl.learner.model.loading import read_model
     from asyncrl.learner.ranks.ranks import Ranks
-    from asyncrl.learner.run import open_publisher
     from asyncrl.modelling.weight_format import WeightFormat
     from asyncrl.weights.manifest import DTYPES
 
@@ -48,7 +48,7 @@ def _run(config: TrainConfig, stop: threading.Event) -> None:
         model = read_model(config.model)
         weights = WeightFormat(model)
         steps = plan_gather(weights, DTYPES[config.model.dtype], config.weights.bucket_mb << 20)
-        canary = canary_of_model(model, config)
+        canary = canary_of_model(model, config.model.path, canary_settings(config))
         publisher.publish(VERSION, [step.bucket for step in steps], gather(model, steps, weights, alone), canary)
         replay.published(VERSION)
         replay.evaluate(VERSION)

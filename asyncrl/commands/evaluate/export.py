@@ -16,7 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.commands.evaluate.runs import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import failures_end_the_command

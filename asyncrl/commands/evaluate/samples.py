@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from asyncrl.commands.evaluate.runs import config_of
-from asyncrl.data.opening import open_tasks
+from asyncrl.data.from_config import run_tasks
 from asyncrl.ids import held_out_row
 from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
@@ -24,7 +24,7 @@ def samples(folder: Path, count: int) -> Iterator[str]:
 
     config = config_of(folder)
     assert config.data.eval is not None
-    tasks = open_tasks(config, config.data.eval)
+    tasks = run_tasks(config).usable(config.data.eval)
     tokenizer = open_tokenizer(config.model)
     shown: Counter[str] = Counter()
     with closing(StoredRun(folder / "replay")) as stored:

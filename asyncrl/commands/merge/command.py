@@ -80,7 +80,7 @@ def _own_run(source: Path) -> tuple[Path, int | None] | None:
     """The run that `source` is or belongs to, and the step of the checkpoint; None: it is no checkpoint of ours."""
     if (source / CONFIG_FILE).is_file() and (source / "checkpoints").is_dir():
         return source, None
-    from asyncrl.learner.checkpoint.checkpoint_files import COMPLETE, PROGRESS
+    from asyncrl.learner.checkpoint.files import COMPLETE, PROGRESS
 
     if not (source / PROGRESS).is_file():
         return None

@@ -20,7 +20,8 @@ from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
 from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.step_metrics import Phases, StepMetrics, use_of_rank
-from asyncrl.learner.trainer import StepResult, Trainer
+from asyncrl.learner.step_result import StepResult
+from asyncrl.learner.trainer import Trainer
 from asyncrl.machine.long_work import LINE_S, LongWork
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Sink, Value
@@ -62,12 +63,12 @@ class Imitation:
     def train(self) -> None:
         """Train to the last step. Raises StoppedError: asked to stop; a checkpoint has every step that was finished,
         unless the stop came after the first of several updates of a step."""
-        self.ranks.leaving.keep = self._keep_within_pass
+        self.ranks.stopping.save = self._keep_within_pass
         try:
             self._train()
         except StoppedError:
             # As in the learner's loop: a rank that is in the middle of a pass does no more than this.
-            if self.ranks.leaving.is_abrupt:
+            if self.ranks.stopping.is_abrupt:
                 self._keep_within_pass()
             else:
                 self._keep_finished(self._save)
@@ -88,7 +89,7 @@ class Imitation:
                 logger.info("%s", work.text)
         self._evaluate(total)
         self.checkpoints.wait()
-        self.ranks.leaving.end()
+        self.ranks.stopping.end()
         if self.ranks.rank == 0:
             self.checkpoints.clean()
 
@@ -110,7 +111,7 @@ class Imitation:
         progress.count_updates(result.skipped, result.too_large, result.empty, result.overflowed)
         self.checkpoints.prepare(self.trainer.models)
         self._is_whole = True
-        self.ranks.leaving.updated()
+        self.ranks.stopping.updated()
         self._log(step, batch, result, phases, int(self.feed.rendered.lengths[members].sum()))
 
     def _members(self) -> list[int]:
@@ -163,7 +164,7 @@ class Imitation:
     def _save(self) -> None:
         self.checkpoints.wait()
         # Nobody may save in the place of this thread before it is known what this checkpoint has.
-        with self.ranks.leaving.turn:
+        with self.ranks.stopping.lock:
             self.checkpoints.save(self._with_norms(), self.trainer.models)
             self._kept = self.progress.step
 

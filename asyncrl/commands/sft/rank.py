@@ -7,31 +7,35 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.commands.sft.loop import Imitation
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
-from asyncrl.data.rendered import RenderedDemonstrations, read_rendered, rendered_folder
+from asyncrl.data.from_config import run_demonstrations
+from asyncrl.data.rendered import RenderedDemonstrations, read_rendered
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.export import export, export_adapter
 from asyncrl.learner.compiling import compile_passes
 from asyncrl.learner.demonstrations import DemonstrationFeed
+from asyncrl.learner.from_config import step_settings
+from asyncrl.learner.imitating import IMITATION_TEMPERATURE
 from asyncrl.learner.memory import fit_memory, tell_exchange, usable_bytes
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy
 from asyncrl.learner.model.sharding import compiles
 from asyncrl.learner.ranks.activity import END
 from asyncrl.learner.ranks.determinism import be_deterministic
-from asyncrl.learner.ranks.leaving import Leaving
 from asyncrl.learner.ranks.ranks import Ranks, joined
-from asyncrl.learner.trainer import IMITATION_TEMPERATURE, Trainer
+from asyncrl.learner.ranks.stopping import Stopping
+from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.observe.metrics import Fanout, Sink
 from asyncrl.observe.reports import open_reports
 from asyncrl.observe.sinks import metrics_file, remove_steps
-from asyncrl.weights.group import keep_to_loopback
+from asyncrl.weights.from_config import route_settings
+from asyncrl.weights.nccl import keep_to_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +48,15 @@ def run_rank(config: TrainConfig, stop: threading.Event, activity: Activity) -> 
     learner = config.learner
     if learner.deterministic:
         be_deterministic()
-    keep_to_loopback(config, actor=False)
-    leaving = Leaving()
-    with leaving.watched(stop), ExitStack() as stack:
+    keep_to_loopback(route_settings(config), actor=False)
+    stopping = Stopping()
+    with stopping.watched(stop), ExitStack() as stack:
         ranks = stack.enter_context(
             joined(
                 learner.replicas,
                 learner.rank_timeout_s,
                 activity=activity,
-                leaving=leaving,
+                stopping=stopping,
                 context_ranks=learner.context_ranks,
                 expert_ranks=learner.expert_ranks,
                 tensor_ranks=learner.tensor_ranks,
@@ -72,13 +76,13 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
     CheckpointError: the model or the checkpoints cannot be used."""
     learner, folder = config.learner, locations.run_dir(config.run)
     ranks.activity.enter("load")
-    shown = read_rendered(rendered_folder(config, config.data.train))
-    held_out = read_rendered(rendered_folder(config, config.data.eval)) if config.data.eval else None
+    shown = read_rendered(run_demonstrations(config).folder(config.data.train))
+    held_out = read_rendered(run_demonstrations(config).folder(config.data.eval)) if config.data.eval else None
     longest = max(int(each.lengths.max()) for each in (shown, held_out) if each is not None)
     policy = load_policy(config.model, IMITATION_TEMPERATURE, ranks, longest, seed=config.run.seed)
     algorithm = Algorithm.from_config(config.algorithm, learner.minibatches)
     trainer = Trainer(ranks, algorithm, Trainable(policy, learner.lr, learner, config.model.dtype), None, None, stop)
-    trainer.configure(config)
+    trainer.configure(step_settings(config))
     if compiles(config.model, ranks.device):
         largest = sum(_largest_pass(config, longest))
         compile_passes(trainer, learner.shared_prefixes is not False, longest, largest, held_out is not None)

@@ -35,7 +35,7 @@ from asyncrl.config.load import log_to_stderr
 from asyncrl.config.quoting import quoted
 from asyncrl.config.refusals import may_exist
 from asyncrl.config.schema import TrainConfig
-from asyncrl.data.opening import all_tasks
+from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.modelling.end_tokens import end_tokens
@@ -104,7 +104,7 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
     with TemporaryDirectory(prefix="asyncrl-try-") as folder:
         config = request.read(Path(folder))
         make_tasks(config, config.data.train)
-        tasks = all_tasks(config, config.data.train)
+        tasks = run_tasks(config).all(config.data.train)
         if not 0 <= request.index < len(tasks):
             raise DataError(f"--index={request.index}: {request.tasks} has tasks 0 to {len(tasks) - 1}")
         task = tasks[request.index]

@@ -22,7 +22,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.engine.base import Engine, EngineStats, Generation, IdleClock, PlacedImage
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.fleet.server import InferenceServer, Segment
-from asyncrl.engine.sglang.server import SglangServer
+from asyncrl.engine.from_config import open_server
 from asyncrl.errors import ConfigError, DataError, EngineError, RefusedError
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import CanaryCheck
@@ -140,7 +140,7 @@ def open_trial_engine(config: TrainConfig) -> Engine:
         raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
     if len(engine.urls) != 1:
         raise ConfigError("engine.urls: name the one server at which the episode is sampled, such as http://HOST:PORT")
-    return ServerEngine(SglangServer.of(config, engine.urls[0]))
+    return ServerEngine(open_server(config, engine.urls[0]))
 
 
 def read_answers(path: Path) -> list[Answer]:

@@ -38,7 +38,7 @@ class ActorConfig:
     mcp_servers: dict[str, Any] = option(
         {},
         "MCP servers by name, whose tools the policy has, too: {command: PROGRAM, args: [...]} or {url: http://...} "
-        "(docs/mcp.md)",
+        "(docs/tools.md)",
         fixed="all members of a group have the same tools",
     )
     environment: str | None = option(
@@ -68,7 +68,7 @@ class ActorConfig:
     )
     interactions: dict[str, Any] = option(
         {},
-        "simulated users by name: the dotted path of a class, or {class_name: ..., config: ...} (docs/interactions.md)",
+        "simulated users by name: the dotted path of a class, or {class_name: ..., config: ...} (docs/environments.md)",
         fixed="all members of a group talk to the same user",
     )
     interaction_timeout_s: float = option(60.0, "seconds that one call of a simulated user may take", "(0, inf)")
@@ -108,7 +108,7 @@ class ActorConfig:
     response_format: dict[str, Any] = option(
         {},
         "what each turn must be: a JSON schema, a regular expression or a grammar that servers restrict it to; {}: any "
-        "text (docs/structured.md)",
+        "text (docs/engines.md)",
         fixed="all members of a group are sampled under one grammar",
         secret="none",
     )
@@ -121,7 +121,7 @@ class ActorConfig:
     agent: str | None = option(
         None,
         "dotted path of an agent that plays the episodes instead (docs/agents.md); openenv and nemo_gym play "
-        "at servers of these (docs/gym.md)",
+        "at servers of these (docs/environments.md)",
         fixed="all members of a group are played by one agent",
     )
     agent_options: dict[str, Any] = option(
@@ -290,7 +290,7 @@ class WeightsConfig:
     bucket_mb: int = option(64, "megabytes of weights that are gathered and sent in one piece", "[1, inf)")
     mode: str = option(
         "retract",
-        "what happens to running requests at an update (docs/sglang.md)",
+        "what happens to running requests at an update (docs/engines.md)",
         choices=("in_place", "retract", "abort", "drain"),
     )
     drain_s: float = option(60.0, "mode drain: seconds after which requests that still run are aborted", "[0, inf)")

@@ -77,7 +77,7 @@ class LearnerConfig:
     min_grammar_mass: float = option(
         0.95,
         "a token that was sampled under a grammar is trained if the grammar left at least this share of the policy's "
-        "probability there (docs/structured.md)",
+        "probability there (docs/engines.md)",
         "(0, 1]",
     )
     publish_every: int = option(

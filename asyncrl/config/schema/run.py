@@ -184,7 +184,7 @@ class ObserveConfig:
     sinks: list[str] = option(
         ["console"],
         "where metrics go beside the JSON lines; console: one log line a step; the others need extras of their names, "
-        "such as asyncrl[wandb]; wandb: offline without a key; docs/sinks.md has each",
+        "such as asyncrl[wandb]; wandb: offline without a key; docs/watching.md has each",
         choices=("console", "wandb", "tensorboard", "trackio", "prometheus"),
     )
     project: str = option("asyncrl", "project at Weights & Biases and trackio")

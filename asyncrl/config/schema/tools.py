@@ -9,7 +9,7 @@ from asyncrl.config.option import option
 
 @dataclass
 class FetchConfig:
-    """The web pages that the tool `fetch` may get (docs/search.md)."""
+    """The web pages that the tool `fetch` may get (docs/tools.md)."""
 
     hosts: list[str] = option(
         [],
@@ -22,7 +22,7 @@ class FetchConfig:
 
 @dataclass
 class SearchConfig:
-    """Where the tool `search` finds passages (docs/search.md)."""
+    """Where the tool `search` finds passages (docs/tools.md)."""
 
     corpus: str | None = option(
         None,
@@ -46,7 +46,7 @@ class SearchConfig:
 
 @dataclass
 class SandboxConfig:
-    """Where the programs run that the policy writes (docs/sandbox.md)."""
+    """Where the programs run that the policy writes (docs/tools.md)."""
 
     kind: str = option(
         "builtin",

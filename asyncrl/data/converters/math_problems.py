@@ -15,7 +15,7 @@ REQUEST = "Reason step by step, and put the final answer into \\boxed{}."
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=\S))")
 _BARE = re.compile(r"\\[A-Za-z]+(?:\{[^{}]*\}|\d)*|\S")
-"""What \\boxed without braces holds: a command with its arguments, or one character."""
+"""The content of \\boxed without braces: a command with its arguments, or one character."""
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -37,7 +37,7 @@ def tasks(source: str) -> Iterator[Task]:
 
 
 def last_box(solution: str) -> str:
-    """The content of the last \\boxed{...} that is closed, or the character or command behind \\boxed; empty: there is
+    """The content of the last \\boxed{...} that is closed, or the character or command after \\boxed. Empty: there is
     none."""
     for box in reversed(list(_BOX.finditer(solution))):
         if not box.group().endswith("{"):

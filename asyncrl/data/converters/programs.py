@@ -61,7 +61,7 @@ def _check_calls(function: Any, pairs: list[tuple[Any, Any]]) -> None:
 
 
 def _texts(pairs: list[tuple[Any, Any]]) -> str:
-    """What a program reads and prints; some rows have lists of lines."""
+    """The input and the output of a program, as JSON. Some rows have lists of lines."""
     texts = [["\n".join(map(str, side)) if isinstance(side, list) else str(side) for side in pair] for pair in pairs]
     return json.dumps({"inputs": [given for given, _ in texts], "outputs": [wanted for _, wanted in texts]})
 

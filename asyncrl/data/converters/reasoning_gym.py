@@ -22,7 +22,7 @@ from asyncrl.types import Task
 KIND = "reasoning-gym:"
 FORM = f"{KIND}NAME?size=1000&seed=0, with any further options of the data set"
 SEED = 0
-"""Of tasks whose source names none: reasoning-gym would take another one each time."""
+"""The seed of a source that names none: reasoning-gym would take another one each time."""
 
 ENTRY = "reasoning_gym"
 """The field of `extra_info` with the entry and the options of its data set, as text."""

@@ -2,18 +2,17 @@
 
     the learner's ──lock taken──► ours ──the learner asks──► ending ──no server has memory──► the learner's
 
-What holds:
+This holds:
 
-- A server's process is started in our turn alone. One that is starting when the learner asks is waited for.
+- A server's process is started only in our turn. The learner waits for a process that is starting when it asks.
 - In `ending`, each endpoint ends its requests, whose turns of episodes go on later, and has its server free weights and
-  cache. A server that fails in this, or takes longer than `RELEASE_S`, is ended: nobody knows what it holds.
-- The lock is given back once each process has freed its memory or has ended. Processes inherit the lock, so that it is
-  theirs for as long as they live if their actor is killed.
-- What a server has behind the address of its weights is worth nothing after a turn of the learner's. It gets memory for
-  them, loads a whole version, and then gets memory for its cache and requests. If that fails, it is ended, and started
-  again.
-- A learner that dies, in whatever state, asks no more: the turn becomes ours, and the servers load the version that the
-  actor has. Its successor asks again before it loads anything.
+  cache. A server that fails in this, or takes longer than `RELEASE_S`, is killed: its memory is unknown.
+- The lock is given back once each process has freed its memory or has ended. Processes inherit the lock, so they keep
+  it for as long as they live if their actor is killed.
+- After a turn of the learner a server's weights are lost. It gets memory for them, loads a whole version, and then gets
+  memory for its cache and requests. If that fails, it is killed and started again.
+- A learner that dies in any state asks no more: the turn becomes ours, and the servers load the version that the actor
+  has. The learner's next process asks again before it loads anything.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 RELEASE_S = 180.0
-"""How long a server that answers may take to end its requests and to free its memory."""
+"""The time that a server has to end its requests and to free its memory."""
 
 
 class ServerProcess(Protocol):
@@ -41,10 +40,10 @@ class ServerProcess(Protocol):
 
     url: str
     starts: int
-    """How many processes there were so far."""
+    """The number of processes so far."""
     answering: bool
     freed: bool
-    """Whether the process has no memory of GPUs worth mentioning."""
+    """True if the process has freed its memory of GPUs."""
 
     @property
     def running(self) -> bool: ...
@@ -54,14 +53,14 @@ class ServerProcess(Protocol):
 
 
 class ServerTurns:
-    """The turns of an actor's servers. `changed` is called when one begins or is to end."""
+    """The turns of an actor's servers. `changed` is called when a turn begins or must end."""
 
     def __init__(
         self, lock: ServersLock, release_s: float = RELEASE_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.ours = False
         self.version = lock.version()
-        """The version that the learner published before our turn; servers had better wait for it."""
+        """The version that the learner published before our turn, for which servers wait."""
         self.changed: Callable[[], None] = lambda: None
         self.lock = lock
         self._release_s = release_s
@@ -79,22 +78,25 @@ class ServerTurns:
         return self._servers[url]
 
     def counters(self) -> dict[str, float]:
-        """Since the start: turns that have begun, seconds from the learner's asking to our giving back, and seconds
-        from the beginning of a turn to the first server that is ready."""
+        """The counts since the start.
+
+        They are turns, seconds from the learner's request to the return of the lock, and seconds from the beginning of
+        a turn to the first server that is ready.
+        """
         return dict(self._counts)
 
     async def begun(self) -> None:
-        """Return in our turn. What the caller does until it awaits again is within the turn."""
+        """Wait for our turn. It lasts at least until the caller awaits again."""
         await self._condition.wait_for(lambda: self.ours)
 
     def resumed(self) -> None:
-        """A server is ready."""
+        """Note that a server is ready."""
         if self._began is not None:
             self._counts["gpu_resume_s"] += self._clock() - self._began
             self._began = None
 
     async def keep(self) -> None:
-        """Have one turn after the other; returns only by cancellation."""
+        """Take one turn after the other; returns only by cancellation."""
         while True:
             while not self.lock.take():
                 await asyncio.sleep(POLL_S)
@@ -106,7 +108,7 @@ class ServerTurns:
             asked, self._began = self._clock(), None
             self._set(False)
             await self._all_free()
-            # Nothing is awaited between the last look and this: no process is started in between.
+            # There is no await since the last look, so no process was started since.
             self.lock.give_back()
             self._counts["gpu_release_s"] += self._clock() - asked
 
@@ -116,7 +118,7 @@ class ServerTurns:
         self.changed()
 
     async def _all_free(self) -> None:
-        """Return once no process has memory. Those that take too long are ended."""
+        """Wait until no process has memory. Kill those that take too long."""
         since: dict[str, float] = {}
         while held := [each for each in self._servers.values() if each.running and not each.freed]:
             for server in held:
@@ -129,7 +131,7 @@ class ServerTurns:
 
 
 class ServerMemory:
-    """What `server` has of the memory of GPUs that it shares in `turns`."""
+    """The memory of `server` on the GPUs that it shares in `turns`."""
 
     def __init__(self, server: FreeingServer, turns: ServerTurns) -> None:
         self._server = server
@@ -140,7 +142,7 @@ class ServerMemory:
     async def free(self) -> None:
         """Free all of it. The server is idle. Raises ServerFaultError."""
         process = self._turns.process(self._server.url)
-        # A server that refuses a flush still has requests in its queues, and would die of freeing its memory.
+        # A server that refuses a flush still has requests in its queues, and would crash if it freed its memory.
         await self._server.flush()
         self._freed_by, freeing = process.starts, [each for each in MEMORY if each not in self._freed]
         self._freed.update(freeing)
@@ -168,7 +170,7 @@ class ServerMemory:
         """End the server's process if it failed between freeing its memory and having all of it again."""
         if self._freed:
             process = self._turns.process(self._server.url)
-            # The one that freed memory may have ended, which is why a call of ours failed, and another one started.
+            # The process that freed memory may have ended, which made our call fail, and another one started.
             if process.starts == self._freed_by:
                 process.end()
         self._freed.clear()

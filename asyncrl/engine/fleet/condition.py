@@ -1,4 +1,4 @@
-"""Waiting within one event loop until something is true."""
+"""A condition to wait for within one event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Condition:
-    """As asyncio.Condition, without a lock: for tasks of one event loop."""
+    """A condition without a lock, in contrast to asyncio.Condition: for tasks of one event loop."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -21,7 +21,10 @@ class Condition:
         self._changed = asyncio.Event()
 
     async def wait_for(self, predicate: Callable[[], T], seconds: float | None = None) -> T:
-        """The first true value of `predicate`, tried now and after every `notify_all`; its last one after `seconds`."""
+        """Wait for a true value of `predicate`, which is called now and after every `notify_all`.
+
+        Returns that value, or the last one after `seconds`.
+        """
         if value := predicate():
             return value
         with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""The urls of the servers: from the configuration, from a file that may change, or from an SGLang router."""
+"""The discovery of servers by their urls: in the configuration, in a file that may change, or from an SGLang router."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 ROUTER_S = 10.0
 
 Discovery = Callable[[], Awaitable[Sequence[str] | None]]
-"""The urls of the servers now, or None where they are unknown at the moment."""
+"""A function that returns the urls of the servers now; None if they are unknown at the moment."""
 
 
 def listed(urls: Sequence[str]) -> Discovery:
-    """Always `urls`."""
+    """Discover the same `urls` always."""
 
     async def discover() -> Sequence[str]:
         return urls
@@ -27,7 +27,7 @@ def listed(urls: Sequence[str]) -> Discovery:
 
 
 def in_file(path: Path) -> Discovery:
-    """The lines of a file without empty ones and comments, which begin with #.
+    """Discover the urls in the lines of a file; empty lines and comments, which begin with #, are ignored.
 
     Two reads in a row must agree: a file that is just being written may look empty, or end in half a url.
     """
@@ -44,7 +44,7 @@ def in_file(path: Path) -> Discovery:
 
 
 def behind_router(url: str) -> Discovery:
-    """The workers that an SGLang router names. Requests go to them directly, since versions belong to a server.
+    """Discover the workers of an SGLang router. Requests go to them directly, since each server has its own version.
 
     Two answers in a row must agree, and an empty list does not count: a router that has just started adds its workers
     one after another, once it has reached them.
@@ -64,7 +64,7 @@ def behind_router(url: str) -> Discovery:
 
 
 async def _workers(http: Http) -> list[str]:
-    """Newer routers answer {"workers": [{"url": ...}]}, older ones {"urls": [...]}."""
+    """Ask a router for its workers. Newer ones answer {"workers": [{"url": ...}]}, older ones {"urls": [...]}."""
     try:
         answer = await http.get("/workers", ROUTER_S)
     except ServerRefusedError:
@@ -78,7 +78,7 @@ async def _workers(http: Http) -> list[str]:
 
 
 def _settled(look: Discovery) -> Discovery:
-    """The urls, once `look` has found the same ones twice in a row."""
+    """Discover the urls once `look` has found the same ones twice in a row."""
     last: Sequence[str] | None = None
 
     async def discover() -> Sequence[str] | None:

@@ -1,17 +1,22 @@
 """One server of the fleet: joined, brought to the newest weights, watched, and joined again after a fault.
 
-    LOST ──join──► STALE ──load a whole update──► READY ◄──a check passes──┐
-                     ▲                              │  └──a request fails──► SUSPECT
-                     └───────a newer update─────────┴─────────────────────────┘
-    any state ──a fault of join, load or check──► LOST
-    STALE or READY ──the learner wants the GPUs──► FREED ──they are ours again──► STALE
+| from | to | when |
+|---|---|---|
+| LOST | STALE | the server has joined |
+| STALE | READY | it has loaded a whole update |
+| READY | SUSPECT | a request has failed |
+| SUSPECT | READY | a check passes |
+| READY or SUSPECT | STALE | there is a newer update |
+| any | LOST | a join, a load or a check has failed |
+| STALE or READY | FREED | the learner wants the GPUs (cluster.colocated) |
+| FREED | STALE | the GPUs are the servers' again |
 
-Only a READY endpoint is given requests, and its server has exactly the weights of `version`. Until that is `proved`,
+Only a READY endpoint gets requests, and its server has exactly the weights of `version`. Until that is `proved`,
 answers wait. A fault in an update (see updater.py) leads to LOST: a server with unknown weights gets no requests until
-a whole update has succeeded. What the server reported of its weights before it joined does not count. Requests in
-flight end with a fault when their endpoint is lost.
+a whole update has succeeded.
 
-FREED is there with cluster.colocated alone (see colocation.py): a fault between it and the next READY ends the server.
+The server's own report of its weights before it joined is ignored. Requests in flight end with a fault when their
+endpoint is lost. A fault between FREED and the next READY ends the server (see colocation.py).
 """
 
 from __future__ import annotations
@@ -55,9 +60,10 @@ class EndpointState(Enum):
 
 
 class Endpoint:
-    """`target` gives the update that the server should have; the policy's ids are less than `vocabulary`.
+    """A server with its state, its requests and its updates.
 
-    `changed` is called at every change of state; `notify` lets the endpoint look at its target at once. `counts` gets
+    `target` gives the update that the server should have; the policy's ids are less than `vocabulary`. `changed` is
+    called at every change of state; `notify` lets the endpoint look at its target at once. `counts` gets
     `server_faults`, `server_updates` and `canary_failures`, `pauses` each stop by an update. `fault` is the reason why
     the server is lost, "" if it is not. With `turns` the server shares its GPUs with the learner, and has none of their
     memory while `rests` is true.
@@ -104,12 +110,12 @@ class Endpoint:
 
     @property
     def salt(self) -> str | None:
-        """The name of the prefix cache of the version that it has; None where versions have none of their own."""
+        """The name of the prefix cache of its version; None if all versions share one."""
         return self._label if self._settings.salted else None
 
     @property
     def in_flight(self) -> int:
-        """Requests that the server has not answered yet."""
+        """The number of requests that the server has not answered yet."""
         return len(self._requests)
 
     def notify(self) -> None:
@@ -124,9 +130,9 @@ class Endpoint:
         routed_from: int | None = None,
         images: Sequence[PlacedImage] = (),
     ) -> Segment:
-        """As the server does. Cancelling the call aborts the request.
+        """Have the server continue `tokens` (see `InferenceServer`). Cancelling the call aborts the request.
 
-        Raises ServerFaultError also where the server was lost meanwhile, or answers with weights of another owner, with
+        Raises ServerFaultError also if the server was lost meanwhile, or answers with weights of another owner, with
         ids outside the vocabulary or with impossible log-probs.
         """
         rid, label = uuid.uuid4().hex, self._label
@@ -149,9 +155,11 @@ class Endpoint:
     async def logprobs(
         self, tokens: NDArray[np.int32], start: int, images: Sequence[PlacedImage] = ()
     ) -> tuple[NDArray[np.float32], int]:
-        """The log-probs float32[T - start] of `tokens` from `start` on, behind `images`, at temperature 1 and without a
-        grammar, and the version that gives them. Raises EngineError: the server is not ready, fails, or gets other
-        weights meanwhile."""
+        """The log-probs float32[T - start] of `tokens` from `start` on, and the version that gives them.
+
+        They are at temperature 1 and without a grammar; `images` are before `start`. Raises EngineError: the server is
+        not ready, fails, or gets other weights meanwhile.
+        """
         label, version = self._label, self.version
         if not self.ready or self.updater.proving:
             raise ServerFaultError(f"{self.server.url} takes no requests now")
@@ -170,7 +178,7 @@ class Endpoint:
         self._requests.interrupt()
 
     async def leave(self, grace_s: float) -> None:
-        """Keep the server no longer. Requests in flight may end within `grace_s`, unless this interrupts an update."""
+        """Stop to keep the server. Requests in flight may end within `grace_s`, unless this interrupts an update."""
         grace_s = grace_s if self.ready and not self.updater.proving else 0.0
         self._keeper.cancel()
         try:
@@ -184,7 +192,8 @@ class Endpoint:
             await self.server.close()
 
     def _check_labels(self, segment: Segment, sent_under: str) -> None:
-        """Without spans a request never meets an update, so that its label is that under which it was sent."""
+        """Raises ServerFaultError: the answer has weights of another owner, or other weights than it was sent under."""
+        # Without spans no request runs during an update, so it keeps the label under which it was sent.
         owner = _owner(sent_under)
         for span in segment.spans:
             if _owner(span.label) != owner or (not self.server.spans and span.label != sent_under):
@@ -205,7 +214,7 @@ class Endpoint:
                 self._memory.give_up()
             self.version = NO_VERSION
             self._enter(EndpointState.LOST)
-            # An answer that waits for a verdict which did not come must not go on.
+            # Answers that still wait for the verdict on their weights must not be used.
             self.lose()
             await asyncio.sleep(self._settings.retry_s * 2 ** min(self._failed_updates, RETRY_DOUBLINGS))
 
@@ -236,7 +245,7 @@ class Endpoint:
         return target if target is not None and target.version > self.version else None
 
     async def _rest(self, memory: ServerMemory) -> None:
-        """Free the server's memory, and get that of its weights back when the GPUs are ours again."""
+        """Free the server's memory, wait for our turn on the GPUs, and get the memory of its weights back."""
         self._enter(EndpointState.STALE)
         await self._requests.abort_all()
         await memory.free()
@@ -247,7 +256,7 @@ class Endpoint:
         await memory.regain_weights()
 
     def _is_too_new(self, update: Update) -> bool:
-        """Whether the server was leased to an older version meanwhile, and must not go on to `update`."""
+        """True if the server was leased to an older version meanwhile, and must not go on to `update`."""
         target = self._target(self)
         return target is not None and target.version < update.version
 

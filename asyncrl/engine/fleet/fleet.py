@@ -1,12 +1,12 @@
 """The fleet: many servers as one `Engine` (see base).
 
-A turn goes on until it is whole, through updates, aborts and lost servers. Its tokens are kept, except for those of a
-request whose server died: these are sampled anew. So a request asks for one segment of the turn at most. A turn under a
+A turn goes on until it is whole, through updates, aborts and lost servers. Its tokens are kept. Only the tokens of a
+request whose server died are sampled again, so a request asks for one segment of the turn at most. A turn under a
 grammar is one request: see partial_turn.
 
-The fleet's `version` is the newest that one of its servers has reached, and only servers that have reached it are given
-requests. An update returns once the first server serves it. The others follow at their own pace, so that a slow or dead
-one delays nobody. Evaluations may have a server of their own meanwhile: see routing.
+The fleet's `version` is the newest that one of its servers has reached, and only servers that have reached it get
+requests. An update returns once the first server serves it. The others follow at their own pace, so a slow or dead one
+delays no request. Evaluations may have their own server meanwhile: see assignment.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage, check_ids
+from asyncrl.engine.fleet.assignment import Assignment, EvaluationLease
 from asyncrl.engine.fleet.colocation import ServerTurns
 from asyncrl.engine.fleet.condition import Condition
 from asyncrl.engine.fleet.discovery import Discovery
@@ -33,7 +34,6 @@ from asyncrl.engine.fleet.in_flight import interrupt
 from asyncrl.engine.fleet.partial_turn import PartialTurn, without_recomputed
 from asyncrl.engine.fleet.pauses import PushPauses
 from asyncrl.engine.fleet.prefixes import ComputedPrefixes
-from asyncrl.engine.fleet.routing import EvaluationLease, Routes
 from asyncrl.engine.fleet.server import InferenceServer, Segment, ServerFaultError
 from asyncrl.engine.fleet.settings import FleetSettings
 from asyncrl.engine.fleet.update import Update
@@ -53,10 +53,12 @@ logger = logging.getLogger(__name__)
 class Fleet:
     """An engine over the servers that `discover` names, each opened by `open_server`.
 
-    `expected` has names and shapes of the policy's tensors, `vocabulary` its size. `folders` hold the learner's
-    folders, and the versions that are written for servers that load folders. With `turns` the servers share their GPUs
-    with the learner. `spans` get each segment, and each stop of a server by a push. With `routed` the turns have the
-    experts of their tokens.
+    - `expected` has names and shapes of the policy's tensors; its token ids are less than `vocabulary`.
+    - `folders` has links to the learner's folders, and the versions that are written for servers that load folders.
+    - With `turns` the servers share their GPUs with the learner.
+    - `spans` get each segment, and each stop of a server by a push.
+    - With `routed` turns have the experts of their tokens.
+    - `marks` are the placeholders of images.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class Fleet:
         self._folders = folders
         self._endpoints: dict[str, Endpoint] = {}
         self._leaving: dict[asyncio.Task[None], Endpoint] = {}
-        self._routes = Routes()
+        self._assignment = Assignment()
         self._prefixes = ComputedPrefixes()
         self._salts: dict[str, str | None] = {}
         self._lease = EvaluationLease(clock)
@@ -128,7 +130,7 @@ class Fleet:
         session: str,
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
-        """As in the protocol. Raises EngineError also where servers fail again and again, or there is none."""
+        """Continue `tokens` (see `Engine`). Raises EngineError also if servers fail repeatedly, or there is none."""
         check_ids(tokens, self._vocabulary)
         if session in self._turns:
             raise EngineError(f"session {session} is generating already; its turns come one after another")
@@ -148,7 +150,7 @@ class Fleet:
             if not self._turns:
                 self._idle.idle()
             if is_released := scope.when() is not None:
-                # An answer that came at that moment was noted for the session.
+                # An answer may have come at that moment, and was recorded for the session.
                 self._forget(session)
         self._counts["tokens"] += len(generation.tokens)
         if self._routed is not None and turn.routed_from is not None and not is_released:
@@ -156,7 +158,7 @@ class Fleet:
         return generation
 
     def _routed_from(self, session: str, length: int) -> int | None:
-        """The first of the session's `length` tokens whose experts it has not got yet; all, where it went back."""
+        """The first of the session's `length` tokens without known experts; 0 if the session was shortened."""
         if self._routed is None:
             return None
         known = self._routed.get(session, 0)
@@ -169,20 +171,21 @@ class Fleet:
             interrupt(self._turns[session])
 
     def _forget(self, session: str) -> None:
-        """Know nothing of what was computed for the session, and where."""
+        """Forget the server of the session and the tokens that it has computed."""
         if self._routed is not None:
             self._routed.pop(session, None)
-        self._routes.release(session)
+        self._assignment.release(session)
         self._prefixes.forget(session)
         self._salts.pop(session, None)
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
-        """As in the protocol; returns once the first server serves `version` or a newer one. A server that fails the
-        `check` is lost until it passes one. Where all are lost, this ends: the next call may have the same version,
-        which servers go on trying, or a newer one.
+        """Offer `version` to all servers (see `Engine`); return once the first one serves it or a newer one.
 
-        `weights` are kept for servers that join later, and must not change; a folder may go once this returns. Raises
-        UnavailableError: the folder has gone.
+        A server that fails the `check` is lost until it passes one. If all are lost, this raises CanaryError. Servers
+        go on trying, and the next call may have the same version or a newer one.
+
+        `weights` are kept for servers that join later, and must not change; a folder may be removed once this returns.
+        Raises UnavailableError: the folder was removed before.
         """
         newest = self._newest.version if self._newest else NO_VERSION
         if version < newest or version <= self._version:
@@ -209,8 +212,10 @@ class Fleet:
         self._on_change()
 
     def _all_refuse(self, version: int, before: Mapping[str, int]) -> bool:
-        """Whether all servers but the leased one are lost, and one of them has failed the canary of `version` more
-        often than `before` says."""
+        """True if all servers except the leased one are lost, and one has failed the canary of `version` meanwhile.
+
+        `before` has the numbers of earlier failures by url.
+        """
         asked = {url: each for url, each in self._endpoints.items() if each is not self._lease.endpoint}
         refuses = any(each.updater.refused.get(version, 0) > before.get(url, 0) for url, each in asked.items())
         return refuses and all(each.lost for each in asked.values())
@@ -224,7 +229,7 @@ class Fleet:
         await self._changed.wait_for(lambda: self._version >= version)
 
     def stats(self) -> EngineStats:
-        """As in the protocol; `counters` are of segments, faults and servers."""
+        """The statistics of the fleet (see `Engine`); `counters` are of segments, faults and servers."""
         names = (
             *("server_faults", "server_updates", "segments", "cut_segments", "lost_segments", "recomputed_tokens"),
             *("grammar_tokens", "grammar_tokens_unmeasured", "grammar_restarts"),
@@ -242,7 +247,7 @@ class Fleet:
         return EngineStats(self._counts["tokens"], *self._idle.read(), len(self._turns), counters)
 
     def _canary_counters(self) -> dict[str, float]:
-        """Those of the server with the largest difference, but failures of all servers."""
+        """The figures of the server with the largest difference, and the failures of all servers."""
         judges = [endpoint.updater.canary for endpoint in self._endpoints.values()] or [CanaryJudge()]
         worst = max(judges, key=lambda judge: judge.difference)
         return {**worst.counters, "canary_failures": self._counts["canary_failures"]}
@@ -250,8 +255,8 @@ class Fleet:
     async def close(self) -> None:
         """Leave all servers at once and remove the folders, within `close_s`.
 
-        A server that has not ended its part by then is left as it is. A version that is still being written goes when
-        that ends, before the process does.
+        A server that has not ended its part by then is left as it is. A version that is still being written is removed
+        after that, before the process ends.
         """
         deadline = asyncio.get_running_loop().time() + self._settings.close_s
         for url in list(self._endpoints):
@@ -269,7 +274,7 @@ class Fleet:
             removal = asyncio.ensure_future(in_own_thread(self._folders.close))
             left_s = max(0.0, deadline - asyncio.get_running_loop().time())
             if not (await asyncio.wait([removal], timeout=left_s))[0]:
-                logger.warning("the folders of weights are not removed yet; they go before the process ends")
+                logger.warning("the folders of weights are not removed yet; they will be before the process ends")
 
     async def _complete(
         self, turn: PartialTurn, stop: Sequence[int], session: str, images: Sequence[PlacedImage]
@@ -287,7 +292,7 @@ class Fleet:
             except ServerFaultError as fault:
                 self._counts["lost_segments"] += 1
                 # A server may fail requests and pass every check: the next request goes to another one.
-                self._routes.release(session)
+                self._assignment.release(session)
                 failures, reason = failures + 1, str(fault)
             else:
                 server, settings = endpoint.server, self._settings
@@ -312,7 +317,7 @@ class Fleet:
                 raise EngineError(f"{failures} requests in a row failed, the last one because {reason}")
 
     def _count_routing(self, segment: Segment, prompt: int, server: InferenceServer) -> Segment:
-        """The segment of a request that continued `prompt` tokens, with those experts that sampled."""
+        """Count the experts in a segment, and drop those that did not sample. Its request continued `prompt` tokens."""
         if segment.routing_fault:
             self._counts["routed_refused"] += 1
             self._refusals.say(f"{server.url}: {segment.routing_fault}")
@@ -324,8 +329,10 @@ class Fleet:
         return segment
 
     async def _ready(self, session: str) -> Endpoint:
-        """The endpoint that serves the session, as soon as one can. The learner's turns on shared GPUs may take any
-        time. Raises EngineError: none can for `wait_s`."""
+        """Wait for an endpoint that can serve the session. Raises EngineError: there is none for `wait_s`.
+
+        The learner's turns on shared GPUs do not count.
+        """
         wait_s = self._settings.wait_s
         while True:
             await self._changed.wait_for(lambda: not self._rests())
@@ -342,9 +349,9 @@ class Fleet:
         leased, update = self._lease.endpoint, self._lease.update
         if leased is not None and update is not None and self._lease.covers(session):
             # It may serve an older version until it gets its own.
-            return self._routes.assign(session, [leased], update.version)
+            return self._assignment.assign(session, [leased], update.version)
         others = [endpoint for endpoint in self._endpoints.values() if endpoint is not leased]
-        return self._routes.assign(session, others, self._version)
+        return self._assignment.assign(session, others, self._version)
 
     def _last_fault(self) -> str:
         faults = [endpoint.fault for endpoint in self._endpoints.values() if endpoint.fault]
@@ -374,8 +381,8 @@ class Fleet:
         task.add_done_callback(self._leaving.pop)
 
     def _rests(self) -> bool:
-        """Whether the GPUs are the learner's, or the version that it has just published is on its way. That one does
-        not come before a server has the version that came last."""
+        """True in the learner's turn on the GPUs, and until the version has come that it published before our turn."""
+        # The actor fetches that version only after a server has the one before.
         if self._shared is None:
             return False
         newest = self._newest.version if self._newest is not None else NO_VERSION
@@ -385,7 +392,7 @@ class Fleet:
         return self._lease.update if endpoint is self._lease.endpoint else self._newest
 
     def _on_change(self) -> None:
-        """An endpoint has changed, or the weights that endpoints should have."""
+        """React to a change of an endpoint, or of the weights that endpoints should have."""
         endpoints = self._endpoints.values()
         self._version = max([self._version, *(endpoint.proved for endpoint in endpoints)])
         if self._shared is not None and any(endpoint.ready for endpoint in endpoints):

@@ -1,8 +1,8 @@
 """The folders from which the servers of one actor process load: written by the actor, or links to the learner's.
 
-Every process has a directory of its own, in that of its run. The process touches it regularly as long as it lives. A
-directory that nobody has touched for long belongs to a process that was killed, and no server can
-still be loading from it: any actor of the run removes it.
+Every process has its own directory in that of its run, and touches it regularly as long as it lives. A directory that
+was not touched for long belongs to a process that was killed, and no server can still be loading from it. Any actor of
+the run removes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from asyncrl.weights.folders import (
 from asyncrl.weights.threads import in_own_thread
 
 TOUCHES = 4
-"""Touches within the time that a server may take to load."""
+"""The number of touches within the time that a server may take to load."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 class Folders:
     """Versions of `run` for the servers of the actor `name`, in a new directory under `parent`.
 
-    `write_config` completes a version that is written here. The newest versions are kept, and those that a server is
-    loading. A server may take `load_s` to load one, so a directory is abandoned after twice that time.
+    `write_config` completes a version that is written here. The newest versions are kept, and the versions that a
+    server is loading. A server may take `load_s` to load one, so a directory is abandoned after twice that time.
 
     Raises OSError: the directory cannot be made.
     """
@@ -79,7 +79,7 @@ class Folders:
         try:
             before = self.directory.stat().st_mtime
             os.utime(self.directory)
-            # Times of one file system are compared, whatever the clock of this machine says.
+            # Both times come from the file system, whose clock may differ from that of this machine.
             now = self.directory.stat().st_mtime
             if now - before > self._load_s:
                 # This machine has slept: the other actors on it may not have touched their directories again yet.
@@ -90,14 +90,14 @@ class Folders:
                     logger.info("removing the weights that a killed actor left in %s", other)
                     shutil.rmtree(other)
         except OSError as error:
-            logger.warning("could not look after %s and the folders beside it: %s", self.directory, error)
+            logger.warning("could not look after %s and the folders next to it: %s", self.directory, error)
 
     def path(self, version: int) -> Path:
-        """Where `write` puts a version."""
+        """The folder that `write` makes for a version."""
         return self.directory / folder_name(version)
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Path:
-        """The folder of `version`, written now unless it is there. Raises WeightsError."""
+        """Write the folder of `version`, unless it is there, and return it. Raises WeightsError."""
         with self._adding():
             try:
                 if not self.path(version).exists():
@@ -108,9 +108,9 @@ class Folders:
         return self.path(version)
 
     def hold(self, folder: Folder) -> Folder:
-        """The learner's folder under a second name, which stays when the learner removes the first.
+        """Link the learner's folder under a second name, which stays when the learner removes the first.
 
-        Raises UnavailableError: the folder has gone already. WeightsError: the second name cannot be made.
+        Raises UnavailableError: the folder was removed before. WeightsError: the second name cannot be made.
         """
         with self._adding():
             try:
@@ -118,7 +118,7 @@ class Folders:
                 self._prune()
             except OSError as error:
                 if not folder.path.exists():
-                    raise UnavailableError(f"{folder.path} has gone; a newer one will follow") from error
+                    raise UnavailableError(f"{folder.path} was removed; a newer one will follow") from error
                 raise WeightsError(
                     f"{folder.path} cannot be held in {self.directory}, which must be writable here: {error}"
                 ) from error
@@ -144,10 +144,10 @@ class Folders:
 
     @contextmanager
     def _adding(self) -> Iterator[None]:
-        """One version at a time. Raises WeightsError."""
+        """Add one version at a time. Raises WeightsError: the fleet has been closed."""
         with self._lock:
             if self._closed:
-                raise WeightsError("the fleet has been closed, its folders are gone")
+                raise WeightsError("the fleet has been closed, its folders are removed")
             yield
 
     def _prune(self) -> None:

@@ -1,7 +1,7 @@
-"""What a grammar left of the policy's probability at each token of a turn.
+"""The share of the policy's probability that a grammar allows at each token of a turn.
 
-Where the grammar allows the tokens A, a token was sampled from mu(a) = pi(a) / Z, with the mass Z that pi gives to A.
-The server reported log mu. It tells log pi for the finished turn without the grammar: log Z = log pi - log mu.
+If the grammar allows the tokens A, a token was sampled from mu(a) = pi(a) / Z, with the mass Z that pi gives to A. The
+server reported log mu. Later it computes log pi for the finished turn without the grammar: log Z = log pi - log mu.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ logger = logging.getLogger(__name__)
 async def measure_grammar(
     turn: PartialTurn, endpoint: Endpoint, images: Sequence[PlacedImage] = ()
 ) -> NDArray[np.float32]:
-    """Z float32[G] for the sampled tokens of a whole turn, by the server that has just sampled it behind `images`. It
-    is 0 where it is not known: at a temperature other than 1, on tokens of older weights, and where the server
-    fails."""
+    """Measure Z float32[G] for the sampled tokens of a whole turn, by the server that has just sampled it.
+
+    The prompt has `images`. Z is 0 if it is not known: at a temperature other than 1, on tokens of older weights, and
+    if the server fails.
+    """
     sampled = turn.generation()
     mass = np.zeros(len(sampled.tokens), np.float32)
     if turn.temperature != 1:
@@ -36,6 +38,6 @@ async def measure_grammar(
         logger.info("a turn under a grammar will not be trained: %s", error)
         return mass
     known = (sampled.versions == version) & np.isfinite(policy)
-    # Rounding may take it above 1.
+    # Rounding may give more than 1.
     mass[known] = np.exp(np.minimum(policy - sampled.logprobs, 0.0))[known]
     return mass

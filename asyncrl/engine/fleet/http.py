@@ -1,4 +1,4 @@
-"""HTTP calls to one server. Errors tell apart whether the server failed or refused the request."""
+"""HTTP calls to one server. A server that fails and one that refuses the request raise different errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from asyncrl.errors import EngineError
 
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 2.0
-"""Less than servers keep an idle connection (uvicorn: 5 s), so that no request meets one that is being closed."""
+"""The time that an idle connection is kept: less than by servers (uvicorn: 5 s), which may close it under a request."""
 
 _HEADERS = {"Content-Type": "application/json"}
 _NO_LIMIT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
 _BUSY = (408, 429)
 _LARGE = 1 << 16
-"""Bytes of a body that is sent in pieces, so that the event loop can do other work in between."""
+"""The size from which a body is sent in pieces, so that the event loop can do other work in between."""
 
 
 class ServerRefusedError(EngineError):
@@ -35,16 +35,16 @@ class Http:
         self._closed = False
 
     async def get(self, path: str, timeout_s: float) -> Any:
-        """The answer, decoded where it is JSON. Raises as `call`."""
+        """Get the answer, decoded if it is JSON. Raises as `call`."""
         return decoded(await self.call("GET", path, None, timeout_s))
 
     async def post(self, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
-        """The answer to `body`, decoded where it is JSON. Bytes are sent as they are. Raises as `call`."""
+        """Post `body` and get the answer, decoded if it is JSON. Bytes are sent as they are. Raises as `call`."""
         data = body if isinstance(body, bytes) else msgspec.json.encode({} if body is None else body)
         return decoded(await self.call("POST", path, data, timeout_s))
 
     async def call(self, method: str, path: str, data: bytes | None = None, timeout_s: float | None = None) -> bytes:
-        """The body of the answer; None sets no limit of time.
+        """Send a request and return the body of the answer; None sets no limit of time.
 
         Raises ServerFaultError (no answer, or an answer of 5xx) and ServerRefusedError (an answer of 4xx).
         """
@@ -74,7 +74,7 @@ class Http:
 
 
 def decoded(answer: bytes) -> Any:
-    """JSON where it is JSON, else the text: some answers are a plain sentence."""
+    """Decode JSON; an answer that is not JSON is returned as text."""
     try:
         return msgspec.json.decode(answer)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The requests that one server has not answered yet, and the ends that they can be given."""
+"""The requests that one server has not answered yet, and how they are ended."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from asyncrl.errors import EngineError
 
 ABORT_S = 60.0
 ABORT_RETRY_S = 0.1
-"""An abort that overtakes a request does not end it: aborts are repeated until none is in flight."""
+"""The pause between aborts, which are repeated: an abort that overtakes a request does not end it."""
 
 
 class RequestsInFlight:
-    """Those to `server`."""
+    """The requests in flight to `server`."""
 
     def __init__(self, server: InferenceServer) -> None:
         self._server = server
@@ -29,7 +29,7 @@ class RequestsInFlight:
 
     @asynccontextmanager
     async def one(self, rid: str) -> AsyncIterator[None]:
-        """The request `rid` is in flight meanwhile. Cancelling the body aborts it on the server.
+        """Count the request `rid` as in flight within the context. Cancelling the body aborts it on the server.
 
         Raises TimeoutError: the body was interrupted.
         """
@@ -49,11 +49,11 @@ class RequestsInFlight:
                 self._idle.notify_all()
 
     async def idle(self, seconds: float) -> bool:
-        """Whether no request was in flight at some moment of the next `seconds`."""
+        """Wait until no request is in flight, at most `seconds`. True if that moment came."""
         return await self._idle.wait_for(lambda: not self._scopes, seconds)
 
     async def abort_all(self) -> None:
-        """Have the server end all of them: each answers with what it has. Raises ServerFaultError: some do not end."""
+        """Have the server end all of them, with their tokens so far. Raises ServerFaultError: some do not end."""
         for _ in range(int(ABORT_S / ABORT_RETRY_S)):
             if not self._scopes:
                 return
@@ -63,12 +63,12 @@ class RequestsInFlight:
         raise ServerFaultError(f"requests did not end within {ABORT_S:g} s of being aborted")
 
     def interrupt(self) -> None:
-        """End all of them here, whatever the server does."""
+        """End all of them here, without the server."""
         for scope in self._scopes:
             interrupt(scope)
 
     async def aborted(self) -> None:
-        """Return once the server knows of every request that was cancelled."""
+        """Wait until the server knows of every request that was cancelled."""
         await asyncio.gather(*self._aborts)
 
     async def _abort(self, rid: str) -> None:

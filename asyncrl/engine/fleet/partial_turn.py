@@ -1,4 +1,4 @@
-"""A turn that is made of the answers to several requests, which servers cut or lost."""
+"""A turn that is composed of the answers to several requests, since servers may cut or lose one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _NO_TOKENS = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cut")
 
 
 class PartialTurn:
-    """A turn that continues `prompt`, as the segments that its requests gave.
+    """A turn that continues `prompt`: the segments from the requests so far.
 
-    One request asks for `segment_tokens` at most; 0 asks for the whole turn, and so does a turn under a grammar: a
-    server that continued it would begin the grammar anew. For the same reason such a turn starts over when it is cut.
-    `grammar_mass` is that of its Generation. `routed_from` is the first token whose experts have not come yet, or None
-    where nobody asks for them. A turn that has sampled one of `marks` is over where a request ends: behind images no
-    server continues the placeholder of another one.
+    - One request asks for `segment_tokens` at most; 0 asks for the whole turn.
+    - A turn under a grammar is one request, and starts over when it is cut: a server that continued it would begin the
+      grammar again. `grammar_mass` is that of its Generation.
+    - `routed_from` is the first token whose experts have not come yet; None if experts are not wanted.
+    - A turn that has sampled one of `marks` ends with its request: if a prompt has images, no server continues a
+      placeholder that is not one of theirs.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class PartialTurn:
 
     @property
     def sampling(self) -> Sampling:
-        """How the next request is sampled: with the tokens that are left, or those of one segment."""
+        """The sampling of the next request, which is for the tokens that are left or those of one segment."""
         whole = self._limit == self._sampling.max_new_tokens
         return self._sampling if whole else replace(self._sampling, max_new_tokens=self._limit)
 
@@ -69,13 +70,13 @@ class PartialTurn:
         return min(self._left, self._segment_tokens or self._left)
 
     def add(self, segment: Segment) -> bool:
-        """Add the answer to the next request. Whether the turn is over."""
+        """Add the answer to the next request. True if the turn is over."""
         if self.has_grammar and segment.finish == "cut":
             return False
         if segment.routing is not None:
             self._routing.append(segment.routing)
             self.routed_from = segment.routing.end
-        # Fewer tokens than the request's limit are the server's own limit, behind which nothing goes on.
+        # Fewer tokens than the request's limit show the server's own limit, where the turn ends.
         own_limit = len(segment.tokens) < self._limit
         is_marked = bool(np.isin(segment.tokens, self._marks).any())
         if is_marked and segment.finish == "cut":
@@ -85,7 +86,7 @@ class PartialTurn:
         return segment.finish == "stop" or (segment.finish == "length" and (own_limit or is_marked or self._left <= 0))
 
     def generation(self, finish: str = "") -> Generation:
-        """The tokens so far; the last segment says how they end, unless `finish` does."""
+        """The tokens so far. Their finish reason is that of the last segment, unless `finish` is given."""
         segments = self._segments or [_NO_TOKENS]
         return Generation(
             _joined([segment.tokens for segment in segments]),
@@ -99,20 +100,22 @@ class PartialTurn:
 
 
 def without_recomputed(segment: Segment, prompt: int) -> Segment:
-    """The segment without the experts of tokens that a push had recomputed. Its request continued `prompt` tokens, and
-    its server takes keys and values from requests at a push: what it had sampled before, it computed again by the
-    experts of the newer weights, which had no part in sampling them."""
+    """Drop the experts of tokens that were computed again after a push. The request continued `prompt` tokens.
+
+    Its server takes keys and values from requests at a push. So the tokens sampled before were computed again by the
+    experts of newer weights, which did not sample them.
+    """
     routing = segment.routing
     if routing is None or len(segment.spans) < 2:
         return segment
     rows = routing.rows.copy()
-    first, behind = (max(0, prompt + token - routing.start) for token in (0, segment.spans[-1].start))
-    rows[first:behind] = 255
+    first, end = (max(0, prompt + token - routing.start) for token in (0, segment.spans[-1].start))
+    rows[first:end] = 255
     return replace(segment, routing=RoutedTokens(routing.start, rows))
 
 
 def _versions(segment: Segment) -> NDArray[np.int32]:
-    """From labels VERSION-OWNER."""
+    """The versions of a segment's tokens, from labels VERSION-OWNER."""
     versions = np.empty(len(segment.tokens), np.int32)
     for span in segment.spans:
         versions[span.start : span.end] = int(span.label.partition("-")[0])

@@ -1,4 +1,4 @@
-"""How long pushes stop the servers of a fleet."""
+"""The times for which pushes stop the servers of a fleet."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ logger = logging.getLogger(__name__)
 
 
 class PushPauses:
-    """Measures each stop of a server by a push, from when it is told to stop until it may sample again; `clock` gives
-    seconds, those of `spans`, which get each stop.
+    """Measures each stop of a server by a push, from the call to stop until it may sample again.
 
-    What the server does before, while the update is made ready, is not part of it, nor is a drain. The first version
-    of a server that has joined stops nothing, and an update that fails is a fault of the server.
+    `clock` gives seconds, as that of `spans`, which get each stop. The preparation of the update and a drain are not
+    part of a stop. The first version of a server that has joined stops nothing, and an update that fails is a fault of
+    the server.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, spans: Spans | None = None) -> None:
@@ -27,7 +27,7 @@ class PushPauses:
 
     @property
     def counters(self) -> dict[str, float]:
-        """Of all servers since the start: the number of stops, their seconds, those of the last and of the longest."""
+        """The number of stops of all servers, their seconds in total, and those of the last and the longest stop."""
         return {
             "push_pauses": self._count,
             "push_pause_s": self._total_s,
@@ -36,7 +36,7 @@ class PushPauses:
         }
 
     def add(self, url: str, version: int, told: float, stopped: float, loaded: float) -> None:
-        """The server at `url` may sample again now. It was told to stop, stopped, and had loaded at these times."""
+        """Note that the server at `url` may sample again now; it was told to stop, stopped and loaded then."""
         now = self.clock()
         for name, start, end in (("pause", told, now), ("stop", told, stopped), ("load", stopped, loaded)):
             self._spans.add(name, start, end, url, version=version)
@@ -46,6 +46,6 @@ class PushPauses:
         self._longest_s = max(self._longest_s, self._last_s)
         parts = [1000 * seconds for seconds in (self._last_s, stopped - told, loaded - stopped, now - loaded)]
         logger.info(
-            "version %d stopped %s for %.1f ms: %.1f until it stood still, %.1f to load, %.1f until it went on",
+            "version %d stopped %s for %.1f ms: %.1f until it stopped, %.1f to load, %.1f until it went on",
             *(version, url, *parts),
         )

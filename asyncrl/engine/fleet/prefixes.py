@@ -1,4 +1,4 @@
-"""Counts tokens of which a server computes keys and values that some server has computed before.
+"""A count of recomputed tokens: their keys and values were computed before, by this server or another.
 
 The turns of a session, and the requests of a turn, continue the same tokens. A server has their keys and values cached
 until an update flushes them, or it is lost. Then it computes them again, and so does another server at any time.
@@ -21,15 +21,17 @@ class _Computed:
 
 
 class ComputedPrefixes:
-    """Which prefix of each session is computed where."""
+    """The prefix of each session that is computed, and its server."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Computed] = {}
 
     def again(self, session: str, url: str, prompt: int, segment: Segment, retracts: bool, flushes: bool) -> int:
-        """How many tokens the server at `url` computed again for a request with `prompt` tokens, which had this answer.
-        `retracts`: if the server is updated under a request, it computes again what the request has sampled.
-        `flushes`: and the prompt too; and an update between two requests has the same effect."""
+        """Count the tokens that the server at `url` computed again for a request with `prompt` tokens and this answer.
+
+        `retracts`: after an update during a request, the server computes the sampled tokens again. `flushes`: then it
+        computes the prompt again, too, also after an update between two requests.
+        """
         spans, last = segment.spans, self._sessions.get(session)
         if not spans:
             return 0
@@ -41,11 +43,11 @@ class ComputedPrefixes:
         return recomputed
 
     def lose(self, url: str) -> None:
-        """The server at `url` is lost: what it had computed is flushed when it comes back."""
+        """Note that the server at `url` is lost, and will have flushed its cache when it comes back."""
         for session, last in self._sessions.items():
             if last.url == url:
                 self._sessions[session] = replace(last, url="")
 
     def forget(self, session: str) -> None:
-        """The session has ended."""
+        """Forget a session that has ended."""
         self._sessions.pop(session, None)

@@ -1,14 +1,15 @@
-"""The protocol of one inference server: what the fleet needs of SGLang, vLLM or another one.
+"""The protocol of one inference server, for the fleet: SGLang, vLLM or another one.
 
-A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. So
-neither weights of another actor nor those that a restarted server read from its folder pass for ours.
+A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. So a
+server is found out that has the weights of another actor, or has read those of its folder after a restart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -41,14 +42,18 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """The answer to one request, as the server gave it: tokens int32[G], logprobs float32[G], spans that should cover
-    them in order (see `check_segment`).
+    """The answer to one request, as the server gave it: tokens int32[G] with logprobs float32[G].
 
-    `finish` is stop (the last token is one of the request's stop ids, or under a grammar one of the server's), length
-    (the request's limit, or the server's own), or cut (the request was interrupted and can be continued).
+    The spans should cover the tokens in order (see `check_segment`).
 
-    `routing` has the experts of the tokens that were asked for, of prompt and answer; None where none came.
-    `routing_fault` says why those that came are refused. `alternatives` are there where the server gave some.
+    `finish` is one of these:
+
+    - stop: the last token is one of the request's stop ids, or under a grammar one of the server's
+    - length: the request's limit, or the server's own
+    - cut: the request was interrupted and can be continued
+
+    `routing` has the requested experts of tokens of prompt and answer; None if none came. `routing_fault` is the reason
+    why experts are refused. `alternatives` are there if the server gave some.
     """
 
     tokens: NDArray[np.int32]
@@ -68,11 +73,11 @@ def as_segment(
     stop: Sequence[int],
     reason: str,
 ) -> Segment:
-    """The segment of a request with `sampling`, which the server ended for `reason`.
+    """Make the segment of a request with `sampling`, which the server ended for `reason`.
 
-    The last token counts more than the reason. Servers also stop at end tokens that the model's own files name: if such
-    a token is not in `stop`, the segment is cut, and the turn continues after it; under a grammar it has ended, since
-    nothing may follow. An abort may arrive in the very step in which a request ends by itself.
+    The last token counts more than the reason. Servers also stop at end tokens that the model's own files name. If such
+    a token is not in `stop`, the segment is cut, and the turn continues after it; under a grammar the turn has ended,
+    since nothing may follow. An abort may also arrive in the step in which a request ends by itself.
     """
     finish = "length" if len(tokens) >= sampling.max_new_tokens or reason == "length" else "cut"
     if tokens and (tokens[-1] in stop or (sampling.grammar is not None and reason == "stop")):
@@ -95,33 +100,49 @@ def check_segment(segment: Segment, vocabulary: int) -> None:
         raise ServerFaultError(f"the server sampled token {largest}; the policy has ids up to {vocabulary - 1}")
 
 
+def check_overrides(url: str, wanted: Mapping[str, Any], given: Mapping[str, Any], flag: str) -> None:
+    """Raises ServerFaultError: the server at `url` was not started with all of `wanted`, the run's override_config.
+
+    It was started with `given` for its `flag`. Its log-probs would not be the learner's.
+    """
+    lacking = {name: value for name, value in wanted.items() if name not in given or given[name] != value}
+    if lacking:
+        raise ServerFaultError(
+            f"{url} was started without model.override_config, at least {', '.join(lacking)}; start it with "
+            f"{flag} '{json.dumps(dict(wanted))}'"
+        )
+
+
 class InferenceServer(Protocol):
-    """One server. Every method raises ServerFaultError where the server fails."""
+    """One server. Every method raises ServerFaultError if the server fails."""
 
     url: str
 
     @property
     def precision(self) -> str:
-        """What it computes in, as in `weights.canary.TOLERANCES`; known once it has joined."""
+        """The precision in which it computes, a key of `weights.canary.TOLERANCES`; known once it has joined."""
 
     @property
-    def way(self) -> str:
-        """How weights go into it, for messages."""
+    def route(self) -> str:
+        """The route of weights into it, for messages."""
 
     @property
     def spans(self) -> bool:
-        """Whether the answer to a request that went on through an update says which version sampled which token."""
+        """True if the answer to a request that went on through an update tells which version sampled which token."""
 
     @property
-    def loads_behind_requests(self) -> bool:
-        """Whether `load` may be called while requests end: it begins once all are answered, requests that come later
-        wait for it, or for a part of it, and an answer has the update's label if it came behind any part."""
+    def loads_after_requests(self) -> bool:
+        """True if `load` may be called while requests end.
+
+        Then the load begins once all are answered. Later requests wait for all of it or a part of it, and their answers
+        have the update's label.
+        """
 
     async def join(self) -> None:
-        """Find out what the server is, and end what an earlier actor left there: requests, a pause, half an update."""
+        """Examine the server, and end the requests, the pause or half an update that an earlier actor left there."""
 
     async def check(self) -> None:
-        """Raises ServerFaultError unless it answers and has the weights that it was given last."""
+        """Raises ServerFaultError unless it answers and has the weights that it got last."""
 
     async def generate(
         self,
@@ -133,9 +154,10 @@ class InferenceServer(Protocol):
         routed_from: int | None = None,
         images: Sequence[PlacedImage] = (),
     ) -> Segment:
-        """Continue `tokens` under the name `rid`; `salt` keeps the prefix cache of one version from another's. With
-        `routed_from` the answer should have the experts of all tokens from there on, but the last one, which computed
-        nothing yet. Only servers that take images are given `images`, which stand among the tokens.
+        """Continue `tokens` under the name `rid`; `salt` separates the prefix caches of versions.
+
+        With `routed_from` the answer should have the experts of all tokens from there on, except the last one, which
+        was not computed yet. `images` are in the tokens; only servers that take images get any.
 
         Raises EngineError: the request itself is refused, so that no server would take it.
         """
@@ -143,44 +165,50 @@ class InferenceServer(Protocol):
     async def logprobs(
         self, tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
     ) -> NDArray[np.float32]:
-        """The log-probs float32[T - start] of `tokens` from `start` on, which is 1 or more, at temperature 1, without a
-        grammar and with the weights that were loaded last. `images` are as for `generate`, and stand before `start`.
-        Raises EngineError also where the server refuses such a request."""
+        """The log-probs float32[T - start] of `tokens` from `start` on, which is 1 or more.
+
+        They are at temperature 1, without a grammar, and with the weights that were loaded last. `images` are as for
+        `generate`, and before `start`. Raises EngineError also if the server refuses such a request.
+        """
 
     async def abort(self, rid: str | None = None) -> None:
-        """End a request, or all of them: each answers with the tokens that it has."""
+        """End a request, or all of them. Each is answered with its tokens so far."""
 
     async def pause(self, mode: str) -> None:
-        """Stop between two decoding steps, in `mode` in_place or retract; retract where the server could not tell after
-        an in_place pause which version sampled which token. Called only where `spans` is true."""
+        """Stop between two decoding steps, in `mode` in_place or retract. Called only if `spans` is true.
+
+        It is retract in any case if after an in_place pause the server could not tell which version sampled a token.
+        """
 
     def retracts(self, mode: str) -> bool:
-        """Whether a pause in `mode` takes from requests the keys and values of the tokens that they have sampled."""
+        """True if a pause in `mode` drops the keys and values of the tokens that requests have sampled."""
 
     async def resume(self) -> None: ...
 
     async def prepare(self, update: Update) -> None:
-        """Make ready what `load` needs of the update; requests go on meanwhile."""
+        """Prepare the update for `load`; requests go on meanwhile."""
 
     async def load(self, update: Update) -> None:
-        """Take the whole update. The server is idle or paused, unless it `loads_behind_requests`; after a fault its
-        weights are unknown."""
+        """Load the whole update. The server is idle or paused, unless it `loads_after_requests`.
+
+        After a fault its weights are unknown.
+        """
 
     async def flush(self) -> None:
         """Forget the prefix cache. The server is idle, or paused with all requests retracted; it may be loading."""
 
     async def leave(self) -> None:
-        """End what joining and loading set up on the server, such as process groups."""
+        """End the process groups and the like that joining and loading set up on the server."""
 
     async def close(self) -> None:
-        """Close all connections; it waits for nothing. Calls that go on fail."""
+        """Close all connections without waiting. Calls that go on fail."""
 
 
 class FreeingServer(InferenceServer, Protocol):
     """A server that can share its GPUs with the learner."""
 
     async def free(self, memory: Sequence[str]) -> None:
-        """Free the memory of these kinds, of `MEMORY`; what is in it is lost. The server is idle, and has all of it."""
+        """Free the memory of these kinds of `MEMORY`; its contents are lost. The server is idle, and has all of it."""
 
     async def regain(self, memory: Sequence[str]) -> None:
-        """Have memory of these kinds again, which was freed."""
+        """Allocate memory of these kinds again, which was freed."""

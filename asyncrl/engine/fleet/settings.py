@@ -1,4 +1,4 @@
-"""How a fleet deals with its servers."""
+"""The settings of a fleet."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """How the fleet deals with its servers.
+    """The limits and the pace of a fleet.
 
-    `attempts` server faults in a row without a new token fail a turn, as do `wait_s` without a server. The fleet looks
-    for servers, and checks each, every `check_s`. A lost one is joined again after `retry_s`; the pause doubles with
-    every update that fails. Updates are of `mode` (see `weights.mode`); a drain lasts `drain_s` at most. A request asks
-    for `segment_tokens` at most, or for its whole turn where that is 0. `Fleet.close` takes `close_s` at most.
+    - `attempts` server faults in a row without a new token fail a turn, and so does a wait of `wait_s` for a server.
+    - The fleet looks for servers, and checks each, every `check_s`. A lost one is joined again after `retry_s`; the
+      pause doubles with every update that fails.
+    - Updates are of `mode` (see `weights.mode`); a drain lasts `drain_s` at most.
+    - A request asks for `segment_tokens` at most, or for its whole turn if that is 0.
+    - `Fleet.close` takes `close_s` at most.
     """
 
     attempts: int = 4
@@ -26,6 +28,8 @@ class FleetSettings:
 
     @property
     def salted(self) -> bool:
-        """Whether sessions keep their prefixes through updates, in a cache of the version under which they began;
-        otherwise every update flushes it."""
+        """True if sessions keep their prefixes through updates, in a cache of the version under which they began.
+
+        Otherwise every update flushes the cache.
+        """
         return self.mode == "in_place"

@@ -1,4 +1,4 @@
-"""One version of the weights on its way into servers."""
+"""An update of servers: one version of the weights, in the forms that routes need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from asyncrl.weights.threads import in_own_thread
 
 CPU = torch.device("cpu")
 BUFFERS = 8
-"""One thread a buffer: a single one fills buffers more slowly than a GPU empties them."""
+"""The number of buffers, each with a thread: a single one fills buffers more slowly than a GPU empties them."""
 
 BUFFER_BYTES = 8 << 20
 
@@ -33,10 +33,10 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Update:
-    """`version` as it arrived: tensors, or a folder of `folders`. `label` names it towards servers, each of which must
-    pass the `check` before it serves it.
+    """The weights of `version` as they arrived: tensors, or a folder of `folders`.
 
-    It is read, copied to a device or written to a folder when a server first needs that, once for all servers.
+    `label` is their name at servers, each of which must pass the `check` before it serves them. They are read, copied
+    to a device or written to a folder when a server first needs that, once for all servers.
     """
 
     def __init__(
@@ -56,21 +56,21 @@ class Update:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """All tensors, in their order, without their contents."""
+        """The specs of all tensors, in their order."""
         return self._weights.manifest.tensors if isinstance(self._weights, Folder) else specs_of(self._weights)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """The bytes of all tensors."""
         return sum(spec.nbytes for spec in self.specs)
 
     def is_on(self, device: torch.device) -> bool:
-        """Whether the tensors arrived on `device`."""
+        """True if the tensors arrived on `device`."""
         weights = self._weights
         return not isinstance(weights, Folder) and all(tensor.device == device for tensor in weights.values())
 
     async def tensors(self, device: torch.device = CPU) -> Tensors:
-        """All tensors on `device`. Raises WeightsError: the folder that has them cannot be read."""
+        """Get all tensors on `device`. Raises WeightsError: the folder that has them cannot be read."""
         copy = self._copies.setdefault(device, _Once(partial(_on_device, self._weights, device)))
         try:
             return await copy.get()
@@ -78,25 +78,25 @@ class Update:
             raise WeightsError(f"version {self.version} cannot be read: {error}") from error
 
     async def folder(self) -> Path:
-        """The folder that holds this version; it stays while it is `kept`. Raises WeightsError."""
+        """Get the folder that holds this version; it stays while it is `kept`. Raises WeightsError."""
         if isinstance(self._weights, Folder):
             return self._weights.path
         assert self._folders is not None
         return await in_own_thread(partial(self._folders.write, self.version, self._weights))
 
     def drop_copies(self) -> None:
-        """Free the memory of the copies on GPUs, which are made anew when they are needed."""
+        """Free the memory of the copies on GPUs, which are made again when they are needed."""
         for device in [each for each in self._copies if each.type == "cuda"]:
             del self._copies[device]
         give_back_memory()
 
     def kept(self) -> AbstractContextManager[None]:
-        """The folder of this version stays meanwhile, if there is one, however many newer ones follow."""
+        """Keep the folder of this version, if there is one, however many newer ones follow."""
         return nullcontext() if self._folders is None else self._folders.reading(self._folders.path(self.version))
 
 
 class _Once(Generic[T]):
-    """What `make` gives, made in a thread when it is first needed; after a failure it is made again."""
+    """The result of `make`, computed in a thread on first use; after a failure it is computed again."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -109,7 +109,7 @@ class _Once(Generic[T]):
 
 
 def give_back_memory() -> None:
-    """Let others have the memory of GPUs that this process has and does not use."""
+    """Return the memory of GPUs that this process holds and does not use."""
     if torch.cuda.is_initialized():
         # Servers that read from it have dropped their handles.
         torch.cuda.ipc_collect()
@@ -121,11 +121,9 @@ def _on_device(weights: Weights, device: torch.device) -> Tensors:
 
 
 def on_device(tensors: Tensors, device: torch.device) -> Tensors:
-    """The tensors on `device`: those that are there already are shared, the others copied.
-
-    A GPU copies from pinned memory about eight times as fast as from other memory, but to pin all of the weights takes
-    longer than to copy them. So they pass through a few pinned buffers.
-    """
+    """Copy tensors to `device`; those that are there already are shared."""
+    # A GPU copies from pinned memory about eight times as fast as from other memory, but to pin all of the weights
+    # takes longer than to copy them. So they pass through a few pinned buffers.
     if device.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors.values()):
         return {name: tensor.detach().to(device) for name, tensor in tensors.items()}
 

@@ -1,16 +1,16 @@
-"""How one server is brought from one version of the weights to the next.
+"""The update of one server from one version of the weights to the next.
 
-    paused: pause ──► load, flush ──► resume ──► canary ──► answers go on their way
-    idle:   abort or drain ──► load, flush ──► canary, new requests ──► answers go on their way
-    behind: abort and load ──► flush ──► canary, new requests ──► answers go on their way
+    paused:         pause ──► load, flush ──► resume ──► canary ──► answers are used
+    idle:           abort or drain ──► load, flush ──► canary, new requests ──► answers are used
+    after requests: abort and load ──► flush ──► canary, new requests ──► answers are used
 
-A server that can tell which version sampled which token is paused, and its requests go on afterwards. Another one must
-have none. Some of these put updates behind the requests that they have: they get the update with the abort, and load it
-while answers are still on their way.
+A server that can tell which version sampled which token is paused, and its requests go on afterwards. Any other server
+must have no requests. Some of these queue an update after the requests that they have: they get the update with the
+abort, and load it while answers are still arriving.
 
-An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server answers
-nothing, so it goes on with its requests for that moment, and one that had requests before would be idle, so it gets new
-ones. What these answer meanwhile waits for the verdict.
+An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server could not
+answer the canary, so it resumes its requests before. An idle server gets new requests meanwhile. The answers to all of
+these wait for the verdict.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 class ServerUpdater:
     """Updates `server`, which has `requests` in flight, and with `memory` shares its GPUs with the learner.
 
-    `counts` gets `canary_failures`, and `pauses` each stop. `canary` judged the newest version; `refused` has the
-    version whose canary the server failed last, and how often.
+    `counts` gets `canary_failures`, and `pauses` each stop. `canary` judged the newest version; `refused` has the last
+    version whose canary the server failed, and how often it failed.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class ServerUpdater:
 
     @property
     def proving(self) -> bool:
-        """Whether it is not known which weights the server has."""
+        """True while it is not known whether the server has the right weights."""
         return self._proving
 
     async def switch(self, update: Update, serving: bool, loaded: Callable[[], None] = lambda: None) -> None:
-        """Bring the server to `update`, which it has prepared. `serving`: it had a version before, and so it stops;
-        then `loaded` is called as soon as it may get requests again, whose answers wait for the verdict.
+        """Update the server to `update`, which it has prepared.
 
-        After an error its weights are unknown, and answers that wait for the verdict do so until the next one. Raises
-        ServerFaultError, WeightsError, and CanaryError where the server does not repeat what the learner gave.
+        `serving`: it had a version before, and so it stops. Then `loaded` is called as soon as it may get requests
+        again, whose answers wait for the verdict. After an error its weights are unknown, and these answers wait until
+        the next verdict. Raises ServerFaultError, WeightsError, and CanaryError: it fails the canary.
         """
         if self._settings.mode in ("in_place", "retract") and self._server.spans:
             await self._switch_paused(update, serving)
@@ -80,13 +80,13 @@ class ServerUpdater:
         self._proved.notify_all()
 
     async def verdict(self) -> None:
-        """Return once it is known that the server has the weights with which it has just answered."""
+        """Wait until the weights of the server are proved, with which it has just answered."""
         await self._proved.wait_for(lambda: not self._proving)
 
     async def _switch_paused(self, update: Update, serving: bool) -> None:
         server, clock = self._server, self._pauses.clock
         told = clock()
-        # A request that an earlier actor or the server's warm-up left there would keep a pause in place from the flush.
+        # A request of an earlier actor or of the server's warm-up would prevent the flush in a pause in_place.
         await server.pause("retract" if self._flushes(serving) else self._settings.mode)
         stopped = clock()
         await self._load(update, serving)
@@ -101,8 +101,8 @@ class ServerUpdater:
         settings, clock = self._settings, self._pauses.clock
         drained = settings.mode == "drain" and await self._requests.idle(settings.drain_s)
         told = clock()
-        if not drained and self._server.loads_behind_requests:
-            stopped = await self._load_behind_requests(update, serving)
+        if not drained and self._server.loads_after_requests:
+            stopped = await self._load_after_requests(update, serving)
         else:
             if not drained:
                 await self._requests.abort_all()
@@ -114,9 +114,9 @@ class ServerUpdater:
             loaded()
         await self._prove(update)
 
-    async def _load_behind_requests(self, update: Update, serving: bool) -> float:
-        """Load while the server answers requests that end. Returns when the last one was answered: only then may the
-        cache be flushed, since a request that overtook the update may have put prefixes of other weights there."""
+    async def _load_after_requests(self, update: Update, serving: bool) -> float:
+        """Load while the server answers requests that end. Returns the time when the last one was answered."""
+        # Only then may the cache be flushed: a request that overtook the update may have put old prefixes there.
         load = asyncio.create_task(self._server.load(update))
         try:
             await self._requests.abort_all()
@@ -132,12 +132,12 @@ class ServerUpdater:
         return stopped
 
     def _flushes(self, serving: bool) -> bool:
-        """A server that comes back may have computed prefixes with half an update, or with weights that failed their
-        canary."""
+        """True if the cache must be flushed with the update."""
+        # A server that comes back may have computed prefixes with half an update, or with weights that failed a canary.
         return not (self._settings.salted and serving)
 
     async def _load(self, update: Update, serving: bool) -> None:
-        """Load and flush at once: no request runs meanwhile, so nothing gets into the cache that is flushed."""
+        """Load and flush at the same time: no request runs meanwhile that could fill the cache."""
         flush = asyncio.create_task(self._server.flush()) if self._flushes(serving) else None
         try:
             await self._server.load(update)
@@ -154,7 +154,7 @@ class ServerUpdater:
         check, server = update.check, self._server
         if check is None:
             return
-        by = f"{server.url} (by {server.way})"
+        by = f"{server.url} (by {server.route})"
         try:
             try:
                 salt = update.label if self._settings.salted else None

@@ -1,1 +1,1 @@
-"""SGLang's servers, as the fleet sees them."""
+"""SGLang's servers with the fleet's protocol."""

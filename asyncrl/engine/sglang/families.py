@@ -1,11 +1,12 @@
-"""The families of models whose weights SGLang servers are given, and why not those of others.
+"""The families of models whose weights are pushed into SGLang servers, and the reasons against others.
 
-A server takes an update by the names in weight files. It passes over names that it does not know, and reports success
-all the same. Some of its loaders change what they have loaded, such as the experts of a mixture or the projections of
-latent attention, or load some tensors only together. No call of a server lists the names that it would load. So servers
-are given a family once a test has shown that they serve every tensor of a push: tests/sglang/test_families.py starts a
-real server on the CPU for each family of `PROVEN`, pushes models of which no tensor is one that the server has, and
-compares log-probs with those of transformers.
+A server takes an update by the names in weight files. It ignores names that it does not know, and reports success. Some
+of its loaders change loaded tensors, such as the experts of a mixture or the projections of latent attention, or load
+some tensors only together. No call of a server lists the names that it would load.
+
+So a family is allowed once a test has shown that servers take every tensor of a push. For each family of `PROVEN`
+tests/sglang/test_families.py starts a real server on the CPU and pushes other weights for all tensors. Then it compares
+log-probs with those of transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.opening import open_config
 
@@ -25,7 +26,7 @@ PROVEN: frozenset[str] = frozenset(
         "qwen2_5_vl",
     }
 )
-"""By `model_type` of their configuration; with SGLang 0.5.23."""
+"""The families that the test has passed with SGLang 0.5.23, by `model_type` of their configuration."""
 
 _DEEPSEEK = (
     "SGLang 0.5.23 on a CPU gives log-probs that are 3 nats from those of transformers, even for the folder with which "
@@ -39,23 +40,22 @@ UNPROVEN: Mapping[str, str] = {
     "minimax_m2": "SGLang 0.5.23 computes its norms of queries and keys on a GPU only, so the test cannot run it",
     "qwen2_moe": "SGLang 0.5.23 adds the shared expert by a Triton kernel, so the test cannot run it on a CPU",
 }
-"""Why the test fails for other families that people use, by `model_type`."""
+"""The reasons why the test fails for other common families, by `model_type`."""
 
 
 _LATENT = re.compile(r"\.(q_a_proj|kv_a_proj_with_mqa)\.")
 
 
 def request_group(name: str) -> str:
-    """Tensors for whose names this says the same must reach a server in one request.
+    """Map the name of a tensor to its group: tensors of one group must reach a server in one request.
 
-    SGLang's loader of latent attention (DeepSeek) concatenates two projections, and forgets one that comes alone.
+    SGLang's loader of latent attention (DeepSeek) concatenates two projections, and drops one that comes alone.
     """
     return _LATENT.sub(".q_a_proj and kv_a_proj_with_mqa.", name)
 
 
-def check_family(config: TrainConfig) -> None:
+def check_family(engine: EngineConfig, model: ModelConfig) -> None:
     """Raises ConfigError: the engine is a fleet of SGLang servers, and the policy's family is none of `PROVEN`."""
-    engine, model = config.engine, config.model
     if engine.kind != "sglang" or engine.unproven_family:
         return
     policy = open_config(model)

@@ -1,4 +1,4 @@
-"""An SGLang server of our own: started, restarted when it dies, and ended with this process."""
+"""An SGLang server that the actor starts, restarts when it dies, and ends with itself."""
 
 from __future__ import annotations
 
@@ -27,35 +27,37 @@ from asyncrl.modelling.source import source_of
 from asyncrl.modelling.tokenizer import tokenizer_source
 
 if TYPE_CHECKING:
-    from asyncrl.config.schema import ServerConfig, TrainConfig
+    from asyncrl.config.schema import EngineConfig, ModelConfig, ServerConfig
 
 logger = logging.getLogger(__name__)
 
 OWN_VARIABLES: Mapping[str, str] = {"SGLANG_VLM_CACHE_SIZE_MB": "0"}
-"""Of the environment of a server. SGLang 0.5.23 keeps the features of images by their pixels, also when the weights of
-the vision tower change, unless this memory has no room."""
+"""The variables of a server's environment. SGLang 0.5.23 caches the features of images by their pixels. They would stay
+when the weights of the vision tower change, so that cache gets no room."""
 OVERRIDES_FLAG = "--json-model-override-args"
 POLL_S = 0.25
 STOP_S = 1.0
-"""A server that has not ended by itself so long after a SIGTERM is killed."""
+"""The time after a SIGTERM when a server is killed that has not ended by itself."""
 ENDED_POLL_S = 0.02
 KILLED_S = 30.0
-"""For the processes of a server to end once they were killed: one that hangs in the kernel may never do so."""
+"""The wait for killed processes to end: one that hangs in the kernel may never do so."""
 
 
 def server_count(server: ServerConfig) -> int:
-    """How many servers an actor starts, on the GPUs that it sees."""
+    """The number of servers that an actor starts on the GPUs that it sees."""
     return max(1, torch.cuda.device_count() // server.tp_size) if server.count is None else server.count
 
 
-def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
-    """The command line of the actor's server number `index`."""
-    engine, server, model = config.engine, config.engine.server, config.model
+def server_command(
+    engine: EngineConfig, model: ModelConfig, port: int, index: int, *, seed: int = 0, shares_gpus: bool = False
+) -> list[str]:
+    """The command line of the actor's server number `index`; `shares_gpus`: the learner computes on its GPUs, too."""
+    server = engine.server
     source = source_of(model)
     command = [engine.python, "-m", "sglang.launch_server", "--model-path", source.path, "--dtype", model.dtype]
     if source.revision is not None:
         command += ["--revision", source.revision]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--random-seed", str(config.run.seed + index)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--random-seed", str(seed + index)]
     command += ["--tp-size", str(server.tp_size), "--base-gpu-id", str(index * server.tp_size)]
     command += ["--sleep-on-idle"]
     if server.memory is not None and (index in server.shared or not server.shared):
@@ -68,7 +70,7 @@ def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
         command += ["--trust-remote-code"]
     if overrides := server_overrides(model):
         command += [OVERRIDES_FLAG, json.dumps(overrides)]
-    if config.cluster.colocated and not server.on_cpu:
+    if shares_gpus and not server.on_cpu:
         command += ["--enable-memory-saver"]
     return [*command, *server.arguments]
 
@@ -77,7 +79,7 @@ class LaunchedServer:
     """The server at `url` that `command` starts, with its output in `log`.
 
     It may take `start_s` to answer. Once it has run, `max_failures` starts in a row may fail. With `turns` it is
-    started in one of these alone.
+    started only within one of them.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class LaunchedServer:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process."""
+        """True if there is a process."""
         return self.process is not None
 
     def end(self) -> None:
@@ -118,7 +120,7 @@ class LaunchedServer:
     async def keep(self) -> None:
         """Keep the server running; returns only by cancellation, and ends the server then.
 
-        A first start that is killed, by whomever, is tried once more: SGLang kills itself where it cannot start, too.
+        A first start that is killed is tried once more. SGLang also kills itself if it cannot start.
         Raises ConfigError: the server never started. EngineError: it ran before, and does not start any more.
         """
         has_run, failures = False, 0
@@ -141,7 +143,7 @@ class LaunchedServer:
             await self._stop()
 
     async def _run_once(self) -> bool:
-        """Run one process until it ends. Whether it ever answered."""
+        """Run one process until it ends. True if it ever answered."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         if shutil.which(self._command[0]) is None:
             raise ConfigError(f"engine.python={self._command[0]}: there is no such program")
@@ -167,7 +169,7 @@ class LaunchedServer:
         return answered
 
     async def _answers(self, process: subprocess.Popen[bytes]) -> bool:
-        """Whether the server answers before it ends and in time."""
+        """True if the server answers before it ends and in time."""
         http = Http(self.url)
         try:
             async with asyncio.timeout(self._start_s):
@@ -192,9 +194,9 @@ class LaunchedServer:
             async with asyncio.timeout(STOP_S):
                 while process.poll() is None:
                     await asyncio.sleep(ENDED_POLL_S)
-        # Nothing here waits for one server alone: others end meanwhile.
+        # Without waiting here, so that all servers end at the same time.
         kill_group_soon(process)
-        # With its memory of GPUs it counts as running: others get them afterwards, the learner or its next process.
+        # A process counts as running while it holds memory of GPUs, which the learner or the next process needs.
         with suppress(TimeoutError):
             async with asyncio.timeout(KILLED_S):
                 while process.poll() is None or not group_has_ended(process.pid):

@@ -1,7 +1,7 @@
-"""Whether a program is a Python that has SGLang, before servers are started with it.
+"""The check that a program is a Python with SGLang, before servers are started with it.
 
-Nothing here loads torch, which may be what is broken on a host. A program may stand in for SGLang's Python, such as a
-script that sets variables and ends with `exec python3 "$@"`.
+Nothing here loads torch, which may be broken on a host. The program may also be a script that sets variables and ends
+with `exec python3 "$@"`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger("asyncrl.train")
 
 PROGRAM_S = 60.0
 VERSION_LINE = "asyncrl: sglang "
-"""What the line with the version begins with: packages print lines of their own when they are imported."""
+"""The beginning of the line with the version: packages print other lines when they are imported."""
 PRINT_VERSION = f"import sglang; print('\\n' + {VERSION_LINE!r} + sglang.__version__)"
 FIND_SERVER = """
 import sys
@@ -30,11 +30,11 @@ package = find_spec("sglang")
 if package is None or not PathFinder.find_spec("sglang.launch_server", package.submodule_search_locations or []):
     sys.exit("it has no package sglang")
 """
-"""Imports nothing of SGLang, which takes 10 s."""
+"""A program that finds the server's module without importing SGLang, which takes 10 s."""
 
 
 def sglang_version(python: str) -> tuple[str, str]:
-    """The version of SGLang that a Python has, and why it cannot be imported there; one of both is empty."""
+    """The version of SGLang in a Python, and the reason why it cannot be imported there; one of them is empty."""
     try:
         printed, error = _run(python, PRINT_VERSION, {}, PROGRAM_S)
     except TimeoutError as late:
@@ -46,17 +46,19 @@ def sglang_version(python: str) -> tuple[str, str]:
 
 
 def without_sglang(python: str, environment: Mapping[str, str], timeout_s: float = PROGRAM_S) -> str:
-    """Why no server starts with a Python in this environment; empty: SGLang is there, or the program did not tell in
-    time, which is logged."""
+    """The reason why no server starts with a Python in this environment.
+
+    It is empty if SGLang is there, or if the program did not tell in time, which is logged.
+    """
     try:
         return _run(python, FIND_SERVER, environment, timeout_s)[1]
     except TimeoutError as late:
-        log.warning("engine.python=%s: %s, so nobody knows whether it has SGLang", python, late)
+        log.warning("engine.python=%s: %s, so it is unknown whether it has SGLang", python, late)
         return ""
 
 
 def _run(python: str, code: str, environment: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
-    """What a Python prints when it runs `code`, and why it cannot. Raises TimeoutError."""
+    """Run `code` in a Python; return its output and the reason of a failure. Raises TimeoutError."""
     if shutil.which(python) is None:
         return "", "there is no such program"
     try:

@@ -1,10 +1,11 @@
 """SGLang's requests and answers, without a socket.
 
 SGLang takes log-probs after temperature and before any filter, so only the temperature is ever set. At temperature 0 it
-takes the largest logit and reports log-probs at temperature 1, as an engine must. The stop token is among the sampled.
+takes the largest logit and reports log-probs at temperature 1, as an engine must. The sampled tokens include the stop
+token.
 
-Under a grammar the logits of other tokens become -inf before that, so that log-probs are those of the renormalised rest
-(tests/sglang/test_grammars.py).
+Under a grammar the logits of other tokens become -inf before that. So log-probs are those of the allowed tokens,
+renormalised (tests/sglang/test_grammars.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from asyncrl.modelling.routing import RoutedTokens, RoutingError, RoutingShape
 from asyncrl.types import Sampling
 
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-"""Named in every request, since a server may have been started with other defaults."""
+"""The neutral values of filters, sent in every request: a server may have been started with other defaults."""
 
 
 def generate_body(
@@ -36,8 +37,8 @@ def generate_body(
     routed_from: int | None = None,
     images: Sequence[PlacedImage] = (),
 ) -> dict[str, Any]:
-    """The body of `/generate`. With `routed_from` it asks for the experts of all tokens from there on. SGLang wants one
-    placeholder for each of the `images`, and repeats it by its own count of features."""
+    """The body of `/generate`. With `routed_from` it asks for the experts of all tokens from there on."""
+    # SGLang wants one placeholder for each image, and repeats it by its own count of features.
     body: dict[str, Any] = {
         "rid": rid,
         "input_ids": collapsed(tokens, images).tolist(),
@@ -60,15 +61,18 @@ def generate_body(
 
 
 def _urls(images: Sequence[PlacedImage]) -> list[str]:
-    """Bare base64 of a JPEG begins with a slash, and SGLang 0.5.23 takes it for the path of a file."""
+    """The `data:` URLs of images."""
+    # Bare base64 of a JPEG begins with a slash, and SGLang 0.5.23 takes it for the path of a file.
     return [f"data:image;base64,{base64.b64encode(each.data).decode()}" for each in images]
 
 
 def logprob_body(
     tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
 ) -> dict[str, Any]:
-    """The body of `/generate` that samples nothing and asks for the log-probs of `tokens` from `start` on, where
-    `images` stand before it."""
+    """The body of `/generate` that samples nothing and asks for the log-probs of `tokens` from `start` on.
+
+    `images` are before `start`.
+    """
     body: dict[str, Any] = {
         "input_ids": collapsed(np.array(tokens, np.int32), images).tolist(),
         "return_logprob": True,
@@ -81,7 +85,7 @@ def logprob_body(
 
 
 class _Given(msgspec.Struct, array_like=True, gc=False):
-    """Log-prob and token of the prompt; its first token has no log-prob."""
+    """The log-prob and the token at a place of the prompt; its first token has no log-prob."""
 
     logprob: float | None
     token: TokenId
@@ -99,7 +103,7 @@ _GIVEN = msgspec.json.Decoder(_GivenAnswer)
 
 
 def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArray[np.float32]:
-    """The log-probs [T - start] in an answer to `logprob_body`; nan where the server gives none.
+    """The log-probs [T - start] in an answer to `logprob_body`; nan if the server gives none.
 
     Raises ServerFaultError: the answer is of another form, or of other tokens.
     """
@@ -115,13 +119,13 @@ def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArr
 
 
 class _Sampled(msgspec.Struct, array_like=True, gc=False):
-    """Log-prob, token and text, of which the first is read: the tokens stand in `output_ids` as well."""
+    """A log-prob, token and text, of which only the first is read: `output_ids` has the tokens."""
 
     logprob: float
 
 
 class _Likely(msgspec.Struct, array_like=True, gc=False):
-    """Log-prob, token and text of one of the likeliest tokens."""
+    """The log-prob, token and text of one of the likeliest tokens."""
 
     logprob: float
     token: TokenId
@@ -151,8 +155,10 @@ _ANSWER = msgspec.json.Decoder(_Answer)
 
 
 class RoutingRequest(NamedTuple):
-    """What a request asked for: experts of a model of this `shape`, of the tokens from `start` on, where it continued
-    `prompt` tokens."""
+    """A request for the experts of the tokens from `start` on, in a model of this `shape`.
+
+    The request continued `prompt` tokens.
+    """
 
     shape: RoutingShape
     start: int
@@ -166,11 +172,12 @@ def read_segment(
     routing: RoutingRequest | None = None,
     shown: int | None = None,
 ) -> Segment:
-    """The segment in an answer of `/generate` to a request with `sampling`, which asked for `routing`. Experts that are
-    none of the model's are left out: tokens without any can be trained, too. A request that showed images continued
-    `shown` tokens, those of the images among them.
+    """Read the segment in an answer of `/generate` to a request with `sampling`, which asked for `routing`.
 
-    Raises ServerFaultError: the answer lacks what a trajectory needs, or the server saw images of other sizes.
+    Experts that do not fit the model are left out: tokens without any can be trained, too. A request with images
+    continued `shown` tokens, including those of the images.
+
+    Raises ServerFaultError: the answer lacks data of a trajectory, or the server saw images of other sizes.
     """
     try:
         decoded = _ANSWER.decode(answer)
@@ -200,7 +207,7 @@ def read_segment(
 
 
 def _alternatives(given: Sequence[list[_Likely] | None] | None, count: int) -> Alternatives | None:
-    """Those of `count` tokens, if the server gave as many at each."""
+    """Read the alternatives of `count` tokens, if the server gave as many at each."""
     known = [each for each in given or () if each]
     if not known or len(known) != count or len({len(each) for each in known}) != 1:
         return None
@@ -210,10 +217,9 @@ def _alternatives(given: Sequence[list[_Likely] | None] | None, count: int) -> A
 
 
 def _read_routing(text: str, routing: RoutingRequest, sampled: int) -> RoutedTokens:
-    """The rows of base64 of int32[tokens, layers, top_k], where layers without a router have meaningless numbers.
+    """Read the rows in base64 of int32[tokens, layers, top_k]; layers without a router have meaningless numbers.
 
-    Raises ValueError (RoutingError is one): they are none of the model's. A start behind the last row that there is
-    gives no rows.
+    A start after the last row gives no rows. Raises ValueError (RoutingError is one): they do not fit the model.
     """
     shape, start = routing.shape, routing.start
     numbers = np.frombuffer(base64.b64decode(text, validate=True), "<i4")

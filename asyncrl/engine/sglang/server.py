@@ -5,8 +5,8 @@ servers have neither, and crash if they are flushed while they have requests: no
 update.
 
 With SGLang's overlap schedule, which is on by default on GPUs, a pause `in_place` leaves the results of the last step
-in a queue. Their tokens, one a request, are counted after the update, and so would have the new version although the
-old one sampled them. A pause `retract` takes them first.
+in a queue. Their tokens, one a request, are counted after the update. So they would have the new version although the
+old one sampled them. A pause `retract` empties the queue first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from asyncrl.engine.base import PlacedImage
 from asyncrl.engine.fleet.http import Http, ServerRefusedError
-from asyncrl.engine.fleet.overrides import check_overrides
-from asyncrl.engine.fleet.server import Segment, ServerFaultError, as_segment
+from asyncrl.engine.fleet.server import Segment, ServerFaultError, as_segment, check_overrides
 from asyncrl.engine.fleet.update import Update
-from asyncrl.engine.sglang.launch import OVERRIDES_FLAG, server_count
+from asyncrl.engine.sglang.facts import facts_of
+from asyncrl.engine.sglang.launch import OVERRIDES_FLAG
 from asyncrl.engine.sglang.requests import (
     RoutingRequest,
     generate_body,
@@ -37,16 +37,13 @@ from asyncrl.engine.sglang.requests import (
     read_logprobs,
     read_segment,
 )
-from asyncrl.engine.sglang.transports.base import CONTROL_S, ServerEnd, Transport
-from asyncrl.engine.sglang.ways import ServerFacts, WaySettings, choose, facts_of
-from asyncrl.modelling.opening import open_config, server_overrides
-from asyncrl.modelling.routing import RoutingShape, routing_shape
+from asyncrl.engine.sglang.routes.base import CONTROL_S, ServerEnd, ServerRoute
+from asyncrl.engine.sglang.routes.opening import ServerRouteSettings, open_server_routes
+from asyncrl.modelling.routing import RoutingShape
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import QUANTIZED, UNKNOWN
+from asyncrl.weights.routes import ServerFacts
 from asyncrl.weights.threads import in_own_thread
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import TrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +55,11 @@ FLUSH_RETRY_S = 0.01
 class SglangServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`.
 
-    The server must take `context` tokens, and have changed its model's configuration by `overrides`. A check may take
-    `silence_s`, a call of an update `load_s`. `settings` say how weights get into it, the actor's own servers run on
-    `taken_gpus`, and `look` finds out which ways are possible. It must tell the experts of tokens if the policy's
-    `routing` is given.
+    - The server must take `context` tokens, and have changed its model's configuration by `overrides`.
+    - A check may take `silence_s`, a call of an update `load_s`.
+    - `settings` configure the routes of weights, and `look` finds the facts that decide on a route. The actor's own
+      servers run on `taken_gpus`.
+    - If the policy's `routing` is given, the server must tell the experts of tokens.
     """
 
     def __init__(
@@ -69,7 +67,7 @@ class SglangServer:
         url: str,
         *,
         context: int,
-        settings: WaySettings | None = None,
+        settings: ServerRouteSettings | None = None,
         taken_gpus: Sequence[int] = (),
         silence_s: float = 60.0,
         load_s: float = 300.0,
@@ -82,52 +80,37 @@ class SglangServer:
         self._context = context
         self._silence_s = silence_s
         self._end = ServerEnd(url, self._http, load_s)
-        self._settings = settings or WaySettings()
+        self._settings = settings or ServerRouteSettings()
         self._taken_gpus = taken_gpus
         self._look = look
         self._routing = routing
         self._overrides = overrides or {}
-        self._transports: dict[str, Transport] = {}
+        self._routes: dict[str, ServerRoute] = {}
         self._left_out = ""
         self._label: str | None = None
         self._overlaps = False
         self.precision = UNKNOWN
-
-    @classmethod
-    def of(cls, config: TrainConfig, url: str) -> SglangServer:
-        """As configured."""
-        weights, launched = config.weights, config.engine.server
-        return cls(
-            url,
-            context=config.actor.max_tokens,
-            settings=WaySettings(
-                weights.into_servers, weights.bucket_mb << 20, weights.timeout_s, config.network.insecure
-            ),
-            taken_gpus=range(server_count(launched) * launched.tp_size) if config.engine.launches else (),
-            silence_s=config.engine.silence_s,
-            load_s=weights.load_s,
-            overrides=server_overrides(config.model),
-            routing=routing_shape(open_config(config.model)) if config.engine.return_routed_experts else None,
-        )
 
     @property
     def spans(self) -> bool:
         return self._end.spans
 
     @property
-    def loads_behind_requests(self) -> bool:
-        """Without a pause SGLang's updates do that. Spans would tell of tokens that two parts of an update sampled
-        between them as if they were the version's."""
+    def loads_after_requests(self) -> bool:
+        """True without spans: SGLang's updates wait for requests unless it is paused."""
+        # With spans, tokens sampled between two parts of an update would count as those of the version.
         return not self.spans
 
     @property
-    def way(self) -> str:
-        """How weights go into the server; "" where it has not joined or takes none."""
-        return next(iter(self._transports), "")
+    def route(self) -> str:
+        """The route of weights into the server; "" if it has not joined or takes none."""
+        return next(iter(self._routes), "")
 
     async def join(self) -> None:
-        """As in the protocol; also refuses a server whose context is too short, whose configuration differs, or that
-        does not tell experts."""
+        """Examine the server (see `InferenceServer`).
+
+        Raises ServerFaultError also if its context is too short, its configuration differs, or it tells no experts.
+        """
         info = await self._get("server_info")
         self._end.spans = _version(info) >= SPANS_SINCE
         self._overlaps = not info.get("disable_overlap_schedule", True)
@@ -148,18 +131,19 @@ class SglangServer:
             )
         self._label = None
         await self.leave()
-        await self._choose_ways(info)
+        await self._open_routes(info)
         await self.abort()
         await self.resume()
         if self.spans:
             with suppress(ServerRefusedError):
                 await self._post("/end_weight_update")
-        # A flush collects garbage. That takes 0.4 s unless the objects of the start are frozen, as a warm-up does.
+        # A flush collects garbage, which takes 0.4 s unless the objects of the server's start are frozen.
         with suppress(ServerRefusedError, ServerFaultError):
             await self._post("/freeze_gc")
 
     async def check(self) -> None:
-        """As in the protocol. `/health` answers 503 while a pause lasts; the scheduler answers `/server_info`."""
+        """Check the server (see `InferenceServer`)."""
+        # `/health` answers 503 while a pause lasts; the scheduler answers `/server_info`.
         await self._get("server_info")
         model = await self._get("model_info")
         if self._label is not None and model.get("weight_version") != self._label:
@@ -182,7 +166,7 @@ class SglangServer:
         try:
             answer = await self._http.call("POST", "/generate", body)
         except ServerRefusedError as error:
-            # So it answers to one that is aborted while it waits for an update.
+            # SGLang answers so to a request that is aborted while it waits for an update.
             if f"{rid} was aborted" in str(error):
                 return as_segment((), (), (), sampling, stop, "abort")
             raise
@@ -207,35 +191,35 @@ class SglangServer:
         await self._post("/continue_generation")
 
     async def prepare(self, update: Update) -> None:
-        await self._by_a_way(lambda transport: transport.prepare(update))
+        await self._by_a_route(lambda route: route.prepare(update))
 
     async def load(self, update: Update) -> None:
-        await self._by_a_way(lambda transport: transport.send(update))
+        await self._by_a_route(lambda route: route.send(update))
         self._label = update.label
 
-    async def _choose_ways(self, info: Mapping[str, Any]) -> None:
+    async def _open_routes(self, info: Mapping[str, Any]) -> None:
         facts = await in_own_thread(partial(self._look, *self._end.address, info, self._taken_gpus))
-        ways, self._left_out = choose(self._settings.wanted, facts)
-        self._transports = {way.name: way.make(self._end, facts, self._settings) for way in ways}
-        if ways:
-            names = ", else ".join(self._transports)
+        self._routes, self._left_out = open_server_routes(self._end, facts, self._settings)
+        if self._routes:
+            names = ", else ".join(self._routes)
             logger.info("weights go into %s by %s%s", self.url, names, self._left_out and f" ({self._left_out})")
 
-    async def _by_a_way(self, act: Callable[[Transport], Awaitable[None]]) -> None:
-        """Act by the best way that is left. A way that the server refuses is left out until the server joins again."""
-        while self._transports:
-            name, transport = next(iter(self._transports.items()))
+    async def _by_a_route(self, act: Callable[[ServerRoute], Awaitable[None]]) -> None:
+        """Act by the best route that is left. One that the server refuses is left out until the server joins again."""
+        while self._routes:
+            name, route = next(iter(self._routes.items()))
             try:
-                return await act(transport)
+                return await act(route)
             except ServerRefusedError as error:
-                del self._transports[name]
-                await transport.reset()
+                del self._routes[name]
+                await route.reset()
                 self._left_out += f"{self._left_out and '; '}not by {name}: {error}"
                 logger.warning("weights do not go into %s by %s: %s", self.url, name, error)
         raise ServerFaultError(f"{self.url} takes no weights, {self._left_out}; see weights.into_servers")
 
     async def flush(self) -> None:
-        """As in the protocol. The server refuses while a request that has just answered is still in its queues."""
+        """Flush the cache (see `InferenceServer`)."""
+        # The server refuses while a request that it has just answered is still in its queues.
         for _ in range(FLUSHES):
             with suppress(ServerRefusedError):
                 return await self._post("/flush_cache")
@@ -243,7 +227,7 @@ class SglangServer:
         raise ServerFaultError(f"{self.url} keeps the prefixes of older weights: it refuses to flush them")
 
     async def free(self, memory: Sequence[str]) -> None:
-        """As in the protocol. Its scheduler ends with an error where it is not idle, or freed the same before."""
+        """Free memory (see `FreeingServer`). SGLang's scheduler dies if it is not idle, or has freed it before."""
         await self._end.post("/release_memory_occupation", {"tags": list(memory)})
 
     async def regain(self, memory: Sequence[str]) -> None:
@@ -253,11 +237,11 @@ class SglangServer:
         await self._http.close()
 
     async def leave(self) -> None:
-        for transport in self._transports.values():
-            await transport.reset()
+        for route in self._routes.values():
+            await route.reset()
 
     async def _get(self, path: str) -> Any:
-        """The answer to /`path`, or to /get_`path`, its name in older servers."""
+        """Get the answer to /`path`, or to /get_`path`, its name in older servers."""
         for name in (path, f"get_{path}"):
             with suppress(ServerRefusedError):
                 return await self._http.get(f"/{name}", self._silence_s)

@@ -1,10 +1,11 @@
 """vLLM's requests and answers, without a socket.
 
-There are two endpoints. The answers of `/inference/v1/generate` tell which weights sampled which token; a server has it
-that was started with `--enable-scale-out`. `/v1/completions` is always there, and its answers say nothing of weights.
+There are two endpoints. The answers of `/inference/v1/generate` tell which weights sampled which token; it needs a
+server that was started with `--enable-scale-out`. `/v1/completions` is always there, and its answers do not tell the
+weights.
 
-Under a grammar the logits of other tokens become -inf before log-probs are taken: they are those of the renormalised
-rest (tests/vllm/test_grammars.py).
+Under a grammar the logits of other tokens become -inf before log-probs are taken. So log-probs are those of the allowed
+tokens, renormalised (tests/vllm/test_grammars.py).
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ NEUTRAL = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
 }
-"""Named in every request: for the others vLLM takes the `generation_config.json` of the model's folder."""
+"""The neutral values of filters, sent in every request: by default vLLM uses the model's generation_config.json."""
 
 _GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 """vLLM's names of the kinds of grammars."""
 
 NO_LOGPROB = -9999.0
-"""What vLLM writes instead of a log-prob that is not a number, or is missing."""
+"""The number that vLLM writes if a log-prob is not a number, or is missing."""
 
 
 def generate_body(
@@ -61,11 +62,9 @@ def logprob_body(model: str, tokens: Sequence[int], salt: str | None) -> dict[st
 
 
 def _parameters(sampling: Sampling, stop: Sequence[int]) -> dict[str, Any]:
-    """`logprobs` 0 asks for those of the sampled tokens alone. Only end tokens in `stop` end a request.
-
-    Under a grammar the model's own end tokens end it, too: vLLM allows them once the grammar is complete, and if it
-    ignored one it would go on without any grammar.
-    """
+    """The sampling parameters of a request. Only end tokens in `stop` end it; under a grammar the model's own, too."""
+    # vLLM allows the model's own end tokens once a grammar is complete. If one were ignored, vLLM would go on without
+    # any grammar. `logprobs` 0 asks for those of the sampled tokens only.
     grammar = sampling.grammar
     own = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens, "stop_token_ids": stop}
     if grammar is not None:
@@ -78,7 +77,7 @@ class _Sampled(msgspec.Struct, gc=False):
 
 
 class _Logprobs(msgspec.Struct, gc=False):
-    """Those of `/inference/v1/generate` have `content`, those of `/v1/completions` `token_logprobs`."""
+    """The log-probs of `/inference/v1/generate` as `content`, or those of `/v1/completions` as `token_logprobs`."""
 
     content: list[_Sampled] | None = None
     token_logprobs: list[float] | None = None
@@ -99,7 +98,7 @@ _ANSWER = msgspec.json.Decoder(_Answer)
 
 
 class _Prompted(msgspec.Struct, gc=False):
-    """For each token of the prompt its log-prob by its id; none for the first."""
+    """The log-prob of each token of the prompt, by its id; none for the first."""
 
     prompt_logprobs: list[dict[str, _Sampled] | None]
 
@@ -126,10 +125,11 @@ def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArr
 
 
 def read_segment(answer: bytes, sampling: Sampling, stop: Sequence[int], label: str | None = None) -> Segment:
-    """The segment in an answer of either endpoint to a request with `sampling`. `label` is that of all its tokens where
-    the answer has none.
+    """Read the segment in an answer of either endpoint to a request with `sampling`.
 
-    Raises ServerFaultError: the answer lacks what a trajectory needs.
+    `label` is that of all its tokens, if the answer has none.
+
+    Raises ServerFaultError: the answer lacks data of a trajectory.
     """
     try:
         [choice] = _ANSWER.decode(answer).choices

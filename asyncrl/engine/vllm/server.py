@@ -1,15 +1,15 @@
 """One vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. Weights reach it as a folder.
 
 A server started with `--enable-scale-out` tells which version sampled which token, so that requests may continue
-through an update. With other servers no request may run during an update. A restart loses the weights that
-the server was given; its start time shows it.
+through an update. With other servers no request may run during an update. A restart loses the pushed weights;
+the start time shows it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from asyncrl.engine.base import PlacedImage
 from asyncrl.engine.fleet.http import Http, ServerRefusedError
-from asyncrl.engine.fleet.overrides import check_overrides
-from asyncrl.engine.fleet.server import Segment, ServerFaultError
+from asyncrl.engine.fleet.server import Segment, ServerFaultError, check_overrides
 from asyncrl.engine.fleet.update import Update
 from asyncrl.engine.vllm.requests import (
     completion_body,
@@ -28,12 +27,8 @@ from asyncrl.engine.vllm.requests import (
     read_segment,
 )
 from asyncrl.errors import EngineError
-from asyncrl.modelling.opening import open_config, server_overrides
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import QUANTIZED, UNKNOWN
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import TrainConfig
 
 CONTROL_S = 30.0
 NO_IMAGES = "vLLM servers are given no images: set engine.kind=sglang"
@@ -41,10 +36,10 @@ _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MU
 
 
 class VllmServer:
-    """An `InferenceServer` (see the fleet's protocol) at `url`, which must take `context` tokens, and
-    have changed its model's configuration by `overrides`.
+    """An `InferenceServer` (see the fleet's protocol) at `url`.
 
-    `tied` is whether the policy's output layer is its embedding. A check may take `silence_s`, an update `load_s`.
+    The server must take `context` tokens, and have changed its model's configuration by `overrides`. `tied`: the
+    policy's output layer is its embedding. A check may take `silence_s`, an update `load_s`.
     """
 
     def __init__(
@@ -61,7 +56,7 @@ class VllmServer:
         self.url = url
         self.spans = False
         self.precision = UNKNOWN
-        self.way = "disk"
+        self.route = "disk"
         self._http = http or Http(url)
         self._context = context
         self._tied = tied
@@ -73,22 +68,11 @@ class VllmServer:
         self._started = ""
         self._tried_spans = False
 
-    @classmethod
-    def of(cls, config: TrainConfig, url: str) -> VllmServer:
-        """As configured."""
-        engine, model = config.engine, config.model
-        policy = open_config(model)
-        return cls(
-            url,
-            context=config.actor.max_tokens,
-            tied=policy.get_text_config().tie_word_embeddings,
-            overrides=server_overrides(model),
-            silence_s=engine.silence_s,
-            load_s=config.weights.load_s,
-        )
-
     async def join(self) -> None:
-        """As in the protocol; also refuses a server whose log-probs, weights or context would be wrong."""
+        """Examine the server (see `InferenceServer`).
+
+        Raises ServerFaultError also if its log-probs, weights or context would be wrong.
+        """
         try:
             [model, *_] = (await self._get("/v1/models"))["data"]
             settings = (await self._get("/server_info?config_format=json"))["vllm_config"]
@@ -134,7 +118,7 @@ class VllmServer:
         routed_from: int | None = None,
         images: Sequence[PlacedImage] = (),
     ) -> Segment:
-        """As in the protocol; it tells no experts, and takes no images."""
+        """Continue `tokens` (see `InferenceServer`). vLLM tells no experts, and gets no images."""
         if images:
             raise EngineError(NO_IMAGES)
         if self.spans:
@@ -151,28 +135,28 @@ class VllmServer:
     async def logprobs(
         self, tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
     ) -> NDArray[np.float32]:
-        """As in the protocol. vLLM gives log-probs of whole prompts only, and is given no images."""
+        """The log-probs of `tokens` (see `InferenceServer`). vLLM gives those of whole prompts, and gets no images."""
         if images:
             raise EngineError(NO_IMAGES)
         body = msgspec.json.encode(logprob_body(self._model, tokens, salt))
         return read_logprobs(await self._http.call("POST", "/v1/completions", body, self._load_s), tokens, start)
 
     async def abort(self, rid: str | None = None) -> None:
-        """As in the protocol. A single request ends with its connection, which its caller has closed."""
+        """End requests (see `InferenceServer`). A single one ends with its connection, which its caller has closed."""
         if rid is None:
             await self._post("/pause?mode=abort&clear_cache=false")
             await self.resume()
 
     async def pause(self, mode: str) -> None:
-        """As in the protocol. vLLM has one mode: it is the flush that removes keys and values."""
+        """Pause (see `InferenceServer`). vLLM has one mode: keys and values are removed by the flush."""
         await self._post("/pause?mode=keep&clear_cache=false")
 
     @property
-    def loads_behind_requests(self) -> bool:
+    def loads_after_requests(self) -> bool:
         return False
 
     def retracts(self, mode: str) -> bool:
-        """As in the protocol: the flush does it, which `in_place` goes without."""
+        """True in mode retract (see `InferenceServer`): its flush drops them, and in_place has no flush."""
         return mode == "retract"
 
     async def resume(self) -> None:
@@ -182,10 +166,8 @@ class VllmServer:
         await update.folder()
 
     async def load(self, update: Update) -> None:
-        """As in the protocol. The first load after a join also finds out whether the server tells versions.
-
-        That takes a request, which would kill a server in the middle of an update; so `join` cannot do it.
-        """
+        """Load the update (see `InferenceServer`). The first load after a join also finds out if versions are told."""
+        # That takes a request, which would kill a server in the middle of an update; so `join` cannot do it.
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(await update.folder())}}
         await self._http.post("/collective_rpc", body, self._load_s)
         if not self._tried_spans:
@@ -203,13 +185,13 @@ class VllmServer:
         return bool(answer["choices"][0].get("weight_versions"))
 
     async def flush(self) -> None:
-        """As in the protocol. Requests that are paused or just ending lose their keys and values as well."""
+        """Flush the cache (see `InferenceServer`). Requests that are paused or ending lose keys and values, too."""
         answer = await self._post("/reset_prefix_cache?reset_running_requests=true")
         if answer == {"success": False}:
             raise ServerFaultError(f"{self.url} keeps the prefixes of older weights")
 
     async def leave(self) -> None:
-        """As in the protocol: nothing is set up on a vLLM server."""
+        """Do nothing: no state is set up on a vLLM server."""
 
     async def close(self) -> None:
         await self._http.close()

@@ -295,7 +295,7 @@ def packages(facts: HostFacts) -> Iterator[Diagnosis]:
 def servers(facts: HostFacts) -> Iterator[Diagnosis]:
     """Whether the program that starts the servers of a run can do so."""
     if facts.server_error:
-        mend = "install SGLang there, or name another Python by engine.python (docs/sglang.md)"
+        mend = "install SGLang there, or name another Python by engine.python (docs/engines.md)"
         yield Diagnosis("servers", Severity.PROBLEM, f"{facts.server_python}: {facts.server_error}", mend)
     elif facts.server_python:
         text = f"{facts.server_python} has SGLang {facts.server_version}"

@@ -10,7 +10,7 @@ from asyncrl.errors import ConfigError
 
 def check_algorithm(config: TrainConfig) -> None:
     """Raises ConfigError, with a line for each problem. No part is called."""
-    from asyncrl.algorithms.composition import check, label_needs
+    from asyncrl.algorithms.from_config import check, label_needs
 
     check(
         config.algorithm,

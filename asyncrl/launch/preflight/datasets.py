@@ -17,9 +17,9 @@ from typing import Any
 from asyncrl.config import locations
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import TrainConfig
+from asyncrl.data.from_config import run_tasks
 from asyncrl.data.layout import AS_THEY_ARE
 from asyncrl.data.made_rows import write_rows
-from asyncrl.data.opening import demonstration_of, layout_of, made_file
 from asyncrl.data.row_tasks import OPTIONAL, RowReader, required_columns
 from asyncrl.data.sendable import plain
 from asyncrl.data.sources import of_tasks, parts
@@ -40,14 +40,14 @@ def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -
 
     Raises ConfigError: the class cannot be used; DataError: one of its rows cannot.
     """
-    path, run_dir = made_file(config, sources), locations.run_dir(config.run)
+    path, run_dir = run_tasks(config).made_file(sources), locations.run_dir(config.run)
     if path is None or (path.exists() and not anew):
         return
     if path.exists() and has_store(run_dir):
         log.info("%s keeps the tasks that were made before; another run.name makes them anew", run_dir)
         return
     if config.data.dataset is None:
-        shown, layout = demonstration_of(config, sources), layout_of(config)
+        shown, layout = run_tasks(config).demonstration(sources), run_tasks(config).layout
         given = (part for source in sources for part in parts(source, required_columns(shown), OPTIONAL, layout))
         with long_work(f"reading {', '.join(sources)}", 0, "rows") as advance:
             rows = write_rows(path, given, RowReader(layout, shown), advance)

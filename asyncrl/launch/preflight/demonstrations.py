@@ -43,7 +43,7 @@ def check_group_demonstrations(
     if done.exists():
         return
     from asyncrl.actor.from_config import demonstration_recorder
-    from asyncrl.chat.chat_checks import open_chat
+    from asyncrl.chat.from_config import open_chat
 
     record, found = demonstration_recorder(config.actor, config.data, open_chat(config)), 0
     for row, task in enumerate(tracked(tasks, "trying demonstrations", len(tasks), "tasks")):
@@ -66,11 +66,11 @@ def check_group_demonstrations(
 
 def _tried_file(config: TrainConfig, tasks: TaskFile) -> Path:
     """The file in the run's folder that is there once all demonstrations were tried. Its name depends on all that the
-    result depends on: as for `asyncrl.data.opening.lengths_file`, the column and the limits."""
-    from asyncrl.data.opening import lengths_file
+    result depends on: as for `RunTasks.lengths_file`, the column and the limits."""
+    from asyncrl.data.from_config import run_tasks
 
     actor, data = config.actor, config.data
     limits = [actor.max_tokens, actor.max_total_tokens, actor.history, data.max_prompt_length, data.truncation]
-    made_from = [lengths_file(config, tasks).name, data.demonstration, *limits]
+    made_from = [run_tasks(config).lengths_file(tasks).name, data.demonstration, *limits]
     digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
     return locations.run_dir(config.run) / "demonstrations" / f"tried_{digest}"

@@ -17,11 +17,11 @@ def count_steps(config: TrainConfig) -> None:
     A resumed run counts the same, since it keeps everything that is counted here. Raises DataError: the training tasks
     cannot be read.
     """
-    from asyncrl.data.opening import open_tasks
+    from asyncrl.data.from_config import run_tasks
 
     learner, shards = config.learner, config.replay.shards
     if learner.epochs is not None:
-        rows = len(open_tasks(config, config.data.train))
+        rows = len(run_tasks(config).usable(config.data.train))
         steps = steps_of(learner, learner.epochs, rows, shards)
         log.info(
             "learner.epochs=%g of %d tasks are learner.steps=%d, each of %d groups (%g epochs, as steps are whole)",

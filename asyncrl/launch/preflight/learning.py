@@ -37,7 +37,7 @@ def check_learning(config: TrainConfig) -> None:
 
 
 def _check_sight(config: TrainConfig) -> None:
-    from asyncrl.algorithms.compose import Algorithm
+    from asyncrl.algorithms.algorithm import Algorithm
     from asyncrl.learner.model.policy import check_vision
 
     learner = config.learner

@@ -99,7 +99,7 @@ def _without_servers(config: TrainConfig, gpus: int) -> Iterator[str]:
     engine = config.engine
     if not this_host(config.cluster, gpus).gpus and engine.server.device in (None, "cuda"):
         none = "cluster.gpus=0" if gpus else "this machine has 0 GPUs"
-        yield f"engine.kind={engine.kind}: servers need a GPU, and {none}; {SERVERS_ON_CPU} (docs/sglang.md)"
+        yield f"engine.kind={engine.kind}: servers need a GPU, and {none}; {SERVERS_ON_CPU} (docs/engines.md)"
     if reason := without_sglang(engine.python, engine.server.environment):
         default = " (the default, where none is set)" if engine.python == EngineConfig().python else ""
         mend = "name a Python that has SGLang (docs/gpu.md), and try it with `asyncrl doctor --python PATH`"

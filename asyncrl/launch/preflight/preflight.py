@@ -74,7 +74,7 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
     Raises ConfigError, DataError or UnavailableError with one line for each problem; StoppedError: `stop` was set
     meanwhile.
     """
-    from asyncrl.data.opening import all_tasks, made_file
+    from asyncrl.data.from_config import run_tasks
     from asyncrl.launch.preflight.datasets import make_tasks
 
     problems: list[AsyncrlError] = []
@@ -87,10 +87,10 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
     for key, sources in {"data.train": config.data.train, "data.eval": config.data.eval}.items():
         with _collected(problems, stop):
             if sources and key not in missing and not (files and sources == config.data.train):
-                if problems and made_file(config, sources) is not None:
+                if problems and run_tasks(config).made_file(sources) is not None:
                     continue
                 make_tasks(config, sources)
-                files.append(all_tasks(config, sources))
+                files.append(run_tasks(config).all(sources))
     for check in (_check_keys, check_ports, _check_devices, _check_optimizer, _check_scoring, _check_algorithm):
         with _collected(problems, stop):
             check(config)
@@ -155,7 +155,7 @@ def _check_optimizer(config: TrainConfig) -> None:
 def _check_policy(config: TrainConfig) -> None:
     from asyncrl.engine.sglang.families import check_family
 
-    check_family(config)
+    check_family(config.engine, config.model)
     size = policy_size(config)
     check_tokenizer(config)
     check_length(config)
@@ -193,16 +193,17 @@ def _check_scoring(config: TrainConfig) -> None:
 
 
 def _check_algorithm(config: TrainConfig) -> None:
-    from asyncrl.algorithms.trial import try_parts
+    from asyncrl.algorithms.probe import probe_parts
 
     check_algorithm(config)
-    try_parts(config.algorithm, config.learner.group_size)
+    probe_parts(config.algorithm, config.learner.group_size)
 
 
 def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the model's chat template does not take the tools or the data, or a row shows images that
     nothing reads."""
-    from asyncrl.chat.chat_checks import check_tasks, check_tools, open_chat
+    from asyncrl.chat.chat_checks import check_tasks, check_tools
+    from asyncrl.chat.from_config import open_chat
     from asyncrl.chat.image_blocks import image_blocks
     from asyncrl.episode.images import READS_NONE
     from asyncrl.modelling.opening import reads_images
@@ -255,7 +256,7 @@ def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
                 raise ConfigError(
                     f"actor.tools: with {place}, {reason}; `create` gets the row's "
                     "extra_info.tools_kwargs[NAME] as keywords, where NAME is the name in the tool's `schema` "
-                    f"(on offer: {', '.join(toolbox.functions)}; the row has: {given}; docs/writing_a_tool.md)"
+                    f"(on offer: {', '.join(toolbox.functions)}; the row has: {given}; docs/tools.md)"
                 ) from error
             finally:
                 notice.cancel()
@@ -282,7 +283,7 @@ def _check_users(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     if not named and trains:
         raise ConfigError(
             "actor.interactions: no task names one of the users in extra_info.interaction_kwargs.name "
-            "(docs/interactions.md); add it to the data, or leave actor.interactions empty"
+            "(docs/environments.md); add it to the data, or leave actor.interactions empty"
         )
     for place, task in named:
         try:
@@ -290,7 +291,7 @@ def _check_users(config: TrainConfig, files: Sequence[TaskFile]) -> None:
         except InteractionError as error:
             raise ConfigError(
                 f"actor.interactions: with {place}, {error}; `start_interaction` gets the row's "
-                "extra_info.interaction_kwargs as keywords (docs/interactions.md)"
+                "extra_info.interaction_kwargs as keywords (docs/environments.md)"
             ) from error
 
 

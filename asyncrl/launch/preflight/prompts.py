@@ -51,12 +51,13 @@ def check_prompts(config: TrainConfig, tasks: TaskFile, stop: threading.Event | 
 def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event | None = None) -> NDArray[np.int32]:
     """Tokens of each prompt, int32[rows], with the tools of its task as an actor shows them. They are measured once and
     kept in the run's folder. Raises DataError: the chat template refuses a task; StoppedError: `stop` was set."""
-    from asyncrl.chat.chat_checks import open_chat
+    from asyncrl.chat.from_config import open_chat
     from asyncrl.chat.prompt_lengths import prompt_tokens
-    from asyncrl.data.opening import lengths_file, read_lengths
+    from asyncrl.data.from_config import run_tasks
+    from asyncrl.data.opening import read_lengths
     from asyncrl.tools.offered import Offer
 
-    path = lengths_file(config, tasks)
+    path = run_tasks(config).lengths_file(tasks)
     if path.exists():
         try:
             return read_lengths(path, len(tasks))
@@ -86,11 +87,11 @@ def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event |
 def prepare_data(config: TrainConfig, stop: threading.Event | None = None) -> None:
     """Make the tasks of `data.dataset` and measure the prompts that `data.filter_overlong` needs, unless the run's
     folder has them already. Raises ConfigError, DataError; StoppedError: `stop` was set meanwhile."""
-    from asyncrl.data.opening import all_tasks
+    from asyncrl.data.from_config import run_tasks
     from asyncrl.launch.preflight.datasets import make_tasks
 
     for sources in (config.data.train, config.data.eval):
         if sources:
             make_tasks(config, sources, anew=False)
             if config.data.filter_overlong:
-                prompt_lengths(config, all_tasks(config, sources), stop)
+                prompt_lengths(config, run_tasks(config).all(sources), stop)

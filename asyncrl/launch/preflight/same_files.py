@@ -49,11 +49,11 @@ def check_same_files(config: TrainConfig, begun: bool) -> None:
 
 def _files(config: TrainConfig) -> Iterator[Path]:
     """The files that roles read; rows that a start has made stay the same in any case."""
-    from asyncrl.data.opening import made_file
+    from asyncrl.data.from_config import run_tasks
     from asyncrl.data.tables import find_files
 
     for sources in (config.data.train, config.data.eval or []):
-        if sources and made_file(config, sources) is None:
+        if sources and run_tasks(config).made_file(sources) is None:
             for path in (file for source in sources for file in find_files(source)):
                 yield from sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
 

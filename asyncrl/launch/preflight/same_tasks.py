@@ -15,7 +15,7 @@ from asyncrl.launch.run_folder import store_folders
 def check_same_tasks(config: TrainConfig, run_dir: Path) -> None:
     """Raises ConfigError: a file has changed, or the run's store names other tasks than those that the files have now,
     and every start of the replay would refuse it; DataError: the files cannot be read; StoreError: the store cannot."""
-    from asyncrl.data.opening import open_tasks
+    from asyncrl.data.from_config import run_tasks
     from asyncrl.replay.pinned import pinned_tasks, require_pinned
     from asyncrl.replay.store import StoreReader
 
@@ -23,7 +23,7 @@ def check_same_tasks(config: TrainConfig, run_dir: Path) -> None:
     check_same_files(config, begun=any(map(_names_rows, folders)))
     if not folders:
         return
-    now = pinned_tasks(open_tasks(config, data.train), open_tasks(config, data.eval) if data.eval else ())
+    now = pinned_tasks(run_tasks(config).usable(data.train), run_tasks(config).usable(data.eval) if data.eval else ())
     for folder in folders:
         with closing(StoreReader(folder)) as store, store.transaction() as tx:
             try:

@@ -1,0 +1,18 @@
+"""Batches: from a recorded plan to the packed forward passes of one rank.
+
+It keeps its part of two promises:
+
+- The learner's math is exact: packed sequences compute the same as single ones (`packing.py`, `prefixes.py`), and
+  losses are divided by counts over all ranks (`minibatch.py`).
+- Same batch after a crash: a batch is that of the recorded plan, also if it is fetched ahead (`fetching.py`).
+
+Files in reading order:
+
+- `batches.py`: the sources of plans. `fetching.py`: a plan becomes a batch.
+- `local_batch.py` and `packing.py`: the tensors of a batch and of a pass.
+- `schedule.py`, `bins.py`, `bundles.py`: the sequences of each rank and pass.
+- `prefixes.py` and `images.py`: shared prompts and images. `keeping.py`: episodes that are kept for people.
+
+A faster schedule and the choice of kept episodes may change freely. Changes of `packing.py` must pass the parity tests
+in tests/learner.
+"""

@@ -1,24 +1,14 @@
-"""Where the learner's batches come from: the replay of the run, or the store of a finished run."""
+"""The sources of the learner's batches: the replay of the run, or the store of a finished run."""
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import zmq
-
-from asyncrl.config import locations
 from asyncrl.config.changes import ConfigChange
-from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError, RefusedError, StoreError
-from asyncrl.machine import process
-from asyncrl.network.keys import client_keys
-from asyncrl.observe.spans import Spans
-from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.shards import ShardedReplay
+from asyncrl.errors import RefusedError, StoreError
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import NOTHING_NEEDED, BatchPlan, LabelNeeds, Labels, Task, Trajectory
 
@@ -26,8 +16,8 @@ T = TypeVar("T")
 
 
 class BatchSource(Protocol):
-    """What the learner needs of a replay; `asyncrl.replay.client.ReplayClient` is one. Calls wait until the replay
-    answers, and raise StoppedError when this process is asked to stop meanwhile."""
+    """The part of a replay that the learner uses; `asyncrl.replay.client.ReplayClient` is one. Calls wait until the
+    replay answers, and raise StoppedError if this process is asked to stop meanwhile."""
 
     def configure(self, values: Mapping[str, Any], time: int) -> Sequence[ConfigChange]: ...
 
@@ -39,8 +29,7 @@ class BatchSource(Protocol):
 
     def plan_ahead(self, step: int) -> BatchPlan | None: ...
 
-    # A source without actors inherits what follows: it has no images and no tasks, and nobody waits for its versions,
-    # or evaluates them.
+    # A source without actors inherits the rest: it has no images and no tasks, and no engine waits for its versions.
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
         """Have only episodes planned whose labels meet the `needs` of the algorithm: each has its first step."""
@@ -125,27 +114,6 @@ class RecordedReplay(BatchSource):
         found = read(name)
         if found is None:
             raise StoreError(
-                f"{name} is gone from {self._stored.folder}; only runs with replay.retention=all can be trained again"
+                f"{self._stored.folder} does not have {name}; only runs with replay.retention=all can be trained again"
             )
         return found
-
-
-def open_batches(
-    config: TrainConfig, rank: int, context: zmq.Context[Any], stop: threading.Event, spans: Spans | None = None
-) -> RecordedReplay | ShardedReplay:
-    """The batches that `config` names, for one rank; `spans` learn the replay's clock. Raises ConfigError and
-    StoreError: `replay.source` cannot be used."""
-    if config.replay.source is not None:
-        source = Path(config.replay.source)
-        if source.resolve().is_relative_to(locations.run_dir(config.run).resolve()):
-            raise ConfigError(f"replay.source={source} is this run's own store; give the new training another run.name")
-        return RecordedReplay(source, config.learner.total_steps)
-    worker, incarnation = process.worker_name(f"learner-{rank}"), process.incarnation()
-    endpoints = locations.replay_endpoints(config.network, config.replay.shards)
-    keys, run = client_keys(config.network.keys), locations.run_identity(config.run, make=True)
-    return ShardedReplay(
-        [
-            ReplayClient(each, worker, incarnation, stop, context=context, keys=keys, run=run, spans=spans)
-            for each in endpoints
-        ]
-    )

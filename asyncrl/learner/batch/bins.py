@@ -1,8 +1,8 @@
-"""Numbers into parts and bins: the heuristics among whose results `schedule` chooses.
+"""Heuristics that divide numbers into parts and bins. `schedule` chooses the best of their results.
 
 Items are indices into `lengths` and `costs`. A cost grows with its length, and decreasing items come with the dearest
-first. A length is at most the limit of a bin. All is decided by comparisons and sums in a fixed order, so that every
-process gets the same.
+first. A length is at most the limit of a bin. Comparisons and sums have a fixed order, so that every process gets the
+same result.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import numpy as np
 Bins = list[list[int]]
 
 STEPS = 50
-"""Exchanges by which bins are evened out at most."""
+"""The most exchanges by which bins are evened out."""
 ENOUGH = 1.001
-"""Bins of which none costs more than this times the mean are even enough."""
+"""Bins are even enough if none costs more than this times the mean."""
 
 
 def karmarkar_karp(costs: Sequence[float], items: Sequence[int], parts: int) -> Bins:
-    """`items` in `parts` parts of nearly equal cost: the two partitions that differ most within themselves become one,
-    the dearest part of one with the cheapest of the other, until one is left."""
+    """Divide `items` into `parts` parts of nearly equal cost.
+
+    The two partitions with the largest differences become one, the dearest part of one with the cheapest part of the
+    other, until one partition is left.
+    """
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
     for item in items:
         partition = [(costs[item], [item]), *((0.0, []) for _ in range(parts - 1))]
@@ -39,7 +42,7 @@ def karmarkar_karp(costs: Sequence[float], items: Sequence[int], parts: int) -> 
 
 
 def first_fit_decreasing(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bins:
-    """Decreasing `items` in bins of at most `limit`: each goes to the first bin with room."""
+    """Put decreasing `items` into bins of at most `limit`: each into the first bin with room."""
     bins: Bins = []
     rooms: list[int] = []
     for item in items:
@@ -53,7 +56,8 @@ def first_fit_decreasing(lengths: Sequence[int], items: Sequence[int], limit: in
 
 
 def fullest_bins(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bins:
-    """Decreasing `items` in bins of at most `limit`: the longest opens a bin, and others fill it as far as they can."""
+    """Put decreasing `items` into bins of at most `limit`: the longest opens a bin, and others fill it as far as they
+    can."""
     left = list(items)
     bins: Bins = []
     while left:
@@ -77,8 +81,8 @@ def fullest_bins(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bi
 def fill_to_targets(
     lengths: Sequence[int], costs: Sequence[float], items: Sequence[int], targets: Sequence[float], limit: int
 ) -> Bins | None:
-    """Decreasing `items` in a bin of at most `limit` for each of the costs `targets`: each goes to the bin with room
-    that is farthest below its target. None if an item has no room."""
+    """Put decreasing `items` into bins of at most `limit`, one for each of the costs `targets`: each item into the bin
+    with room that is farthest below its target. Returns None if an item has no room."""
     bins: Bins = [[] for _ in targets]
     rooms = [limit] * len(targets)
     above = [(-target, index) for index, target in enumerate(targets)]
@@ -103,7 +107,8 @@ def fill_to_targets(
 
 
 def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: int) -> Bins:
-    """The bins after exchanges: the dearest gives an item to a cheaper one, perhaps for another, while that helps."""
+    """Return the bins after exchanges: the dearest gives an item to a cheaper one, perhaps for another, while that
+    helps."""
     bins = [list(each) for each in bins]
     for _ in range(STEPS):
         loads = [sum(costs[item] for item in each) for each in bins]
@@ -117,7 +122,7 @@ def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: 
 
 
 def _exchange(lengths: Sequence[int], costs: Sequence[float], dear: list[int], cheap: list[int], limit: int) -> bool:
-    """Move the item, or exchange the two, after which the dearer of two bins is cheapest. Whether there are such."""
+    """Move the item, or exchange the two, after which the dearer of two bins is cheapest. False if there is none."""
     ours, theirs = np.array([costs[item] for item in dear]), np.array([*(costs[item] for item in cheap), 0.0])
     own, other = np.array([lengths[item] for item in dear]), np.array([*(lengths[item] for item in cheap), 0])
     gap = sum(costs[item] for item in dear) - sum(costs[item] for item in cheap)

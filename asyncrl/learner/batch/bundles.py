@@ -1,9 +1,11 @@
-"""Sequences that share a prefix are kept in one pass, which computes it once, where that saves time.
+"""Keeps sequences that share a prefix in one pass, which computes the prefix once, where that saves time.
 
 A bundle is some consecutive sequences of a group. `schedule` takes it as one sequence, with the tokens and the cost
-that are left when prefixes are computed once. Larger bundles save more, smaller ones spread better over passes and
-ranks: bundles of several sizes are tried, and the fastest schedule counts. What `schedule` promises holds here too, but
-for the limit of a pass, which is one of the tokens that it computes.
+that are left when prefixes are computed once. Larger bundles save more, and smaller ones spread better over passes and
+ranks, so bundles of several sizes are tried, and the fastest schedule is taken.
+
+The promises of `schedule` hold here, too. Only the limit of a pass differs: it counts the tokens that the pass
+computes.
 """
 
 from __future__ import annotations
@@ -81,12 +83,13 @@ class _Plan:
 
 
 def _with_former(members: Sequence[int]) -> list[int]:
-    """Those of `members` whose former sequence in the plan is one of them, too."""
+    """Return those of `members` whose predecessor in the plan is a member, too."""
     return [member for former, member in pairwise(members) if former == member - 1]
 
 
 def _split(members: Sequence[int], begins: Callable[[list[int], int], bool]) -> list[list[int]]:
-    """`members` in parts, in order; `begins` says of the part so far and the next member whether it begins another."""
+    """Split `members` into parts, in order. `begins` gets the part so far and the next member, and returns True if the
+    member begins another part."""
     parts: list[list[int]] = [[]]
     for member in members:
         if begins(parts[-1], member):

@@ -1,13 +1,13 @@
-"""From a plan to this rank's batch. A thread fetches the next one while a step trains.
+"""Fetches the batch of a plan for this rank. A thread fetches the next batch while a step trains.
 
-The next plan is taken ahead where the replay's sampler may choose it then. The replay records it before it hands it
-out, so it is the plan that the step trains.
+The thread takes the next plan if the replay's sampler may already choose it. The replay records a plan before it hands
+it out, so the step trains that same plan (same batch after a crash).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,9 +16,6 @@ from typing import Protocol
 import torch
 
 from asyncrl.algorithms.batch import Episodes, Totals
-from asyncrl.algorithms.composition import label_needs
-from asyncrl.config.changes import ConfigHistory
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import InvariantError
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.bundles import schedule_shared
@@ -27,6 +24,7 @@ from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_
 from asyncrl.learner.batch.minibatch import Minibatch
 from asyncrl.learner.batch.prefixes import Sharing, sharing_of
 from asyncrl.learner.batch.schedule import Passes
+from asyncrl.learner.batch.settings import BatchSettings
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.modelling.images import ImageReader
@@ -37,11 +35,11 @@ from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.types import BatchPlan, Trajectory
 
 LOOK_S = 0.2
-"""Seconds between two requests for a plan that is not there yet."""
+"""Seconds between two requests for a plan that does not exist yet."""
 
 
 class PackedModel(Protocol):
-    """What a batch needs to know of the model that it is for."""
+    """The properties of a model that its batches depend on."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -55,12 +53,12 @@ class PackedModel(Protocol):
 
     @property
     def vision(self) -> VisionShape | None:
-        """How images stand among its tokens; None: it reads none."""
+        """The layout of images among its tokens; None: it reads none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedBatch:
-    """What one rank needs to train a plan, and to keep a sample of it."""
+    """All that one rank needs to train a plan, and to keep a sample of it."""
 
     plan: BatchPlan
     minibatches: Sequence[Minibatch]
@@ -71,11 +69,14 @@ class FetchedBatch:
 
 @dataclass(eq=False)
 class BatchFetcher:
-    """Fetches and builds the batches of one rank, with `reader` the images of a policy that reads them. Nobody else may
-    use `replay` within `ahead_of`. The time of each fetch goes to `spans`."""
+    """Fetches and builds the batches of one rank, in a run of `total_steps`. `settings` gives those of a step.
 
-    config: TrainConfig
-    history: ConfigHistory
+    `reader` reads images for a policy that sees them. Nothing else may use `replay` within `ahead_of`. `spans` get the
+    time of each fetch.
+    """
+
+    settings: Callable[[int], BatchSettings]
+    total_steps: int
     ranks: Ranks
     policy: PackedModel
     flops: ForwardFlops
@@ -86,7 +87,7 @@ class BatchFetcher:
     _next: tuple[int, Future[FetchedBatch | None]] | None = field(default=None, init=False)
 
     def take(self, plan: BatchPlan) -> FetchedBatch:
-        """The batch of `plan`. Raises what fetching it raises, also where it was fetched ahead."""
+        """Return the batch of `plan`. Raises the errors of fetching it, also if it was fetched ahead."""
         ahead, self._next = self._next, None
         # A step that was skipped meanwhile may have failed to be fetched.
         found = ahead[1].result() if ahead is not None and ahead[0] == plan.step else None
@@ -94,8 +95,8 @@ class BatchFetcher:
 
     @contextmanager
     def ahead_of(self, step: int) -> Iterator[None]:
-        """Within the block, a thread fetches the batch of `step`, once it has a plan. At the block's end all
-        ranks wait for what has begun."""
+        """Fetch the batch of `step` in a thread during the block, once the step has a plan. At the end of the block all
+        ranks wait for a fetch that has begun."""
         over = threading.Event()
         with ThreadPoolExecutor(1, thread_name_prefix="next-batch") as thread:
             fetched = thread.submit(self._fetch_ahead, step, over)
@@ -108,7 +109,7 @@ class BatchFetcher:
                 over.set()
 
     def _fetch_ahead(self, step: int, over: threading.Event) -> FetchedBatch | None:
-        if step >= self.config.learner.total_steps:
+        if step >= self.total_steps:
             return None
         if self.ranks.device.type == "cuda":
             torch.cuda.set_device(self.ranks.device)
@@ -122,8 +123,9 @@ class BatchFetcher:
             return self._build(plan)
 
     def _build(self, plan: BatchPlan) -> FetchedBatch:
-        sharing = self._sharing(plan.step)
-        minibatches = self._minibatches(plan, sharing)
+        settings = self.settings(plan.step)
+        sharing = sharing_of(settings.shared_prefixes, self.policy.shares_prefixes, self.ranks.device.type)
+        minibatches = self._minibatches(plan, settings, sharing)
         members = sorted(member for each in minibatches for passed in each.passes for member in passed)
         labels = self.replay.labels(plan.ids)
         trajectories = self.replay.fetch([plan.ids[member] for member in members])
@@ -131,13 +133,11 @@ class BatchFetcher:
         for each in trajectories:
             if int(each.tokens.max()) >= vocabulary:
                 raise InvariantError(f"{each.id} has the token id {each.tokens.max()}; the policy has {vocabulary} ids")
-        config = self.history.at(plan.step)
-        learner, needs = config.learner, label_needs(config.algorithm)
-        episodes = build_episodes(plan, labels, device, config.algorithm.greedy_sibling, needs)
-        routing = self.policy.replays if learner.router_replay else None
+        episodes = build_episodes(plan, labels, device, settings.greedy_sibling, settings.needs)
+        routing = self.policy.replays if settings.router_replay else None
         images, vision = self._images(trajectories), self.policy.vision
         batch = build_local_batch(
-            members, trajectories, device, sharing, learner.min_grammar_mass, routing, vision, images
+            members, trajectories, device, sharing, settings.min_grammar_mass, routing, vision, images
         )
         sample = Sample(plan)
         if self.keeper is not None:
@@ -152,19 +152,15 @@ class BatchFetcher:
         reader = self.reader
         return {name: reader.read(self.replay.image(owner, name)) for name, owner in owners.items() if reader}
 
-    def _sharing(self, step: int) -> Sharing | None:
-        shares = self.history.at(step).learner.shared_prefixes
-        return sharing_of(shares, self.policy.shares_prefixes, self.ranks.device.type)
-
-    def _minibatches(self, plan: BatchPlan, sharing: Sharing | None) -> list[Minibatch]:
-        config, common = self.history.at(plan.step).learner, plan.shared or [0] * len(plan.ids)
+    def _minibatches(self, plan: BatchPlan, settings: BatchSettings, sharing: Sharing | None) -> list[Minibatch]:
+        common = plan.shared or [0] * len(plan.ids)
         shared = [
             count if sharing is not None and sharing.takes(count, length) else 0
             for count, length in zip(common, plan.tokens, strict=True)
         ]
-        ranks, limit = self.ranks, config.micro_tokens * self.ranks.context_size
-        parts = schedule_shared(plan.tokens, shared, self.flops, ranks.groups, config.minibatches, limit)
-        return [Minibatch(groups[ranks.group], self._totals(plan, groups)) for groups in parts]
+        ranks, limit = self.ranks, settings.micro_tokens * self.ranks.context_size
+        parts = schedule_shared(plan.tokens, shared, self.flops, ranks.pass_groups, settings.minibatches, limit)
+        return [Minibatch(groups[ranks.pass_group], self._totals(plan, groups)) for groups in parts]
 
     def _totals(self, plan: BatchPlan, groups: Sequence[Passes]) -> Totals:
         members = [member for passes in groups for members in passes for member in members]

@@ -1,7 +1,7 @@
 """The images of packed forward passes.
 
-A pass encodes every image once, however many of its sequences have it: features are gathered at the placeholder
-tokens, and gradients add up on the way back.
+A pass encodes every image once, also if several of its sequences show it. Its features are gathered at the placeholder
+tokens, and in the backward pass their gradients add up.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class ImageError(InvariantError):
 class PackedImages:
     """The I images of a pass of U tokens. E tokens are placeholders.
 
-    - `rows` int64[E]: which tokens these are, ascending; `sources` int64[E]: which feature each of them gets, of those
-      of all images one behind the other.
+    - `rows` int64[E]: the indices of these tokens, ascending. `sources` int64[E]: the index of the feature that each
+      of them gets, among the features of all images in their order.
     - `places` int64[3, U]: the rotary positions of all tokens.
-    - `patches` float32[P, W] of all images one behind the other, in `grids` int64[I, 3].
+    - `patches` float32[P, W]: the patches of all images in their order, with `grids` int64[I, 3].
     """
 
     rows: Tensor
@@ -42,11 +42,11 @@ class PackedImages:
     grids: Tensor
 
     def keys(self, ids: Tensor) -> Tensor:
-        """`ids` int64[U] with another number for each feature: placeholders are alike whatever they stand for."""
+        """Return `ids` int64[U] with another number for each feature, since all placeholders have the same id."""
         return ids.index_copy(0, self.rows, -1 - self.sources)
 
     def kept(self, kept: Tensor) -> PackedImages:
-        """The images of a pass with the tokens `kept` int64[K] alone, in their order."""
+        """Return the images of a pass that has only the tokens `kept` int64[K], in their order."""
         chosen = torch.full((self.places.shape[1],), -1)
         chosen[self.rows] = self.sources
         chosen = chosen[kept]
@@ -54,18 +54,18 @@ class PackedImages:
         return replace(self, rows=rows, sources=chosen[rows], places=self.places[:, kept])
 
     def padded(self, missing: int) -> PackedImages:
-        """The same with so many tokens more."""
+        """Return the same images for a pass with `missing` more tokens."""
         return replace(self, places=torch.nn.functional.pad(self.places, (0, missing)))
 
     def to(self, device: torch.device) -> PackedImages:
-        """The same on `device`; the host does not wait for it."""
+        """Copy the images to `device`; the host does not wait for it."""
         return PackedImages(*(send(getattr(self, name), device) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchImages:
-    """The distinct `images` of a batch of N tokens: `features` int64[N] are the tokens' features, among those of all
-    images one behind the other, -1 for text; `places` int64[3, N] are their rotary positions."""
+    """The distinct `images` of a batch of N tokens. `features` int64[N] has the index of each token's feature among the
+    features of all images, -1 for text. `places` int64[3, N] are the rotary positions of the tokens."""
 
     shape: VisionShape
     images: Sequence[ImagePatches]
@@ -73,7 +73,7 @@ class BatchImages:
     places: Tensor
 
     def chosen(self, rows: Tensor) -> PackedImages | None:
-        """The images of a pass with the tokens `rows` int64[U]; None: it has none."""
+        """Return the images of a pass with the tokens `rows` int64[U], or None if it has none."""
         features = self.features[rows]
         at = (features >= 0).nonzero()[:, 0]
         if not len(at):
@@ -91,7 +91,8 @@ class BatchImages:
 def batch_images(
     trajectories: Sequence[Trajectory], images: Mapping[bytes, ImagePatches], shape: VisionShape
 ) -> BatchImages | None:
-    """The images of a batch of `trajectories`, from all that they name by their digests; None: they have none.
+    """Lay out the images of a batch of `trajectories`, which name them by their digests. Returns None if there are
+    none.
 
     Raises ImageError: an image takes more or fewer tokens than it has, or other tokens than placeholders."""
     names = dict.fromkeys(name for each in trajectories for name in each.image_names)
@@ -123,7 +124,8 @@ def batch_images(
 
 
 def image_encoder(model: Any) -> ImageEncoder | None:
-    """The encoder of a Hugging Face `model`; None: it reads no images. Raises ConfigError: see `vision_shape`."""
+    """Return the encoder of a Hugging Face `model`, or None if it reads no images. Raises ConfigError: see
+    `vision_shape`."""
     shape = vision_shape(model.config)
     return None if shape is None else ImageEncoder(model, shape)
 
@@ -136,11 +138,10 @@ class ImageEncoder:
     shape: VisionShape
 
     def inputs(self, ids: Tensor, positions: Tensor, images: PackedImages | None) -> dict[str, Any]:
-        """What the decoder takes instead of `ids` int64[U] and `positions` int64[U], with the features of `images`.
-
-        A pass without images encodes a blank one, which changes nothing: the tower is sharded, and all ranks gather
-        its weights together.
-        """
+        """Return the inputs of the decoder in place of `ids` int64[U] and `positions` int64[U], with the features of
+        `images`."""
+        # A pass without images encodes a blank one, which changes nothing, since all ranks gather the sharded weights
+        # of the tower together.
         given = self._blank(ids.device) if images is None else (images.patches, images.grids)
         output = self.model.model.get_image_features(*given)
         embeddings = self.model.get_input_embeddings()(ids)

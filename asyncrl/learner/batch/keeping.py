@@ -1,8 +1,8 @@
-"""The sample of each step that is kept for people to read: which groups, and what of them is gathered from the ranks.
+"""Keeps a sample of the episodes of each step for people to read.
 
-All ranks choose the same groups. The rank 0 has their trajectories, labels and tasks from the replay, and the ranks
-send it what only they know: advantages, importance weights and proximal log-probs of their tokens. Nothing that is
-trained depends on any of this.
+All ranks choose the same groups. Rank 0 fetches their trajectories, labels and tasks from the replay. The ranks send it
+the numbers of their own tokens: advantages, importance weights and proximal log-probs. Training does not depend on any
+of this.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,12 @@ from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.algorithms.compose import Algorithm
-from asyncrl.config import locations
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.algorithms.algorithm import Algorithm
+from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import RefusedError, StoreError, WireError
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.local_batch import LocalBatch
+from asyncrl.learner.batch.settings import KeepSettings
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.kept.episode import ARRAYS, BEST, HELD_OUT, RANDOM, WORST, KeptEpisode, KeptStep, row_of
@@ -39,16 +40,16 @@ from asyncrl.types import NO_ROUTING, BatchPlan, Labels, Task, Trajectory
 logger = logging.getLogger(__name__)
 
 EVALUATED_PART = 8
-"""Held-out episodes have one of so many parts of the bytes."""
+"""Held-out episodes get one part of the bytes in so many."""
 BYTES_A_TOKEN = 32
-"""Of a kept token: 4 for its id, for its log-probs of two policies, its advantage, its weight and its grammar's mass,
-and some for what the turns hold beside tokens."""
+"""The bytes of a kept token: 4 each for its id, two log-probs, its advantage, its weight and its grammar's mass, and
+some for the turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The episodes of a plan that are kept: their indices, group by group, and the flags that say why. `left_out`
-    groups are too large to be kept."""
+    """The episodes of a plan that are kept: their indices, group by group, and the flags with the reasons. `left_out`
+    counts groups that are too large to be kept."""
 
     members: Sequence[int] = ()
     why: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -56,9 +57,12 @@ class Choice:
 
 
 def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: int, seed: int) -> Choice:
-    """The group with the best episode, the one with the worst, and random ones: `groups` in all, or as many as there
-    are. A group is too large if so many of its size do not fit into a step's share of `max_bytes`. Of episodes with
-    equal rewards a random one counts as the best or the worst."""
+    """Choose the group with the best episode, the one with the worst, and random ones: `groups` in all, or as many as
+    there are.
+
+    A group is too large if `groups` of its size do not fit into a step's share of `max_bytes`. Of episodes with equal
+    rewards a random one counts as the best or the worst.
+    """
     largest = LARGEST_STEP * max_bytes / max(1, groups)
     found: dict[str, list[int]] = {}
     for index, name in enumerate(plan.group_ids):
@@ -92,8 +96,8 @@ def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """What is known of a step's kept episodes before the step is trained. The trajectories, the labels, which run
-    parallel to the chosen members, and the tasks by group are empty on all ranks but rank 0."""
+    """The kept episodes of a step before it is trained. Only rank 0 has the trajectories and labels of the chosen
+    members, in their order, and the tasks by group."""
 
     plan: BatchPlan
     choice: Choice = field(default_factory=Choice)
@@ -102,7 +106,7 @@ class Sample:
     tasks: Mapping[str, Task | None] = field(default_factory=dict)
 
     def with_numbers(self, numbers: NDArray[np.float32]) -> KeptStep:
-        """The sample with numbers float32[3, T] of the tokens of all members, one behind the other: a row for each of
+        """Return the sample with the numbers float32[3, T] of all members' tokens, in their order: a row for each of
         `ARRAYS`."""
         plan, ends = self.plan, accumulate(len(each) for each in self.trajectories)
         episodes = []
@@ -112,22 +116,20 @@ class Sample:
             task = self.tasks.get(trajectory.group_id)
             row = row_of(plan.step, plan.version, trajectory, labels, task, self.choice.why[index])
             arrays = dict(zip(ARRAYS, numbers[:, start:end], strict=True))
-            # Nobody looks at experts token by token, and they take more bytes than everything else.
+            # The experts of single tokens are of little use to a reader, and take more bytes than everything else.
             played = structs.replace(trajectory, routed_experts=NO_ROUTING)
             episodes.append(KeptEpisode(row, played, labels, task, **arrays))
         return KeptStep(plan.step, episodes)
 
 
 class EpisodeKeeper:
-    """Keeps a sample of each step that this run trains, and of each evaluation. `recorder` and `evaluated` are those of
-    rank 0; other ranks have none."""
+    """Keeps a sample of each step that this run trains, and of each evaluation. Rank 0 alone has a `recorder` of steps,
+    and one of `evaluated` episodes."""
 
     def __init__(
-        self, config: TrainConfig, ranks: Ranks, recorder: KeptRecorder | None, evaluated: KeptRecorder | None = None
+        self, settings: KeepSettings, ranks: Ranks, recorder: KeptRecorder | None, evaluated: KeptRecorder | None = None
     ) -> None:
-        observe = config.observe
-        self._groups, self._max_bytes = observe.keep_episodes, observe.keep_episodes_mb << 20
-        self._seed = config.run.seed
+        self._settings = settings
         self._ranks = ranks
         self._recorder = recorder
         self._evaluated = evaluated
@@ -138,7 +140,7 @@ class EpisodeKeeper:
                 each.close()
 
     def values(self) -> dict[str, float]:
-        """The metrics of what is kept."""
+        """Return the metrics of the kept episodes."""
         values = {} if self._recorder is None else self._recorder.values()
         if self._evaluated is not None:
             evaluated = self._evaluated.values()
@@ -160,8 +162,10 @@ class EpisodeKeeper:
     def sample(
         self, plan: BatchPlan, labels: Sequence[Labels], own: Mapping[int, Trajectory], replay: BatchSource
     ) -> Sample:
-        """What is kept of a plan. `own` are the trajectories that this rank has fetched, by their index in the plan."""
-        choice = choose(plan, [each.reward for each in labels], self._groups, self._max_bytes, self._seed)
+        """Choose the episodes of a plan to keep, and fetch those that rank 0 lacks. `own` are the trajectories that
+        this rank has fetched, by their index in the plan."""
+        settings, rewards = self._settings, [each.reward for each in labels]
+        choice = choose(plan, rewards, settings.groups, settings.max_bytes, settings.seed)
         if self._recorder is not None and choice.members:
             try:
                 return self._fetched(plan, choice, labels, own, replay)
@@ -189,7 +193,7 @@ class EpisodeKeeper:
         )
 
     def seen(self, sample: Sample, batch: LocalBatch) -> Tensor | None:
-        """Where the training passes shall leave the policy's log-probs, float32[N]; None where nothing is kept."""
+        """Return the tensor float32[N] for the policy's log-probs from the training passes; None: nothing is kept."""
         return torch.zeros_like(batch.tokens.behaviour) if sample.choice.members else None
 
     def keep(self, sample: Sample, algorithm: Algorithm, batch: LocalBatch, seen: Tensor | None) -> None:
@@ -198,7 +202,7 @@ class EpisodeKeeper:
             self._recorder.leave_out(sample.choice.left_out)
         if seen is None:
             return
-        numbers = self._ranks.sum_groups(self._numbers(sample, algorithm, batch, seen))
+        numbers = self._ranks.sum_pass_groups(self._numbers(sample, algorithm, batch, seen))
         if self._recorder is None or not sample.trajectories:
             return
         if numbers[-1] > 0:
@@ -207,8 +211,8 @@ class EpisodeKeeper:
             self._recorder.put(partial(sample.with_numbers, numbers[:-1].view(len(ARRAYS), -1).numpy()))
 
     def _numbers(self, sample: Sample, algorithm: Algorithm, batch: LocalBatch, seen: Tensor) -> Tensor:
-        """float32[3 T + 1] on the CPU: this rank's part of the numbers of all T tokens, 0 elsewhere, and behind them
-        whether it failed to work them out."""
+        """Compute this rank's part of the numbers of all T tokens, float32[3 T + 1] on the CPU. The tokens of other
+        ranks are 0, and the last number is 1 if this rank failed."""
         plan, members = sample.plan, sample.choice.members
         ends = list(accumulate(plan.tokens[each] for each in members))
         numbers = torch.zeros(len(ARRAYS) * ends[-1] + 1)
@@ -226,7 +230,7 @@ class EpisodeKeeper:
 
 
 def _own_numbers(members: Sequence[int], algorithm: Algorithm, batch: LocalBatch, seen: Tensor) -> Tensor:
-    """float32[3, T] on the CPU: `ARRAYS` of the tokens of `members`, which this rank trained."""
+    """Compute `ARRAYS` of the tokens of `members`, which this rank trained, float32[3, T] on the CPU."""
     rows = batch.rows(members).to(seen.device)
     tokens = batch.tokens.select(rows)
     assert tokens.advantages is not None
@@ -249,22 +253,23 @@ def _evaluated_step(
     return KeptStep(step, episodes)
 
 
-def open_keeper(config: TrainConfig, ranks: Ranks, metrics: Sink) -> EpisodeKeeper:
-    """The keeper of one rank. `metrics` gets the samples, too, where observe.upload has episodes."""
-    observe = config.observe
+def open_keeper(
+    settings: KeepSettings, run_dir: Path, model: ModelConfig, ranks: Ranks, metrics: Sink
+) -> EpisodeKeeper:
+    """Open the keeper of one rank, for the run in `run_dir`. `metrics` gets the text of the samples where the settings
+    upload them; `model` names the tokenizer."""
     recorder = evaluated = None
-    run_dir, max_bytes = locations.run_dir(config.run), observe.keep_episodes_mb << 20
-    of_evaluations = max_bytes // EVALUATED_PART if observe.keep_evaluated else 0
-    if ranks.rank == 0 and observe.keep_episodes:
-        upload = _upload(config.model, metrics) if "episodes" in observe.upload else None
-        recorder = KeptRecorder(run_dir, max_bytes - of_evaluations, upload)
+    of_evaluations = settings.max_bytes // EVALUATED_PART if settings.evaluated else 0
+    if ranks.rank == 0 and settings.groups:
+        upload = _upload(model, metrics) if settings.uploads else None
+        recorder = KeptRecorder(run_dir, settings.max_bytes - of_evaluations, upload)
     if ranks.rank == 0 and of_evaluations:
         evaluated = KeptRecorder(run_dir, of_evaluations, folder=EVALUATED_FOLDER)
-    return EpisodeKeeper(config, ranks, recorder, evaluated)
+    return EpisodeKeeper(settings, ranks, recorder, evaluated)
 
 
 def _upload(model: ModelConfig, metrics: Sink) -> Callable[[KeptStep], None]:
-    """Gives the text of samples to `metrics`. The tokenizer is loaded for the first one."""
+    """Return a function that gives the text of samples to `metrics`. The tokenizer is loaded for the first one."""
 
     @cache
     def tokenizer() -> Any:

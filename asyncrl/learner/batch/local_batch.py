@@ -1,4 +1,4 @@
-"""From the trajectories of a plan to what a rank trains: its batch, which gives packed forward passes."""
+"""The batch that a rank trains, built from the trajectories of a plan. It gives packed forward passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.data.rendered import Rendered
 from asyncrl.errors import InvariantError
 from asyncrl.learner.batch.images import BatchImages, batch_images
@@ -33,12 +33,14 @@ logger = logging.getLogger(__name__)
 class LocalBatch:
     """The episodes of the plan that this rank trains, packed in the order of the plan.
 
-    `tokens` are on the rank's device. What passes are built from stays on the host, which never waits for the device to
-    build one: ids int64[N] are the token ids of `tokens`, and mask bool[N] is theirs. A forward pass takes every branch
-    of an episode as a sequence: positions int64[N] restart with each branch, and `lengths` has the tokens of each
-    branch by the episode's index in the plan, ascending. A pass computes prefixes once that its sequences share and
-    `sharing` takes. With `routing` uint8[N, W] tokens go to these experts (see `PackedSequences`); `refused` counts the
-    episodes whose own were none of the model's. `images` are those that stand among the tokens, if any.
+    - `tokens` are on the rank's device. All else stays on the host, so that building a pass never waits for the device.
+    - `ids` int64[N] and `mask` bool[N] are the ids and the loss mask of `tokens`.
+    - A forward pass takes every branch of an episode as a sequence: `positions` int64[N] restart with each branch, and
+      `lengths` has the tokens of each branch by the episode's index in the plan, ascending.
+    - A pass computes once the prefixes that its sequences share and `sharing` accepts.
+    - With `routing` uint8[N, W] tokens go to these experts (see `PackedSequences`). `refused` counts the episodes whose
+      recorded experts do not exist in the model.
+    - `images` are the images among the tokens, if there are any.
     """
 
     ids: Tensor
@@ -52,17 +54,17 @@ class LocalBatch:
     images: BatchImages | None = None
 
     def rows(self, members: Sequence[int]) -> Tensor:
-        """Where among the N tokens those of the episodes `members` are, int64, on the host."""
+        """Return the indices, among the N tokens, of the tokens of the episodes `members`, int64, on the host."""
         sizes = [sum(each) for each in self.lengths.values()]
         spans = dict(zip(self.lengths, pairwise([0, *accumulate(sizes)]), strict=True))
         return torch.cat([torch.arange(0), *(torch.arange(*spans[each]) for each in members)])
 
     def forward_pass(self, members: Sequence[int]) -> ForwardPass:
-        """The tokens of the episodes `members` (ascending), on the host."""
+        """Build the forward pass of the episodes `members`, ascending, on the host."""
         rows = self.rows(members)
         owners = torch.tensor(members, dtype=torch.int64)
         sizes = torch.tensor([sum(self.lengths[each]) for each in members], dtype=torch.int64)
-        view = View.chosen(self.mask[rows], owners.repeat_interleave(sizes))
+        view = PolicyTokens.chosen(self.mask[rows], owners.repeat_interleave(sizes))
         return ForwardPass(self._packed(members, rows), rows, view)
 
     def _packed(self, members: Sequence[int], rows: Tensor) -> PackedSequences:
@@ -89,10 +91,12 @@ def build_local_batch(
     vision: VisionShape | None = None,
     images: Mapping[bytes, ImagePatches] = MappingProxyType({}),
 ) -> LocalBatch:
-    """The batch of `trajectories`, whose indices in the plan are `members`, ascending. Tokens are restricted where a
-    grammar left less than `min_grammar_mass`. With the model's `routing` they go to the experts that their engine used,
-    where these are known; those of an episode that are none of this model's are refused and counted. For a model that
-    reads images, `vision` says how, and `images` has those that the trajectories name.
+    """Build the batch of `trajectories`, whose indices in the plan are `members`, ascending.
+
+    - Tokens are restricted where a grammar left less than `min_grammar_mass`.
+    - With the model's `routing`, tokens go to the experts that their engine recorded. An episode whose experts do not
+      exist in this model is routed by the policy, and counted as refused.
+    - `vision` is the layout of images for a model that reads them, and `images` has those that the trajectories name.
 
     Raises ImageError: see `batch_images`.
     """
@@ -177,8 +181,8 @@ def build_episodes(
     greedy_sibling: bool = False,
     needs: LabelNeeds = NOTHING_NEEDED,
 ) -> Episodes:
-    """The S episodes of the plan, for an algorithm that `needs` these labels. With `greedy_sibling` the first member of
-    every group in the plan is the greedy one. Raises InvariantError: labels do not meet the needs."""
+    """Build the S episodes of the plan, for an algorithm that `needs` these labels. With `greedy_sibling` the first
+    member of every group in the plan is the greedy one. Raises InvariantError: labels do not meet the needs."""
     if unmet := next((f"{each.trajectory_id}: {why}" for each in labels if (why := needs.unmet(each))), ""):
         raise InvariantError(unmet)
     order = {group: index for index, group in enumerate(dict.fromkeys(plan.group_ids))}

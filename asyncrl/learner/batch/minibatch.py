@@ -12,8 +12,8 @@ from asyncrl.learner.batch.schedule import Passes
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """What leads to one update: the passes of this rank, or of its context group, and the counts over all ranks'
-    sequences."""
+    """The part of a batch that leads to one update: the passes of this rank, or of its context group, and the counts
+    over all ranks' sequences."""
 
     passes: Passes
     totals: Totals

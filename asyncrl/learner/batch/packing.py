@@ -1,4 +1,4 @@
-"""Sequences that a model computes in one forward pass, packed one behind the other."""
+"""Packed sequences: a model computes several in one forward pass, without padding between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.learner.batch.images import PackedImages
 from asyncrl.learner.batch.prefixes import Sharing, find_shared
 from asyncrl.modelling.context import ContextGroup
@@ -18,20 +18,21 @@ from asyncrl.modelling.packed_layout import PackedLayout, send
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequences:
-    """Sequences for one forward pass, one after the other, as `layout` says: ids int64[U] and positions int64[U] in the
-    sequence.
+    """Sequences for one forward pass, one after the other, in this `layout`. The pass computes U tokens, and their
+    sequences have N tokens before shared prefixes are computed once.
 
+    - `ids` int64[U] and `positions` int64[U] in the sequence.
     - `needed` int64[M]: the tokens whose log-prob or value is needed.
     - `before` int64[M]: the token before each of them in its sequence.
-    - `uses` float32[U]: for how many of the N tokens of the unshared sequences each token stands; 0 in padding, and in
-      a dummy that only takes part in the other ranks' pass.
-    - `copies` has two int64[K] where sequences share prefixes: among the N tokens of the unshared sequences those whose
-      log-prob is needed, and for each of them its index in `needed`.
-    - `routing` uint8[U, W], if experts are replayed: those that each token was sampled with, as
+    - `uses` float32[U]: the number of the N tokens that each token is computed for. It is 0 in padding, and in a dummy
+      that only takes part in the other ranks' pass.
+    - `copies` has two int64[K] where sequences share prefixes: the tokens among the N whose log-prob is needed, and
+      the index of each of them in `needed`.
+    - `routing` uint8[U, W], if experts are replayed: the experts that each token was sampled with, as
       `modelling.routing.RoutingShape` packs them.
     - `count` is N; without shared prefixes and padding N = U.
-    - `part` is this rank's part, where several ranks divide the tokens.
-    - `images` are those that stand among the tokens, if any.
+    - `part` is this rank's part, if several ranks divide the tokens.
+    - `images` are the images among the tokens, if there are any.
     """
 
     ids: Tensor
@@ -48,8 +49,8 @@ class PackedSequences:
 
     @property
     def computed(self) -> tuple[Tensor, Tensor]:
-        """Ids of the tokens that this rank computes, and positions of those that its attention has: the same, or all
-        where ranks divide the layers."""
+        """The ids of the tokens that this rank computes, and the positions that its attention has: of the same tokens,
+        or of all if ranks divide the layers."""
         has_all = self.part is not None and self.part.group.divides_layers
         return self.ids[self._rows], self.positions if has_all else self.positions[self._rows]
 
@@ -69,7 +70,7 @@ class PackedSequences:
 
     @property
     def sources(self) -> Tensor:
-        """The rows, among the tokens that this rank computes, of those before needed ones, int64[P]."""
+        """The tokens before needed ones, as rows int64[P] among the tokens that this rank computes."""
         return self.before if self.part is None else self.part.before
 
     @property
@@ -79,7 +80,7 @@ class PackedSequences:
 
     @staticmethod
     def of(sequences: Sequence[Tensor], sharing: Sharing | None = None) -> PackedSequences:
-        """Sequences int64[T] on the host; every token that has one before it is needed."""
+        """Pack sequences int64[T] on the host. Every token but the first of a sequence is needed."""
         positions = torch.cat([torch.arange(len(each)) for each in sequences])
         lengths = [len(each) for each in sequences]
         return PackedSequences.build(torch.cat(list(sequences)), positions, positions > 0, lengths, sharing)
@@ -94,9 +95,13 @@ class PackedSequences:
         routing: Tensor | None = None,
         images: PackedImages | None = None,
     ) -> PackedSequences:
-        """N tokens on the host, in sequences of these `lengths`; those of `mask` bool[N] are needed, which never has
-        the first of a sequence. Prefixes that `sharing` takes are computed once, by the experts of `routing` uint8[N,
-        W] that one of their sequences has there. A prefix with `images` is shared where these are the same."""
+        """Pack N tokens on the host, in sequences of these `lengths`.
+
+        - The tokens of `mask` bool[N] are needed, which never has the first of a sequence.
+        - Prefixes that `sharing` accepts are computed once. Their tokens go to the experts that `routing` uint8[N, W]
+          has for one of the sequences.
+        - A prefix with `images` is shared if the images are the same.
+        """
         needed = mask.nonzero()[:, 0]
         keys = ids if images is None else images.keys(ids)
         shared = None if sharing is None else find_shared(keys.numpy(), lengths, sharing)
@@ -112,8 +117,8 @@ class PackedSequences:
         return PackedSequences(*tokens, layout, len(ids), uses, (needed, copies), routing, images=images)
 
     def padded(self) -> PackedSequences:
-        """The same with tokens behind the sequences, up to one of 16 sizes between a number and its double, so that few
-        shapes are compiled for and allocated. These tokens belong to no sequence, and nothing needs them."""
+        """Return the same sequences with padding after the last one, which belongs to no sequence and is not needed."""
+        # One of 16 sizes between a power of two and its double, so that few shapes are compiled for and allocated.
         return self._padded(1 << max(4, (len(self.ids) - 1).bit_length() - 5))
 
     def _padded(self, step: int) -> PackedSequences:
@@ -124,7 +129,8 @@ class PackedSequences:
         return replace(self, ids=ids, positions=positions, uses=uses, routing=routing, images=images)
 
     def divided(self, group: ContextGroup | None) -> PackedSequences:
-        """The same on the host for a rank of `group`, whose ranks divide the tokens; None: it computes all of them."""
+        """Return the same sequences for a rank of `group`, whose ranks divide the tokens; None: this rank has them
+        all."""
         if group is None:
             return self
         padded = self._padded(group.size)
@@ -134,7 +140,7 @@ class PackedSequences:
         return replace(padded, layout=self.layout.divided(group, len(padded.ids)), part=part)
 
     def to(self, device: torch.device) -> PackedSequences:
-        """The same on `device`; the host does not wait for it."""
+        """Copy to `device`; the host does not wait for it."""
         ids, positions, needed, before, uses = (
             send(each, device) for each in (self.ids, self.positions, self.needed, self.before, self.uses)
         )
@@ -145,16 +151,16 @@ class PackedSequences:
         return PackedSequences(ids, positions, needed, before, layout, self.count, uses, copies, routing, part, images)
 
     def unrouted(self) -> PackedSequences:
-        """The same for a model that routes its tokens itself."""
+        """Return the same sequences for a model that routes its tokens itself."""
         return self if self.routing is None else replace(self, routing=None)
 
     def whole(self, states: Tensor) -> Tensor:
-        """The states [U, ...] of all tokens from those of the tokens that this rank computes."""
+        """Return the states [U, ...] of all tokens, gathered from the ranks that compute them."""
         return states if self.part is None else self.part.group.gather(states)
 
     def spread(self, values: Tensor) -> Tensor:
-        """The values [P] at `sources`, at each of the N tokens that needs one; 0 elsewhere. Where ranks divide the
-        tokens, all of them get those of all."""
+        """Return the values [P] at `sources`, spread to the N tokens: 0 at tokens that need none. If ranks divide the
+        tokens, every rank gets the values of all."""
         rows = self.needed
         if self.part is not None:
             values = self.part.group.collect(values, self.part.needed, len(rows))
@@ -167,8 +173,8 @@ class PackedSequences:
 class RankPart:
     """The part of a pass that a rank of `group` computes: the tokens in `rows`.
 
-    - `needed` int64[P]: which of the M needed tokens follow one of these.
-    - `before` int64[P]: the row of that one in the part.
+    - `needed` int64[P]: the indices, among the M needed tokens, of those that follow a token in `rows`.
+    - `before` int64[P]: the row in the part of the token that each of them follows.
     """
 
     group: ContextGroup
@@ -177,28 +183,28 @@ class RankPart:
     before: Tensor
 
     def to(self, device: torch.device) -> RankPart:
-        """The same on `device`; the host does not wait for it."""
+        """Copy to `device`; the host does not wait for it."""
         return replace(self, needed=send(self.needed, device), before=send(self.before, device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPass:
-    """The sequences of a forward pass, which of the batch's tokens they are, int64[N], and which of these N are the
-    policy's. A pass without rows has a dummy sequence: the other ranks have some."""
+    """The sequences of a forward pass, the `rows` int64[N] of their tokens in the batch, and the `view` of the N tokens
+    that the policy sampled. A pass without rows has a dummy sequence, since the other ranks have some."""
 
     packed: PackedSequences
     rows: Tensor
-    view: View
+    view: PolicyTokens
 
     def padded(self) -> ForwardPass:
-        """The same with `PackedSequences.padded`."""
+        """Pad the sequences: see `PackedSequences.padded`."""
         return replace(self, packed=self.packed.padded())
 
     def divided(self, group: ContextGroup | None) -> ForwardPass:
-        """The same with `PackedSequences.divided`."""
+        """Divide the sequences: see `PackedSequences.divided`."""
         return replace(self, packed=self.packed.divided(group))
 
     def to(self, device: torch.device) -> ForwardPass:
-        """The same on `device`; the host does not wait for it."""
+        """Copy to `device`; the host does not wait for it."""
         view = self.view.moved(lambda values: send(values, device))
         return ForwardPass(self.packed.to(device), send(self.rows, device), view)

@@ -2,9 +2,7 @@
 
 The members of a group share their prompt, and the branches of an episode their first turns. A causal model gives a
 token the same hidden state in all sequences that begin with the same tokens. So a pass computes a sequence only from
-where it departs from those before it; the sequence's attention reads the keys of its whole path. Longer sequences come
-first: a prefix that is short for one of them may be worth sharing for those that follow. In the order of their tokens'
-bytes, a sequence shares its longest prefix with a neighbour: two comparisons each find the whole tree.
+its first token that no earlier sequence shares. The sequence's attention reads the keys of its whole path.
 """
 
 from __future__ import annotations
@@ -24,25 +22,26 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Which prefixes are shared: those of at least `least` tokens, and of at least this `share` of the sequence."""
+    """The rule for prefixes: one is shared if it has at least `least` tokens, and this `share` of the sequence."""
 
     least: int = 1
     share: float = 0.0
 
     def takes(self, common: int, length: int) -> bool:
-        """Whether a sequence of `length` tokens does not compute the `common` ones that it begins with."""
+        """True if a sequence of `length` tokens shares its first `common` tokens."""
         return common >= max(self.least, self.share * length)
 
 
 EVERY = Sharing()
 WORTHWHILE = {"cpu": Sharing(32, 1 / 8), "cuda": Sharing(32, 1 / 2)}
-"""What saves time, by the kind of device. The kernels of GPUs for suffixes are slower than those for whole sequences.
-On an H200 with a 0.6B model, sharing a third of each sequence took 4% longer, and sharing two thirds was 1.3 to 1.9
-times as fast."""
+"""The rules that save time, by the kind of device. The kernels of GPUs for suffixes are slower than those for whole
+sequences. On an H200 with a 0.6B model, sharing a third of each sequence took 4% longer, and sharing two thirds was 1.3
+to 1.9 times as fast."""
 
 
 def sharing_of(shares: bool | None, is_able: bool, device: str) -> Sharing | None:
-    """What `learner.shared_prefixes` says for a policy that `is_able` to share, on a kind of device."""
+    """Return the rule that `learner.shared_prefixes` gives for a policy that `is_able` to share, on a kind of
+    device."""
     if shares is None:
         return WORTHWHILE[device] if is_able else None
     return EVERY if shares else None
@@ -50,12 +49,12 @@ def sharing_of(shares: bool | None, is_able: bool, device: str) -> Sharing | Non
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedPrefixes:
-    """How sequences of N tokens together are computed as U < N tokens.
+    """The layout of a pass that computes N tokens of several sequences as U < N tokens.
 
-    - `kept` int64[U]: which of the N are computed, in the order of the pass.
-    - `rows` int64[N]: where among the U each of the N is computed.
-    - `queries` and `keys`: of each sequence that has tokens of its own, how many these are, and the tokens of its path.
-    - `paths` int64[sum of keys]: the rows among the U of these paths, one behind the other.
+    - `kept` int64[U]: the tokens among the N that are computed, in the order of the pass.
+    - `rows` int64[N]: the row among the U in which each of the N is computed.
+    - `queries` and `keys`: for each sequence with tokens of its own, the number of these and of the tokens of its path.
+    - `paths` int64[sum of keys]: the rows among the U of these paths, one after the other.
     """
 
     kept: Rows
@@ -66,8 +65,11 @@ class SharedPrefixes:
 
 
 def find_shared(ids: Rows, lengths: Sequence[int], sharing: Sharing) -> SharedPrefixes | None:
-    """What the sequences share whose token ids int64[N] follow each other; None if no two have a prefix in common that
-    `sharing` takes."""
+    """Find the shared prefixes of sequences whose token ids int64[N] follow each other. Returns None if no two
+    sequences share a prefix that `sharing` accepts."""
+    # In the order of its tokens' bytes, a sequence shares its longest prefix with a neighbour. So two comparisons for
+    # each sequence find the whole tree. Longer sequences come first: a prefix that is a small part of one of them may
+    # be a large part of those that follow.
     spans = list(pairwise(np.cumsum([0, *lengths]).tolist()))
     spans.sort(key=lambda span: ids[slice(*span)].tobytes())
     rows, kept, queries, keys, paths = np.empty_like(ids), [], [], [], []

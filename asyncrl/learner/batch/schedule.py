@@ -1,6 +1,6 @@
-"""Which rank puts which sequences into which forward pass.
+"""Schedules sequences: to each forward pass of each rank.
 
-`schedule` needs lengths and costs only, so every rank decides the same. What holds, and is tested:
+`schedule` needs only lengths and costs, so every rank decides the same. These properties are tested:
 - Every sequence is in exactly one pass of one rank of one minibatch; sequences are whole.
 - The split into minibatches does not depend on the ranks: minibatch m holds consecutive sequences of the plan.
 - All ranks have the same number of passes in a minibatch, so that their collectives meet; a pass may be empty.
@@ -38,14 +38,14 @@ COMPARED = 256
 EVEN = 1.02
 """Ranks whose costs are at most this much above the mean count as equal."""
 PASS_SHARE = 1 / 64
-"""What a pass costs in addition to its sequences, as a share of the cost of `limit` average tokens."""
+"""The cost of a pass in addition to its sequences, as a share of the cost of `limit` average tokens."""
 
 
 def schedule(
     lengths: Sequence[int], costs: Sequence[float], ranks: int, minibatches: int, limit: int
 ) -> list[list[Passes]]:
-    """Sequence indices, ascending, by [minibatch][rank][pass]; `costs` are those of the sequences, in any unit. A
-    minibatch that would be empty is left out."""
+    """Return sequence indices, ascending, by [minibatch][rank][pass]. `costs` are those of the sequences, in any unit.
+    A minibatch that would be empty is left out."""
     total = len(lengths)
     bounds = [total * m // minibatches for m in range(minibatches + 1)]
     spans = [slice(start, end) for start, end in pairwise(bounds) if start < end]
@@ -74,7 +74,7 @@ class _Minibatch:
         return order
 
     def alone(self) -> list[Passes]:
-        """The passes of the only rank: as few as possible."""
+        """Return the passes of the only rank: as few as possible."""
         if len(self.lengths) > COMPARED:
             return self._of_many([list(self._all)])
         passes = first_fit_decreasing(self.lengths, self._all, self.limit)
@@ -83,7 +83,7 @@ class _Minibatch:
         return [passes]
 
     def best(self) -> list[Passes]:
-        """The fastest of several schedules."""
+        """Return the fastest of several schedules."""
         if len(self.lengths) > COMPARED:
             shards = fill_to_targets(self.lengths, self.costs, self._all, [0.0] * self.ranks, sum(self.lengths))
             assert shards is not None
@@ -123,14 +123,15 @@ class _Minibatch:
         return aligned
 
     def _aligned(self, shards: Bins, count: int) -> list[Passes] | None:
-        """A shard for each rank, in `count` passes that cost about the same on all of them."""
+        """Return a shard for each rank, in `count` passes that cost about the same on all ranks; None if there is no
+        room."""
         targets = self._targets(count)
         parts = [fill_to_targets(self.lengths, self.costs, shard, targets, self.limit) for shard in shards]
         passes = [each for each in parts if each is not None]
         return passes if len(passes) == self.ranks else None
 
     def _dealt(self, bins: Bins) -> list[Passes]:
-        """The bins, of which a pass takes the next of each rank: the dearest to the rank with the least so far."""
+        """Deal the bins to the ranks, one each for every pass: the dearest to the rank with the least cost so far."""
         bins = bins + [[] for _ in range(-len(bins) % self.ranks)]
         parts: list[Passes] = [[] for _ in range(self.ranks)]
         totals = [0.0] * self.ranks
@@ -143,12 +144,13 @@ class _Minibatch:
         return parts
 
     def _evened(self, parts: list[Passes]) -> list[Passes]:
-        """The same passes after exchanges between ranks."""
+        """Return the same passes after exchanges between ranks."""
         columns = [even_out(self.lengths, self.costs, list(each), self.limit) for each in zip(*parts, strict=True)]
         return [list(each) for each in zip(*columns, strict=True)]
 
     def _targets(self, count: int) -> list[float]:
-        """What a rank's part of each pass should cost: the dearest first, each no less than its dearest sequence."""
+        """Return the cost that a rank's part of each pass should have: the dearest first, each no less than its dearest
+        sequence."""
         leads, left, targets = self._all[:: self.ranks], sum(self.costs), []
         for index in range(count):
             lead = self.costs[leads[index]] if index < len(leads) else 0.0
@@ -157,12 +159,12 @@ class _Minibatch:
         return targets
 
     def _fewest(self) -> int:
-        """No schedule has fewer passes than this."""
+        """Return a lower bound of the passes of any schedule."""
         halves = sum(2 * each > self.limit for each in self.lengths)
         return -(-max(-(-sum(self.lengths) // self.limit), halves) // self.ranks)
 
     def _measured(self, parts: list[Passes]) -> tuple[int, float, float]:
-        """Passes, the largest cost of a rank, and the cost in lockstep."""
+        """Return the number of passes, the largest cost of a rank, and the cost in lockstep."""
         costs = [[self._cost(each) for each in passes] for passes in parts]
         return len(parts[0]), max(map(sum, costs)), sum(map(max, zip(*costs, strict=True)))
 

@@ -1,0 +1,18 @@
+"""Checkpoints and exports: the weights of sharded models on disk, and whole on rank 0.
+
+It keeps its part of two promises:
+
+- Same batch after a crash: a run resumes with exactly the saved weights, moments and counts (`checkpoint.py`,
+  `state.py`). A checkpoint appears whole or not at all, and checksums show damage (`files.py`).
+- A weight update is all or nothing: a published version has every tensor (`gathering.py`).
+
+Files in reading order:
+
+- `checkpoint.py`: the checkpoints that are kept, restored and removed.
+- `files.py`: one checkpoint on its way to the disk.
+- `state.py`: tensors to files and back, for any number of ranks.
+- `gathering.py`: whole tensors for a publish.
+- `export.py` and `critic_export.py`: Hugging Face folders.
+
+Threads and the choice of kept checkpoints may change freely. A change of the files needs a new `FORMAT`.
+"""

@@ -1,9 +1,11 @@
 """Checkpoints: any number of ranks may read what any other number wrote.
 
 A checkpoint holds the weights, the optimisers' state and the progress. Random numbers need no state, since every
-learner step seeds them. A copy of the state goes to host memory while training goes on; only the next update waits for
-it. Threads write the copy under a hidden name, rename it, and mark it complete; a folder without the mark is no
-checkpoint. Checksums of all its files tell later whether they are still what was written.
+learner step seeds them. The state is copied to host memory while training goes on, and only the next update waits for
+the copy.
+
+Threads write the copy under a hidden name, rename the folder, and mark it as complete. A folder without the mark is no
+checkpoint. Checksums of all its files show damage later.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from asyncrl.errors import CheckpointError
-from asyncrl.learner.checkpoint.checkpoint_files import COMPLETE, FORMAT, PROGRESS, CheckpointFiles, find_damage
+from asyncrl.learner.checkpoint.files import COMPLETE, FORMAT, PROGRESS, CheckpointFiles, find_damage
 from asyncrl.learner.checkpoint.state import HostCopy, Models, read_state, read_weights
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.machine.files import when_there_is_room, write_whole
@@ -40,7 +42,7 @@ logger = logging.getLogger(__name__)
 DAMAGED = "damaged"
 """The name of the mark once the checkpoint was found damaged."""
 RATINGS = "ratings.json"
-"""The file beside the checkpoints that has the value of an evaluation by step."""
+"""The file in the folder of the checkpoints that has the value of an evaluation by step."""
 POLL_S = 0.1
 SAMPLED = 256
 """Numbers in the first row of a frozen tensor by which it is recognised."""
@@ -49,9 +51,14 @@ _STEP = re.compile(r"step-(\d{6,})")
 
 @dataclass(slots=True)
 class Progress:
-    """What a run has done: finished steps, running totals, evaluations without an answer so far (version by step),
-    what the algorithm keeps from step to step, the latest gradient norms and the loss scale of each model, how many
-    demonstrations were trained, and the digest of all that there are."""
+    """The progress of a run.
+
+    - `step` counts finished steps; the other counts are totals over them.
+    - `evaluations` has the version of each pending evaluation, by its step.
+    - `algorithm` is the state that the algorithm keeps from step to step.
+    - `norms` and `loss_scales` have the latest gradient norms and the loss scale of each model.
+    - `demonstrations` were trained so far, and `demonstrations_digest` is the digest of all demonstrations.
+    """
 
     step: int = 0
     trajectories: int = 0
@@ -69,7 +76,7 @@ class Progress:
     demonstrations_digest: str = ""
 
     def add(self, plan: BatchPlan, skipped: int, too_large: int, empty: int, overflowed: int) -> None:
-        """One more step is finished."""
+        """Count a finished step."""
         self.step += 1
         self.trajectories += len(plan.ids)
         self.tokens += sum(plan.tokens)
@@ -83,28 +90,28 @@ class Progress:
         self.updates_overflowed += overflowed
 
     def keep_models(self, models: Models) -> None:
-        """Keep what models have beside weights and moments."""
+        """Keep the state of models that is neither weights nor moments."""
         self.norms = {name: list(model.norms) for name, model in models.items()}
         scales = {name: model.loss_scale for name, model in models.items()}
         self.loss_scales = {name: each.state() for name, each in scales.items() if each is not None}
 
     def restore_models(self, models: Models) -> None:
-        """Give new models what was kept."""
+        """Restore the kept state of the models."""
         for name, model in models.items():
             model.norms.extend(self.norms.get(name, ()))
             if model.loss_scale is not None and name in self.loss_scales:
                 model.loss_scale.restore(self.loss_scales[name])
 
     def skip(self) -> None:
-        """One more step is finished that trained nothing."""
+        """Count a finished step that trained nothing."""
         self.step += 1
         self.steps_skipped += 1
 
 
 class Checkpoints:
     """The checkpoints under `folder`, of which the newest `keep` stay, and the best `keep_best` of those that were
-    rated. Every method is called by all ranks alike, but for those of rank 0. A write that waits for room on the disk
-    ends when `stop` is set."""
+    rated. All ranks call every method alike, except those for rank 0. A write that waits for room on the disk ends when
+    `stop` is set."""
 
     def __init__(
         self, folder: Path, keep: int, ranks: Ranks, stop: threading.Event | None = None, keep_best: int = 0
@@ -122,13 +129,14 @@ class Checkpoints:
         self._gives_up = threading.Event()
 
     def complete(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
+        """Return the complete checkpoints, oldest first."""
         return [folder for folder in self._folders() if (folder / COMPLETE).exists()]
 
     def prepare(self, models: Models) -> None:
-        """Find what `save_prepared` saves, and begin to get the memory for it. Call this after each step."""
-        # Tensors stay where they are, but optimisers get the moments of a parameter when they first move it. To look at
-        # all tensors takes milliseconds of each step, in which a GPU would wait.
+        """Find the tensors for `save_prepared`, and begin to get memory for them. Call this after each step."""
+        # Tensors stay in their place, but optimisers get the moments of a parameter when they first move it. Finding
+        # all
+        # tensors again in each step would take milliseconds, in which a GPU would wait.
         if self._moved != _moved(models):
             self._find(models)
         self._copy.changed()
@@ -143,8 +151,8 @@ class Checkpoints:
             self._copy.find(models, self._ranks)
 
     def save(self, progress: Progress, models: Models) -> None:
-        """Begin a checkpoint, once the one before it is complete. What happens to the models and to `progress` after
-        this returns is not in it.
+        """Begin a checkpoint, once the previous one is complete. Later changes of the models and of `progress` are not
+        in it.
 
         Raises StoppedError on every rank: one was asked to stop while it waited for room on the disk.
         """
@@ -155,8 +163,8 @@ class Checkpoints:
             model.copied = copied
 
     def save_prepared(self, progress: Progress) -> torch.cuda.Event | None:
-        """As `save`, of the models with which `prepare` was called last. They may be in the middle of a pass, as long
-        as no weight has changed since then, and none may change before the event that this returns, if any."""
+        """Begin a checkpoint of the models with which `prepare` was called last. They may be in the middle of a pass if
+        no weight has changed since. No weight may change before the returned event, if there is one."""
         self.wait()
         files = CheckpointFiles(self._path(progress.step))
         identity = {"fingerprint": self._fingerprint, "base": self._base, "ranks": self._ranks.shards}
@@ -191,9 +199,9 @@ class Checkpoints:
         return step
 
     def wait(self) -> None:
-        """Return once no checkpoint is being written.
+        """Wait until no checkpoint is being written.
 
-        Raises StoppedError on every rank: as `save`. Raises on a rank whose part could not be written its OSError.
+        Raises StoppedError on every rank, as `save` does. Raises OSError on a rank whose part could not be written.
         """
         self._ranks.together(self._wait)
 
@@ -206,8 +214,8 @@ class Checkpoints:
             writing.result()
 
     def completed(self) -> int:
-        """The steps in a checkpoint that has become complete since the last call, on rank 0; else 0. Does not wait.
-        Raises as `wait`, without agreement of the ranks."""
+        """Return the steps in a checkpoint that has become complete since the last call, on rank 0; else 0. Does not
+        wait. Raises the errors of `wait`, without agreement of the ranks."""
         if self._writing is None or not self._writing.done():
             return 0
         written, self._writing = self._writing, None
@@ -224,8 +232,8 @@ class Checkpoints:
             logger.warning("the last checkpoint was not written: %s", error)
 
     def rate(self, step: int, value: float) -> None:
-        """Remember the evaluation of the weights after `step` steps; higher is better. For rank 0. Raises StoppedError:
-        as `save`."""
+        """Record the evaluation of the weights after `step` steps; higher is better. For rank 0. Raises StoppedError,
+        as `save` does."""
         ratings = json.dumps({**self._ratings(), step: value})
         when_there_is_room(lambda: write_whole(self._folder / RATINGS, ratings), self._stop, RATINGS)
 
@@ -241,15 +249,15 @@ class Checkpoints:
             ) from error
 
     def best(self) -> list[Path]:
-        """Complete checkpoints that were rated, the best one first, and of equal ones the newest. Raises
+        """Return the complete checkpoints that were rated, the best one first, and of equal ones the newest. Raises
         CheckpointError: the ratings cannot be read."""
         ratings = self._ratings()
         rated = [folder for folder in self.complete() if not math.isnan(ratings.get(step_of(folder), math.nan))]
         return sorted(rated, key=lambda folder: (ratings[step_of(folder)], step_of(folder)), reverse=True)
 
     def restore(self, models: Models) -> Progress | None:
-        """Load the newest undamaged checkpoint into `models`. Returns None, and changes nothing, where there is no
-        checkpoint. A damaged one loses its mark, and is not looked at again.
+        """Load the newest undamaged checkpoint into `models`. Returns None, and changes nothing, if there is none. A
+        damaged one loses its mark, and is not read again.
 
         Raises CheckpointError: the checkpoint is of another model or format, or of adapters of another base, or all
         are damaged.
@@ -272,14 +280,14 @@ class Checkpoints:
         return None
 
     def covered(self) -> int:
-        """How many steps no resumed run will ask for again: those in the oldest checkpoint that stays. The first
+        """Return the steps that no resumed run will train again: those in the oldest checkpoint that stays. The first
         weights count as a checkpoint while there are fewer than `keep`."""
         complete = self.complete()
         return step_of(complete[-self._keep]) if len(complete) >= self._keep else 0
 
     def damage(self, folder: Path) -> str | None:
-        """What is wrong with the files of a checkpoint; None, on every rank, where nothing is. Each rank reads a part
-        of the files. Raises CheckpointError: it has another format."""
+        """Return the damage of a checkpoint's files, or None, on every rank, if there is none. Each rank reads a part
+        of the files. Raises CheckpointError: the checkpoint has another format."""
         try:
             mark = (folder / COMPLETE).read_text(errors="replace")
             if mark != FORMAT and (not mark or mark.isdecimal()):
@@ -293,7 +301,7 @@ class Checkpoints:
                 else f"its mark is {mark!r:.50}"
             )
         except OSError as error:
-            # The file is there, and the disk does not give it back.
+            # The disk cannot read a file that exists.
             damage = f"it cannot be read: {error}"
         if not self._ranks.any(damage is not None):
             return None
@@ -323,17 +331,17 @@ class Checkpoints:
         return self._folder / f"step-{step:06d}"
 
     def _newest(self) -> int:
-        """The step of the newest complete checkpoint; 0 where there is none. Only the newest `keep` count: the replay
-        need not have what was trained after an older one."""
+        """Return the step of the newest complete checkpoint; 0 if there is none. Only the newest `keep` count: the
+        replay may have dropped the data that was trained after an older one."""
         marked = [each for each in self._folders() if (each / COMPLETE).exists() or (each / DAMAGED).exists()]
         return max((step_of(each) for each in marked[-self._keep :] if (each / COMPLETE).exists()), default=0)
 
     def _folders(self) -> list[Path]:
-        """The folders with the name of a checkpoint, oldest first. Others are left alone."""
+        """Return the folders with the name of a checkpoint, oldest first. Other folders stay untouched."""
         return sorted((each for each in self._folder.glob("step-*") if _STEP.fullmatch(each.name)), key=step_of)
 
     def clean(self, pending: Collection[int] = ()) -> None:
-        """Remove all but the newest and the best checkpoints, and those whose steps are `pending` an evaluation. For
+        """Remove all checkpoints except the newest, the best, and those whose steps have a `pending` evaluation. For
         rank 0, while no checkpoint is being written."""
         keep = self.complete()[-self._keep :]
         if self._keep_best:
@@ -344,12 +352,12 @@ class Checkpoints:
 
 
 def step_of(folder: Path) -> int:
-    """How many steps a checkpoint covers."""
+    """Return the number of steps that a checkpoint has."""
     return int(folder.name.removeprefix("step-"))
 
 
 def read_policy(folder: Path, policy: nn.Module) -> None:
-    """As `read_model_of`, of the policy."""
+    """Load the weights of the policy: see `read_model_of`."""
     read_model_of("policy", folder, policy)
 
 
@@ -364,12 +372,12 @@ def read_model_of(name: str, folder: Path, module: nn.Module) -> None:
 
 
 def _moved(models: Models) -> int:
-    """How many parameters have moments."""
+    """Count the parameters that have moments."""
     return sum(len(model.moments()) for model in models.values())
 
 
 def _fingerprint(models: Models) -> str:
-    """Tells one architecture from another: a digest of the names and shapes of the parameters."""
+    """Compute a digest of the architecture: of the names and shapes of the parameters."""
     layout = {
         name: [(key, list(parameter.shape)) for key, parameter in model.module.named_parameters()]
         for name, model in models.items()
@@ -378,8 +386,8 @@ def _fingerprint(models: Models) -> str:
 
 
 def _base(models: Models) -> str:
-    """Tells one base of adapters from another, whose weights no checkpoint has: on rank 0, which has the first row of
-    each tensor, a digest of the first rows of all that is frozen."""
+    """Compute a digest of the base of adapters, whose weights no checkpoint has: on rank 0, which has the first row of
+    each tensor, of the first rows of all frozen tensors."""
     digest = hashlib.sha256()
     for model in models.values():
         frozen = [each for each in model.module.parameters() if not each.requires_grad]

@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 def export_critic(
     critic: Critic, config: CriticConfig, model: ModelConfig, folder: Path, ranks: Ranks, stop: threading.Event
 ) -> None:
-    """Write `folder` anew, parameters in the compute dtype, as soon as the disk has room. It appears whole, or not at
-    all. Raises StoppedError on every rank: `stop` was set while it waited."""
+    """Write the critic into a new `folder`, with parameters in the compute dtype, as soon as the disk has room. It
+    appears whole, or not at all. Raises StoppedError on every rank: `stop` was set while it waited."""
     named = beside(model, config.path)
     classifier = _classifier(critic)
     tensors = gather_all(classifier, WeightFormat(classifier), DTYPES[model.dtype], ranks)
@@ -46,7 +46,7 @@ def export_critic(
 
 
 def shared_critic(policy: Policy) -> Critic:
-    """The critic that `policy` is with its value head, of which it has the parameters."""
+    """Return the critic that `policy` is with its value head; both have the same parameters."""
     return Critic(policy.model.get_decoder(), policy.value_head)
 
 
@@ -81,7 +81,7 @@ class _Plain(torch.nn.Module):
 
 
 def _classifier(critic: Critic) -> Any:
-    """The critic as transformers' model for the classification of tokens, of which it has the parameters."""
+    """Make transformers' model for the classification of tokens from the critic; both have the same parameters."""
     config = type(critic.decoder.config).from_dict(critic.decoder.config.to_dict())
     config.num_labels = 1
     try:
@@ -106,7 +106,7 @@ def _write(classifier: Any, tensors: Mapping[str, Tensor], named: ModelConfig, f
         write_model(classifier, tensors, write_beside, folder)
     except OSError:
         raise
-    # A family's own saving code may know nothing of a value head, and raises whatever it raises.
+    # A family's own saving code may not support a value head, and raises errors of any type.
     except Exception as error:  # noqa: BLE001 - the log has the reason
         logger.warning("the critic is saved as plain tensors, since its own saving code fails: %r", error)
 
@@ -119,7 +119,7 @@ def _write(classifier: Any, tensors: Mapping[str, Tensor], named: ModelConfig, f
 
 
 def _writer(classifier: Any, named: ModelConfig) -> Callable[[Path], None]:
-    """Writes the configuration of a model with one label, and the tokenizer."""
+    """Return a function that writes the configuration of a model with one label, and the tokenizer."""
     architecture = type(classifier).__name__ if not isinstance(classifier, _Plain) else None
 
     def change(config: Any) -> None:

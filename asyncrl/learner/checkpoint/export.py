@@ -1,5 +1,5 @@
-"""The trained policy as a Hugging Face folder, with its tokenizer. Adapters are merged into it; they alone are a peft
-folder."""
+"""Exports the trained policy as a Hugging Face folder, with its tokenizer and with adapters merged into it. Adapters
+alone become a peft folder."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from asyncrl.weights.manifest import DTYPES
 
 
 def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop: threading.Event) -> None:
-    """Write `folder` anew, parameters in the compute dtype, as soon as the disk has room. The folder appears whole, or
-    not at all. Raises StoppedError on every rank: `stop` was set while it waited."""
+    """Write the policy into a new `folder`, with parameters in the compute dtype, as soon as the disk has room. The
+    folder appears whole, or not at all. Raises StoppedError on every rank: `stop` was set while it waited."""
     tensors = gather_all(policy.model, policy.weight_format, DTYPES[config.dtype], ranks)
 
     def write() -> None:
@@ -60,7 +60,7 @@ def export_checkpoint(config: ModelConfig, checkpoint: Path, folder: Path) -> No
 
 
 def export_adapter(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop: threading.Event) -> None:
-    """Write `folder` anew, as `export` does: the adapters of `policy` alone, as a peft folder with the tokenizer."""
+    """Write the adapters of `policy` into a new `folder`, as `export` does: a peft folder with the tokenizer."""
     tensors = gather_adapters(policy.model)
 
     def write() -> None:
@@ -71,8 +71,8 @@ def export_adapter(policy: Policy, config: ModelConfig, folder: Path, ranks: Ran
 
 
 def export_checkpoint_adapter(config: ModelConfig, checkpoint: Path, folder: Path) -> None:
-    """Write the adapters of the policy of a checkpoint into `folder`, the same files as `export_adapter`. Raises as
-    `export_checkpoint`."""
+    """Write the adapters of the policy of a checkpoint into `folder`, the same files as `export_adapter`. Raises the
+    errors of `export_checkpoint`."""
     policy = _policy_of(config, checkpoint)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _write_adapter(policy.model, gather_adapters(policy.model), config, folder)
@@ -111,22 +111,24 @@ def _write_adapter(model: Any, tensors: Mapping[str, Tensor], config: ModelConfi
 
 
 def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callable[[Path], None], folder: Path) -> None:
-    """Write a Hugging Face `model` into `folder`, in place of what is there; it appears whole, or not at all.
-    `tensors` are its weights in the format of files, `write_beside` writes the configuration and the tokenizer. A model
-    card that is there stays. Raises OSError."""
+    """Write a Hugging Face `model` into `folder`, which it replaces; it appears whole, or not at all.
+
+    `tensors` are its weights in the format of files. `write_beside` writes the configuration and the tokenizer. A model
+    card in the folder stays. Raises OSError.
+    """
 
     def write(partial: Path) -> None:
         # The tensors have the format of files already. Transformers empties the dict, and this may be tried again.
         model.save_pretrained(partial, state_dict=dict(tensors), save_original_format=False)
-        # Its config names the dtype in which the learner keeps its weights.
+        # The model's configuration names the dtype in which the learner keeps its weights.
         write_beside(partial)
 
     write_anew(folder, write)
 
 
 def write_anew(folder: Path, write: Callable[[Path], None]) -> None:
-    """Have `write` fill a folder that takes the place of `folder`, but for a model card that is there. A link stays,
-    and the folder to which it leads is the new one."""
+    """Have `write` fill a folder that replaces `folder`, whose model card stays. If `folder` is a link, the folder to
+    which it leads is replaced."""
     folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone_beside(folder):
@@ -135,7 +137,7 @@ def write_anew(folder: Path, write: Callable[[Path], None]) -> None:
 
 @contextmanager
 def _alone_beside(folder: Path) -> Iterator[None]:
-    """Another process that would write there, too, waits meanwhile: its files would get between these."""
+    """Keep other processes from writing there during the block, so that their files do not mix with these."""
     handle = os.open(folder.parent, os.O_RDONLY)
     try:
         # Some network file systems lock no folders.
@@ -164,8 +166,8 @@ def _write_anew(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def save_code(model: Any, folder: Path) -> None:
-    """Write the code that a Hugging Face `model` comes with, and the configuration that names it, into `folder`, in
-    place of what is there. A model without code of its own writes nothing. Raises OSError."""
+    """Write the own code of a Hugging Face `model`, and the configuration that names it, into `folder`, which they
+    replace. A model without code of its own writes nothing. Raises OSError."""
     if type(model)._auto_class is None:
         return
 
@@ -178,8 +180,8 @@ def save_code(model: Any, folder: Path) -> None:
 
 
 def folder_writer(config: ModelConfig, change: Callable[[Any], None] = lambda _: None) -> Callable[[Path], None]:
-    """A function that writes the files beside the weights into a Hugging Face folder. They name the compute dtype, and
-    the configuration is as `change` leaves it."""
+    """Return a function that writes all files but the weights into a Hugging Face folder. They name the compute dtype,
+    and `change` may change the configuration."""
     model = open_config(config)
     model.dtype = config.dtype
     change(model)

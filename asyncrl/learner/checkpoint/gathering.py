@@ -1,8 +1,8 @@
-"""A sharded model's weights in their published format, whole, one bucket after the other on rank 0.
+"""Gathers a sharded model's whole weights in their published format, one bucket after the other on rank 0.
 
-At any time the device of a rank has at most two buckets of gathered weights. Rank 0 has beside them one part that is
-being converted (see modelling/weight_format.py), such as the stacked experts of a layer, two or three times. The next
-bucket is gathered while the caller works with the last one.
+The device of a rank has at most two buckets of gathered weights at a time. Rank 0 also has one part that is being
+converted (see modelling/weight_format.py), such as the stacked experts of a layer, two or three times. The next bucket
+is gathered while the caller works with the last one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUCKET_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class GatherStep:
-    """What is gathered at once: tensors of one dtype, in whole parts, which become those of the published `bucket`."""
+    """The tensors that are gathered at once: of one dtype, in whole parts, which become the published `bucket`."""
 
     parts: tuple[ConvertedTensors, ...]
     bucket: Bucket
@@ -39,7 +39,7 @@ class GatherStep:
 
 
 def plan_gather(weights: WeightFormat, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> list[GatherStep]:
-    """The steps in which the weights will be gathered: parameters in `dtype`, buffers in their own."""
+    """Plan the steps in which the weights will be gathered: parameters in `dtype`, buffers in their own."""
     steps: list[GatherStep] = []
     room = 0
     for part in weights.parts:
@@ -59,10 +59,10 @@ def plan_gather(weights: WeightFormat, dtype: torch.dtype, bucket_bytes: int = B
 def gather(
     model: nn.Module, steps: Sequence[GatherStep], weights: WeightFormat, ranks: Ranks
 ) -> Iterator[GatheredBucket]:
-    """The published tensors of `model` in the buckets of a plan, on the device of rank 0; nothing on other ranks. Each
-    rank merges adapters into its shards, one after the other.
+    """Yield the published tensors of `model` in the buckets of a plan, on the device of rank 0, and nothing on other
+    ranks. Each rank merges adapters into its shards, one after the other.
 
-    Every rank must iterate to the end. On a GPU a bucket's buffer is used again once the next one is asked for.
+    Every rank must iterate to the end. On a GPU, the buffer of a bucket is used again for the next one.
     """
     tensors, updates = model_tensors(model), low_rank_updates(model)
     reuse = ranks.rank == 0 and ranks.device.type != "cpu"
@@ -79,8 +79,8 @@ def gather(
 
 
 def gather_all(model: nn.Module, weights: WeightFormat, dtype: torch.dtype, ranks: Ranks) -> dict[str, Tensor]:
-    """All published tensors of `model` by name, as copies on rank 0's CPU; empty on other ranks. All ranks take
-    part."""
+    """Gather all published tensors of `model` by name, as copies on rank 0's CPU; empty on other ranks. All ranks call
+    this."""
     tensors: dict[str, Tensor] = {}
     steps = plan_gather(weights, dtype)
     buckets = gather(model, steps, weights, ranks)
@@ -90,7 +90,7 @@ def gather_all(model: nn.Module, weights: WeightFormat, dtype: torch.dtype, rank
 
 
 class _Gathering:
-    """One step: communication starts when this is made, and ends in `finish`."""
+    """One step: communication starts when this object is made, and ends in `finish`."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Gathering:
         return work
 
     def finish(self, shared: Tensor) -> GatheredBucket | None:
-        """The bucket on rank 0, at the start of `shared` on a GPU; None elsewhere."""
+        """Return the bucket on rank 0, at the start of `shared` on a GPU; None on other ranks."""
         if self._work is not None:
             self._work.wait()
         if self._ranks.rank != 0:
@@ -149,7 +149,7 @@ class _Gathering:
             views[name].copy_(tensor)
 
     def _next(self, shard: _LocalShard) -> list[Tensor]:
-        """What the ranks sent of the next tensor, whose local shard is given."""
+        """Return the shards that the ranks sent of the next tensor, whose local shard is given."""
         if not self._received:
             return [shard.local]
         shards = []
@@ -162,7 +162,7 @@ class _Gathering:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LocalShard:
-    """What this rank has of a tensor of `shape`, flat: some of its rows where it is sharded, else all of it."""
+    """This rank's part of a tensor of `shape`, flat: some of its rows if it is sharded, else all of it."""
 
     local: Tensor
     shape: tuple[int, ...]
@@ -179,7 +179,7 @@ class _LocalShard:
         return _LocalShard(own.to(dtype).reshape(-1), tuple(tensor.shape), is_sharded)
 
     def size(self, rank: int, ranks: int) -> int:
-        """Elements that `rank` has of it."""
+        """Return the number of elements that `rank` has of the tensor."""
         if not self.is_sharded:
             return math.prod(self.shape)
         return len(shard_of(self.shape[0], rank, ranks)) * math.prod(self.shape[1:])

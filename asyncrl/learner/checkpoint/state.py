@@ -1,4 +1,4 @@
-"""Weights and optimiser state on disk: what one number of ranks wrote, any other number may read.
+"""Weights and optimiser state on disk. Any number of ranks may read the files that any other number wrote.
 
 Every rank of the first copy writes its shards into a safetensors file of its own, without communication. The rows of a
 sharded tensor are those of all files in the order of the ranks. A tensor that is not sharded is in the file of rank 0.
@@ -35,7 +35,7 @@ Models = Mapping[str, Trainable[Any]]
 
 
 class HostCopy:
-    """Copies in host memory of what this rank, on `device`, writes of models. Each copy takes the memory of the one
+    """Copies in host memory of the tensors that this rank, on `device`, writes. Each copy uses the memory of the one
     before it."""
 
     def __init__(self, device: torch.device) -> None:
@@ -46,26 +46,25 @@ class HostCopy:
         self._changed: torch.cuda.Event | None = None
 
     def find(self, models: Models, ranks: Ranks) -> None:
-        """Find the tensors of this rank's file of `models`. Call it between two passes, on the ranks of the first copy,
-        and again once optimisers have more moments: within a pass, FSDP has other tensors in the place of some."""
+        """Find the tensors of this rank's file of `models`, on the ranks of the first copy. Call it again once
+        optimisers have more moments, and never within a pass, in which FSDP replaces some tensors."""
         self._parts = _own_parts(models, ranks)
 
     def changed(self) -> None:
-        """Say that the kernels that changed the tensors have been launched: a copy begins behind them. Otherwise a rank
-        that reads nothing back after a step would copy what its optimizer has not written yet."""
+        """Say that the kernels that changed the tensors have been launched; a copy begins after them."""
+        # Without this, a rank that reads nothing back after a step would copy tensors before its optimizer wrote them.
         if self._device.type == "cuda":
             self._changed = torch.cuda.current_stream(self._device).record_event()
 
     def reserve(self) -> None:
-        """Begin to get the memory that a copy of what was found needs, which takes longer than the copy itself."""
+        """Begin to get the memory for a copy of the found tensors, which takes longer than the copy itself."""
         if self._reserving is None:
             self._reserving = begin(self._reserve, "checkpoint", daemon=True)
 
     @torch.no_grad()
     def take(self) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
-        """Begin a copy of the tensors that were found, as they were when they last `changed`. Within a pass it does not
-        wait for the pass. The copy of a GPU's tensors is whole once the event has happened, and nobody may change them
-        before."""
+        """Begin a copy of the found tensors, as they were when they last `changed`. Within a pass it does not wait for
+        the pass. The copy of a GPU's tensors is whole once the event has happened; they may not change before."""
         if self._reserving is not None:
             self._reserving.result()
         self._reserve()
@@ -102,7 +101,7 @@ class HostCopy:
 
 
 def _own_parts(models: Models, ranks: Ranks) -> dict[str, Tensor]:
-    """The tensors of this rank's file of `models`, as they stand in it."""
+    """Return the tensors of this rank's file of `models`, by their names in the file."""
     local = {name: _local(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _is_sharded(tensor)}
     own = {name: rows for name, rows in local.items() if ranks.rank == 0 or rows.numel()}
     return {part: each for name, rows in own.items() for part, each in _parts(name, rows)}
@@ -127,12 +126,12 @@ def read_state(models: Models, folder: Path, count: int, ranks: Ranks) -> None:
 
 @torch.no_grad()
 def read_weights(name: str, module: nn.Module, folder: Path, count: int) -> None:
-    """Load the weights alone of the model `name`, from `count` files, into a module that is not sharded.
-    Raises CheckpointError: as `read_state`, or they are another model's."""
+    """Load only the weights of the model `name`, from `count` files, into a module that is not sharded. Raises
+    CheckpointError, as `read_state` does, or since they are another model's."""
     with _opened(folder, count, Ranks.alone()) as stored:
         stored.load_weights(name, module)
         unknown = stored.weights(name) - {weight for weight, _ in _weights(module)}
-        # Whoever loads a policy alone needs none of a critic that shares its backbone.
+        # A policy that is loaded alone needs no head of a critic that shares its backbone.
         unknown = {weight for weight in unknown if not weight.startswith("weights/value_head.")}
         if unknown:
             raise CheckpointError(f"it is a checkpoint of another model, which has {min(unknown)} too")
@@ -156,18 +155,18 @@ class _StoredTensors:
         self._ranks = ranks
 
     def weights(self, model: str) -> set[str]:
-        """The names of a model's weights, of which rank 0 has a part each."""
+        """Return the names of a model's weights; rank 0 has a part of each."""
         prefix = f"{model}/"
         return {name.removeprefix(prefix) for name in self._files[0][1] if name.startswith(f"{prefix}weights/")}
 
     def moved(self, model: str) -> set[str]:
-        """The names of the model's parameters that have moments."""
+        """Return the names of the model's parameters that have moments."""
         prefix = f"{model}/moments/"
         return {name.split("/")[3] for name in self._files[0][1] if name.startswith(prefix)}
 
     def load_weights(self, name: str, module: nn.Module, activity: Activity | None = None) -> None:
-        """Load the weights of the model `name` into `module`; `activity` shows how far it is. Raises CheckpointError:
-        one is missing or misshapen."""
+        """Load the weights of the model `name` into `module`; `activity` shows the progress. Raises CheckpointError: a
+        weight is missing or misshapen."""
         weights = list(_weights(module))
         for weight, tensor in tracked(weights, f"reading the {name}'s weights", len(weights), "tensors", activity):
             self.load(f"{name}/{weight}", tensor)
@@ -188,7 +187,7 @@ class _StoredTensors:
             local.copy_(rows)
 
     def _has_own_parts(self, name: str) -> bool:
-        """Whether this rank's shard of a quantized tensor is what one of the files has: as many ranks wrote."""
+        """True if a file has exactly this rank's shard of a quantized tensor, since as many ranks wrote."""
         return len(self._files) == self._ranks.shards and f"{name}/codes" in self._files[self._ranks.shard][1]
 
     def _rows(self, name: str, rows: range) -> Tensor:
@@ -221,8 +220,8 @@ def _tensors(models: Models) -> Iterator[tuple[str, Tensor]]:
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, tied ones once, and the buffers that belong to a module's state. Of a module with adapters those
-    parameters alone that are trained: the others are in the files that it was loaded from."""
+    """Yield the parameters, tied ones once, and the buffers that belong to a module's state. A module with adapters
+    yields only trained parameters: the others are in the files that it was loaded from."""
     every = dict(module.named_parameters(remove_duplicate=False))
     once = dict(module.named_parameters())
     if adapted_layers(module):
@@ -242,7 +241,7 @@ def _load_moments(name: str, model: Trainable[Any], stored: _StoredTensors, acti
 
 
 def _parts(name: str, local: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A tensor by its name, or the tensors that a quantized one consists of."""
+    """Yield a tensor with its name, or the tensors of a quantized one."""
     if not _is_quantized(local):
         yield name, local
         return
@@ -255,7 +254,7 @@ def _is_quantized(local: Tensor) -> bool:
 
 
 def _dequantized(codes: Tensor, scale: Tensor, qmap: Tensor) -> Tensor:
-    """The numbers of a tensor of 8 bits: each block of codes has a scale."""
+    """Compute the numbers of a tensor of 8 bits, in which each block of codes has a scale."""
     return (qmap[codes.int()].view(len(scale), -1) * scale[:, None]).view(codes.shape)
 
 
@@ -270,6 +269,6 @@ def _is_sharded(tensor: Tensor) -> bool:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a tensor, which shares its memory."""
+    """Return this rank's shard of a tensor, which shares its memory."""
     local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.detach()

@@ -1,9 +1,11 @@
-"""How many of the activations of a model's layers are kept for the backward pass.
+"""The share of a model's activations that its layers keep for the backward pass.
 
-A layer keeps its input alone, also the output of its attention, or everything. What a layer does not keep, it computes
-again in the backward pass. Attention is the dearest to compute again where sequences are long, and its output is small:
-a budget goes to the outputs of attention first, and what is left of it to whole layers. These are the last ones, whose
-activations are gone by the time that the others compute theirs again.
+A layer keeps only its input, or also the output of its attention, or everything. It computes the rest again in the
+backward pass.
+
+Attention is the dearest to compute again where sequences are long, and its output is small. So a budget
+goes to the outputs of attention first, and the rest of it to whole layers. These are the last layers, whose activations
+are freed before the others compute theirs again.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
 class Kept(Enum):
-    """What a layer keeps."""
+    """The activations that a layer keeps."""
 
     INPUT = auto()
     ATTENTION = auto()
@@ -36,9 +38,9 @@ class Activations:
     """The activations that the layers of one model keep: `share` of them, from 0 to 1. A token's output of
     attention has `width` elements.
 
-    The first pass with gradients measures how large activations are. Its layers keep their input, but for one. Where
-    ranks compute a pass together, `agree` gives all of them the largest of their values: what they compute again they
-    must compute again together.
+    The first pass with gradients measures the size of activations: one of its layers keeps everything, and the others
+    their input. If ranks compute a pass together, `agree` gives all of them the largest of their values, since they
+    must compute the same layers again together.
     """
 
     def __init__(self, share: float, width: int, agree: Callable[[float], float] | None = None) -> None:
@@ -51,12 +53,13 @@ class Activations:
 
     @property
     def nbytes(self) -> float:
-        """Bytes for each token of a pass that all layers would keep beside their inputs; 0 before the first pass."""
+        """The bytes for each token of a pass that all layers would keep in addition to their inputs; 0 before the first
+        pass."""
         return self._layers * self._all
 
     @property
     def share(self) -> float:
-        """Which part of their activations the layers may keep, from 0 to 1."""
+        """The part of their activations that the layers may keep, from 0 to 1."""
         return self._share
 
     def keep(self, share: float) -> None:
@@ -65,7 +68,7 @@ class Activations:
         self._plan()
 
     def wrap(self, layer: nn.Module) -> None:
-        """Have one more layer keep what it is allowed to; the layers are given in their order."""
+        """Apply the share to one more layer. Call this for the layers in their order."""
         layer.forward = partial(self._forward, layer, layer.forward, self._layers)
         self._layers += 1
 
@@ -93,7 +96,7 @@ class Activations:
         return run(forward, *args, **kwargs)
 
     def _measure(self, layer: nn.Module, forward: Callable[[], Any], inputs: Any) -> Any:
-        """Run the layer, which keeps everything, and see how much that is beside its inputs and weights."""
+        """Run the layer, which keeps everything, and measure its size without its inputs and weights."""
         given = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
         known = {_storage(each) for each in (*given, *map(_local, layer.parameters()))}
         sizes: dict[int, int] = {}
@@ -123,7 +126,7 @@ class Activations:
 
 
 def attention_width(config: Any) -> int:
-    """Elements of a token's attention in a model of this Hugging Face configuration, all heads together."""
+    """Return the elements of a token's attention in a model of this Hugging Face configuration, over all heads."""
     config = config.get_text_config()
     heads = int(config.num_attention_heads)
     return heads * int(getattr(config, "head_dim", None) or config.hidden_size // heads)

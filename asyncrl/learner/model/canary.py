@@ -1,14 +1,17 @@
-"""The learner's own log-probs for the canary of a version (see weights/canary.py), or those of a model that is
-published in its place."""
+"""The canary of a version: log-probs of a fixed short sequence, which an engine must repeat before it serves it.
+
+`weights/canary.py` has the check. Here are the learner's own log-probs, and those of a model that is published as it
+was read.
+"""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, WeightsError
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.model.policy import Policy
@@ -16,24 +19,38 @@ from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.weights.canary import LENGTH, Canary, canary_tokens
 
 
-@torch.no_grad()
-def canary_of(policy: Policy, version: int, config: TrainConfig, ranks: Ranks) -> Canary | None:
-    """The canary of the weights that `policy` has now, as `version`; None where there should be none.
+@dataclass(frozen=True, slots=True)
+class CanarySettings:
+    """The settings of a run's canaries: the seed of their tokens, the tokens of the longest episode, and the type in
+    which engines compute."""
 
-    All ranks call this alike, and all compute the same sequence, since each needs its part in gathering the weights.
-    Nothing is compiled for a sequence of this length.
+    seed: int
+    max_tokens: int
+    dtype: str
+
+    def tokens(self, vocabulary: int) -> tuple[int, ...]:
+        """Return the token ids of the canary, for a policy with so many ids."""
+        # A server's context may end with the longest episode, and it must have room for one more token.
+        return canary_tokens(self.seed, vocabulary, min(LENGTH, max(2, self.max_tokens - 1)))
+
+
+@torch.no_grad()
+def canary_of(policy: Policy, version: int, settings: CanarySettings | None, ranks: Ranks) -> Canary | None:
+    """Compute the canary of the weights that `policy` has now, as `version`. None without settings.
 
     Raises WeightsError on all ranks: the log-probs are not finite.
     """
-    if not config.weights.canary:
+    if settings is None:
         return None
-    tokens = _tokens(config, policy.vocabulary)
+    # All ranks compute the same sequence, since each takes part in gathering the weights.
+    tokens = settings.tokens(policy.vocabulary)
     packed = PackedSequences.of([torch.tensor(tokens)])
     packed = (packed.padded() if policy.pads_passes else packed).divided(ranks.context).to(ranks.device)
+    # Nothing is compiled for a sequence of this length.
     with torch.compiler.set_stance("force_eager") if policy.is_compiled else nullcontext():
         logprobs, _ = policy(packed, temperature=1.0)
     try:
-        return _canary(tokens, logprobs[1 : len(tokens)], config)
+        return Canary(tokens, tuple(logprobs[1 : len(tokens)].tolist()), settings.dtype)
     except ValueError as error:
         raise WeightsError(
             f"version {version} is not published, since the learner's own log-probs with it are not finite: look at "
@@ -43,30 +60,22 @@ def canary_of(policy: Policy, version: int, config: TrainConfig, ranks: Ranks) -
 
 
 @torch.no_grad()
-def canary_of_model(model: Any, config: TrainConfig) -> Canary | None:
-    """The same for a Hugging Face `model` that is published as it was read, in float32.
+def canary_of_model(model: Any, path: str, settings: CanarySettings | None) -> Canary | None:
+    """Compute the canary of a Hugging Face `model` that is published as it was read from `path`, in float32. None
+    without settings.
 
     Raises ConfigError: the log-probs are not finite.
     """
-    if not config.weights.canary:
+    if settings is None:
         return None
-    tokens = _tokens(config, model.config.get_text_config().vocab_size)
+    tokens = settings.tokens(model.config.get_text_config().vocab_size)
     ids = torch.tensor(tokens)
     logits = model(ids[None], use_cache=False).logits[0, :-1]
+    logprobs = logits.float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
     try:
-        return _canary(tokens, logits.float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0], config)
+        return Canary(tokens, tuple(logprobs.tolist()), settings.dtype)
     except ValueError as error:
         raise ConfigError(
-            f"the log-probs of {config.model.path!r} are not finite: its files are damaged, or of a training that "
-            "diverged; evaluate an earlier checkpoint"
+            f"the log-probs of {path!r} are not finite: its files are damaged, or of a training that diverged; "
+            "evaluate an earlier checkpoint"
         ) from error
-
-
-def _tokens(config: TrainConfig, vocabulary: int) -> tuple[int, ...]:
-    """A server's context may end with the longest episode, and has room for a token behind these."""
-    return canary_tokens(config.run.seed, vocabulary, min(LENGTH, max(2, config.actor.max_tokens - 1)))
-
-
-def _canary(tokens: tuple[int, ...], logprobs: torch.Tensor, config: TrainConfig) -> Canary:
-    """Raises ValueError: they are not finite."""
-    return Canary(tokens, tuple(logprobs.tolist()), config.model.dtype)

@@ -25,7 +25,7 @@ class Critic(nn.Module):
     """Values of packed tokens: a Hugging Face decoder and a linear head, by default one that is zero."""
 
     activations: Activations
-    """What its layers keep for the backward pass; there once it is sharded."""
+    """The activations that its layers keep for the backward pass; set once it is sharded."""
 
     def __init__(self, decoder: Any, head: nn.Linear | None = None) -> None:
         super().__init__()
@@ -37,14 +37,15 @@ class Critic(nn.Module):
             nn.init.zeros_(self.head.bias)
 
     def forward(self, packed: PackedSequences) -> Tensor:
-        """Values float32[N]: at each needed token that of the state in which it was sampled, 0 elsewhere."""
+        """Return values float32[N]: at each needed token the value of the state in which it was sampled, 0
+        elsewhere."""
         states = hidden_states(self.decoder, packed)[packed.sources]
         return packed.spread(values_of(self.head, states))
 
 
 def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: int, seed: int = 0) -> Critic:
-    """The critic that `config` names, for sequences of at most `length` tokens, sharded over the ranks. New adapters
-    follow from `seed`.
+    """Load the critic that `config` names, for sequences of at most `length` tokens, sharded over the ranks. New
+    adapters follow from `seed`.
 
     Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `new_value_head` and `load_sharded`.
     """
@@ -59,7 +60,7 @@ def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: 
 
 
 def critic_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """The step's numbers of the critic from the sums of all ranks; empty without one."""
+    """Return the metrics of the critic from the sums of all ranks; empty without a critic."""
     get = {name: float(value) for name, value in sums.items() if value.dim() == 0}
     count = get.get("value/tokens", 0.0)
     if not count:

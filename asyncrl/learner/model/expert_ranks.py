@@ -1,13 +1,15 @@
 """Expert parallelism: tokens travel to the ranks that hold their experts, instead of all experts to all ranks.
 
 The S ranks of a copy hold the n experts of a layer in S equal parts, in their order, exactly as FSDP would shard them:
-files, checkpoints, pushes and optimizers see no difference. For the computation, E = learner.expert_ranks ranks that
-have all the experts among them form a group. S / E neighbours gather their parts, so that each has n / E whole experts;
-a token goes to the ranks of its own group that have its experts, and what these make of it comes back. With E = S no
-expert is ever gathered.
+files, checkpoints, pushes and optimizers see no difference.
 
-As FSDP does for all other weights, the parts are float32, what is gathered and computed is in the model's dtype, and
-gradients are added up in float32 and divided by the number of ranks.
+For the computation, E = learner.expert_ranks ranks that
+have all the experts among them form a group. S / E neighbours gather their parts, so that each has n / E whole experts.
+A token goes to the ranks of its own group that have its experts, and their results come back. With E = S no expert is
+ever gathered.
+
+The numbers are those of FSDP's other weights. Parts are float32, and gathered experts are in the model's dtype.
+Gradients are added up in float32 and divided by the number of ranks.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class ExpertGroups:
 
     @property
     def ranks(self) -> int:
-        """E."""
+        """The number E of ranks that have all experts among them."""
         return self.mesh["experts"].size()
 
 
@@ -74,14 +76,14 @@ def spread_experts(model: nn.Module, ranks: Ranks, dtype: torch.dtype) -> set[nn
         own.__dict__ = {**experts.__dict__, "_parameters": {}, "num_experts": count // groups.ranks}
         for name, parameter in list(experts.named_parameters()):
             experts.register_parameter(name, sharded(parameter, ranks))
-        # A tuple hides the module, which has no parameters of its own, from those that look for modules.
+        # A tuple hides the module, which has no parameters of its own, from FSDP and others that list modules.
         experts.spread = (own, groups, dtype)
     extend(found, _SpreadExperts)
     return {parameter for experts in found for parameter in experts.parameters()}
 
 
 def spreadable_experts(model: nn.Module, size: int) -> list[Any]:
-    """The stacked experts of each layer of a Hugging Face `model`. Raises ConfigError: it has none that
+    """Return the stacked experts of each layer of a Hugging Face `model`. Raises ConfigError: it has none that
     learner.expert_ranks=`size` could spread."""
     key = f"learner.expert_ranks={size}"
     # The mark of transformers' decorator, without which experts cannot be computed apart from their routing.
@@ -102,27 +104,28 @@ def spreadable_experts(model: nn.Module, size: int) -> list[Any]:
 
 
 def _is_stacked(module: nn.Module) -> bool:
-    """Whether a module has the matrices of several experts in one parameter."""
+    """True if a module has the matrices of several experts in one parameter."""
     count = getattr(module, "num_experts", None)
     return any(each.dim() == 3 and len(each) == count for each in module.parameters(recurse=False))
 
 
 class _SpreadExperts:
-    """The experts of a layer; `spread` has a module like this one for the experts of this rank, whose weights it gets
-    in each pass, the groups, and the dtype."""
+    """The experts of a layer, spread over ranks. `spread` has a module of the same kind for the experts of this rank,
+    which gets its weights in each pass, the groups, and the dtype."""
 
     spread: tuple[Any, ExpertGroups, torch.dtype]
     num_experts: int
 
-    # Graphs cannot have sizes that other ranks say.
+    # Graphs cannot have sizes that come from other ranks.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """As the module's own: states [T, D], numbers and weights [T, top_k] of the chosen experts; the sum [T, D]."""
+        """Do the same as the module: from states [T, D], numbers and weights [T, top_k] of experts to the sum [T,
+        D]."""
         own, groups, dtype = self.spread
         tokens, top_k = chosen.shape
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=self.num_experts)
-        # Of each rank of the group: how many of its tokens go to each of this rank's experts.
+        # For each rank of the group: the number of its tokens that go to each of this rank's experts.
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=groups.exchange)
         arriving = arriving.view(groups.ranks, -1)
@@ -147,8 +150,8 @@ class _SpreadExperts:
 
 
 class _Exchanged(torch.autograd.Function):
-    """Rows [sum of sent, D], so many for each rank of a group; returns those that they sent, [sum of received, D]. The
-    gradients travel back."""
+    """Sends rows [sum of sent, D], some to each rank of a group, and returns those that they sent,
+    [sum of received, D]. The gradients travel back."""
 
     @staticmethod
     def forward(
@@ -170,8 +173,8 @@ def _exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group:
 
 
 class _Gathered(torch.autograd.Function):
-    """The whole experts [n / E, ...] of a rank in `dtype` on `device`, of which it has the rows `part`. The backward
-    pass adds up the gradients of all ranks, and divides by their number."""
+    """Gathers the whole experts [n / E, ...] of a rank in `dtype` on `device`, from its rows `part` and those of its
+    neighbours. The backward pass adds up the gradients of all ranks, and divides by their number."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, dtype: torch.dtype, device: torch.device, groups: ExpertGroups) -> Tensor:

@@ -40,7 +40,7 @@ COMPARED_ROWS = 4096
 
 
 class _LoadWholeError(Exception):
-    """Why a model cannot be read shard by shard."""
+    """The reason why a model cannot be read shard by shard."""
 
 
 class NoSafetensorsError(_LoadWholeError):
@@ -48,9 +48,11 @@ class NoSafetensorsError(_LoadWholeError):
 
 
 def open_model(config: ModelConfig, activity: Activity | None = None, with_head: bool = True) -> StoredModel:
-    """The causal language model that `config` names, whose weights are read once it is sharded. Where all of it must be
-    loaded at once, `activity` shows for how long. A critic needs no head of a language model: without `with_head` the
-    files may lack it. Raises ConfigError: it cannot be loaded."""
+    """Open the causal language model that `config` names; its weights are read once it is sharded.
+
+    If all of it must be loaded at once, `activity` shows the time. Without `with_head` the files may lack the head of a
+    language model, which a critic does not need. Raises ConfigError: it cannot be loaded.
+    """
     path = config.path
     try:
         return _open_shards(config, with_head)
@@ -63,13 +65,13 @@ def open_model(config: ModelConfig, activity: Activity | None = None, with_head:
 
 
 def read_model(config: ModelConfig) -> Any:
-    """The causal language model that `config` names, on the CPU, in float32; what its files lack is random. Raises
-    ConfigError: it cannot be loaded."""
+    """Read the causal language model that `config` names, on the CPU, in float32. Tensors that its files lack are
+    random. Raises ConfigError: it cannot be loaded."""
     return _read_whole(config)[0]
 
 
 def _read_whole(config: ModelConfig, activity: Activity | None = None) -> tuple[Any, frozenset[str]]:
-    """As `read_model`, and the names of what is random."""
+    """Do the same as `read_model`, and return the names of the random tensors, too."""
     try:
         source = source_of(config)
         with unmeasured_work(f"loading {config.path}", activity):
@@ -86,21 +88,21 @@ def _read_whole(config: ModelConfig, activity: Activity | None = None) -> tuple[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Weights:
-    """How the tensors of a model come from those of its files, whose `files` and `shapes` are given by their names."""
+    """The way from the tensors of a model's files to its own. `files` and `shapes` are given by the names in files."""
 
     form: WeightFormat
     files: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
 
     def rows(self, name: str, rows: range | None = None) -> Tensor:
-        """Some rows of a stored tensor, or all."""
-        # A file that stays open keeps in memory what was read of it.
+        """Read some rows of a stored tensor, or all."""
+        # A file that stays open keeps its pages in memory.
         with safe_open(self.files[name], "pt") as file:
             part: Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows.start : rows.stop]
             return part
 
     def same(self, name: str, other: str) -> bool:
-        """Whether two stored tensors are equal."""
+        """True if two stored tensors are equal."""
         if self.shapes[name] != self.shapes.get(other):
             return False
         starts = range(0, self.shapes[name][0], COMPARED_ROWS)
@@ -108,15 +110,18 @@ class _Weights:
         return all(torch.equal(self.rows(name, rows), self.rows(other, rows)) for rows in parts)
 
     def whole(self, part: ConvertedTensors) -> dict[str, Tensor]:
-        """The model's tensors of a part."""
+        """Return the model's tensors of a part."""
         return self.form.restore_part(part, {name: self.rows(name) for name in part.published})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredModel:
-    """A Hugging Face `model` and where its parameters come from, which are still on the meta device; its buffers have
-    their values. Without `weights` the model has all but the `missing` tensors, which its files lack. `start` gives
-    parameters their values that are in no file of the model."""
+    """A Hugging Face `model` whose parameters are still on the meta device, and the `weights` in its files. Its buffers
+    have their values.
+
+    Without `weights` the model has its values already, except for `missing` tensors, which its files lack. `start`
+    gives values to parameters that are in no file of the model.
+    """
 
     model: Any
     weights: _Weights | None = None
@@ -126,7 +131,7 @@ class StoredModel:
     @torch.no_grad()
     def read(self, root: nn.Module, device: torch.device, activity: Activity | None = None) -> None:
         """Give the parameters that `root` shares with the model their values: this rank's shards, on `device`. Call
-        this once `root` is sharded. `activity` shows how far it is. Raises ConfigError: a file cannot be read, or
+        this once `root` is sharded. `activity` shows the progress. Raises ConfigError: a file cannot be read, or
         tensors of `root` are missing."""
         if self.weights is None:
             self._check_whole(root)
@@ -181,7 +186,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _own_rows(tensor: Tensor) -> range | None:
-    """The rows of a sharded tensor that this rank has; None where it has all."""
+    """Return the rows of a sharded tensor that this rank has, or None if it has all."""
     if isinstance(tensor, DTensor):
         for dimension, placement in enumerate(tensor.placements):
             if placement.is_shard():
@@ -216,7 +221,7 @@ def _open_shards(named: ModelConfig, with_head: bool) -> StoredModel:
 
 
 def stored_tensors(source: ModelSource) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
-    """The file and the shape of each tensor in the safetensors files of a folder or hub model. Downloads them.
+    """Return the file and the shape of each tensor in the safetensors files of a folder or hub model. Downloads them.
 
     Raises NoSafetensorsError; OSError, SafetensorError: they cannot be read."""
     path, revision = source.path, source.revision
@@ -247,7 +252,7 @@ def _float_dtypes(file: str) -> Iterator[torch.dtype]:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Modules that are made meanwhile have no memory for their parameters, and buffers with their values."""
+    """Make modules without memory for their parameters during the block; their buffers have values."""
 
     def without_memory(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:
@@ -262,8 +267,8 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _check_stored(model: Any, weights: _Weights, with_head: bool) -> None:
-    """Raises _LoadWholeError: transformers makes more of the files than to read and convert what a model would save,
-    without its head if it needs none."""
+    """Raises _LoadWholeError: transformers does more with the files than to read and convert the tensors that the model
+    would save. A model that needs no head may lack it."""
     head = None if with_head else model.get_output_embeddings()
     left_out = {name for name, each in model.named_parameters() if head is not None and each is head.weight}
     for name, shape in weights.form.shapes.items():

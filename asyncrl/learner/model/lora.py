@@ -1,7 +1,7 @@
 """Adapters of a model that is not sharded yet, through peft: new ones, or those of a peft folder.
 
-New adapters are as peft makes them: `lora_A` is random, and `lora_B` is zero, so that the model is at first what it
-was. The random numbers depend on the seed and the name of the layer alone, so every rank has its rows of the same
+New adapters are as peft makes them: `lora_A` is random, and `lora_B` is zero, so that they do not change the model at
+first. The random numbers depend only on the seed and the name of the layer, so every rank has its rows of the same
 matrices.
 """
 
@@ -32,10 +32,10 @@ from asyncrl.modelling.adapters import ADAPTER, adapted_layers, adapter_paramete
 logger = logging.getLogger(__name__)
 
 PREFIX = "base_model.model."
-"""What the names of all tensors in peft's files begin with."""
+"""The beginning of the names of all tensors in peft's files."""
 _ONLY = "only linear layers other than the head get one"
 _OF_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
-"""In a mixture of experts peft takes these names, of whatever layer, for those of stacked experts."""
+"""Names of layers that peft takes for stacked experts in any mixture of experts."""
 _MAY_DIFFER = frozenset(
     {
         *("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "lora_dropout", "init_lora_weights"),
@@ -43,14 +43,15 @@ _MAY_DIFFER = frozenset(
         *("base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version", "auto_mapping"),
     }
 )
-"""What adapters of a folder may have otherwise than peft's plain LoRA."""
+"""The settings in which adapters of a folder may differ from peft's plain LoRA."""
 
 
 def with_adapters(stored: StoredModel, config: LoraConfig, key: str, seed: int) -> StoredModel:
-    """The model with adapters as `config`, the section `key`, says; they get their first values when it is read. All
-    its other parameters are frozen.
+    """Return the model with the adapters of `config`, which is the section `key`. They get their first values when the
+    model is read. All its other parameters are frozen.
 
-    Raises ConfigError: see `add_adapters`; the folder of adapters has not what its configuration says.
+    Raises ConfigError: see `add_adapters`; the folder of adapters does not have the tensors that its configuration
+    names.
     """
     if not config.is_used:
         return stored
@@ -73,8 +74,8 @@ def add_adapters(model: Any, config: LoraConfig, key: str) -> int:
     """Put adapters without values into a Hugging Face `model` that is not sharded, and freeze everything else. Returns
     how many parameters they have.
 
-    Raises ConfigError: peft is not installed; the model is quantised; it has nothing of what `config.targets` names, or
-    that gets no adapters; the adapters of a folder are of another kind.
+    Raises ConfigError: peft is not installed; the model is quantised; no layer that can have adapters matches
+    `config.targets`; the adapters of a folder are of another kind.
     """
     check_installed(key)
     if getattr(model.config, "quantization_config", None):
@@ -84,7 +85,7 @@ def add_adapters(model: Any, config: LoraConfig, key: str) -> int:
     adapters = _new(model, config, key) if config.path is None else _stored(config.path, key)
     try:
         inject_adapter_in_model(adapters, model, ADAPTER, low_cpu_mem_usage=next(model.parameters()).is_meta)
-    # peft raises whatever it meets on its way through a configuration that somebody else has written.
+    # peft raises errors of many types for a configuration that another program has written.
     except Exception as error:
         raise ConfigError(f"{key}.path={config.path}: these adapters do not fit the model: {error!r}") from error
     heads = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
@@ -95,13 +96,14 @@ def add_adapters(model: Any, config: LoraConfig, key: str) -> int:
     count = sum(each.numel() for each in adapter_parameters(model).values())
     total = sum(each.numel() for each in model.parameters())
     layers = len(adapted_layers(model))
-    logger.info("%s trains %s of %s parameters, beside %d layers", key, f"{count:,}", f"{total:,}", layers)
+    logger.info("%s trains %s of %s parameters, in adapters of %d layers", key, f"{count:,}", f"{total:,}", layers)
     return count
 
 
 @torch.no_grad()
 def gather_adapters(model: nn.Module) -> dict[str, Tensor]:
-    """The adapters of a model, sharded or not, whole, by name, as copies on the CPU. All ranks call this alike."""
+    """Return the whole adapters of a model, sharded or not, by name, as copies on the CPU. All ranks call this
+    alike."""
     return {name: whole_tensor(each).cpu().clone() for name, each in adapter_parameters(model).items()}
 
 
@@ -119,7 +121,7 @@ def save_adapters(model: Any, tensors: Mapping[str, Tensor], base: ModelConfig, 
 
 
 def _target_names(model: nn.Module) -> list[str]:
-    """The layers with adapters, for peft: short names where no other module has them, else whole ones."""
+    """Return the names of the layers with adapters, for peft: short ones unless another module has them, too."""
     layers = adapted_layers(model)
     leaves = {name.rpartition(".")[2] for name in layers}
     modules = [name for name, _ in model.named_modules() if ".base_layer" not in name and ".lora_" not in name]
@@ -138,7 +140,8 @@ def check_installed(key: str) -> None:
 
 
 def _new(model: Any, config: LoraConfig, key: str) -> Any:
-    """The configuration of new adapters in peft's form, with the whole names of the layers. Raises ConfigError."""
+    """Return the configuration of new adapters in peft's form, with the whole names of the layers. Raises
+    ConfigError."""
     from peft import LoraConfig as PeftLora
 
     head, every = model.get_output_embeddings(), dict(model.named_modules())
@@ -165,7 +168,7 @@ def _new(model: Any, config: LoraConfig, key: str) -> Any:
 
 
 def _stored(path: str, key: str) -> Any:
-    """The configuration of the adapters in a peft folder. Raises ConfigError: they are of another kind."""
+    """Read the configuration of the adapters in a peft folder. Raises ConfigError: they are of another kind."""
     from peft import LoraConfig as PeftLora
     from peft import PeftConfig
 
@@ -193,7 +196,7 @@ def _stored(path: str, key: str) -> Any:
 
 
 def _read(path: str, key: str) -> dict[str, Tensor]:
-    """The tensors in a peft folder. Raises ConfigError: they cannot be read, or are no finite numbers."""
+    """Read the tensors in a peft folder. Raises ConfigError: they cannot be read, or are no finite numbers."""
     from peft.utils import load_peft_weights
 
     try:
@@ -207,7 +210,7 @@ def _read(path: str, key: str) -> dict[str, Tensor]:
 
 
 def _first_value(name: str, parameter: nn.Parameter, seed: int) -> Tensor:
-    """The whole of an adapter's matrix at first."""
+    """Return the first value of an adapter's whole matrix."""
     value = torch.zeros(parameter.shape)
     if ".lora_A." in name:
         generator = torch.Generator().manual_seed(xxh3_64_intdigest(f"{seed}/{name}".encode()) >> 1)

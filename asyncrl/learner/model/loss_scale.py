@@ -2,8 +2,10 @@
 
 The rule is that of torch.amp.GradScaler: the loss is multiplied by a scale, and the gradient divided by it again in
 float32. A gradient that is not finite has overflowed: its update is left out and the scale halved. After `INTERVAL`
-updates without an overflow the scale doubles. Scales are powers of two, so that scaling rounds nothing but what
-underflows. All ranks have the same scale, since it follows from the norm of the whole gradient alone.
+updates without an overflow the scale doubles.
+
+Scales are powers of two, so scaling rounds only numbers that underflow. All ranks have the same scale, since it follows
+from the norm of the whole gradient alone.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 
 FIRST = 2.0**16
 LEAST = 1.0
-"""A gradient that overflows without a scale is none that a smaller scale would save."""
+"""The smallest scale. A smaller one would not save a gradient that overflows without any scale."""
 INTERVAL = 2000
 
 
@@ -25,8 +27,8 @@ class LossScale:
     since: int = 0
 
     def follow(self, is_finite: bool) -> bool:
-        """Adapt the scale to a gradient. Returns whether the gradient overflowed, and a smaller scale may save the
-        next one."""
+        """Adapt the scale to a gradient. Returns True if the gradient overflowed, and a smaller scale may save the next
+        one."""
         if is_finite:
             self.since += 1
             if self.since == INTERVAL:
@@ -37,7 +39,7 @@ class LossScale:
         return overflowed
 
     def state(self) -> list[float]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return [self.scale, float(self.since)]
 
     def restore(self, state: Sequence[float]) -> None:

@@ -39,7 +39,7 @@ class ShardedMuon(torch.optim.Optimizer):
 
 
 def _descent(direction: Tensor) -> Tensor:
-    """What torch's Muon adds to a matrix of zeros, sharded as `direction` is."""
+    """Return the change that torch's Muon makes to a matrix of zeros, sharded as `direction` is."""
     whole = direction.full_tensor() if isinstance(direction, DTensor) else direction
     update = nn.Parameter(torch.zeros_like(whole))
     update.grad = whole

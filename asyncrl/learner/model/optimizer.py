@@ -1,7 +1,7 @@
 """A model that is trained: its gradients become updates, with the learning rate of a schedule.
 
-What an update does depends on the gradient, the optimizer's moments, the configuration and the learner step alone, so a
-resumed run needs no state of the schedule.
+An update depends only on the gradient, the optimizer's moments, the configuration and the learner step. So a resumed
+run needs no state of the schedule.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ FEWEST_NORMS = 8
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What became of a gradient: its norm before clipping, whether that was too large for an update, and whether it
-    overflowed float16, so that the scale of the loss is smaller from now on."""
+    """The result of an update. `norm` is that of the gradient before clipping. It made no update if it was `too_large`,
+    or `overflowed` float16, which makes the scale of the loss smaller from now on."""
 
     norm: float
     too_large: bool = False
@@ -51,28 +51,28 @@ class UpdateResult:
 
     @property
     def is_applied(self) -> bool:
-        """Whether the gradient moved the weights."""
+        """True if the gradient moved the weights."""
         return 0 < self.norm < math.inf and not self.too_large
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """When ranks exchange the weights and gradients of a model: `once` an update, or in each pass. In each pass, they
-    gather the weights of this share of the layers twice (learner.reshard)."""
+    """The times at which ranks exchange the weights and gradients of a model: `once` an update, or in each pass. In
+    each pass they gather the weights of the share `reshard` of the layers twice."""
 
     once: bool = False
     reshard: float = 1.0
 
     def described(self) -> str:
-        """For people, behind the words "ranks exchange weights and gradients"."""
+        """Return a text for people that completes "ranks exchange weights and gradients"."""
         if self.once:
             return "once an update"
         return f"in each pass, and gather the weights of {self.reshard:.0%} of the layers twice"
 
 
 class Trainable(Generic[M]):
-    """`module`, sharded or not, with its optimizers. `lr` is the learning rate that the schedule scales, and `dtype`
-    what the module computes in.
+    """A `module`, sharded or not, with its optimizers. `lr` is the learning rate that the schedule scales, and `dtype`
+    the type in which the module computes.
 
     Raises ConfigError: the optimizer's package is not installed.
     """
@@ -80,22 +80,22 @@ class Trainable(Generic[M]):
     def __init__(self, module: M, lr: float, config: LearnerConfig, dtype: str = "float32") -> None:
         self.module = module
         self.loss_scale = LossScale() if dtype == "float16" else None
-        """By what its losses are multiplied before the backward pass; None: its gradients need no scale."""
+        """The scale of its losses before the backward pass; None: its gradients need no scale."""
         self._ranks = _ranks_of(module)
         self._itemsize = DTYPES[dtype].itemsize
         self.fitted = Exchange()
-        """What holds where learner.exchange and learner.reshard leave the choice to the memory of the GPU."""
+        """The exchange that fits into memory, for learner.exchange=auto and learner.reshard=null."""
         self.norms: deque[float] = deque(maxlen=NORMS)
-        """The latest norms, also of updates that were too large: so larger gradients may become usual."""
+        """The latest norms, also of updates that were too large, so that larger gradients may become usual."""
         self.copied: torch.cuda.Event | None = None
-        """What must have happened on the GPU before weights and moments change: they are being copied until then."""
+        """The event on the GPU that ends a copy of weights and moments, which may not change before."""
         self._optimizers = list(_optimizers(module, config.optimizer))
         self._states_on_host = config.optimizer_on_host
         self.configure(lr, config)
 
     def configure(self, lr: float, config: LearnerConfig) -> None:
-        """Use these values from the next update on. The moments stay, where they are too, and so does the kind of
-        optimizer."""
+        """Use these values from the next update on. The moments, their place and the kind of optimizer do not
+        change."""
         self._lr = lr
         self._config = config
         for group in self._groups():
@@ -107,12 +107,12 @@ class Trainable(Generic[M]):
         return (group for optimizer in self._optimizers for group in optimizer.param_groups)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """The optimizer's state of each parameter that it has moved, by the parameter's name."""
+        """Return the optimizer's state of each parameter that it has moved, by the parameter's name."""
         states = {each: state for optimizer in self._optimizers for each, state in optimizer.state.items()}
         return {name: states[each] for name, each in self.module.named_parameters() if each in states}
 
     def moment_bytes(self) -> int:
-        """How many bytes of the device this rank's moments take once all parameters have them."""
+        """Return the bytes of the device that this rank's moments take once all parameters have them."""
         if self._states_on_host:
             return 0
         sizes = {"AdamW": 8, "ShardedMuon": 4, "AdamW8bit": 2}
@@ -149,24 +149,23 @@ class Trainable(Generic[M]):
 
     @property
     def exchange(self) -> Exchange:
-        """When ranks exchange weights and gradients."""
+        """The times at which ranks exchange weights and gradients."""
         config, fitted = self._config, self.fitted
         once = fitted.once if config.exchange == "auto" else config.exchange == "update"
         return Exchange(once, fitted.reshard if config.reshard is None else config.reshard)
 
     @property
     def fits_exchange(self) -> bool:
-        """Whether `fitted` may say that ranks exchange once an update."""
+        """True if `fitted` decides whether ranks exchange once an update."""
         return self._config.exchange == "auto"
 
     @property
     def fits_reshard(self) -> bool:
-        """Whether `fitted` says how many layers drop their gathered weights."""
+        """True if `fitted` decides how many layers drop their gathered weights."""
         return self._config.reshard is None
 
     def exchange_bytes(self, exchange: Exchange) -> int:
-        """At most how many bytes of the device weights and gradients take that are not sharded, beside those of one
-        layer."""
+        """Return the most bytes of the device that unsharded weights and gradients take, without those of one layer."""
         apart = {each for module in self.module.modules() for each in _gathered_by_itself(module)}
         parameters = [each for each in self.module.parameters() if each not in apart]
         if exchange.once:
@@ -178,7 +177,7 @@ class Trainable(Generic[M]):
         return self._itemsize * sum(each.numel() for each in gathered)
 
     def _units(self) -> list[list[Any]]:
-        """The layers that are sharded, in lists of those that are gathered together."""
+        """Return the sharded layers, in lists of those that are gathered together."""
         units: dict[int, list[Any]] = {}
         for each in self.module.modules():
             if isinstance(each, FSDPModule) and each is not self.module:
@@ -186,12 +185,12 @@ class Trainable(Generic[M]):
         return list(units.values())
 
     def _gathered(self, units: list[list[Any]], exchange: Exchange) -> list[list[Any]]:
-        """The units that keep their gathered weights from a forward to its backward pass."""
+        """Return the units that keep their gathered weights from a forward to its backward pass."""
         return units[math.ceil(exchange.reshard * len(units)) :]
 
     def begin_pass(self, is_last: bool) -> None:
-        """Say before each forward and backward pass of an update whether it is the last one. The last one leaves the
-        gradients of all passes summed over the ranks, and this rank's shard of them alone."""
+        """Prepare a forward and backward pass of an update. The last one leaves this rank's shard of the gradients,
+        summed over all passes and ranks."""
         if isinstance(self.module, FSDPModule):
             exchange = self.exchange
             exchanges = is_last or not exchange.once
@@ -204,12 +203,12 @@ class Trainable(Generic[M]):
             self.module.set_reshard_after_backward(exchanges)
 
     def _end_passes(self) -> None:
-        """Have passes without gradients, which no backward pass follows, leave no gathered weights."""
+        """Have passes without gradients drop their gathered weights, since no backward pass follows."""
         if isinstance(self.module, FSDPModule):
             self.module.set_reshard_after_forward(True)
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of a learner step."""
+        """Return the learning rate of a learner step."""
         return self._lr * lr_scale(self._config, step)
 
     def update(self, step: int) -> UpdateResult:
@@ -242,9 +241,8 @@ class Trainable(Generic[M]):
 
     @property
     def loss_factor(self) -> float:
-        """By what a rank multiplies its loss before the backward pass, so that `update` finds the sum of the ranks'
-        gradients, of which FSDP takes the mean. In float16, `update` makes a sum of the mean itself: gradients would
-        overflow the sooner, the more ranks there are."""
+        """The factor of a rank's loss before the backward pass, which makes a sum of FSDP's mean over the ranks."""
+        # In float16 `update` makes the sum: with this factor, gradients would overflow sooner the more ranks there are.
         return float(self._ranks) if self.loss_scale is None else self.loss_scale.scale
 
     def _unscale(self, parameters: Collection[nn.Parameter]) -> None:
@@ -253,7 +251,7 @@ class Trainable(Generic[M]):
             torch._foreach_mul_(gradients, self._ranks / self.loss_scale.scale)
 
     def _largest_norm(self) -> tuple[float, str]:
-        """The largest norm of a gradient that is applied, and the option that says so."""
+        """Return the largest norm of a gradient that is applied, and the option that sets it."""
         absolute, factor = self._config.skip_grad_norm, self._config.skip_grad_norm_factor
         limits = [(math.inf if absolute is None else absolute, "learner.skip_grad_norm")]
         if factor is not None and len(self.norms) >= FEWEST_NORMS:
@@ -262,18 +260,18 @@ class Trainable(Generic[M]):
 
 
 def _gathered_by_itself(module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of spread experts, and of matrices that ranks divide: these modules gather them in each pass."""
+    """Yield the parameters of spread experts and divided matrices, whose modules gather them in each pass."""
     if hasattr(module, "spread") or isinstance(getattr(module, "slices", None), Slices):
         yield from module.parameters(recurse=False)
 
 
 def _ranks_of(module: nn.Module) -> int:
-    """How many ranks FSDP takes the mean of a module's gradients over."""
+    """Return the number of ranks over which FSDP takes the mean of a module's gradients."""
     return max((each.device_mesh.size() for each in module.parameters() if isinstance(each, DTensor)), default=1)
 
 
 def lr_scale(config: LearnerConfig, step: int) -> float:
-    """The share of the full learning rate at a learner step: a linear warm-up, then what `config.schedule` says."""
+    """Return the share of the full learning rate at a learner step: a linear warm-up, then `config.schedule`."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     done = min(1.0, (step - config.warmup_steps) / max(1, config.total_steps - config.warmup_steps))
@@ -288,7 +286,7 @@ def check_optimizer(name: str) -> None:
 
 
 def _optimizers(module: nn.Module, name: str) -> Iterator[torch.optim.Optimizer]:
-    """The optimizer `name` for the matrices that it is made for, and AdamW for all other parameters."""
+    """Make the optimizer `name` for the matrices that it supports, and AdamW for all other parameters."""
     check_optimizer(name)
     rest = {name: each for name, each in module.named_parameters() if each.requires_grad}
     takes = {"adamw": lambda *_: False, "adamw_8bit": has_weight_decay, "muon": _is_inner_matrix}[name]
@@ -310,11 +308,12 @@ def _matrix_optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Op
 
 
 def has_weight_decay(name: str, parameter: nn.Parameter) -> bool:
-    """Whether weight decay holds for a parameter: for matrices, embeddings and stacked experts among them, and neither
-    for norms nor for biases, which mixtures of experts stack as matrices."""
+    """True if a parameter has weight decay: matrices have it, such as embeddings and stacked experts; norms and biases
+    do not."""
+    # Mixtures of experts stack biases as matrices.
     return parameter.dim() > 1 and "bias" not in name
 
 
 def _is_inner_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a matrix within one of the layers, which models have in a numbered list."""
+    """True if a parameter is a matrix within one of the layers, which models have in a numbered list."""
     return parameter.dim() == 2 and has_weight_decay(name, parameter) and re.search(r"\.\d+\.", name) is not None

@@ -1,4 +1,4 @@
-"""Tries at the start whether packing changes anything for a model: a few tokens, packed and one sequence at a time.
+"""Checks at the start that a model computes the same for packed sequences as for each sequence alone.
 
 The model is sharded by then, so all ranks run these passes alike, as one forward pass of the module that was sharded.
 """
@@ -26,14 +26,14 @@ from asyncrl.modelling.packed_attention import EXTRAS, PACKED
 from asyncrl.modelling.vision import VisionShape, decoder_attention
 
 LONGEST_PROBE = 256
-"""Attention windows of up to so many tokens are tried at the start with sequences that are longer."""
+"""Tokens of the largest attention window that is checked with longer sequences."""
 
 
 def attend_packed(
     root: nn.Module, model: Any, attention: str, length: int, ranks: Ranks, dtype: torch.dtype, compiled: bool
 ) -> None:
-    """Give `model` the attention of this name over packed sequences of at most `length` tokens. `root` was sharded with
-    it, computes in `dtype`, and has its decoder at least. All ranks call this alike.
+    """Give `model` the attention of this name over packed sequences of at most `length` tokens. `root`, the module that
+    was sharded, computes in `dtype` and has at least the model's decoder. All ranks call this alike.
 
     Raises ConfigError: the model would compute something else than with its own attention.
     """
@@ -49,7 +49,7 @@ def attend_packed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
-    """`with_head`: the logits are compared, otherwise the last hidden states."""
+    """A comparison of packed and plain passes: of the logits `with_head`, otherwise of the last hidden states."""
 
     model: Any
     attention: str
@@ -94,14 +94,14 @@ class _Trial:
         return states
 
     def _probes(self, window: int) -> list[Tensor]:
-        """Two sequences of different tokens and lengths, longer than the window where that is not expensive."""
+        """Return two sequences of different tokens and lengths, longer than the window where that is not expensive."""
         lengths = (window + 5, window + 8) if window <= LONGEST_PROBE else (5, 8)
         ids = torch.arange(sum(lengths)) * 7 % self.model.config.get_text_config().vocab_size
         return list(ids.split(lengths))
 
 
 def _with_image(sequences: Sequence[Tensor], shape: VisionShape) -> tuple[list[Tensor], PackedImages]:
-    """The sequences without placeholders but for the first, in which an image stands, and this image."""
+    """Return the sequences without placeholders, except for those of one image in the first, and this image."""
     grid = (1, shape.merge, 2 * shape.merge)
     count, another = shape.features(grid), int(shape.image_token == 0)
     first, *others = (each.masked_fill(each == shape.image_token, another) for each in sequences)
@@ -114,14 +114,14 @@ def _with_image(sequences: Sequence[Tensor], shape: VisionShape) -> tuple[list[T
 
 
 def logit_cap(config: Any) -> float | None:
-    """At which value a model of this Hugging Face configuration caps its logits; None: it does not."""
+    """Return the cap of the logits of a model of this Hugging Face configuration, or None if it has none."""
     cap: float | None = getattr(config.get_text_config(), "final_logit_softcapping", None)
     return cap
 
 
 def hidden_states(decoder: Any, packed: PackedSequences, encoder: ImageEncoder | None = None) -> Tensor:
-    """The last hidden states [U, D], or those of this rank's part; those of a sequence depend on nothing but that
-    sequence. With the `encoder` of a model that reads images, they depend on the sequence's images too."""
+    """Compute the last hidden states [U, D], or those of this rank's part. Those of a sequence depend on that sequence
+    alone, and on its images with the `encoder` of a model that reads images."""
     ids, positions = packed.computed
     inputs: dict[str, Any] = {"input_ids": ids[None], "position_ids": positions[None]}
     if encoder is not None:

@@ -1,5 +1,8 @@
-"""The policy: packed token ids in, their log-probs out. A Hugging Face causal language model, loaded, checked, and
-sharded with FSDP2; the critic is loaded in the same way."""
+"""The policy: packed token ids in, their log-probs out.
+
+It is a Hugging Face causal language model, loaded, checked, and sharded with FSDP2. The critic is loaded in the same
+way.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.images import image_encoder
 from asyncrl.learner.batch.packing import PackedSequences
@@ -41,16 +44,18 @@ from asyncrl.weights.manifest import DTYPES
 
 
 class Policy(nn.Module):
-    """Log-probs of packed tokens at `temperature`, of the Hugging Face causal language model `model`, which is not
-    sharded yet. `weight_format` converts its weights to what is published, and `loads` are those of its experts. With
-    `replays_routing` it sends tokens to the experts that a pass names. With a `value_head` it is the critic too, over
+    """Computes log-probs of packed tokens at `temperature`, by the Hugging Face causal language model `model`, which is
+    not sharded yet.
+
+    `weight_format` converts its weights to their published form, and `loads` are those of its experts. With
+    `replays_routing` it sends tokens to the experts that a pass names. With a `value_head` it is also the critic, over
     one backbone.
 
     Raises ConfigError: see `WeightFormat`, `RoutingReplay` and `image_encoder`.
     """
 
     activations: Activations
-    """What its layers keep for the backward pass; there once it is sharded."""
+    """The activations that its layers keep for the backward pass; set once it is sharded."""
 
     def __init__(
         self,
@@ -73,17 +78,17 @@ class Policy(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids there are."""
+        """The number of token ids."""
         return int(self.model.config.get_text_config().vocab_size)
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether a pass may compute a prefix once that several sequences share."""
+        """True if a pass may compute a prefix once that several sequences share."""
         return bool(self.model.get_decoder().config._attn_implementation == PACKED)
 
     @property
     def vision(self) -> VisionShape | None:
-        """How images stand among its tokens; None: it reads none."""
+        """The layout of images among its tokens; None: it reads none."""
         return None if self._images is None else self._images.shape
 
     @property
@@ -92,12 +97,12 @@ class Policy(nn.Module):
         return None if self._replay is None else self._replay.shape
 
     def replay_sums(self, packed: PackedSequences) -> dict[str, Tensor]:
-        """Counts of replayed experts in the last pass, which was `packed`: see `RoutingReplay.sums`."""
+        """Return counts of replayed experts in the last pass, which was `packed`: see `RoutingReplay.sums`."""
         return {} if self._replay is None else self._replay.sums(packed)
 
     @property
     def pads_passes(self) -> bool:
-        """Whether passes should be padded: where layers are compiled, fewer sizes are faster."""
+        """True if passes should be padded: fewer sizes are faster for compiled layers."""
         return self.is_compiled and self.shares_prefixes
 
     def forward(
@@ -107,27 +112,29 @@ class Policy(nn.Module):
         temperature: float | None = None,
         with_collisions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs float32[N], each of a token given those before it in its sequence, and entropies float32[N] of
-        the distributions they were drawn from, or None; with collisions, in their place the sums of squared
-        probabilities, without gradient. All are 0 on tokens that are not needed. They are of another `temperature` than
-        the policy's if one is given."""
+        """Return the log-probs float32[N] of tokens given those before them in their sequence, and the entropies
+        float32[N] of the distributions that they were drawn from, or None.
+
+        With collisions, sums of squared probabilities take the place of the entropies, without gradient. All are 0 on
+        tokens that are not needed. `temperature` takes the place of the policy's if it is given.
+        """
         return self._statistics(self._states(packed), packed, with_entropy, temperature, with_collisions)
 
     def with_values(self, packed: PackedSequences, with_entropy: bool = False) -> tuple[Tensor, Tensor | None, Tensor]:
-        """What `forward` gives, and from the same pass values float32[N]: at each needed token that of the state in
-        which it was sampled, 0 elsewhere. For a policy with a value head."""
+        """Return the results of `forward`, and values float32[N] from the same pass, for a policy with a value head: at
+        each needed token the value of the state in which it was sampled, 0 elsewhere."""
         assert self.value_head is not None
         states = self._states(packed)
         values = packed.spread(values_of(self.value_head, states))
         return *self._statistics(states, packed, with_entropy), values
 
     def values(self, packed: PackedSequences) -> Tensor:
-        """The values of `with_values` alone."""
+        """Return only the values of `with_values`."""
         assert self.value_head is not None
         return packed.spread(values_of(self.value_head, self._states(packed)))
 
     def _states(self, packed: PackedSequences) -> Tensor:
-        """The hidden states [M, D] that the needed tokens were sampled in."""
+        """Compute the hidden states [M, D] in which the needed tokens were sampled."""
         self.loads.begin(packed)
         if self._replay is not None:
             self._replay.begin(packed)
@@ -160,12 +167,12 @@ class Policy(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BaseOfPolicy:
-    """The model that a `policy` with adapters is without them: a reference that takes no memory."""
+    """The model under the adapters of a `policy`: a reference that takes no memory."""
 
     policy: Policy
 
     def __call__(self, packed: PackedSequences) -> tuple[Tensor, Tensor | None]:
-        """As the policy without adapters, which routes all tokens itself. Use it without gradients."""
+        """Call the policy without its adapters, which routes all tokens itself. Use it without gradients."""
         with without_adapters(self.policy):
             result: tuple[Tensor, Tensor | None] = self.policy(replace(packed, routing=None))
             return result
@@ -181,9 +188,10 @@ def load_policy(
     seed: int = 0,
     with_values: bool = False,
 ) -> Policy:
-    """The policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks. `section` is
-    the section that `config.freeze` and `config.lora` come from, `seed` that of new adapters; `replays_routing` is as
-    for Policy, which has a value head `with_values`.
+    """Load the policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
+
+    `section` is the section that `config.freeze` and `config.lora` come from. New adapters follow from `seed`.
+    `replays_routing` is as for Policy, which has a value head `with_values`.
 
     Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `RoutingReplay`, `new_value_head` and
     `load_sharded`.
@@ -201,20 +209,20 @@ def load_policy(
     return policy
 
 
-def reference_of(policy: Policy, config: TrainConfig, ranks: Ranks) -> Policy | BaseOfPolicy:
-    """The reference of a run's `policy`: what that is without its adapters, or a model of its own where it has none.
+def reference_of(
+    policy: Policy, config: ModelConfig, temperature: float, ranks: Ranks, length: int, on_host: bool
+) -> Policy | BaseOfPolicy:
+    """Return the reference of a run's `policy`: the policy without its adapters, or a model of its own if it has none.
 
     Raises ConfigError: see `load_reference`.
     """
-    if config.model.lora.is_used:
-        return BaseOfPolicy(policy)
-    actor, on_host = config.actor, config.learner.reference_on_host
-    return load_reference(config.model, actor.temperature, ranks, actor.max_tokens, on_host)
+    return BaseOfPolicy(policy) if config.lora.is_used else load_reference(config, temperature, ranks, length, on_host)
 
 
 def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length: int, on_host: bool) -> Policy:
-    """The policy that `config` names, as `load_policy` gives it, in `config.dtype` and never trained. With `on_host`
-    its weights stay in the memory of the host, and each layer's are on the device during its forward pass alone.
+    """Load the policy that `config` names as `load_policy` does, but in `config.dtype` and never trained. With
+    `on_host` its weights stay in the memory of the host, and those of a layer are on the device only for its forward
+    pass.
 
     Raises ConfigError: see `open_decoder` and `load_sharded`.
     """
@@ -225,8 +233,8 @@ def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length
 
 
 def open_decoder(config: ModelConfig, ranks: Ranks, length: int, with_head: bool = True) -> StoredModel:
-    """The causal language model that `config` names, for sequences of at most `length` tokens; `with_head` is as for
-    `open_model`.
+    """Open the causal language model that `config` names, for sequences of at most `length` tokens. `with_head` is as
+    for `open_model`.
 
     Raises ConfigError: it cannot be loaded, or encodes positions otherwise for shorter sequences.
     """
@@ -241,8 +249,8 @@ def open_decoder(config: ModelConfig, ranks: Ranks, length: int, with_head: bool
 
 
 def check_vision(path: str, divides: bool, own_critic: bool) -> None:
-    """Raises ConfigError: the model at `path` reads images, and ranks would divide its passes or layers, or a critic
-    would have no head of it."""
+    """Raises ConfigError for the model at `path`, which reads images: ranks would divide its passes or layers, or a
+    critic would have a backbone of its own."""
     if own_critic:
         raise ConfigError(
             f"{path!r} reads images, and a critic of its own would see none: use critic.shared, or an advantage "
@@ -264,8 +272,8 @@ def load_sharded(
     length: int,
     frozen: Frozen | None = None,
 ) -> Activations:
-    """Shard `root`, which holds the Hugging Face `model`, and read its shards of what is `stored`. Returns what its
-    layers keep for the backward pass.
+    """Shard `root`, which holds the Hugging Face `model`, and read its shards of the `stored` weights. Returns the
+    activations that its layers keep.
 
     Raises ConfigError: the weights cannot be read, or the model cannot be trained packed.
     """
@@ -292,7 +300,7 @@ def _check_range(root: nn.Module, path: str, ranks: Ranks) -> None:
 
 @contextmanager
 def _advice(path: str, config: ModelConfig) -> Iterator[None]:
-    """Add to an error what may be changed."""
+    """Add advice to an error: which options may be changed."""
     try:
         yield
     except ConfigError as error:

@@ -1,13 +1,15 @@
-"""How evenly the routers of a mixture use its experts: counted, and balanced by a loss or by biases.
+"""Counts how evenly the routers of a mixture use its experts, and balances them by a loss or by biases.
 
-Counts are those of the tokens of sequences: a prefix that several sequences share counts once for each of them, and
-padding not at all. They are sums over passes and ranks, divided at the end.
+The counts are of tokens of sequences: a prefix that several sequences share counts once for each of them, and padding
+does not count. They are sums over passes and ranks, divided at the end.
 
-The loss is that of the Switch Transformer (Fedus et al., 2021), with several experts a token as transformers has it: in
-a layer E sum_e f_e P_e, where f_e is how many of the minibatch's tokens go to expert e, divided by the tokens, and P_e
-the mean of their probabilities; of the layers it is the mean. The f_e are constants and known before the first pass, by
-passes of their own, so the rest is a sum over tokens: any split into passes and ranks gives the same gradient. A layer
-adds this gradient to its router's in its own backward pass, so it may be computed again there.
+The loss is that of the Switch Transformer (Fedus et al., 2021), with several experts a token as in transformers. In a
+layer it is E sum_e f_e P_e. Here f_e is the share of the minibatch's tokens that go to expert e, and P_e the mean of
+their probabilities. The loss is the mean over the layers.
+
+The f_e are constants, which passes of their own compute before the first one. The rest is a sum over tokens, so any
+split into passes and ranks gives the same gradient. A layer adds this gradient to its router's in its own backward
+pass, so the layer may be computed again there.
 """
 
 from __future__ import annotations
@@ -25,20 +27,22 @@ from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.modelling.routers import ROUTERS, Routed, extend, family_of, routers_of
 
 SEEN, TOKENS = "experts/seen", "experts/tokens"
-"""Sums over passes: float64[layers, 2 experts + 1] (tokens and probabilities by expert, entropy), and of tokens."""
+"""Names of sums over passes: float64[layers, 2 experts + 1] (tokens and probabilities by expert, entropy), and the
+number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What balances the experts: `weight` of the loss, and `bias_rate`, by which an update moves the bias of each
-    expert that was chosen more or less often than the mean of its layer (DeepSeek-V3, 2024)."""
+    """The means that balance the experts: the `weight` of the loss, and `bias_rate`. By this rate an update moves the
+    bias of each expert that was chosen more or less often than the mean of its layer (DeepSeek-V3, 2024)."""
 
     weight: float = 0.0
     bias_rate: float = 0.0
 
     @staticmethod
     def from_config(config: AlgorithmConfig, model: Any) -> Balance:
-        """What `config` says for the Hugging Face `model`. Raises ConfigError: its routers cannot be balanced so."""
+        """Read the balance of a Hugging Face `model` from `config`. Raises ConfigError: its routers cannot be balanced
+        so."""
         weight = config.balance_weight
         if weight is None:
             found = getattr(model.config.get_text_config(), "router_aux_loss_coef", None)
@@ -67,7 +71,7 @@ class Balance:
 
 
 class RouterLoads:
-    """What the routers of a Hugging Face `model` do with the tokens of a pass."""
+    """The loads of the experts of a Hugging Face `model` in a pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._watched: list[Any] = list(routers_of(model))
@@ -81,13 +85,14 @@ class RouterLoads:
         return bool(self._watched)
 
     def begin(self, packed: PackedSequences) -> None:
-        """The pass `packed` begins."""
+        """Begin the pass `packed`."""
         self._packed = packed
         for each in self._watched:
             each.uses = packed.computed_uses
 
     def sums(self) -> dict[str, Tensor]:
-        """Of the last pass. Empty without routers. Where ranks divide the tokens, all of them have the sums of all."""
+        """Return the sums of the last pass; empty without routers. If ranks divide the tokens, each gets the sums of
+        all."""
         if not self._watched or self._packed is None:
             return {}
         seen = torch.stack([each.seen for each in self._watched if each.seen is not None]).double()
@@ -96,8 +101,8 @@ class RouterLoads:
         return {SEEN: seen, TOKENS: self._packed.uses.sum().double()}
 
     def push(self, sums: Mapping[str, Tensor] | None, weight: float = 0.0) -> None:
-        """From now on backward passes add the gradient of the balance loss times `weight`, where `sums` are over all
-        passes and ranks of the minibatch; None: they do not."""
+        """Have backward passes from now on add the gradient of the balance loss times `weight`. `sums` are over all
+        passes and ranks of the minibatch; None: they add nothing."""
         if sums is None:
             for each in self._watched:
                 each.push = None
@@ -110,8 +115,8 @@ class RouterLoads:
 
     @torch.no_grad()
     def move_biases(self, sums: Mapping[str, Tensor], rate: float) -> None:
-        """Raise by `rate` the bias of each expert that got fewer tokens than the mean of its layer, and lower that of
-        those that got more."""
+        """Raise by `rate` the bias of each expert that got fewer tokens than the mean of its layer, and lower the bias
+        of those that got more."""
         for each, seen in zip(self._watched, sums[SEEN], strict=True):
             counts, bias = seen[: len(seen) // 2], _bias(each)
             assert bias is not None
@@ -119,7 +124,7 @@ class RouterLoads:
 
 
 def load_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """The step's numbers of the routers from the sums of all ranks; empty without a mixture."""
+    """Return the metrics of the routers from the sums of all ranks; empty without a mixture."""
     if SEEN not in sums or not float(sums[TOKENS]):
         return {}
     seen, tokens = sums[SEEN], float(sums[TOKENS])
@@ -137,8 +142,8 @@ def load_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 class _Watched:
-    """A router that tells what it did in its last pass: `seen` float32[2 experts + 1]. A layer that is computed again
-    sees the same again. `push` float32[experts] is the gradient that each of a token's probabilities gets."""
+    """A router that counts its last pass in `seen` float32[2 experts + 1]. A layer that is computed again counts the
+    same. `push` float32[experts] is the gradient that each of a token's probabilities gets."""
 
     uses: Tensor | None
     seen: Tensor | None
@@ -161,7 +166,7 @@ class _Watched:
 
 
 class _WithGradientOf(torch.autograd.Function):
-    """Gives `values` unchanged; the backward pass also goes through the scalar `term`, whose gradient is 1."""
+    """Returns `values` unchanged; the backward pass also goes through the scalar `term`, whose gradient is 1."""
 
     @staticmethod
     def forward(_: Any, values: Tensor, term: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """Has the routers of a mixture send tokens to the experts that the rollout used.
 
-A router's own forward gives its logits and its choice. Where the engine's experts are known, they take the place of the
-choice; the weights of either are computed from the router's own logits, as its family does it, so that gradients reach
-the router. With the router's own choice nothing changes, bit for bit.
+A router's own forward gives its logits and its choice of experts. If the engine's experts are known, they replace that
+choice. The weights of the experts are always computed from the router's own logits, as its family does it, so that
+gradients reach the router. With the router's own choice nothing changes, bit for bit.
 
-Each router has the experts of a pass until the next one. So a layer that is computed again in the backward pass has
-them again. They are no arguments of the layers, whose number torch.compile would put into a graph for each.
+Each router keeps the experts of a pass until the next one, so that a layer which is computed again in the backward pass
+uses them again. They are no arguments of the layers, since torch.compile would make a graph for each number of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOKENS = "routing/tokens"
 class RoutingReplay:
     """The routers of the Hugging Face `model`, whose layers are neither sharded nor compiled yet.
 
-    Raises ConfigError: its family is none whose experts can be replayed.
+    Raises ConfigError: experts of its family cannot be replayed.
     """
 
     def __init__(self, model: Any) -> None:
@@ -49,7 +49,7 @@ class RoutingReplay:
         extend(routers, _Replaying)
 
     def begin(self, packed: PackedSequences) -> None:
-        """The pass `packed` begins: its tokens go to the experts that it names."""
+        """Begin the pass `packed`, whose tokens go to the experts that it names."""
         rows, shape = packed.computed_routing, self.shape
         if rows is None:
             for router in self._routers:
@@ -63,9 +63,11 @@ class RoutingReplay:
             router.replayed = own.contiguous()
 
     def sums(self, packed: PackedSequences) -> dict[str, Tensor]:
-        """Of the last forward pass, which was that of `packed`: how many tokens it computed, at how many of them, and
-        at how many (token, layer), the engine's experts took the place of the router's, and how often they were
-        others. Where ranks divide the tokens, all of them have the counts of all."""
+        """Count the last forward pass, which was that of `packed`.
+
+        The counts are its tokens, the tokens and the pairs (token, layer) that were replayed, and the pairs for which
+        the engine's experts differ from the router's. If ranks divide the tokens, each gets the counts of all.
+        """
         count = int(packed.layout.bounds[0, -1])
         tokens = packed.ids.new_tensor(count)
         if packed.routing is None:
@@ -83,7 +85,7 @@ class RoutingReplay:
 
 
 def replay_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """The step's numbers of replayed experts from the sums of all ranks; empty where none are replayed."""
+    """Return the metrics of replayed experts from the sums of all ranks; empty if none are replayed."""
     get = {name: float(sums.get(name, 0.0)) for name in (TOKENS, REPLAYED, CHOICES, CHANGED, REFUSED)}
     if not get[TOKENS]:
         return {}
@@ -102,7 +104,7 @@ class _Replaying:
     weigh: Callable[[Any, Tensor, Tensor], Tensor]
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """As the router's own: logits [T, experts], and weights and numbers [T, top_k] of the experts chosen."""
+        """Do the same as the router: return logits [T, experts], and weights and numbers [T, top_k] of the experts."""
         logits, own_weights, own = super().forward(*args, **kwargs)  # type: ignore[misc]
         replayed = self.replayed
         if replayed is None:

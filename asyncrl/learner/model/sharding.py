@@ -1,4 +1,4 @@
-"""Models over the ranks, with FSDP2: what is gathered at once and in which dtype, what is compiled, what is kept."""
+"""Shards models over the ranks with FSDP2: in which units and dtypes, and which of them are compiled."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from asyncrl.modelling.freezing import in_tower
 from asyncrl.weights.manifest import DTYPES
 
 UNIT_BYTES = 100e6
-"""On GPUs ranks gather at least so many bytes of layers at once. What the host does for each time takes longer than the
-GPU needs for a smaller layer."""
+"""The least bytes of layers that ranks gather at once on GPUs. The work of the host for each gathering takes longer
+than a GPU needs for a smaller layer."""
 
 
 def compiles(config: ModelConfig, device: torch.device) -> bool:
-    """Whether layers, and what follows the logits, are compiled."""
+    """True if the layers and the computation after the logits are compiled."""
     return device.type == "cuda" if config.compile is None else config.compile
 
 
@@ -45,14 +45,14 @@ def shard(
     frozen: Frozen | None = None,
     unit_bytes: float | None = None,
 ) -> Activations:
-    """Shard `root`, which holds the Hugging Face `model`, in place: decoder layers in units, then the rest. A unit is
-    gathered at once: consecutive layers until they have `unit_bytes` in `config.dtype`; None: UNIT_BYTES on a GPU, and
-    each layer by itself on the CPU.
+    """Shard `root`, which holds the Hugging Face `model`, in place: decoder layers in units, then the rest. Returns the
+    activations that the layers keep.
 
-    Master weights are float32, computation and the weights gathered for it are in `config.dtype`; a frozen model, and
-    what adapters leave frozen, have no others. A layer is compiled and computed again without the hooks of FSDP, which
-    stay outside. Each unit gathers the weights of the next one before it runs. Returns what the layers keep for the
-    backward pass.
+    - A unit is gathered at once. It has consecutive layers of together `unit_bytes` in `config.dtype`; None: UNIT_BYTES
+      on a GPU, and each layer by itself on the CPU. It gathers the weights of the next unit before it runs.
+    - Master weights are float32. Gathered weights and the computation are in `config.dtype`, and a frozen model, or the
+      part that adapters leave frozen, has no other weights.
+    - A layer is compiled and computed again without the hooks of FSDP, which stay outside.
     """
     compiled = compiles(config, ranks.device)
     precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
@@ -100,8 +100,8 @@ def shard(
 def units_of(
     layers: Mapping[str, nn.Module], ignored: Collection[nn.Parameter], largest: float
 ) -> Iterator[list[nn.Module]]:
-    """The layers by their names, in lists of neighbours. A list ends once it has `largest` numbers or more that are
-    not in the parameters `ignored`."""
+    """Yield the layers in lists of neighbours. A list ends once it has `largest` numbers or more, without those of the
+    parameters `ignored`."""
     unit: list[nn.Module] = []
     size, before = 0, ""
     for name, layer in layers.items():
@@ -117,7 +117,7 @@ def units_of(
 
 
 def _allow_graphs() -> None:
-    """Let torch compile as many graphs as layers need, and no others."""
+    """Let torch compile as many graphs as layers need."""
     from torch._dynamo import config as compiler
     from torch._inductor import config as kernels
     from torch.fx.experimental import _config as shapes

@@ -1,5 +1,5 @@
-"""Optimizer states that stay in the memory of the host (learner.optimizer_on_host). An update has a part of them on the
-device at a time."""
+"""Optimizer states that stay in the memory of the host (learner.optimizer_on_host). An update copies one part of them
+after the other to the device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from torch import Tensor, nn
 from asyncrl.learner.ranks.ranks import local_size
 
 PART = 1 << 26
-"""How many numbers of a rank's parameters have their states on the device together: 0.5 GB with AdamW."""
+"""The most numbers of a rank's parameters that have their states on the device together: 0.5 GB with AdamW."""
 
 
 @torch.no_grad()
 def step_with_states_on_host(optimizer: torch.optim.Optimizer, part: int = PART) -> None:
-    """As `optimizer.step()`, for optimizers that update each parameter by its own state. States are in the memory of
-    the host before and after; those of at most `part` numbers of this rank, or of one parameter, are on the device
-    meanwhile. Counters stay where they are."""
+    """Do the same as `optimizer.step()`, for optimizers that update each parameter by its own state.
+
+    States are in the memory of the host before and after. Meanwhile those of at most `part` numbers of this rank, or of
+    one parameter, are on the device. Counters do not move.
+    """
     groups = [(group, group["params"]) for group in optimizer.param_groups]
     try:
         for group, _ in groups:
@@ -31,7 +33,7 @@ def step_with_states_on_host(optimizer: torch.optim.Optimizer, part: int = PART)
         for group, parameters in groups:
             group["params"] = parameters
     if torch.cuda.is_available():
-        # Whoever reads the states next does not wait for the copies.
+        # The next reader of the states does not wait for the copies.
         torch.cuda.synchronize()
 
 
@@ -63,7 +65,7 @@ def _on_device(value: Tensor, device: torch.device) -> Tensor:
 
 
 def _on_host(state: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state in the memory of the host, in the tensors that are `stored` there."""
+    """Copy the state to the memory of the host, into the tensors that are `stored` there."""
     return {
         key: stored.get(key, _host_memory(value)).copy_(value, non_blocking=True) if value.dim() else value
         for key, value in state.items()

@@ -1,16 +1,18 @@
 """Tensor parallelism: T = learner.tensor_ranks neighbours divide the matrices of each layer, and no rank ever has a
 whole one.
 
-Rank t of a group has the t-th part of the heads of attention and of the neurons of an MLP, for all tokens of a pass;
-outside of these blocks it has the t-th part of the tokens, as with context parallelism. A block gathers its tokens,
-multiplies by rows of its first matrices and by columns of its last one, and each rank gets the sum over the ranks for
-its own tokens (Megatron-LM with sequence parallelism, https://arxiv.org/abs/1909.08053 and
-https://arxiv.org/abs/2205.05198). Which matrices are divided how is said by transformers' plan of the model. The head
-and the embedding are gathered for each rank's own tokens, so log-probs are those of the whole vocabulary.
+Rank t of a group has the t-th part of the heads of attention and of the neurons of an MLP, for all tokens of a pass.
+Outside of these blocks it has the t-th part of the tokens, as with context parallelism. A block gathers its tokens, and
+multiplies by rows of its first matrices and by columns of its last one. Each rank gets the sum over the ranks for its
+own tokens.
 
-The gradient by any parameter is the sum over ranks of what each has from its tokens, heads and neurons, norms included.
-In memory all ranks of a copy have their rows of every matrix, as without T: files, checkpoints, pushes, norms of
-gradients and optimizers see no difference.
+This is Megatron-LM with sequence parallelism (https://arxiv.org/abs/1909.08053 and https://arxiv.org/abs/2205.05198).
+transformers' plan of the model says how each matrix is divided. The head and the embedding are gathered for each rank's
+own tokens, so log-probs are those of the whole vocabulary.
+
+The gradient by any parameter is the sum over ranks of the gradients from their tokens, heads and neurons. In memory all
+ranks of a copy have their rows of every matrix, as without T. So files, checkpoints, pushes, norms of gradients and
+optimizers see no difference.
 """
 
 from __future__ import annotations
@@ -29,18 +31,19 @@ from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.routers import extend
 
 BY_ROWS, BY_COLUMNS, WHOLE = "colwise", "rowwise", "replicated_with_grad_allreduce"
-"""How transformers' plans say that a matrix is divided: it counts the columns of the transposed one."""
+"""Names in transformers' plans for the ways to divide a matrix. They count the columns of the transposed matrix."""
 
 
 @dataclass(slots=True, eq=False)
 class _Tokens:
-    """Whether the ranks of `group` divide the tokens of the pass that is computed, which all blocks of a model ask."""
+    """The state that all blocks of a model share: true if the ranks of `group` divide the tokens of the current
+    pass."""
 
     group: ContextGroup
     are_divided: bool = False
 
     def see(self, _: nn.Module, __: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """The hook that the decoder calls before each pass."""
+        """Look at the pass that begins: a hook that the decoder calls before each pass."""
         layout = options.get("layout")
         self.are_divided = layout is not None and layout.group is not None
 
@@ -70,13 +73,13 @@ def divide_layers(model: Any, layers: Sequence[nn.Module], ranks: Ranks) -> set[
 
 
 def check_division(model: Any, size: int) -> None:
-    """Raises ConfigError: learner.tensor_ranks=`size` cannot divide the layers of a Hugging Face `model`, which needs
-    no memory; see `divide_layers`."""
+    """Raises ConfigError: learner.tensor_ranks=`size` cannot divide the layers of a Hugging Face `model` (see
+    `divide_layers`), which may be on the meta device."""
     _checked_blocks(model, model.get_decoder().layers if hasattr(model.get_decoder(), "layers") else (), size)
 
 
 def _checked_blocks(model: Any, layers: Iterable[nn.Module], size: int) -> list[_Found]:
-    """The blocks of layers that `size` ranks can divide. Raises ConfigError: they cannot."""
+    """Return the blocks of layers that `size` ranks can divide. Raises ConfigError: they cannot."""
     try:
         styles = _styles(model.base_model)
         blocks = [block for layer in layers for block in _blocks(layer, styles)]
@@ -88,7 +91,7 @@ def _checked_blocks(model: Any, layers: Iterable[nn.Module], size: int) -> list[
 
 
 def _styles(decoder: Any) -> dict[nn.Module, str]:
-    """What transformers' plan says of the modules of a decoder."""
+    """Return the style that transformers' plan gives to the modules of a decoder."""
     plan: dict[str, str] = getattr(decoder.config, "base_model_tp_plan", None) or {}
     if not plan:
         raise ConfigError("has no plan in transformers that divides its layers")
@@ -102,7 +105,8 @@ def _styles(decoder: Any) -> dict[nn.Module, str]:
 
 
 def _blocks(layer: nn.Module, styles: Mapping[nn.Module, str]) -> list[_Found]:
-    """The blocks of a layer, which have all of its matrices. Raises ConfigError: there are others."""
+    """Return the blocks of a layer, which have all of its matrices. Raises ConfigError: the layer has other
+    matrices."""
     blocks = []
     for module in layer.modules():
         linear = [each for each in module.children() if isinstance(each, nn.Linear)]
@@ -132,12 +136,12 @@ class _Found:
 
     @property
     def width(self) -> int:
-        """How many numbers belong together: those of a head, or of a neuron."""
+        """The numbers that belong together: of a head, or of a neuron."""
         return int(getattr(self.module, "head_dim", 1))
 
     @property
     def heads(self) -> int:
-        """How many heads attend, or neurons there are."""
+        """The number of heads that attend, or of neurons."""
         return self.last.in_features // self.width
 
     def check(self, size: int) -> None:
@@ -153,7 +157,7 @@ class _Found:
                 )
 
     def divide(self, ranks: Ranks) -> Iterator[nn.Parameter]:
-        """Divide its matrices, whose heads or neurons were checked; gives their parameters."""
+        """Divide the matrices, whose heads or neurons were checked, and yield their parameters."""
         assert ranks.context is not None
         size, heads = ranks.context.size, self.heads
         yield self._slice(self.last, "weight", 1, [rank * heads // size for rank in range(size)], heads // size, ranks)
@@ -175,7 +179,7 @@ class _Found:
 
 
 class _Block:
-    """A block, whose first argument are the states of this rank's tokens, [1, U / T, D], or of all."""
+    """A divided block. Its first argument are the states [1, U / T, D] of this rank's tokens, or those of all."""
 
     tokens: _Tokens
 
@@ -191,7 +195,7 @@ class _Block:
 
 
 class _First:
-    """A matrix, and a bias, of whose rows this rank has a slice: its heads or neurons [1, U, out] from the states
+    """A matrix, and a bias, of whose rows this rank has a slice: it computes heads or neurons [1, U, out] from states
     [1, U, D]."""
 
     weight: Any
@@ -207,8 +211,8 @@ class _First:
 
 
 class _Last:
-    """A matrix of whose columns this rank has a slice: the sum over ranks [1, U / T, D] for its tokens, or for all, of
-    its heads or neurons [1, U, in]."""
+    """A matrix of whose columns this rank has a slice: from heads or neurons [1, U, in] it computes the sum over ranks
+    [1, U / T, D] for this rank's tokens, or for all."""
 
     weight: Any
     bias: Tensor | None

@@ -1,12 +1,14 @@
-"""Products with a slice of a matrix, of which a rank has some rows in memory and another part in a computation.
+"""Products with a slice of a matrix: a rank stores some rows of the matrix, and computes with another part of it.
 
-The S ranks of a copy have the rows of a matrix in their order, exactly as FSDP would shard them. For the computation
-rank r has slice r % T of one dimension: the ranks exchange what each needs of the others' rows, for one matrix at a
-time, and drop it afterwards. The backward pass gets the slice again, and sends the gradient by it back to the ranks
-whose rows it is of. Slices may overlap: the gradients of all that have an element are added up.
+The S ranks of a copy have the rows of a matrix in their order, exactly as FSDP would shard them.
 
-As FSDP does for all other weights, rows are float32, slices have the dtype that is computed in, and gradients are added
-up in float32 or better, and divided by the number of ranks. torch.compile sees operators, which keep no slice.
+For the computation rank r has slice r % T of one dimension. The ranks exchange the rows that each needs, for one matrix
+at a time, and drop them afterwards. The backward pass gets the slice again, and sends its gradient back to the ranks
+that have the rows. Slices may overlap: the gradients of all ranks that have an element are added up.
+
+The numbers are those of FSDP's other weights: rows are float32, and slices have the dtype of the computation. Gradients
+are added up in float32 or better, and divided by the number of ranks. torch.compile sees operators, which keep no
+slice.
 """
 
 from __future__ import annotations
@@ -24,10 +26,13 @@ from asyncrl.modelling.context import process_group
 
 
 class Slices(NamedTuple):
-    """How the ranks of a copy divide a matrix of so many `rows`: in a computation rank r has bounds[2t] to
-    bounds[2t + 1] of dimension `dim`, t = r % (len(bounds) / 2). This rank is number `shard` of `shards`. A gradient is
-    divided by `ranks`. `copy` is torch's name of the process group of the copy, and `copies` that of the ranks with the
-    same rows in all copies, empty for one copy."""
+    """The division of a matrix of so many `rows` over the ranks of a copy.
+
+    - In a computation rank r has bounds[2t] to bounds[2t + 1] of dimension `dim`, with t = r % (len(bounds) / 2).
+    - This rank is number `shard` of `shards`. A gradient is divided by `ranks`.
+    - `copy` is torch's name of the process group of the copy, and `copies` that of the ranks with the same rows in all
+      copies, empty for one copy.
+    """
 
     rows: int
     dim: int
@@ -40,7 +45,7 @@ class Slices(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, dim: int, bounds: Sequence[tuple[int, int]], ranks: Ranks) -> Slices:
-        """Those of a whole matrix with the begin and end of each slice."""
+        """Return the slices of a whole matrix, given the begin and end of each."""
         assert ranks.mesh is not None
         names = [ranks.mesh.get_group(index).group_name for index in range(ranks.mesh.ndim)]
         flat = tuple(each for pair in bounds for each in pair)
@@ -53,19 +58,19 @@ class Slices(NamedTuple):
         return self.bounds[first + 1] - self.bounds[first]
 
     def flat(self) -> tuple[list[int], str, str]:
-        """The same as an operator takes it."""
+        """Return the fields in the form that an operator takes."""
         return [*self[:5], *self.bounds], self.copy, self.copies
 
     @classmethod
     def from_flat(cls, numbers: Sequence[int], copy: str, copies: str) -> Slices:
-        """What `flat` gave."""
+        """Return the slices from the result of `flat`."""
         rows, dim, shard, shards, ranks, *bounds = numbers
         return cls(rows, dim, shard, shards, ranks, tuple(bounds), copy, copies)
 
 
 def sliced_product(values: Tensor, own: Tensor, slices: Slices) -> Tensor:
-    """values [..., in] times the transpose of this rank's slice [out, in] of a matrix of which it has the rows `own`.
-    The ranks of a copy call this alike."""
+    """Multiply values [..., in] by the transpose of this rank's slice [out, in] of a matrix, of which this rank stores
+    the rows `own`. The ranks of a copy call this alike."""
     product: Tensor = _product(values, own, True, *slices.flat())
     return product
 
@@ -88,7 +93,7 @@ def _(values: Tensor, own: Tensor, transposed: bool, numbers: Sequence[int], cop
 def _gradient(
     of_product: Tensor, values: Tensor, own: Tensor, numbers: Sequence[int], copy: str, copies: str
 ) -> Tensor:
-    """The gradient by the rows `own` from that by the product."""
+    """Compute the gradient by the rows `own` from the gradient by the product."""
     of_slice = of_product.flatten(0, -2).t() @ values.flatten(0, -2)
     of_own = _return_slice(of_slice, own.shape, Slices.from_flat(numbers, copy, copies))
     return of_own.to(own.device, own.dtype)
@@ -116,8 +121,8 @@ _product.register_autograd(_back, setup_context=_save)
 
 
 class _Plan(NamedTuple):
-    """What a rank exchanges for its slice: which part of its own rows each rank gets, from where to where in the
-    dimension, how many rows of the slice come from each, and whether any rank gets what it does not have."""
+    """The exchange of a rank for its slice: the part of its own rows that is `sent` to each rank, as a slice of the
+    dimension, and the rows that are `received` from each. `moves` is false if every rank already has its slice."""
 
     sent: tuple[slice, ...]
     received: tuple[int, ...]
@@ -143,8 +148,8 @@ def _overlap(left: range, right: range) -> range:
 
 
 def gather_slice(own: Tensor, slices: Slices) -> Tensor:
-    """This rank's slice of a matrix of which it has the rows `own`, in their dtype; they themselves where these are the
-    slices of all ranks. The ranks of a copy call this alike."""
+    """Return this rank's slice of a matrix of which it stores the rows `own`, in their dtype. Returns `own` itself if
+    every rank stores its slice. The ranks of a copy call this alike."""
     plan = _plan(slices.rows, slices.dim, slices.shard, slices.shards, slices.bounds)
     if not plan.moves:
         return own
@@ -154,7 +159,8 @@ def gather_slice(own: Tensor, slices: Slices) -> Tensor:
 
 
 def _return_slice(of_slice: Tensor, shape: torch.Size, slices: Slices) -> Tensor:
-    """The gradient by this rank's rows, which have this `shape`, from those of all ranks by their slices."""
+    """Compute the gradient by this rank's rows, which have this `shape`, from the gradients of all ranks by their
+    slices."""
     plan = _plan(slices.rows, slices.dim, slices.shard, slices.shards, slices.bounds)
     total = of_slice.to(torch.promote_types(of_slice.dtype, torch.float32))
     if plan.moves:
@@ -174,7 +180,7 @@ def _part(rows: Tensor, dim: int, part: slice) -> Tensor:
 
 
 def _exchange(parts: Sequence[Tensor], counts: list[int], slices: Slices) -> Tensor:
-    """The numbers that the ranks of the copy have for this one, so many of each, from this one's parts for each."""
+    """Send a part to each rank of the copy, and return the numbers that they send, `counts` of each."""
     sent = torch.cat([each.reshape(-1) for each in parts])
     received = sent.new_empty(sum(counts))
     sizes = [each.numel() for each in parts]

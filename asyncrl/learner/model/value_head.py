@@ -26,13 +26,13 @@ HEADS = ("score", "v_head.summary", "classifier")
 
 
 def values_of(head: nn.Linear, states: Tensor) -> Tensor:
-    """Values float32[M] of states [M, D]."""
+    """Compute the values float32[M] of states [M, D]."""
     return F.linear(states.float(), head.weight.float(), head.bias.float())[:, 0]
 
 
 def new_value_head(model: ModelConfig, hidden: int) -> nn.Linear:
-    """The head of the critic that begins at `model`, whose states have `hidden` numbers. Raises ConfigError: the files
-    cannot be read."""
+    """Make the head of the critic that begins as `model`, whose states have `hidden` numbers. Raises ConfigError: the
+    files cannot be read."""
     head = nn.Linear(hidden, 1)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -59,7 +59,7 @@ def new_value_head(model: ModelConfig, hidden: int) -> nn.Linear:
 
 
 def _stored_heads(model: ModelConfig) -> dict[str, torch.Tensor]:
-    """The tensors of value heads that are in the model's files, by their names."""
+    """Read the tensors of value heads in the model's files, by their names."""
     source = source_of(model)
     wanted = {f"{head}.{part}" for head in HEADS for part in ("weight", "bias")}
     try:

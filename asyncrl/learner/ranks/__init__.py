@@ -1,0 +1,17 @@
+"""The ranks of the learner: processes that start together, compute together, and end together.
+
+It keeps its part of two promises:
+
+- The learner's math is exact: sums over ranks do not depend on their number (`ranks.py`).
+- Closed by default: hosts meet with the run's keys, and nothing is unpickled (`rendezvous.py`, `host_store.py`).
+
+Files in reading order:
+
+- `ranks.py`: the collective operations, and how ranks join.
+- `launcher.py`: starts and watches the ranks of one machine. `activity.py` finds the one that is stuck.
+- `stopping.py`: a stop in the middle of a long pass.
+- `hosts.py` and `rendezvous.py`: several machines.
+
+Limits, texts and heartbeats may change freely. All ranks call every method of `Ranks` alike: one call more on one rank
+is a deadlock.
+"""

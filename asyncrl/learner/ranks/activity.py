@@ -1,4 +1,4 @@
-"""What the main thread of each rank does, and which rank holds up the others.
+"""Finds the rank that is stuck, from the progress of each rank's main thread.
 
 A process can run while its main thread is stuck in a kernel or a collective. So each rank counts how often its main
 thread advances: with each phase, pass and collective. A rank that waits for the replay or the disk is not stuck, and
@@ -20,20 +20,24 @@ from asyncrl.machine.activity import Activity
 END = "end"
 """The phase in which a rank closes what it opened, and exits."""
 END_S = 60.0
-"""How long that may take, whatever the limit of other phases is."""
+"""Seconds that this phase may take, also where other phases have a shorter limit."""
 
 COLLECTIVES = str(Path("torch", "distributed"))
-"""Where the code is in which a rank waits for other ranks."""
+"""The folder of the code in which a rank waits for other ranks."""
 FRAMES = 4
-"""How many of a thread's innermost calls tell whether it is in a collective."""
+"""The number of a thread's innermost calls that are searched for a collective."""
 SHOWN_PARTS = 3
-"""How much of a file's path names it."""
+"""The number of parts of a file's path that are shown."""
 
 
 class RankState(msgspec.Struct, frozen=True):
-    """What the main thread of one rank does. `waits`: for the replay, the disk or its start. `in_collective`: for other
-    ranks. `unfinished`: what a stop should wait for. `still_s`: seconds since it last advanced. `work`: long work, with
-    what is left of it."""
+    """The state of one rank's main thread.
+
+    - `waits`: it waits for the replay, the disk or its start. `in_collective`: it waits for other ranks.
+    - `unfinished`: the work that a stop should wait for.
+    - `still_s`: the seconds since it last advanced.
+    - `work`: its long work, with the part that is left.
+    """
 
     rank: int
     advances: int
@@ -46,7 +50,7 @@ class RankState(msgspec.Struct, frozen=True):
     work: str = ""
 
     def limit_s(self, limit_s: float) -> float:
-        """A limit of seconds, if this rank has not ended its work."""
+        """Return the limit of this rank in seconds, from that of a rank which has not ended its work."""
         return max(limit_s, END_S) if self.phase == END else limit_s
 
     def __str__(self) -> str:
@@ -55,7 +59,7 @@ class RankState(msgspec.Struct, frozen=True):
 
 
 def state_of(activity: Activity, rank: int) -> RankState:
-    """What the main thread of this process, which is `rank`, does now."""
+    """Return the state of this process, which is `rank`."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     calls = [f"{each.f_code.co_filename}:{each.f_lineno} in {each.f_code.co_name}" for each in _innermost(frame)]
     where = "/".join(calls[0].split("/")[-SHOWN_PARTS:]) if calls else "its end"
@@ -81,8 +85,11 @@ def _innermost(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def find_stuck(states: Sequence[RankState], limit_s: float) -> str | None:
-    """Which rank is stuck and where the others are; None where no rank is. A rank is stuck if it works on the same for
-    `limit_s`; so are all ranks that wait for each other for so long."""
+    """Say which rank is stuck, and where the others are. Returns None if no rank is stuck.
+
+    A rank is stuck if its work has not advanced for `limit_s`. All ranks are stuck if they wait for each other that
+    long.
+    """
     stuck = [each for each in states if not each.waits and each.still_s >= each.limit_s(limit_s)]
     working = [each for each in stuck if not each.in_collective]
     if not stuck or (not working and len(stuck) < len(states)):

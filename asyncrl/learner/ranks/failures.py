@@ -1,4 +1,4 @@
-"""Counts how often the training of a step fails, over restarts of the learner, so that the error can say what to do."""
+"""Counts the failures of a step over restarts of the learner, so that the error can say how to go on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The store by which torch connects the ranks of several hosts, kept by the first host's launcher.
 
-torch's own store for several hosts is open to everybody who reaches its port. This one has the run's keys.
+torch's own store for several hosts accepts every connection to its port. This one needs the run's keys.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import torch.distributed as dist
 from asyncrl.learner.ranks.rendezvous import Caller, StoreCall, Stored
 
 ANSWER_S = 30.0
-"""How long a rank waits for the first host's answer."""
+"""Seconds that a rank waits for the first host's answer."""
 RETRY_S = 0.02
 
 
 class HostStore(dist.Store):
-    """The store of one round. Keep a reference for as long as torch uses it. A wait ends after `timeout_s` with
-    DistStoreError; a first host that does not answer is an UnavailableError."""
+    """The store of one round. Keep a reference for as long as torch uses it.
+
+    A wait raises DistStoreError after `timeout_s`. A call raises UnavailableError if the first host does not answer.
+    """
 
     def __init__(self, caller: Caller, round_name: str, timeout_s: float) -> None:
         super().__init__()

@@ -1,8 +1,10 @@
-"""The learner's hosts: they start their ranks together, hear of each other, and end their ranks together.
+"""The learner's hosts: they start their ranks together, watch each other, and end their ranks together.
 
-Each host has one launcher. That of host 0 waits until all are there, and checks that they share the run's folder and
-configuration. It hears every second what the ranks of each host do. If a rank or a whole host dies or hangs, the ranks
-of all hosts end with the reason, and each launcher fails; whoever starts the launchers again starts the next round.
+Each host has one launcher. The launcher of host 0 waits until all hosts have joined, and checks that they share the
+run's folder and configuration. Every other launcher tells it every second what its ranks do.
+
+If a rank or a whole host dies or hangs, the ranks of all hosts end with the reason, and each launcher fails. When the
+launchers are started again, the next round begins.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import zmq
 
-from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import AsyncrlError, ConfigError, StoppedError, UnavailableError
 from asyncrl.learner.ranks.activity import RankState, find_stuck
 from asyncrl.learner.ranks.launcher import Meeting, RanksError, Timeouts, all_ended
@@ -33,7 +35,6 @@ from asyncrl.learner.ranks.rendezvous import (
     Stored,
     Verdict,
     mark_of,
-    settings_of,
 )
 from asyncrl.machine.ports import listening
 from asyncrl.network.interfaces import interface_towards
@@ -47,22 +48,43 @@ RETRY_S = 0.5
 ANSWER_S = 5.0
 
 
-def open_host(config: TrainConfig, timeouts: Timeouts, stop: threading.Event) -> FirstHost | OtherHost:
-    """This host among the learner's. Raises ConfigError: its keys or its network interface are missing, or the address
-    of the first host is taken or not this machine's. StoppedError."""
-    return OtherHost(config, timeouts) if config.learner.node else FirstHost(config, timeouts, stop)
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """The settings of host `node` of the learner's `nodes`, which have `ranks` each.
+
+    Host 0 listens at `rendezvous`, an address with a port. All hosts share the run's `folder` and the folder of `keys`,
+    and agree on `digests`, which has a digest of the value of each key. None as `interface` chooses the one on the way
+    to host 0.
+    """
+
+    node: int
+    nodes: int
+    ranks: int
+    rendezvous: str
+    interface: str | None
+    keys: str | None
+    folder: Path
+    digests: Mapping[str, str]
+
+    def meeting(self, round_name: str) -> Meeting:
+        """Return where and how the ranks of this host meet the others in a round."""
+        host, _, port = self.rendezvous.rpartition(":")
+        interface = self.interface or interface_towards(host, int(port))
+        first, size = self.node * self.ranks, self.nodes * self.ranks
+        return Meeting(first, size, f"tcp://{self.rendezvous}", round_name, interface)
 
 
-def _meeting(config: TrainConfig, round_name: str) -> Meeting:
-    learner, ranks = config.learner, config.cluster.ranks
-    assert learner.rendezvous is not None
-    host, _, port = learner.rendezvous.rpartition(":")
-    interface = learner.interface or interface_towards(host, int(port))
-    return Meeting(learner.node * ranks, learner.nodes * ranks, f"tcp://{learner.rendezvous}", round_name, interface)
+def open_host(settings: HostSettings, timeouts: Timeouts, stop: threading.Event) -> FirstHost | OtherHost:
+    """Open this host's part in the meeting of all hosts.
+
+    Raises ConfigError: its keys or its network interface are missing, or the address of the first host is taken or not
+    this machine's. Raises StoppedError.
+    """
+    return OtherHost(settings, timeouts) if settings.node else FirstHost(settings, timeouts, stop)
 
 
 class _Member(msgspec.Struct):
-    """What host 0 knows of another one. `silent_s` counts while host 0 itself runs."""
+    """The record that host 0 has of another host. `silent_s` counts only while host 0 itself runs."""
 
     join: Join
     tries: int = 0
@@ -73,17 +95,17 @@ class _Member(msgspec.Struct):
 
 
 class FirstHost:
-    """Host 0, which the others join, for one round."""
+    """Host 0, which the other hosts join, for one round."""
 
     several = True
 
-    def __init__(self, config: TrainConfig, timeouts: Timeouts, stop: threading.Event) -> None:
+    def __init__(self, settings: HostSettings, timeouts: Timeouts, stop: threading.Event) -> None:
         self._timeouts = timeouts
-        self._others = range(1, config.learner.nodes)
-        self._folder = locations.run_dir(config.run)
+        self._others = range(1, settings.nodes)
+        self._folder = settings.folder
         self._round = uuid.uuid4().hex
-        self._meeting = _meeting(config, self._round)
-        self._settings = settings_of(config)
+        self._meeting = settings.meeting(self._round)
+        self._digests = dict(settings.digests)
         self._members: dict[int, _Member] = {}
         self._replaced: set[str] = set()
         self._store: dict[str, bytes] = {}
@@ -95,8 +117,8 @@ class FirstHost:
         )
         self._context = zmq.Context()
         self._listener = listening(
-            lambda: Listener(self._context, self._meeting.place, server_keys(config.network.keys), MAX_MESSAGE_BYTES),
-            f"learner.rendezvous={config.learner.rendezvous}",
+            lambda: Listener(self._context, self._meeting.place, server_keys(settings.keys), MAX_MESSAGE_BYTES),
+            f"learner.rendezvous={settings.rendezvous}",
             stop,
         )
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +155,7 @@ class FirstHost:
     def _problems(self) -> list[str]:
         found = []
         for node, each in sorted(self._members.items()):
-            if different := dict(each.join.settings.items() ^ self._settings.items()):
+            if different := dict(each.join.settings.items() ^ self._digests.items()):
                 found.append(
                     f"host {node} and host 0 have different values of {', '.join(sorted(different))}: set equal ones"
                 )
@@ -145,8 +167,8 @@ class FirstHost:
         return found
 
     def report(self, states: Sequence[RankState], stopping: bool) -> bool:
-        """Whether the ranks must stop, given what those of this host do. Call it at every poll. Raises RanksError: the
-        ranks of all hosts must end."""
+        """Take the states of this host's ranks, and return True if all ranks must stop. Call it at every poll. Raises
+        RanksError: the ranks of all hosts must end."""
         with self._lock:
             self._stopping |= stopping
             running = {node: each for node, each in self._members.items() if each.ended is None}
@@ -161,7 +183,7 @@ class FirstHost:
             return self._stopping
 
     def finish(self, reason: str, final: bool) -> None:
-        """The ranks of this host have ended, with a reason if they failed. Returns once the other hosts know."""
+        """Tell the other hosts that the ranks of this host have ended, with a reason if they failed."""
         with self._lock:
             self._fail(reason, final)
         if self._begun:
@@ -232,7 +254,7 @@ class FirstHost:
         known = self._members.get(join.node)
         if known is not None and known.join.process != join.process:
             if self._begun:
-                self._fail(f"host {join.node} began anew, or {twice}")
+                self._fail(f"host {join.node} was started again, or {twice}")
                 return Joined(self._round, "", False, [])
             self._replaced.add(known.join.process)
             known = None
@@ -264,13 +286,13 @@ class OtherHost:
 
     several = True
 
-    def __init__(self, config: TrainConfig, timeouts: Timeouts) -> None:
-        self._config, self._timeouts = config, timeouts
-        self._node = config.learner.node
-        self._meeting = _meeting(config, "")
-        self._folder = locations.run_dir(config.run)
+    def __init__(self, settings: HostSettings, timeouts: Timeouts) -> None:
+        self._settings, self._timeouts = settings, timeouts
+        self._node = settings.node
+        self._meeting = settings.meeting("")
+        self._folder = settings.folder
         self._context = zmq.Context()
-        self._caller = Caller(self._context, self._meeting.place, client_keys(config.network.keys))
+        self._caller = Caller(self._context, self._meeting.place, client_keys(settings.keys))
         self._verdict = Verdict(False, "")
         self._states: Sequence[RankState] = ()
         self._stopping = False
@@ -279,13 +301,16 @@ class OtherHost:
         self._thread = threading.Thread(target=self._exchange, name="rendezvous", daemon=True)
 
     def meet(self, stop: threading.Event) -> Meeting:
-        """Join, and wait for all hosts. Raises StoppedError; ConfigError: they cannot train together, with every
-        reason; RanksError: host 0 has not answered for as long as a start may take, or a rank be stuck."""
+        """Join, and wait for all hosts.
+
+        Raises StoppedError; ConfigError: they cannot train together, with every reason; RanksError: host 0 has not
+        answered for longer than a start may take and a rank may be stuck.
+        """
         process, joined, absent = uuid.uuid4().hex, Joined("", "", False, []), Throttled(logger, "waiting for hosts")
         heard = time.monotonic()
         while not joined.begun:
             sees = bool(joined.round) and self._leave_mark(joined.round)
-            join = Join(self._node, process, settings_of(self._config), joined.round, sees)
+            join = Join(self._node, process, dict(self._settings.digests), joined.round, sees)
             try:
                 joined = self._caller.call(join, Joined, ANSWER_S)
                 heard = time.monotonic()
@@ -297,7 +322,7 @@ class OtherHost:
                 raise ConfigError(joined.refused)
             if stop.wait(0.0 if joined.begun else RETRY_S):
                 raise StoppedError("stopped while it waited for other hosts")
-        self._meeting = _meeting(self._config, joined.round)
+        self._meeting = self._settings.meeting(joined.round)
         self._thread.start()
         return self._meeting
 
@@ -322,7 +347,7 @@ class OtherHost:
             self._closing.wait(self._timeouts.heartbeat)
 
     def report(self, states: Sequence[RankState], stopping: bool) -> bool:
-        """As `FirstHost.report`."""
+        """Do the same as `FirstHost.report`."""
         self._states, self._stopping = states, stopping or self._stopping
         self._silent_s += self._timeouts.poll
         if self._silent_s >= self._timeouts.silence:
@@ -332,7 +357,7 @@ class OtherHost:
         return self._verdict.stop
 
     def finish(self, reason: str, final: bool) -> None:
-        """As `FirstHost.finish`."""
+        """Do the same as `FirstHost.finish`."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()

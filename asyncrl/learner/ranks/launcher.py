@@ -1,10 +1,11 @@
 """The learner's ranks as processes of this machine: started together, watched, and ended together.
 
 The process that starts the ranks is not one of them. The ranks of one machine meet in a file of a folder that only this
-user can enter, so no port is open for their rendezvous; `hosts` has that of several machines. Each rank writes
-heartbeats into a pipe of its own, which tell what its main thread does. A rank without heartbeats is stopped or hangs.
-A rank with heartbeats may be stuck: see `activity`. A rank whose pipe has no reader ends itself. Linux also kills the
-ranks when the process that started them ends.
+user can enter, so no port is open for their rendezvous. `hosts` has the rendezvous of several machines.
+
+Each rank writes heartbeats with the state of its main thread into a pipe of its own. A rank without heartbeats is
+stopped or hangs, and a rank with heartbeats may still be stuck (see `activity`). A rank whose pipe has no reader ends
+itself. Linux also kills the ranks when the process that started them ends.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ ENDED = "; all ranks were ended"
 CAUSES = (-signal.SIGKILL, EXIT_USAGE, EXIT_HOPELESS)
 """Statuses that no failure of another rank explains."""
 PIPE_BYTES = 1 << 16
-"""As many as a pipe holds."""
+"""The bytes that a pipe holds."""
 SILENT_BEATS = 5
-"""A rank is shown as silent after the time of so many heartbeats."""
+"""The number of missed heartbeats after which a rank is shown as silent."""
 BEGUN_S = 10.0
-"""How long to wait for a thread's first heartbeat, which takes a moment: where it fails, the rank goes on without."""
+"""Seconds to wait for a thread's first heartbeat. If none comes, the rank goes on without heartbeats."""
 KILLED_S = 10.0
-"""How long to wait for a process that was killed: one that hangs in the kernel may never end."""
+"""Seconds to wait for a process that was killed: one that hangs in the kernel may never end."""
 
 
 class RanksError(AsyncrlError):
@@ -61,27 +62,27 @@ def all_ended(reason: str, final: bool = False) -> AsyncrlError:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. They are counted in polls, so that no rank is blamed for a time in which this process did not run."""
+    """Limits in seconds, counted in polls, so that no rank is blamed for a time in which this process did not run."""
 
     poll: float = 0.25
     heartbeat: float = 1.0
-    """Between two heartbeats of a rank."""
+    """The time between two heartbeats of a rank."""
     start: float = 300.0
-    """Until the first heartbeat of a rank, which loads libraries before: a minute on a cold network disk."""
+    """The time to the first heartbeat of a rank, which first loads libraries: a minute on a cold network disk."""
     silence: float = 40.0
-    """Without a heartbeat, after which a rank hangs."""
+    """The time without a heartbeat after which a rank counts as hung."""
     stuck: float = 1800.0
-    """Without progress of its main thread, after which a rank hangs."""
+    """The time without progress of its main thread after which a rank counts as hung."""
     others: float = 5.0
-    """For the other ranks to end once one has failed: one of them may have the true reason."""
+    """The time that the other ranks have to end once one has failed: one of them may have the true reason."""
     stop: float = 30.0
-    """For all ranks to end once they are asked to, and none has a checkpoint to finish."""
+    """The time that all ranks have to end once they are asked to, and none has a checkpoint to finish."""
     folder: float = 10.0
-    """Until a host sees the other's file in the run's folder: a network disk may show it late."""
+    """The time until a host sees the other's file in the run's folder: a network disk may show it late."""
 
     @staticmethod
     def within(limit_s: float) -> Timeouts:
-        """Those with which a rank that hangs is found within about `limit_s` once it has started."""
+        """Return the limits that find a rank which hangs within about `limit_s`, once it has started."""
         return Timeouts(silence=min(Timeouts().silence, limit_s), stuck=limit_s)
 
 
@@ -90,8 +91,11 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where `size` ranks meet, of which those of this host begin with `first`: at a file of this machine, or at the
-    address of the first of several hosts, which have the name of a `round` and a network `interface`."""
+    """The meeting of `size` ranks; the ranks of this host begin with number `first`.
+
+    One machine's ranks meet at a file, its `place`. Several hosts meet at the address of the first one, in a named
+    `round`, over a network `interface`.
+    """
 
     first: int
     size: int
@@ -101,19 +105,20 @@ class Meeting:
 
 
 class Hosts(Protocol):
-    """The hosts on which the ranks run, and whether there are several."""
+    """The hosts on which the ranks run. `several` is true if there is more than one."""
 
     several: bool
 
     def meet(self, stop: threading.Event) -> Meeting:
-        """Where the ranks meet, once they can start."""
+        """Wait until the ranks can start, and return where they meet."""
 
     def report(self, states: Sequence[RankState], stopping: bool) -> bool:
-        """Whether the ranks must stop, given what those of this host do. Called at every poll. Raises RanksError: they
-        must end."""
+        """Take the states of this host's ranks, and return True if all ranks must stop. Called at every poll. Raises
+        RanksError: they must end."""
 
     def finish(self, reason: str, final: bool) -> None:
-        """The ranks of this host have ended, with a reason if they failed. `final`: no start will do better."""
+        """Take note that the ranks of this host have ended, with a reason if they failed. `final`: another start would
+        fail, too."""
 
 
 class OneHost:
@@ -140,8 +145,8 @@ class OneHost:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a rank knows of its group: its number, in all and on its host, where they meet, its pipe for heartbeats, and
-    the seconds between two. There is no pipe where nobody watches it."""
+    """A rank's place among the ranks: its number over all hosts, its `local` number on this host, and their meeting. It
+    writes a heartbeat into `pipe` every `interval_s`; None: no process watches it."""
 
     rank: int
     local: int
@@ -151,14 +156,14 @@ class Membership:
 
     @staticmethod
     def of_this_process() -> Membership | None:
-        """What `run_ranks` gave this process, or None where it was started otherwise."""
+        """Return the membership that `run_ranks` gave this process, or None if it was started otherwise."""
         given = os.environ.get(VARIABLE)
         return msgspec.json.decode(given, type=Membership) if given else None
 
     def start_heartbeat(self, activity: Activity) -> None:
-        """Write heartbeats from now on, where there is a pipe: the first one before this returns, so that whoever hangs
-        behind it is found by its silence. Kills this process once nobody reads them."""
+        """Write heartbeats from now on, if there is a pipe. Kills this process once the pipe has no reader."""
         if self.pipe is not None:
+            # Returns after the first heartbeat, so that a later hang of the main thread is found by its silence.
             begun = threading.Event()
             arguments = [self.pipe, activity, begun]
             threading.Thread(target=self._write_heartbeats, args=arguments, name="heartbeat", daemon=True).start()
@@ -175,7 +180,7 @@ class Membership:
 
 
 class _Rank:
-    """One rank, running since it was made."""
+    """A rank, whose process runs from the start of this object."""
 
     def __init__(self, command: Sequence[str], local: int, meeting: Meeting, timeouts: Timeouts) -> None:
         rank = meeting.first + local
@@ -206,23 +211,23 @@ class _Rank:
 
     @property
     def status(self) -> int | None:
-        """Its exit status, minus a signal's number where one killed it; None while it runs."""
+        """The exit status: minus a signal's number if one killed the process; None while it runs."""
         return self._process.poll()
 
     @property
     def state(self) -> RankState | None:
-        """What its main thread did at its last heartbeat; None before the first one and after its end."""
+        """The state at the last heartbeat; None before the first one and after the end of the process."""
         if self._state is None or self.status is not None:
             return None
         return msgspec.structs.replace(self._state, still_s=self._still)
 
     @property
     def silent_s(self) -> float:
-        """Seconds without a heartbeat, once it had one and until its end."""
+        """Seconds without a heartbeat, from the first one to the end of the process."""
         return 0.0 if self._state is None or self.status is not None else self._silent
 
     def check_heartbeat(self) -> None:
-        """Call this at every poll. Raises RanksError: it runs, and had no heartbeat for too long."""
+        """Read the pipe. Call this at every poll. Raises RanksError: the rank runs without heartbeats for too long."""
         try:
             *_, last, _ = b"", *os.read(self._heartbeats, PIPE_BYTES).split(b"\n")
         except BlockingIOError:
@@ -243,7 +248,7 @@ class _Rank:
         self._process.terminate()
 
     def close(self) -> None:
-        """Kill it, if it still runs."""
+        """Kill the rank, if it still runs."""
         self._process.kill()
         try:
             self._process.wait(KILLED_S)
@@ -260,12 +265,11 @@ def run_ranks(
     hosts: Hosts | None = None,
     activity: Activity | None = None,
 ) -> None:
-    """Run `command` as `count` ranks on this machine, and those of the other `hosts`, until all ended with status 0.
-    `activity` is that of this process.
+    """Run `command` as `count` ranks on this machine, with those of the other `hosts`, until all ended with status 0.
+    `activity` is that of this process. All ranks have ended when this returns or raises.
 
-    Raises StoppedError: `stop` was set before all were done. Raises RanksError: one died, hung, was asked to stop
-    alone, or did not stop in time. Raises ConfigError: one cannot be configured, or hosts do not fit together. All have
-    ended when this returns or raises. If this process is killed, the ranks are killed too.
+    Raises StoppedError: `stop` was set before all were done. Raises RanksError: a rank died, hung, was asked to stop
+    alone, or did not stop in time. Raises ConfigError: a rank cannot be configured, or hosts do not fit together.
     """
     hosts = hosts or OneHost(count, timeouts)
     reason, final = "its launcher ended", False
@@ -321,14 +325,15 @@ def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, ho
 
 
 def _show(first: RankState, activity: Activity) -> None:
-    """Show what the first rank does as what this process does."""
+    """Show the activity of the first rank as that of this process."""
     if first.phase != activity.phase:
         activity.enter(first.phase)
     activity.work = first.work
 
 
 def _failure(ranks: Sequence[_Rank], timeouts: Timeouts, hosts: Hosts) -> AsyncrlError:
-    """Why the ranks must end, after others had time to end by themselves. Raises RanksError: another host knows."""
+    """Return the reason why the ranks must end, after others had time to end by themselves. Raises RanksError: another
+    host has the reason."""
     first = min((rank for rank in ranks if rank.status), key=lambda rank: rank.status not in CAUSES)
     left = 0.0 if first.status in CAUSES else timeouts.others
     while left > 0 and (hosts.several or any(rank.status is None for rank in ranks)):

@@ -27,8 +27,8 @@ from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.learner.ranks.activity import END
 from asyncrl.learner.ranks.host_store import HostStore
 from asyncrl.learner.ranks.launcher import DEFAULT_TIMEOUTS, Meeting, Membership
-from asyncrl.learner.ranks.leaving import Leaving, exit_now
 from asyncrl.learner.ranks.rendezvous import Caller
+from asyncrl.learner.ranks.stopping import Stopping, exit_now
 from asyncrl.machine.activity import Activity
 from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.devices import described
@@ -40,29 +40,29 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ENDED_BY_LAUNCHER_S = 60.0
-"""A collective's time limit is so much longer than a rank may be stuck: the launcher, which knows the stuck one, ends
+"""Seconds between the limit of a stuck rank and that of a collective: the launcher, which knows the stuck rank, ends
 the ranks first."""
 EXPERT_MESH = ("replicas", "experts", "parts")
 WAIT = timedelta(days=365)
-"""How long ranks wait for one that waits for the replay."""
+"""The time that ranks wait for one that waits for the replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank among `size`, and what they do together. Every method is called by all ranks alike."""
+    """This rank among `size`, and their collective operations. Every method is called by all ranks alike."""
 
     rank: int
     size: int
     device: torch.device
     mesh: DeviceMesh | None = None
-    """How the ranks communicate, [shards] or [replicas, shards]; None only where there is one."""
+    """The ranks as [shards] or [replicas, shards]; None only if there is one rank without communication."""
     waiting: DeviceMesh | None = None
-    """The same ranks, without a time limit; None only where there is one rank."""
+    """The same ranks, without a time limit; None only if there is one rank."""
     activity: Activity = field(default_factory=Activity)
-    leaving: Leaving = field(default_factory=Leaving)
+    stopping: Stopping = field(default_factory=Stopping)
     context: ContextGroup | None = None
-    """The ranks that divide the tokens of a pass among them, and the layers if it says so, this one included; None:
-    each has passes of its own."""
+    """The ranks that divide the tokens of a pass among them, and the layers if it says so, with this one; None: each
+    rank has passes of its own."""
     expert_mesh: DeviceMesh | None = None
     """The same ranks with the dimensions EXPERT_MESH; None: no tokens travel to experts (see `expert_ranks`)."""
 
@@ -73,56 +73,56 @@ class Ranks:
 
     @property
     def shards(self) -> int:
-        """How many ranks hold a model together. The ranks from 0 on hold the first copy."""
+        """The number of ranks that hold a model together. The ranks from 0 on hold the first copy."""
         return self.size if self.mesh is None else self.mesh.size(-1)
 
     @property
     def shard(self) -> int:
-        """Which shard of a model this rank holds; the ranks with the same one hold copies of it."""
+        """The number of the shard of a model that this rank holds. Ranks with the same number hold copies of it."""
         return self.rank % self.shards
 
     @property
     def is_in_first_copy(self) -> bool:
-        """Whether this rank is one of those that hold the first copy of a model."""
+        """True if this rank is one of those that hold the first copy of a model."""
         return self.rank < self.shards
 
     @property
     def context_size(self) -> int:
-        """How many ranks divide the tokens of a pass."""
+        """The number of ranks that divide the tokens of a pass."""
         return 1 if self.context is None else self.context.size
 
     @property
-    def groups(self) -> int:
-        """How many groups of ranks there are that have passes of their own."""
+    def pass_groups(self) -> int:
+        """The number of pass groups: groups of ranks that have passes of their own."""
         return self.size // self.context_size
 
     @property
-    def group(self) -> int:
-        """Which of the groups this rank is in."""
+    def pass_group(self) -> int:
+        """The number of the pass group that this rank is in."""
         return self.rank // self.context_size
 
     @property
-    def is_first_of_group(self) -> bool:
-        """Whether what all ranks of its group have is counted on this one."""
+    def is_first_of_pass_group(self) -> bool:
+        """True if values that all ranks of its pass group have are counted on this rank."""
         return self.context is None or self.context.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """The elementwise sum over ranks, on the device of `values`, which do not change. A sum on the CPU does not
-        wait for the GPU."""
+        """Return the elementwise sum over ranks, on the device of `values`, which do not change. A sum on the CPU does
+        not wait for the GPU."""
         self.activity.advance()
         total = values.clone()
         if self.size > 1:
             dist.all_reduce(total)
         return total
 
-    def sum_groups(self, values: Tensor) -> Tensor:
-        """The elementwise sum over groups of `values`, which all ranks of a group have."""
-        return self.sum(values if self.is_first_of_group else torch.zeros_like(values))
+    def sum_pass_groups(self, values: Tensor) -> Tensor:
+        """Return the elementwise sum over pass groups of `values`, which all ranks of a group have."""
+        return self.sum(values if self.is_first_of_pass_group else torch.zeros_like(values))
 
     def merge(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The sum over groups of each named tensor, on the CPU. All ranks of a group have the same, and a group may
-        lack names that others have."""
-        own = {name: tensor.detach().cpu().clone() for name, tensor in sums.items() if self.is_first_of_group}
+        """Return the sum over pass groups of each named tensor, on the CPU. All ranks of a group have the same, and
+        a group may lack names that others have."""
+        own = {name: tensor.detach().cpu().clone() for name, tensor in sums.items() if self.is_first_of_pass_group}
         gathered = [own]
         if self.size > 1:
             gathered = [safetensors.torch.load(each) for each in self._gather_bytes(safetensors.torch.save(own))]
@@ -138,46 +138,46 @@ class Ranks:
         dist.all_gather(received, sent)
         return [each[:size].numpy().tobytes() for each, size in zip(received, sizes, strict=True)]
 
-    def leave_if(self, stopped: bool, updating: bool | None = None, within_pass: bool = False) -> None:
-        """Raises StoppedError on every rank if `stopped` is true on any, so that none waits for one that left.
+    def stop_if(self, stopped: bool, updating: bool | None = None, within_pass: bool = False) -> None:
+        """Raises StoppedError on every rank if `stopped` is true on any, so that no rank waits for one that ended.
 
-        `updating`: whether weights change from here on; None: as before. `within_pass`: the main thread of this rank is
-        in the middle of something, and another thread asks (see `leaving`).
+        `updating` says if weights change from here on; None: as before. `within_pass`: the helper thread of `stopping`
+        calls this, since the main thread of this rank is in the middle of a pass.
         """
-        with self.leaving.turn:
+        with self.stopping.lock:
             self.activity.advance()
             ranks = torch.tensor([int(stopped), int(within_pass)])
             if self.waiting is not None:
                 dist.all_reduce(ranks, group=self.waiting.get_group())
             anybody, abruptly = ranks.tolist()
-            self.leaving.is_leaving |= anybody > 0
-            self.leaving.is_abrupt |= abruptly > 0
+            self.stopping.is_stopping |= anybody > 0
+            self.stopping.is_abrupt |= abruptly > 0
             if updating is not None:
-                self.leaving.is_updating = updating and not anybody
+                self.stopping.is_updating = updating and not anybody
         if anybody:
             raise StoppedError("the learner was asked to stop")
 
     def together(self, request: Callable[[], T]) -> T:
-        """This rank's answer to a request that may wait for as long as the replay or the disk does. Raises StoppedError
-        on every rank if the request of one does."""
+        """Return this rank's answer to a request that may wait for as long as the replay or the disk does. Raises
+        StoppedError on every rank if the request of one does."""
         answers: list[T] = []
         with suppress(StoppedError), self.activity.waiting():
             answers.append(request())
-        self.leave_if(not answers)
+        self.stop_if(not answers)
         return answers[0]
 
     def largest(self, value: float) -> float:
-        """The largest of the ranks' values."""
+        """Return the largest of the ranks' values."""
         values = torch.zeros(self.size, dtype=torch.float64)
         values[self.rank] = value
         return float(self.sum(values).max())
 
     def any(self, value: bool) -> bool:
-        """Whether `value` is true on one of the ranks."""
+        """True if `value` is true on any rank."""
         return bool(self.sum(torch.tensor(int(value))))
 
     def agree(self, value: int) -> int:
-        """The value that rank 0 gives."""
+        """Return the value that rank 0 gives."""
         return int(self.sum(torch.tensor(value if self.rank == 0 else 0, dtype=torch.int64)))
 
     def barrier(self) -> None:
@@ -186,13 +186,13 @@ class Ranks:
 
 
 def shard_of(rows: int, rank: int, ranks: int) -> range:
-    """Which of a sharded tensor's rows are on `rank`, as FSDP deals them out."""
+    """Return the rows of a sharded tensor that are on `rank`, as FSDP deals them out."""
     share = -(-rows // ranks)
     return range(min(rows, rank * share), min(rows, (rank + 1) * share))
 
 
 def sharded(parameter: nn.Parameter, ranks: Ranks) -> nn.Parameter:
-    """This rank's rows of a parameter, as FSDP would have them."""
+    """Return this rank's rows of a parameter, as FSDP would have them."""
     assert ranks.mesh is not None
     own = shard_of(len(parameter), ranks.shard, ranks.shards)
     rows = parameter.detach()[own.start : own.stop].clone()
@@ -211,7 +211,7 @@ def _open_store(meeting: Meeting, limit_s: float, keys: ClientKeys | None) -> tu
 
 
 def context_group(rank: int, size: int, together: int, limit: timedelta, divides_layers: bool = False) -> ContextGroup:
-    """The group of `rank`: so many neighbours, which are on one host if these divide its ranks."""
+    """Make the group of `rank`: `together` neighbours, which are on one host if that number divides its ranks."""
     # All ranks take part in making every group.
     groups = [dist.new_group(list(range(first, first + together)), limit) for first in range(0, size, together)]
     own = groups[rank // together]
@@ -232,24 +232,25 @@ def joined(
     limit_s: float = DEFAULT_TIMEOUTS.stuck,
     keys: ClientKeys | None = None,
     activity: Activity | None = None,
-    leaving: Leaving | None = None,
+    stopping: Stopping | None = None,
     member: Membership | None = None,
     context_ranks: int = 1,
     expert_ranks: int = 1,
     tensor_ranks: int = 1,
 ) -> Iterator[Ranks]:
-    """The ranks of which this process is `member`, those that `launcher.run_ranks` started with it, or this process
-    alone. They hold `replicas` copies
-    of a model, a divisor of their number; `expert_ranks`, a divisor of the ranks of a copy, have all experts of a layer
-    among them. They disconnect at the end. A collective fails after `limit_s` and a minute,
-    except those that may wait for the replay. Ranks of several hosts find each other at host 0 with `keys`. `activity`
-    and `leaving` are those of this process. `context_ranks` at a time divide the tokens of a pass; `tensor_ranks`, of
-    which there are no others then, divide the layers, too.
+    """Join the ranks of which this process is `member`: those that `launcher.run_ranks` started, or this process alone.
+    They disconnect at the end of the block.
+
+    - The ranks hold `replicas` copies of a model. Of each copy, `expert_ranks` have all experts of a layer among them.
+    - `context_ranks` divide the tokens of a pass. `tensor_ranks`, which exclude them, divide the layers as well.
+    - A collective fails after `limit_s` and a minute, except those that may wait for the replay.
+    - Ranks of several hosts find each other at host 0 with `keys`.
+    - `activity` and `stopping` are those of this process.
 
     Raises ConfigError: the ranks of a copy cannot be dealt out to groups of `context_ranks`, `expert_ranks`, or
     `tensor_ranks`.
     """
-    activity, leaving = activity or Activity(), leaving or Leaving()
+    activity, stopping = activity or Activity(), stopping or Stopping()
     member = member or Membership.of_this_process() or Membership(0, 0, Meeting(0, 1, ""))
     meeting, rank, size = member.meeting, member.rank, member.meeting.size
     counts = {"context_ranks": context_ranks, "expert_ranks": expert_ranks, "tensor_ranks": tensor_ranks}
@@ -282,20 +283,20 @@ def joined(
         together = max(context_ranks, tensor_ranks)
         context = context_group(rank, size, together, limit, tensor_ranks > 1) if together > 1 else None
         experts = _expert_mesh(kind, size, replicas, expert_ranks)
-        ranks = Ranks(rank, size, device, mesh, waiting, activity, leaving, context, experts)
-        leaving.ask = ranks.leave_if
+        ranks = Ranks(rank, size, device, mesh, waiting, activity, stopping, context, experts)
+        stopping.stop_if = ranks.stop_if
         try:
             yield ranks
         except StoppedError:
-            if leaving.is_abrupt:
-                ranks.leave_if(False)
+            if stopping.is_abrupt:
+                ranks.stop_if(False)
                 exit_now(EXIT_STOPPED)
             if cuda:
                 # All ranks left at the same point, so what is queued comes to an end; NCCL would warn of it otherwise.
                 torch.cuda.synchronize(device)
             raise
     finally:
-        leaving.end()
+        stopping.end()
         # A reference to a gloo group keeps its threads alive, and those abort a process that exits. Sharded models have
         # such references in circles, which no collection looks at that come from before `freeze_heap`.
         gc.unfreeze()
@@ -307,5 +308,5 @@ def joined(
 
 
 def local_size(parameter: nn.Parameter) -> int:
-    """How many numbers of a parameter this rank has."""
+    """Return how many numbers of a parameter this rank has."""
     return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()

@@ -1,17 +1,14 @@
-"""How the hosts of a learner meet and hear of each other: the messages, and a connection to the first host.
+"""The meeting of the learner's hosts: the messages between them, and a connection to the first host.
 
-The first host answers on one ZeroMQ socket, with the run's keys where there are such. Other hosts join there, send what
-their ranks do, and hear whether all must stop. The ranks of all hosts keep there what torch needs to connect them. A
-round is one start of all ranks; its name is known to those alone who joined.
+The first host answers on one ZeroMQ socket, with the run's keys if there are any. Other hosts join there, send the
+states of their ranks, and learn whether all must stop. The ranks of all hosts also keep there the values that torch
+needs to connect them. A round is one start of all ranks, and only hosts that joined know its name.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,19 +16,17 @@ import msgspec
 import zmq
 
 import asyncrl
-from asyncrl.config.changes import is_of_run, values_of
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.learner.ranks.activity import RankState
 from asyncrl.network.keys import ClientKeys
-from asyncrl.network.sockets import connect
+from asyncrl.network.sockets import connect, try_send
 
 MAX_MESSAGE_BYTES = 1 << 20
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """A host is there. `process` is new at each of its starts. `sees_folder`: it found the file that the first host
-    wrote for `round` into the run's folder, and wrote its own."""
+    """A host joins. `process` is new at each of its starts. `sees_folder`: it found the file that the first host wrote
+    for `round` into the run's folder, and wrote its own. `settings` are the digests that all hosts must share."""
 
     node: int
     process: str
@@ -41,7 +36,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """Why the hosts cannot start, or whether all are there, and which are not."""
+    """The first host's answer. `refused` is the reason why the hosts cannot start, if any; `begun`: all have joined."""
 
     round: str
     refused: str
@@ -50,7 +45,7 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """What the ranks of a host do. `stopping`: it was asked to stop."""
+    """The states of a host's ranks. `stopping`: it was asked to stop."""
 
     round: str
     node: int
@@ -59,7 +54,7 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The ranks of a host have ended; `reason` says why they failed, if they did. `final`: no start will do better."""
+    """The ranks of a host have ended. `reason` says why, if they failed. `final`: another start would fail, too."""
 
     round: str
     node: int
@@ -68,7 +63,8 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Whether all ranks stop, and why they must end at once, if they must. `final`: no start will do better."""
+    """The first host's verdict on all ranks: `stop` asks them to stop, and `over` is the reason to end them at once, if
+    there is one. `final`: another start would fail, too."""
 
     stop: bool
     over: str
@@ -95,14 +91,8 @@ class Stored(msgspec.Struct, frozen=True):
 Request = Join | Alive | Ended | StoreCall
 
 
-def settings_of(config: TrainConfig) -> dict[str, str]:
-    """A digest of the value of each key that all hosts must have alike."""
-    alike = {key: json.dumps(value, sort_keys=True) for key, value in values_of(config).items() if is_of_run(key)}
-    return {key: hashlib.sha256(value.encode()).hexdigest() for key, value in alike.items()}
-
-
 def mark_of(folder: Path, round_name: str, node: int) -> Path:
-    """The file by which a host shows that it shares the run's folder."""
+    """Return the file by which a host shows that it shares the run's folder."""
     return folder / f".host-{node}-{round_name}"
 
 
@@ -120,14 +110,13 @@ class Caller:
         return socket
 
     def call(self, request: Request, kind: type[Any], timeout_s: float) -> Any:
-        """The first host's answer, a `kind`. Raises UnavailableError: it came not in time; ConfigError: it is none."""
+        """Send a request and wait for the first host's answer, a `kind`. Raises UnavailableError: no answer came in
+        time; ConfigError: the answer is of another version."""
         with self._lock:
             self._number += 1
             number, deadline = str(self._number).encode(), time.monotonic() + timeout_s
             if self._socket.poll(int(timeout_s * 1000), zmq.POLLOUT):
-                # ZeroMQ may give up a refused connection since: a send that waits would wait for ever.
-                with suppress(zmq.Again):
-                    self._socket.send_multipart([number, msgspec.msgpack.encode(request)], zmq.NOBLOCK)
+                try_send(self._socket, [number, msgspec.msgpack.encode(request)])
                 while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
                     answered, answer = self._socket.recv_multipart()
                     if answered == number:

@@ -9,7 +9,6 @@ that no longer count; its first line differs then.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,12 +64,7 @@ def _decoded(line: bytes) -> IndexLine:
     try:
         return _LINE.decode(line)
     except msgspec.MsgspecError:
-        return msgspec.convert(json.loads(line, object_hook=_with_nan), IndexLine)
-
-
-def _with_nan(found: dict[str, Any]) -> dict[str, Any]:
-    """A row of the index. An earlier asyncrl wrote null for whatever is not finite."""
-    return {name: math.nan if value is None else value for name, value in found.items()}
+        return msgspec.convert(json.loads(line), IndexLine)
 
 
 class IndexReader:

@@ -60,7 +60,7 @@ _SURROUNDINGS = (
     counter("environment_failures", "calls", "calls with which an environment failed its episode, since the start"),
     gauge("environment_stuck", "threads", "threads with a call of an environment that took too long and goes on"),
     counter("tool_failures", "tries", "tries of a tool that failed, since the start"),
-    counter("interaction_responses", "responses", "responses of [simulated users](interactions.md) since the start"),
+    counter("interaction_responses", "responses", "responses of [simulated users](environments.md) since the start"),
     counter("interaction_ended", "responses", "responses of simulated users that ended the episode, since the start"),
     counter(
         "interaction_failures",
@@ -123,7 +123,7 @@ _SERVERS = (
         "grammar_tokens_unmeasured",
         "tokens",
         "tokens sampled under a grammar for which nobody knows what it left of the policy, since the start "
-        "([structured.md](structured.md))",
+        "([engines.md](engines.md))",
     ),
     counter("grammar_restarts", "turns", "turns under a grammar that were cut and started over, since the start"),
     counter(

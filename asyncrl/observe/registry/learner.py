@@ -132,7 +132,7 @@ _POLICIES = (
     gauge(
         "masked/grammar",
         "share",
-        "tokens that are not trained because a grammar restricted them ([structured.md](structured.md))",
+        "tokens that are not trained because a grammar restricted them ([engines.md](engines.md))",
     ),
     gauge("masked/any", "share", "tokens that any correction or a grammar drops"),
     gauge("noop", "0 or 1", "1 if no token was left to learn from"),

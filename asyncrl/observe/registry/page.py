@@ -24,7 +24,7 @@ steps.plot("step", ["reward/mean", "lag/mean"])
 
 A learner that resumes removes the rows of the steps that it trains again, so that each step has one row. The other
 roles append. `observe.sinks` sends the same values to other tools
-([sinks.md](sinks.md)).
+([watching.md](watching.md)).
 
 A *gauge* is a value of its row: it goes up and down. A *counter* only grows. "Since the start" means since its process
 started, so that it is 0 again after a restart; the replay's counters are those of the whole run where nothing else is

@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from asyncrl.config.changes import KEYS, of_this_version
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoreError, UnavailableError
@@ -124,9 +123,6 @@ def read_config(path: Path) -> TrainConfig:
     damaged."""
     try:
         written = OmegaConf.load(path)
-        for key in KEYS:
-            if isinstance(value := OmegaConf.select(written, key), str):
-                OmegaConf.update(written, key, of_this_version(key, value))
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), written))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]

@@ -2,6 +2,9 @@
 
 On the control socket the watcher writes `status N` or `failed REASON`. It reads orders for a session, and the end of
 the connection when the caller closes it.
+
+A program of a policy does not start by `machine/guard.py`: its watcher (`watching.py`) confines it, and ends it with
+its caller.
 """
 
 import os

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from asyncrl.config.extensions import EXTENSIONS
 from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
 from asyncrl.masking import masked
@@ -34,7 +35,7 @@ def _load(name: str, entry: Any) -> Interaction:
     if not (isinstance(cls, type) and issubclass(cls, Interaction)):
         raise ConfigError(
             f"{setting}: {path} must be a subclass of asyncrl.tools.Interaction; a class written for "
-            "verl is named through asyncrl.compat.verl.VerlInteraction (docs/interactions.md)"
+            f"verl is named through {EXTENSIONS['actor.interactions']} (docs/environments.md)"
         )
     try:
         return cls({**copied(dict(config)), "name": name})

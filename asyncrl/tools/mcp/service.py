@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from asyncrl.machine.group_guard import GroupGuard
 from asyncrl.tools.base import StateLostError, ToolRefusal
 from asyncrl.tools.finishing import finish
 from asyncrl.tools.mcp.results import result_content, text_of
@@ -50,7 +49,7 @@ class McpCounts:
     unshown: int = 0
 
 
-def link_to(server: McpServer, guard: GroupGuard) -> Link:
+def link_to(server: McpServer) -> Link:
     """Make a link to the server. Raises ConfigError: a variable is missing."""
     if server.url is not None:
         from asyncrl.tools.mcp.http import UrlLink
@@ -58,7 +57,7 @@ def link_to(server: McpServer, guard: GroupGuard) -> Link:
         return UrlLink(server.url, server.filled(server.headers, os.environ))
     from asyncrl.tools.mcp.stdio import ProgramLink
 
-    return ProgramLink(server.command, server.filled(server.env, os.environ), server.cwd, guard)
+    return ProgramLink(server.command, server.filled(server.env, os.environ), server.cwd)
 
 
 class McpService:
@@ -71,7 +70,6 @@ class McpService:
         self.server = server
         self.shows_images = shows_images
         self.counts = McpCounts()
-        self._guard = GroupGuard()
         self._clock = clock
         self._slots = asyncio.Semaphore(server.sessions)
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
@@ -97,7 +95,6 @@ class McpService:
 
     async def close(self) -> None:
         await self._for_all.close()
-        self._guard.close()
 
     async def open(self) -> Session:
         """Open a new session, as soon as one may start. Raises SessionError."""
@@ -105,7 +102,7 @@ class McpService:
             if (wait_s := self._not_before - self._clock()) > 0:
                 await asyncio.sleep(wait_s)
             try:
-                session = await Session.open(link_to(self.server, self._guard), self.server)
+                session = await Session.open(link_to(self.server), self.server)
             except SessionError:
                 self.counts.start_failures += 1
                 self._failed()

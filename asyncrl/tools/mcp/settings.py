@@ -62,7 +62,7 @@ def read_servers(actor: ActorConfig) -> list[McpServer]:
 def _server(name: str, given: Any, actor: ActorConfig) -> McpServer:
     setting = f"actor.mcp_servers.{name}"
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{setting}: give {{command: PROGRAM, args: [...]}} or {{url: http://...}} (docs/mcp.md)")
+        raise ConfigError(f"{setting}: give {{command: PROGRAM, args: [...]}} or {{url: http://...}} (docs/tools.md)")
     if unknown := [str(key) for key in given if key not in KEYS]:
         raise ConfigError(f"{setting}: there is no key {', '.join(unknown)}; there are {', '.join(KEYS)}")
     if ("command" in given) == ("url" in given):

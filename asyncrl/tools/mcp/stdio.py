@@ -3,8 +3,8 @@
 Unlike the connection of the package `mcp`, this one has bounds. A message that is too long is cut while it is read, and
 its call gets an error. Too many messages that answer no request end the connection.
 
-The program leads a group of processes, which ends with the connection, and with this process. Its environment has PATH
-and the given variables only.
+The program leads a group of processes, which ends with the connection, and with this process. Its environment has PATH,
+the given variables, and the mark of its guard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
-from asyncrl.machine.group_guard import GroupGuard
+from asyncrl.machine.child import Guarded
 from asyncrl.machine.program_protocol import ProgramProtocol
 from asyncrl.text import encodable
 
@@ -101,13 +101,12 @@ class BoundedLines:
 
 
 class ProgramLink:
-    """One start of the program `command`. `guard` ends its group if this process dies."""
+    """One start of the program `command`."""
 
-    def __init__(self, command: tuple[str, ...], env: Mapping[str, str], cwd: str | None, guard: GroupGuard) -> None:
+    def __init__(self, command: tuple[str, ...], env: Mapping[str, str], cwd: str | None) -> None:
         self._command = command
         self._env = {"PATH": os.environ.get("PATH", os.defpath), **env}
         self._cwd = cwd
-        self._guard = guard
         self._stray = 0
         self._unanswered = set[str]()
         self._stderr = b""
@@ -142,31 +141,32 @@ class ProgramLink:
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[Process]:
         loop = asyncio.get_running_loop()
-        transport, protocol = await loop.subprocess_exec(
-            lambda: ProgramProtocol(loop, _CHUNK),
-            *self._command,
-            env=self._env,
-            cwd=self._cwd,
-            start_new_session=True,
-        )
-        process = Process(transport, protocol, loop)
-        self._guard.watch(process.pid)
-        try:
-            yield process
-        finally:
+        with Guarded(self._command) as guard:
+            transport, protocol = await loop.subprocess_exec(
+                lambda: ProgramProtocol(loop, _CHUNK),
+                *guard.command,
+                env=self._env,
+                cwd=self._cwd,
+                pass_fds=guard.files,
+                start_new_session=True,
+            )
+            process = Process(transport, protocol, loop)
             try:
-                await self._end_gently(process, protocol.exited)
+                yield process
             finally:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                self._guard.forget(process.pid)
                 try:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(_REAPED_S):
-                            await protocol.exited.wait()
+                    await self._end_gently(process, protocol.exited)
                 finally:
-                    # A process that has left the group may hold the other ends of the pipes.
-                    transport.close()
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    guard.close()
+                    try:
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(_REAPED_S):
+                                await protocol.exited.wait()
+                    finally:
+                        # A process that has left the group may hold the other ends of the pipes.
+                        transport.close()
 
     async def _end_gently(self, process: Process, exited: asyncio.Event) -> None:
         """Close the program's input and wait a while for its end."""

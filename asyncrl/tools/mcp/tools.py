@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from asyncrl.config.schema import ActorConfig
 from asyncrl.data.sendable import schemas
 from asyncrl.errors import ConfigError
-from asyncrl.machine.group_guard import GroupGuard
 from asyncrl.masking import masked
 from asyncrl.text import encodable
 from asyncrl.tools.base import Service, Tool, ToolRefusal
@@ -102,16 +101,15 @@ async def _request_tools(server: McpServer) -> Sequence[Any]:
     from asyncrl.tools.mcp.service import link_to
     from asyncrl.tools.mcp.session import AnswerError, Session, SessionError
 
-    with GroupGuard() as guard:
+    try:
+        session = await Session.open(link_to(server), server)
         try:
-            session = await Session.open(link_to(server, guard), server)
-            try:
-                return await session.tools()
-            finally:
-                await session.close()
-        except (SessionError, AnswerError, ToolRefusal) as error:
-            what = " ".join(masked(server.command)) or server.url
-            raise ConfigError(f"{server.setting} does not list its tools: {error} ({what})") from error
+            return await session.tools()
+        finally:
+            await session.close()
+    except (SessionError, AnswerError, ToolRefusal) as error:
+        what = " ".join(masked(server.command)) or server.url
+        raise ConfigError(f"{server.setting} does not list its tools: {error} ({what})") from error
 
 
 def _chosen(server: McpServer, tools: Iterable[Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def read(schema: Any, text: str, format: str, **more: Any) -> Any:
 
 
 READ: list[tuple[Any, str, Any]] = [
-    # A string is the text, whatever it looks like.
+    # A string is the text, even if it looks like another value.
     (STRING, "007", "007"),
     (STRING, "null", "null"),
     (STRING, "True", "True"),

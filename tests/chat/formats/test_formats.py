@@ -277,7 +277,7 @@ THINKING = pytest.mark.parametrize(("name", "tags"), [each for each in THOUGHTS 
 
 
 def within_text(name: str, text: str) -> str:
-    """A call as it may stand behind other text."""
+    """A call as it may follow other text."""
     written = FORMATS[name].write([WrittenCall("echo", {"text": text})])
     return f"<|python_tag|>{written}" if name == "llama3" else written
 

@@ -15,8 +15,9 @@ from asyncrl.actor import __main__ as actor
 from asyncrl.commands.evaluate import evaluator
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, TooManyFailuresError
-from asyncrl.learner import run
-from asyncrl.learner.batch import batches
+from asyncrl.learner import from_config
+from asyncrl.learner.batch import from_config as batches
+from asyncrl.learner.from_config import canary_settings
 from asyncrl.learner.model.canary import canary_of, canary_of_model
 from asyncrl.learner.model.loading import read_model
 from asyncrl.learner.model.policy import load_policy
@@ -71,7 +72,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainConfig], Publis
     """What the evaluator publishes with a configuration."""
     publisher = Publisher()
     monkeypatch.setattr(batches, "open_batches", lambda *_: Replay())
-    monkeypatch.setattr(run, "open_publisher", lambda *_: publisher)
+    monkeypatch.setattr(from_config, "open_publisher", lambda *_: publisher)
 
     def evaluate(config: TrainConfig) -> Publisher:
         evaluator._run(config, threading.Event())
@@ -117,8 +118,8 @@ def test_the_canary_of_a_plain_model_is_that_of_the_policy(kind: str, ranks: Ran
     saved[kind](tmp_path / "model")
     config = make_config(tmp_path / "model", tmp_path)
     config.model.dtype = "float32"
-    plain = canary_of_model(read_model(config.model), config)
-    learners = canary_of(load_policy(config.model, 1.0, ranks, 64), 0, config, ranks)
+    plain = canary_of_model(read_model(config.model), config.model.path, canary_settings(config))
+    learners = canary_of(load_policy(config.model, 1.0, ranks, 64), 0, canary_settings(config), ranks)
     assert plain is not None
     assert learners is not None
     assert (plain.tokens, plain.dtype) == (learners.tokens, learners.dtype)
@@ -133,7 +134,10 @@ def test_a_canary_leaves_room_for_a_token_in_the_context_of_a_server(
     config = make_config(write_model(tmp_path / "model"), tmp_path)
     config.actor.max_tokens = max_tokens
     policy = load_policy(config.model, 1.0, ranks, 64)
-    for canary in (canary_of_model(read_model(config.model), config), canary_of(policy, 0, config, ranks)):
+    for canary in (
+        canary_of_model(read_model(config.model), config.model.path, canary_settings(config)),
+        canary_of(policy, 0, canary_settings(config), ranks),
+    ):
         assert canary is not None
         assert len(canary.tokens) == length
 
@@ -144,7 +148,7 @@ def test_a_model_without_finite_log_probs_is_not_evaluated(tmp_path: Path) -> No
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
     with pytest.raises(ConfigError, match="not finite"):
-        canary_of_model(model, config)
+        canary_of_model(model, config.model.path, canary_settings(config))
 
 
 async def test_an_engine_that_fails_its_canary_for_good_ends_a_run_that_has_no_other_version() -> None:

@@ -13,7 +13,7 @@ import yaml
 from asyncrl.commands.evaluate.export import export_run, main
 from asyncrl.config.locations import CARD_FILES
 from asyncrl.errors import CheckpointError, ConfigError
-from asyncrl.learner.checkpoint.checkpoint_files import COMPLETE
+from asyncrl.learner.checkpoint.files import COMPLETE
 from asyncrl.learner.ranks.ranks import Ranks, joined
 from tests.learner.ranks.test_ranks import contents
 from tests.learner.support import Run, make_config, write_model

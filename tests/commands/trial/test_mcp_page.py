@@ -1,4 +1,4 @@
-"""The example in docs/mcp.md, run as written."""
+"""The example in docs/tools.md, run as written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.commands.trial.test_try import run
 
 pytestmark = pytest.mark.slow
 
-PAGE = (Path(__file__).parents[3] / "docs" / "mcp.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text().partition("\n## Tools of MCP servers")[2]
 
 
 def test_the_example_on_the_page_works(

@@ -1,4 +1,4 @@
-"""The commands of docs/search.md, as written."""
+"""The commands of docs/tools.md, as written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.commands.trial.test_try import run
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "search.md").read_text()
+PAGE = (ROOT / "docs" / "tools.md").read_text().partition("\n## Search passages")[2].partition("\n## ")[0]
 
 
 def test_an_episode_over_the_shipped_corpus_is_played_as_the_page_says(

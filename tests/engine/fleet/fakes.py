@@ -1,7 +1,7 @@
 """A server that speaks as SGLang does, of either generation, and a fleet over such servers.
 
-Its weights are one number, the version that they were made as; it samples token `weights` with log-prob -weights, so
-that a token shows which weights really sampled it, whatever its label says.
+Its weights are one number, the version that they were made as. It samples token `weights` with log-prob -weights, so a
+token shows which weights really sampled it, even if its label is wrong.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from asyncrl.engine.fleet.discovery import Discovery, listed
 from asyncrl.engine.fleet.fleet import Fleet
 from asyncrl.engine.fleet.folders import Folders
 from asyncrl.engine.fleet.settings import FleetSettings
+from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
 from asyncrl.engine.sglang.server import SglangServer
-from asyncrl.engine.sglang.ways import ServerFacts, WaySettings
 from asyncrl.modelling.routing import RoutingShape
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import Canary, CanaryCheck, canary_tokens
+from asyncrl.weights.routes import ServerFacts
 from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 
 STEP_S = 0.001
@@ -44,7 +45,7 @@ def tensors(version: int) -> dict[str, torch.Tensor]:
 
 
 def canary_logprobs(tokens: Sequence[int], weights: int) -> list[float]:
-    """What weights say of the canary: of spread 1 or so, and another number for each version."""
+    """The log-probs that weights give the canary: their spread is about 1, and they differ for each version."""
     return [-5 - weights - token % 4 for token in tokens[1:]]
 
 
@@ -67,7 +68,8 @@ class Request:
 
 
 class FakeSglang:
-    """`says` gives the token behind a number of others, the prompt's included, where that is not the weights' own.
+    """A fake server. `says` maps the number of tokens so far, with the prompt, to the next token; by default the
+    weights' own.
 
     `answers` replaces what it answers to a call, by name.
     """
@@ -88,19 +90,19 @@ class FakeSglang:
         self.holds: Callable[[Request], bool] = lambda _: False
         """Requests that wait for their last tokens, so that what a test does meanwhile may take any time."""
         self.loading: Callable[[], Awaitable[None]] | None = None
-        """What an update does once nothing runs, before its weights are there."""
+        """The work of an update once nothing runs, before its weights are there."""
         self.crimes: list[str] = []
-        """What would have killed a real server."""
+        """The calls that would have killed a real server."""
         self._transports: set[Any] = set()
         self.context = 4096
         self.overlap = False
         self.routing: RoutingShape | None = None
-        """It tells experts of this shape, by `experts_at` a token's place and the weights that computed it last."""
+        """The shape of experts that it tells, by `experts_at` a token's place and the weights that computed it last."""
         self.routed_from: list[int | None] = []
         self.restart()
 
     def restart(self) -> None:
-        """As a new process has it: the weights of its folder, and nothing at work."""
+        """Start as a new process: with the weights of its folder, and without requests."""
         self.label, self.weights = "default", 50
         self.running: list[Request] = []
         self.uncounted: list[tuple[Request, int]] = []
@@ -127,11 +129,11 @@ class FakeSglang:
 
     @property
     def connections(self) -> int:
-        """Those that clients have open."""
+        """The number of connections that clients have open."""
         return sum(not transport.is_closing() for transport in self._transports)
 
     async def die(self) -> None:
-        """As by kill -9: every connection is cut."""
+        """Die as by kill -9: every connection is cut."""
         self._stepper.cancel()
         self._dying.set()
         for request in self.running:
@@ -214,7 +216,7 @@ class FakeSglang:
         self.grammars.append({kind: sampling[kind] for kind in ("json_schema", "regex", "ebnf") if kind in sampling})
         self.waiting.add(body["rid"])
         while self.loads and not self.paused:
-            # As in SGLang: a request that comes while an update waits or loads is behind it.
+            # As in SGLang: a request that comes while an update waits or loads comes after it.
             await asyncio.sleep(STEP_S)
         self.waiting.discard(body["rid"])
         if self._dying.is_set():
@@ -254,7 +256,7 @@ class FakeSglang:
         return {}
 
     async def _pause_generation(self, body: Any) -> Any:
-        """With overlap, a step is at work. Its tokens are counted now, or after the pause if that is in place."""
+        """Pause. With overlap a step is at work: its tokens are counted now, or after a pause in_place."""
         self.paused = True
         self.uncounted = [(request, self.weights) for request in self.running if self.overlap]
         if body["mode"] == "retract":
@@ -382,9 +384,9 @@ async def fleet_over(
 
     def open_server(url: str) -> SglangServer:
         limit_s = (limits_s or {}).get(url, 60.0)
-        ways = WaySettings(into_servers, bucket_bytes=8)
+        routes = ServerRouteSettings(into_servers, bucket_bytes=8)
         limits = {"silence_s": limit_s, "load_s": limit_s}
-        return kind(url, context=64, settings=ways, look=lambda *_: ServerFacts(here), routing=routing, **limits)
+        return kind(url, context=64, settings=routes, look=lambda *_: ServerFacts(here), routing=routing, **limits)
 
     space = tempfile.TemporaryDirectory()
     usual = {"wait_s": 60.0, "check_s": 0.02, "retry_s": 0.02, "mode": mode}

@@ -100,8 +100,8 @@ def test_a_server_that_keeps_its_old_weights_serves_nothing_of_the_version_and_t
 
 @pytest.mark.parametrize("mode", ["retract", "abort"])
 def test_what_a_server_answers_before_the_verdict_waits_for_it(mode: str) -> None:
-    """It goes on with its requests, or those that were cut, while it answers the canary; they end at once, under
-    weights that fail."""
+    """The server goes on with its requests, or gets those that were cut, while it answers the canary. They end at once,
+    under weights that fail."""
 
     async def scenario() -> None:
         bad, good = KeepsOldWeights(), FakeSglang()

@@ -1,4 +1,4 @@
-"""Lists of servers that change: what is written half, or is not there for a moment, adds and ends nobody."""
+"""Lists of servers that change: a list that is half written, or missing for a moment, changes no server."""
 
 from __future__ import annotations
 

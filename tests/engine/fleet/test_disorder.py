@@ -11,7 +11,7 @@ import pytest
 from asyncrl.engine.base import Generation
 from asyncrl.engine.fleet import in_flight
 from asyncrl.engine.sglang import server as sglang
-from asyncrl.engine.sglang.transports import base
+from asyncrl.engine.sglang.routes import base
 from asyncrl.errors import EngineError
 from asyncrl.weights.canary import CanaryError
 from tests.engine.fleet.fakes import (
@@ -33,7 +33,7 @@ CALLS = (
 )
 FAULTS = 25
 LIMIT_S = 0.5
-"""Of a call that hangs."""
+"""The seconds of a call that hangs."""
 
 
 @pytest.mark.parametrize("mode", ["abort", "drain", "in_place", "retract"])

@@ -76,7 +76,7 @@ async def test_what_a_server_computes_again_since_it_was_lost_is_counted(mode: s
 
 
 async def test_what_a_pause_in_place_takes_from_requests_under_the_overlap_schedule_is_counted_too() -> None:
-    """It retracts there: the prompt stays in the cache, which is not flushed, and what was sampled does not."""
+    """The pause retracts: the prompt stays in the cache, which is not flushed, but the sampled tokens do not."""
     server = FakeSglang()
     server.overlap = True
     async with fleet_with(0, server, mode="in_place") as fleet:

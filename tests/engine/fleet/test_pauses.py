@@ -31,11 +31,11 @@ CALLS_S = {
     "continue_generation": 0.125,
     "generate": 8.0,
 }
-"""What each call takes by the clock of the fleet; those to `generate` that ask for the canary alone."""
+"""The seconds of each call by the clock of the fleet; of calls to `generate` only those for the canary."""
 
 
 class TimedSglang(FakeSglang):
-    """Its calls take no time but that of `clock`, the seconds of which are its item 0."""
+    """A fake server whose calls only advance `clock`, the seconds of which are its item 0."""
 
     def __init__(self, version: str, clock: list[float]) -> None:
         super().__init__(version)

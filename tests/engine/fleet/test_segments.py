@@ -16,7 +16,7 @@ STOP = 99
 
 
 def said(position: int) -> int:
-    """A text that is known: what stands at each position, whoever asks and in however many requests."""
+    """The token at each position of a known text, which does not depend on the requests."""
     return STOP if position == 103 else position * 7 % 90
 
 

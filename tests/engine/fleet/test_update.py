@@ -1,4 +1,4 @@
-"""An update and its folders: what a server is reading stays, whatever the learner and newer versions do."""
+"""An update and its folders: a folder that a server reads stays, although the learner and newer versions go on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def nothing(folder: Path) -> None:
 
 
 def pushed(directory: Path, version: int, weights: Any = None) -> Folder:
-    """As the learner writes it."""
+    """Write a folder as the learner does."""
     return read_folder(write_folder(directory, version, weights or tensors(version), nothing), version)
 
 

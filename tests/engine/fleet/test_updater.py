@@ -1,4 +1,4 @@
-"""How a server is brought to the next version: what it does with its requests meanwhile, in every mode."""
+"""The update of a server to the next version, and its requests meanwhile, in every mode."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_a_server_that_orders_requests_itself_loads_while_answers_are_on_t
 async def test_a_request_that_comes_behind_an_update_which_was_sent_later_gives_no_token_of_it(
     until_aborted: bool,
 ) -> None:
-    """It is aborted while it waits, or refused for the label that its answer has, and sampled again."""
+    """The request is aborted while it waits, or refused because of the label of its answer, and sampled again."""
     server, held = FakeSglang("0.5.17"), asyncio.Event()
     generate = server._generate
 

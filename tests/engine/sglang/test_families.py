@@ -1,4 +1,4 @@
-"""Which policies SGLang servers are given."""
+"""The families of policies that SGLang servers may get."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from asyncrl.config.schema import ModelConfig, TrainConfig
-from asyncrl.engine.opening import open_engine
+from asyncrl.engine.from_config import open_engine
 from asyncrl.engine.sglang.families import PROVEN, UNPROVEN, check_family, request_group
 from asyncrl.errors import ConfigError
 from tests.families import FAMILIES, family_config
@@ -27,7 +27,8 @@ def configured(folder: Path, policy: Any, **engine: Any) -> TrainConfig:
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name.split()[0] in PROVEN])
 def test_a_proven_family_is_taken(family: str, tmp_path: Path) -> None:
-    check_family(configured(tmp_path, family_config(family)))
+    config = configured(tmp_path, family_config(family))
+    check_family(config.engine, config.model)
 
 
 @pytest.mark.parametrize(
@@ -38,16 +39,17 @@ def test_another_family_is_refused_with_the_reason_unless_the_configuration_says
 ) -> None:
     config = configured(tmp_path, AutoConfig.for_model(family))
     with pytest.raises(ConfigError) as refused:
-        check_family(config)
+        check_family(config.engine, config.model)
     assert reason in str(refused.value)
     assert f"a {family} model" in str(refused.value)
     config.engine.unproven_family = True
-    check_family(config)
+    check_family(config.engine, config.model)
 
 
 @pytest.mark.parametrize("kind", ["embedded", "vllm"])
 def test_other_engines_take_any_family(kind: str, tmp_path: Path) -> None:
-    check_family(configured(tmp_path, AutoConfig.for_model("gpt_oss"), kind=kind))
+    config = configured(tmp_path, AutoConfig.for_model("gpt_oss"), kind=kind)
+    check_family(config.engine, config.model)
 
 
 def test_an_actor_opens_no_fleet_for_a_family_that_is_not_proven(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A server of our own: started, restarted, explained where it will not start, and gone with its actor."""
+"""A server that an actor starts: restarted, ended with its actor, and explained if it does not start."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_server_that_is_killed_before_it_answers_is_started_again_once(t
 
 
 async def test_a_server_counts_as_running_until_its_last_process_has_ended(tmp_path: Path) -> None:
-    """Whoever shares its GPUs may use them after that."""
+    """Another process that shares its GPUs may use them after that."""
     stubborn = (
         "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
     )
@@ -139,11 +139,11 @@ def test_the_command_line_has_what_was_configured() -> None:
     config.engine.python = "/opt/python"
     server = config.engine.server
     server.tp_size, server.memory, server.arguments = 2, 0.7, ["--device", "cpu"]
-    text = " ".join(server_command(config, 31000, 1))
+    text = " ".join(server_command(config.engine, config.model, 31000, 1))
     assert text.startswith("/opt/python -m sglang.launch_server --model-path some/model")
     for part in ("--port 31000", "--tp-size 2", "--base-gpu-id 2", "--mem-fraction-static 0.7", "--trust-remote-code"):
         assert part in text
     assert text.endswith("--device cpu")
     server.shared = [0]
-    assert "--mem-fraction-static 0.7" in " ".join(server_command(config, 31000, 0))
-    assert "--mem-fraction-static" not in server_command(config, 31000, 1), "its GPU is its own"
+    assert "--mem-fraction-static 0.7" in " ".join(server_command(config.engine, config.model, 31000, 0))
+    assert "--mem-fraction-static" not in server_command(config.engine, config.model, 31000, 1), "its GPU is its own"

@@ -1,4 +1,4 @@
-"""Whether a Python has SGLang: found out in a moment, and doubted only where that is certain."""
+"""The check that a Python has SGLang: it is quick, and refuses only a Python that certainly has none."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def test_a_program_that_says_nothing_or_is_late_is_not_refused(
     late = script(tmp_path / "late", f"sleep {GENEROUS_S * 10}; exit 1")
     assert without_sglang(late, {}, timeout_s=0.05) == ""
     assert caplog.messages == [
-        f"engine.python={late}: it has not ended within 0.05 s, so nobody knows whether it has SGLang"
+        f"engine.python={late}: it has not ended within 0.05 s, so it is unknown whether it has SGLang"
     ]

@@ -1,4 +1,4 @@
-"""What is sent to SGLang and read from it; the answers are of the shapes that real servers gave."""
+"""Requests to SGLang and its answers, which have the shapes that real servers gave."""
 
 from __future__ import annotations
 

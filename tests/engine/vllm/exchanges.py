@@ -1,6 +1,6 @@
 """One life of a server in a fleet, whose exchanges were recorded from a real vLLM (`exchanges.json` names its version).
 
-`python -m tests.engine.vllm.exchanges URL FOLDER` records it anew from the server at URL, which can load the
+`python -m tests.engine.vllm.exchanges URL FOLDER` records it again from the server at URL, which can load the
 weights in FOLDER and has a context of 512 tokens or more; the exchanges go to the standard output.
 """
 
@@ -38,7 +38,7 @@ class InFolder(Update):
 
 
 async def live(server: VllmServer, folder: Path = Path(FOLDER)) -> dict[str, Segment]:
-    """What came of a request that ended by length, one that ended at a stop token, and one that was aborted."""
+    """The answers to a request that ended by length, one that ended at a stop token, and one that was aborted."""
     await server.join()
     await server.load(InFolder(folder))
     await server.flush()
@@ -73,7 +73,7 @@ class _Recorder(Http):
 
 
 def _trimmed(path: str, answer: Any) -> Any:
-    """Without the pages that nobody reads."""
+    """The answer without the parts that are not used."""
     if path == "/metrics":
         return "\n".join(line for line in answer.split("\n") if "process_start_time" in line) + "\n"
     if path.startswith("/server_info"):

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.engine.fleet.server import ServerFaultError, Span
+from asyncrl.engine.from_config import open_server
 from asyncrl.engine.vllm.requests import (
     NO_LOGPROB,
     completion_body,
@@ -32,7 +33,7 @@ from tests.engine.vllm.exchanges import CONTEXT, LABEL, START, live
 
 RECORDED = json.loads(Path(__file__).with_name("exchanges.json").read_text())
 SPANS, SILENT = "with --enable-scale-out", "without"
-WAYS = {SPANS: "/inference/v1/generate", SILENT: "/v1/completions"}
+ENDPOINTS = {SPANS: "/inference/v1/generate", SILENT: "/v1/completions"}
 
 
 class Replay:
@@ -43,7 +44,7 @@ class Replay:
         self.asked: list[str] = []
 
     def change(self, path: str, change: Callable[[Any], Any]) -> None:
-        """What is answered at `path`."""
+        """Change the answer at `path`."""
         for each in self.exchanges:
             if each["path"].startswith(path):
                 each["answer"] = change(each["answer"])
@@ -84,7 +85,7 @@ def recorded_choice(kind: str, rid: str) -> Any:
     return answer["choices"][0]
 
 
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", ENDPOINTS)
 async def test_a_server_is_sent_what_the_real_one_was_sent_and_its_answers_are_read(kind: str) -> None:
     replay = Replay(RECORDED[kind])
     async with replaying(replay) as server:
@@ -98,11 +99,11 @@ async def test_a_server_is_sent_what_the_real_one_was_sent_and_its_answers_are_r
         assert segment.tokens.tolist() == choice["token_ids"]
         np.testing.assert_array_equal(segment.logprobs, np.array(logprobs, np.float32))
         assert segment.spans == (Span(LABEL, 0, len(segment.tokens)),)
-    assert replay.asked.count(WAYS[kind]) == 3 + (kind == SPANS)
+    assert replay.asked.count(ENDPOINTS[kind]) == 3 + (kind == SPANS)
     assert ("/update_weight_version" in replay.asked) == (kind == SPANS)
 
 
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", ENDPOINTS)
 def test_a_request_overrides_every_default_that_bends_logprobs_or_ends_a_turn(kind: str) -> None:
     if kind == SPANS:
         body = generate_body("r", ids(1, 2), Sampling(0.7, 9), (8,), "salt")
@@ -181,8 +182,14 @@ async def test_a_policy_with_tied_embeddings_is_refused_on_a_cpu_alone(tmp_path:
     async def joined_on(device: str, tied: bool) -> None:
         tiny_model(tie_word_embeddings=tied).save_pretrained(tmp_path)
         config = TrainConfig(model=ModelConfig(path=str(tmp_path)))
-        config.actor.max_tokens = CONTEXT
-        await joined(with_settings(device_config={"device": device}), partial(VllmServer.of, config))
+        config.actor.max_tokens, config.engine.kind = CONTEXT, "vllm"
+
+        def configured(url: str) -> VllmServer:
+            server = open_server(config, url)
+            assert isinstance(server, VllmServer)
+            return server
+
+        await joined(with_settings(device_config={"device": device}), configured)
 
     with pytest.raises(ServerFaultError, match="tie_word_embeddings"):
         await joined_on("cpu", tied=True)
@@ -191,11 +198,11 @@ async def test_a_policy_with_tied_embeddings_is_refused_on_a_cpu_alone(tmp_path:
 
 
 async def test_a_server_that_knows_no_versions_yet_is_asked_for_completions() -> None:
-    """As 0.27.1 has it, which answers `/inference/v1/generate`; still earlier ones do not say whether they flushed."""
+    """vLLM 0.27.1 answers `/inference/v1/generate` without versions; earlier ones do not tell if they flushed."""
     replay = Replay(RECORDED[SILENT])
     older = {"status": 200, "answer": {"choices": [{"index": 0, "token_ids": [5]}]}}
     for each in replay.exchanges:
-        each.update(older if each["path"] == WAYS[SPANS] else {})
+        each.update(older if each["path"] == ENDPOINTS[SPANS] else {})
     replay.change("/reset_prefix_cache", lambda answer: "")
     async with replaying(replay) as server:
         assert (await live(server))["whole"].finish == "length"
@@ -210,7 +217,7 @@ async def test_a_cache_that_was_not_flushed_is_a_fault() -> None:
             await live(server)
 
 
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", ENDPOINTS)
 async def test_a_restart_is_seen_by_a_check_and_by_a_request_whose_answer_does_not_tell(kind: str) -> None:
     replay = Replay(RECORDED[kind])
     async with replaying(replay) as server:
@@ -221,7 +228,7 @@ async def test_a_restart_is_seen_by_a_check_and_by_a_request_whose_answer_does_n
 
 
 def answer_of(prompt_logprobs: Any) -> bytes:
-    """In the form of vLLM's documentation; no real server was asked for this one."""
+    """An answer in the form of vLLM's documentation; it was not recorded from a real server."""
     choice = {"index": 0, "finish_reason": "length", "prompt_logprobs": prompt_logprobs}
     return json.dumps({"choices": [choice]}).encode()
 

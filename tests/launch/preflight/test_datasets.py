@@ -12,7 +12,7 @@ import pytest
 
 from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
-from asyncrl.data.opening import open_tasks
+from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import AsyncrlError, DataError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.prompts import prepare_data
@@ -43,7 +43,7 @@ def test_a_class_written_for_verl_makes_the_tasks_of_a_run(
     config: TrainConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(DataError, match="`asyncrl train` makes it"):
-        open_tasks(config, config.data.train)
+        run_tasks(config).usable(config.data.train)
     with caplog.at_level(logging.INFO):
         prepare_data(config)
     assert "data.dataset=tests.data.verl_dataset.QuizDataset made 2 tasks" in caplog.text
@@ -79,7 +79,7 @@ def test_a_class_may_give_its_tasks_a_simulated_user(config: TrainConfig) -> Non
 def test_long_prompts_of_a_class_are_left_out_too(config: TrainConfig) -> None:
     config.data.max_prompt_length, config.data.filter_overlong = 10**4, True
     prepare_data(config)
-    assert len(open_tasks(config, config.data.train)) == 2
+    assert len(run_tasks(config).usable(config.data.train)) == 2
 
 
 def test_a_run_that_has_begun_keeps_its_tasks_and_another_one_makes_them_anew(config: TrainConfig) -> None:
@@ -87,13 +87,13 @@ def test_a_run_that_has_begun_keeps_its_tasks_and_another_one_makes_them_anew(co
     file = Path(config.data.train[0])
     file.write_text(file.read_text().replace("Largest", "Smallest"))
     prepare_data(config)
-    assert open_tasks(config, config.data.train)[1].messages[1]["content"] == "Largest planet?"
+    assert run_tasks(config).usable(config.data.train)[1].messages[1]["content"] == "Largest planet?"
     make_tasks(config, config.data.train)
-    assert open_tasks(config, config.data.train)[1].messages[1]["content"] == "Smallest planet?"
+    assert run_tasks(config).usable(config.data.train)[1].messages[1]["content"] == "Smallest planet?"
     (Path(config.run.dir) / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
     file.write_text(file.read_text().replace("Smallest", "Third"))
     make_tasks(config, config.data.train)
-    assert open_tasks(config, config.data.train)[1].messages[1]["content"] == "Smallest planet?"
+    assert run_tasks(config).usable(config.data.train)[1].messages[1]["content"] == "Smallest planet?"
 
 
 def test_a_run_that_was_killed_before_its_first_step_keeps_the_tasks_that_its_episodes_name(
@@ -104,7 +104,7 @@ def test_a_run_that_was_killed_before_its_first_step_keeps_the_tasks_that_its_ep
     file = Path(config.data.train[0])
     file.write_text(file.read_text().replace("Largest", "Smallest"))
     make_tasks(config, config.data.train)
-    assert open_tasks(config, config.data.train)[1].messages[1]["content"] == "Largest planet?"
+    assert run_tasks(config).usable(config.data.train)[1].messages[1]["content"] == "Largest planet?"
 
 
 class Rows:
@@ -161,7 +161,7 @@ def test_a_prompt_without_a_raw_prompt_and_a_number_as_ground_truth_are_taken(
     monkeypatch.setattr(Rows, "row", GOOD)
     config.data.dataset = f"{__name__}.Rows"
     make_tasks(config, config.data.train)
-    (task,) = open_tasks(config, config.data.train)
+    (task,) = run_tasks(config).usable(config.data.train)
     assert (task.ground_truth, task.messages) == (4, GOOD["prompt"])
 
 

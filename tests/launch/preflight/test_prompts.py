@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncrl.chat.chat_checks import open_chat
+from asyncrl.chat.from_config import open_chat
 from asyncrl.chat.prompt_lengths import cut_prompt, prompt_tokens
 from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
-from asyncrl.data.opening import open_tasks
+from asyncrl.data.from_config import run_tasks
 from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError, StoppedError
@@ -50,14 +50,14 @@ def test_tasks_with_long_prompts_are_left_out_and_counted_alike_by_every_role(
 ) -> None:
     config.data.filter_overlong, config.data.shuffle, config.learner.epochs = True, False, 1
     with pytest.raises(DataError, match="`asyncrl train` measures them"):
-        open_tasks(config, config.data.train)
+        run_tasks(config).usable(config.data.train)
     with caplog.at_level(logging.INFO):
         check_prompts(config, TaskFile(config.data.train))
     assert "leaves out 2 of 5 tasks, whose prompts are longer than 40 tokens" in caplog.text
     # Nothing is measured again: neither for a role nor for a run that resumes.
-    monkeypatch.setattr("asyncrl.chat.chat_checks.open_chat", None)
+    monkeypatch.setattr("asyncrl.chat.from_config.open_chat", None)
     prepare_data(config)
-    tasks = open_tasks(config, config.data.train)
+    tasks = run_tasks(config).usable(config.data.train)
     assert [task.id for task in tasks] == ["test/tasks/0", "test/tasks/2", "test/tasks/4"]
     assert [tasks.place(row).rpartition(": ")[2] for row in range(3)] == ["row 0", "row 2", "row 4"]
     assert (list(tasks.by_roles()), list(tasks.by_source())) == ([0], [0])
@@ -97,7 +97,7 @@ def test_lengths_of_which_a_crash_left_a_part_are_measured_anew(config: TrainCon
     whole = file.read_bytes()
     file.write_bytes(whole[:size])
     with pytest.raises(DataError, match="`asyncrl train` measures them"):
-        open_tasks(config, config.data.train)
+        run_tasks(config).usable(config.data.train)
     prepare_data(config)
     assert file.read_bytes() == whole
 

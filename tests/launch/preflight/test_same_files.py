@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.schema import DataConfig, RunConfig, TrainConfig
-from asyncrl.data.opening import all_tasks, made_file
+from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError
 from asyncrl.launch.local import check_resume, claim
 from asyncrl.launch.preflight.datasets import make_tasks
@@ -55,23 +55,23 @@ def test_a_resume_with_a_changed_file_is_refused_before_its_rows_are_read(tmp_pa
 def test_rows_that_were_made_stay_the_same_whatever_becomes_of_their_files(tmp_path: Path) -> None:
     config = config_of(tmp_path, keep_in_memory=False)
     make_tasks(config, config.data.train)
-    tasks = list(all_tasks(config, config.data.train))
+    tasks = list(run_tasks(config).all(config.data.train))
     assert [task.ground_truth for task in tasks] == ["1", "2"]
     (tmp_path / "parts" / "a.parquet").unlink()
     check_same_files(config, begun=True)
     make_tasks(config, config.data.train, anew=False)
-    assert list(all_tasks(config, config.data.train)) == tasks
+    assert list(run_tasks(config).all(config.data.train)) == tasks
     (tmp_path / "runs" / "r" / "replay").mkdir()
     (tmp_path / "runs" / "r" / "replay" / "data.mdb").touch()
     make_tasks(config, config.data.train)
-    assert list(all_tasks(config, config.data.train)) == tasks
+    assert list(run_tasks(config).all(config.data.train)) == tasks
 
 
 def test_other_columns_are_another_made_file_and_plain_files_need_none(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    assert made_file(config, config.data.train) is None
-    assert made_file(config, ["hub:a/b?split=train"]) is not None
+    assert run_tasks(config).made_file(config.data.train) is None
+    assert run_tasks(config).made_file(["hub:a/b?split=train"]) is not None
     config.data.keep_in_memory = False
-    first = made_file(config, config.data.train)
+    first = run_tasks(config).made_file(config.data.train)
     config.data.columns = {"prompt": "question"}
-    assert made_file(config, config.data.train) not in (first, None)
+    assert run_tasks(config).made_file(config.data.train) not in (first, None)

@@ -17,7 +17,8 @@ import zmq
 
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoppedError, StoreError
-from asyncrl.learner.batch.batches import RecordedReplay, open_batches
+from asyncrl.learner.batch.batches import RecordedReplay
+from asyncrl.learner.batch.from_config import open_batches
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.sampling import Prioritised

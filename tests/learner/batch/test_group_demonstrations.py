@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 class WithDemonstrations(Setup):
-    """Two groups of four, each with a demonstration behind them."""
+    """Two groups of four, each with a demonstration after its members."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
         super().__init__(config, ranks)
@@ -50,7 +50,7 @@ class WithDemonstrations(Setup):
 def test_loss_and_gradient_are_those_of_a_computation_by_hand(
     weight: str, model: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
-    """On-policy members have the ratio 1 at this first update, so that all is written down here in a few lines."""
+    """The formula of the loss is short here: on-policy members have the ratio 1 at this first update."""
     config = with_group_demonstrations(make_config(model, tmp_path), weight)
     config.algorithm.correction, config.algorithm.loss = [], PartConfig("ppo")
     setup = WithDemonstrations(config, ranks)

@@ -24,7 +24,7 @@ from asyncrl.learner.model.policy import Policy, load_policy
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.vision import ImagePatches
 from asyncrl.types import Trajectory
-from tests.learner.model.test_models_beside_the_policy import prime
+from tests.learner.model.test_other_models import prime
 from tests.learner.model.test_policy import gradients, weights_for
 from tests.learner.support import Run, make_config, with_critic
 from tests.vision import (
@@ -46,7 +46,7 @@ NAMES = list(IMAGES)
 
 
 class Expected(NamedTuple):
-    """Of plain forwards of transformers."""
+    """The results of plain forward passes of transformers."""
 
     logprobs: Tensor
     gradients: dict[str, Tensor]

@@ -74,7 +74,7 @@ def test_prefixes_that_are_too_short_are_not_shared(sequences: list[list[int]], 
 def test_a_pass_computes_a_prompt_once_for_all_members_but_those_for_which_it_is_too_short(
     prompt: int, answers: list[int], seed: int
 ):
-    """As the schedule counts on, in whatever order the tokens of the answers are."""
+    """The schedule relies on this, for any order of the tokens of the answers."""
     rng = np.random.default_rng(seed)
     sequences = [[*range(prompt), *rng.permutation(range(100, 100 + answer)).tolist()] for answer in answers]
     lengths, sharing = [len(each) for each in sequences], Sharing(1, 1 / 4)

@@ -12,7 +12,7 @@ import torch
 
 from asyncrl.errors import CheckpointError
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
-from asyncrl.learner.checkpoint.checkpoint_files import COMPLETE, PROGRESS, CheckpointFiles
+from asyncrl.learner.checkpoint.files import COMPLETE, PROGRESS, CheckpointFiles
 from asyncrl.learner.checkpoint.state import Models
 from asyncrl.learner.ranks.ranks import Ranks
 from tests.helpers import until
@@ -221,13 +221,13 @@ def checksums(folder: Path) -> Path:
 DAMAGE = {
     "a flipped bit": flip_a_bit,
     "a truncated file": truncate,
-    "a file that is gone": lambda folder: largest_file(folder).unlink(),
+    "a missing file": lambda folder: largest_file(folder).unlink(),
     "a mark that is no format": lambda folder: (folder / COMPLETE).write_bytes(b"\xff\0"),
     "progress that is no JSON": lambda folder: (folder / PROGRESS).write_text("{"),
     "checksums that the disk does not give back": lambda folder: fail_to_read(checksums(folder)),
     "checksums that are no JSON": lambda folder: checksums(folder).write_text("{"),
     "checksums of another form": lambda folder: checksums(folder).write_text("[1]"),
-    "checksums that are gone": lambda folder: checksums(folder).unlink(),
+    "missing checksums": lambda folder: checksums(folder).unlink(),
 }
 
 

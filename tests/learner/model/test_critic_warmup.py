@@ -1,4 +1,4 @@
-"""In its warm-up the critic is trained alone: versions, lags and counts go on as ever, and the policy stays."""
+"""The critic is trained alone in its warm-up: versions, lags and counts go on, and the policy stays."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ model(torch.arange(8)[None])
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A policy whose code is two files beside its weights."""
+    """A policy whose code is two files in the folder of its weights."""
     folder = write_model(tmp_path / "policy")
     (folder / "own.py").write_text(REMOTE + HELPER)
     (folder / "helper.py").write_text('NAME = "helped"\n')

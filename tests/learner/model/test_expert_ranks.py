@@ -1,4 +1,4 @@
-"""Experts that are spread over ranks train as they do on one rank, whatever the ranks hold of them."""
+"""Experts that are spread over ranks train as they do on one rank, for each way to spread them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS = 2
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of three families: without biases, with them, and with routers that have a buffer."""
+    """Mixtures of three families: without biases, with them, and with routers that have a buffer."""
     folder = tmp_path_factory.mktemp("models")
     for family in ("qwen3_moe", "gpt_oss", "glm4_moe"):
         build_tokenizer().save_pretrained(save_mixture(folder / family, family, vocab_size=VOCABULARY))

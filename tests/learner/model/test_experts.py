@@ -56,7 +56,7 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def packed(policy: Policy, shared: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    """As `by_loop`, of a policy, in one packed pass."""
+    """Compute the results of `by_loop` by a policy, in one packed pass."""
     policy.zero_grad()
     logprobs, _ = policy(PackedSequences.of(sequences(), EVERY if shared else None))
     firsts = torch.cat([torch.arange(len(each)) == 0 for each in sequences()])

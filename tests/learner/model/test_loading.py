@@ -101,7 +101,7 @@ BY_SHARD: dict[str, Callable[[Path], object]] = {
     "float32 files of a bfloat16 configuration": write_wider_than_named,
     "files whose dtype the configuration lacks": write_without_dtype,
     "code of its own": write_remote,
-    "tensors that nobody needs": write_with_frequencies,
+    "tensors that no module needs": write_with_frequencies,
     **{family: lambda folder, family=family: mixture(family).save_pretrained(folder) for family in MIXTURES},
 }
 WHOLE: dict[str, Callable[[Path], object]] = {

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.config.schema import LearnerConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.learner.batch.packing import PackedSequences

@@ -44,7 +44,7 @@ def sequences() -> list[Tensor]:
 
 
 def recorded(model: torch.nn.Module) -> list[list[Any]]:
-    """What goes in and out of each router from now on."""
+    """Record the inputs and outputs of each router from now on."""
     found: list[list[Any]] = []
     for router in routers_of(model):
         calls: list[Any] = []
@@ -118,7 +118,7 @@ def test_the_summary_says_how_uneven_loads_are():
 
 
 def balance_gradient(setup: Setup, passes: Sequence[Sequence[int]], weight: float) -> list[Tensor]:
-    """What the balance loss adds to the gradient."""
+    """Return the part of the gradient that the balance loss adds."""
     prepared = setup.prepared([setup.members])
     found = []
     for each in (weight, 0.0):

@@ -47,7 +47,7 @@ def save_sequence_classifier(model: Path, folder: Path) -> None:
 
 
 def save_as_trl(model: Path, folder: Path) -> None:
-    """As trl's AutoModelForCausalLMWithValueHead: the language model's tensors, and those of the head beside them."""
+    """Save the tensors of the language model and of a head, as trl's AutoModelForCausalLMWithValueHead does."""
     AutoModelForCausalLM.from_pretrained(model).save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     torch.manual_seed(3)

@@ -31,7 +31,7 @@ with joined() as ranks:
 
 
 def digest(model: Path, folder: Path, ranks: Ranks) -> str:
-    """That of the weights after four steps."""
+    """Return a digest of the weights after four steps."""
     config = make_config(model, folder, minibatches=2)
     config.model.dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     final, found = Run(config).train(ranks).final, hashlib.sha256()

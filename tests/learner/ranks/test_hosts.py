@@ -22,6 +22,7 @@ from torch import Tensor
 
 from asyncrl.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfig
 from asyncrl.errors import ConfigError, StoppedError, UnavailableError
+from asyncrl.learner.ranks.from_config import host_settings
 from asyncrl.learner.ranks.hosts import open_host
 from asyncrl.learner.ranks.launcher import RanksError, Timeouts, run_ranks
 from asyncrl.learner.ranks.ranks import Ranks
@@ -50,7 +51,7 @@ def main(_):
         assert ranks.agree(ranks.rank + 7) == 7
         pathlib.Path({folder!r}, str(ranks.rank)).write_text(str(os.getpid()))
         while {forever}:
-            ranks.leave_if(stop.is_set())
+            ranks.stop_if(stop.is_set())
             time.sleep(0.01)
 role_main(main, ["model.path=none", "data.train={tasks}"])
 """
@@ -95,7 +96,7 @@ class Two:
 
         def run() -> None:
             stop = self.stops[node]
-            run_ranks(self.command, self.ranks, stop, timeouts, open_host(config, timeouts, stop))
+            run_ranks(self.command, self.ranks, stop, timeouts, open_host(host_settings(config), timeouts, stop))
 
         return self._threads.submit(run)
 
@@ -265,7 +266,7 @@ class GivenUp:
     def poll(self, timeout: int, flags: int = zmq.POLLIN) -> bool:
         return flags == zmq.POLLOUT
 
-    def send_multipart(self, frames: list[bytes], flags: int = 0) -> None:
+    def send_multipart(self, frames: list[bytes], flags: int = 0, copy: bool = True) -> None:
         assert flags & zmq.NOBLOCK, "this would wait for ever"
         raise zmq.Again
 

@@ -140,7 +140,7 @@ with joined() as ranks:
             "rank 1 works in phase train, at .* not advanced for 3 s .*; rank 0 waits for other ranks in phase train",
         ),
         (
-            "ranks.leave_if(False) if ranks.rank else ranks.barrier()",
+            "ranks.stop_if(False) if ranks.rank else ranks.barrier()",
             "waits for other ranks in phase train, at torch/distributed/.* not advanced for 3 s .*; rank . waits for",
         ),
     ],

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 
 
 def done_by(count: int, replicas: int, *arguments: object) -> tuple[dict[str, Any], Path]:
-    """What so many ranks did, and their folder, the third of the arguments."""
+    """Run so many ranks. Returns their results and their folder, the third of the arguments."""
     if 0 < torch.cuda.device_count() < count:
         pytest.skip(f"{count} ranks need as many GPUs, or a machine without any")
     with chdir(Path(__file__).parents[3]):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import json
 import math
-import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -233,10 +232,6 @@ def test_rewards_that_are_not_finite_leave_the_index(tmp_path: Path) -> None:
     found = [row.reward for row in KeptEpisodes(tmp_path).rows()]
     assert math.isnan(found[0])
     assert found[1:] == rewards[1:]
-    # As an earlier version wrote them.
-    index = tmp_path / FOLDER / "index.jsonl"
-    index.write_text(re.sub("NaN|-?Infinity", "null", index.read_text()))
-    assert [math.isnan(row.reward) for row in KeptEpisodes(tmp_path).rows()] == [True, True, True, False]
 
 
 def test_a_lost_index_is_made_anew_and_costs_no_episode(tmp_path: Path) -> None:

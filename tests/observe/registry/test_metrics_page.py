@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 PLACES = {
     ("learner", ""): (
         *("algorithms/metrics.py:summarise", "algorithms/metrics.py:_ages", "algorithms/metrics.py:_updates"),
-        *("algorithms/metrics.py:_lags", "algorithms/metrics.py:episode_metrics", "algorithms/compose.py:summary"),
+        *("algorithms/metrics.py:_lags", "algorithms/metrics.py:episode_metrics", "algorithms/algorithm.py:summary"),
         *("algorithms/losses/implicit.py:implicit_summary", "learner/model/critic.py:critic_summary"),
         "learner/step_metrics.py:values",
     ),
@@ -58,7 +58,7 @@ def test_the_names_in_the_sources_are_known(writer: str, prefix: str) -> None:
 def test_whatever_is_given_to_a_sink_has_known_names() -> None:
     rooms = {"learner": ["learner", "evaluation"], "actor": ["actor"], "scoring": ["scoring"], "replay": ["replay"]}
     found = {room: logged(room) for room in rooms}
-    assert {"learner/loop.py", "learner/step_metrics.py"} <= found["learner"].keys()
+    assert {"learner/reporting.py", "learner/step_metrics.py"} <= found["learner"].keys()
     assert {"actor/rollout_metrics.py"} <= found["actor"].keys()
     for room, writers in rooms.items():
         for path, names in found[room].items():

@@ -21,6 +21,7 @@ import pytest
 from asyncrl.actor.from_config import open_toolbox
 from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError, ToolError
+from asyncrl.machine import guard
 from asyncrl.machine.ports import free_ports
 from asyncrl.tools.offered import Offer
 from asyncrl.tools.toolbox import OpenTools, Toolbox
@@ -231,7 +232,7 @@ def test_a_server_has_only_the_variables_that_it_is_given(monkeypatch: pytest.Mo
     (shown,), _ = run(config, episode("act"))
     variables = json.loads(shown)
     assert (variables["TOKEN"], variables["PATH"]) == ("a-s3", os.environ["PATH"])
-    assert variables.keys() <= {"TOKEN", "PATH", "LC_CTYPE"}
+    assert variables.keys() <= {"TOKEN", "PATH", "LC_CTYPE", guard.VARIABLE}
 
 
 @pytest.mark.parametrize(
@@ -370,7 +371,7 @@ asyncio.run(main())
         ({"s": raw("ok", tools=["dig"])}, r"actor\.mcp_servers\.s\.tools: the server does not list dig; it has act"),
         ({"s": raw("ok", prefix="p" * 70)}, "more than 64 letters"),
         ({"a": raw("ok"), "b": raw("ok")}, r"servers\.b offers act as actor\.mcp_servers\.a does; set its prefix"),
-        ({"s": {"command": "no-such-program"}}, r"does not list its tools: FileNotFoundError.*\(no-such-program\)"),
+        ({"s": {"command": "no-such-program"}}, r"does not list its tools: .*No such file.*\(no-such-program\)"),
         ({"s": {"command": "sh", "args": ["-c", "echo no licence >&2; exit 4"]}}, "ended with status 4;.*no licence"),
         ({"s": {"command": "sleep", "args": ["100"], "start_s": 0.3}}, r"it did not start within start_s=0\.3"),
         ({"s": raw("ok", env={"A": "$NO_SUCH_VARIABLE"})}, "no variable NO_SUCH_VARIABLE"),

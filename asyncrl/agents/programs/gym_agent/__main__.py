@@ -178,7 +178,9 @@ def open_game(name: str, arguments: Mapping[str, Any]) -> Game:
     except ModuleNotFoundError as error:
         if kind not in ("textarena", "gem") or error.name != kind:
             raise GameError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
-        raise GameError(f"{name}: {kind} is not installed in the Python {sys.executable} (docs/gym.md)") from error
+        raise GameError(
+            f"{name}: {kind} is not installed in the Python {sys.executable} (docs/environments.md)"
+        ) from error
     except Exception as error:
         raise GameError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from asyncrl.algorithms.composition import Composition
+from asyncrl.algorithms.from_config import composition_of
 from asyncrl.compat.verl.configuration.script import named_config
 from asyncrl.compat.verl.configuration.source import read_verl
 from asyncrl.compat.verl.configuration.translation import experiment, translate
@@ -81,6 +81,6 @@ def refused(text: str) -> Iterator[str]:
         file.write_text(text)
         try:
             config = read([f"experiment={file}"], names_missing_data=False)
-            Composition.of(config.algorithm, config.learner.minibatches)
+            composition_of(config.algorithm, config.learner.minibatches)
         except ConfigError as error:
             yield from (f"  {line.replace(f'{file}: ', '')}" for line in str(error).splitlines())

@@ -115,7 +115,7 @@ def _tools(path: str | None) -> Iterator[Setting | str]:
         yield "actor.tools", []
         yield (
             f"{TURNS}.tool_config_path={path}: it cannot be read ({type(error).__name__}); name tools in actor.tools "
-            "(docs/writing_a_tool.md)"
+            "(docs/tools.md)"
         )
         return
     yield "actor.tools", list(dict.fromkeys(TOOLS[name] for each in classes if (name := _last(each)) in TOOLS))
@@ -124,7 +124,7 @@ def _tools(path: str | None) -> Iterator[Setting | str]:
         yield (
             f"{TURNS}.tool_config_path: {each} is {ours} here"
             if ours
-            else f"{TURNS}.tool_config_path: write {each} as a tool of asyncrl (docs/writing_a_tool.md), and add its "
+            else f"{TURNS}.tool_config_path: write {each} as a tool of asyncrl (docs/tools.md), and add its "
             "dotted path to actor.tools"
         )
 
@@ -139,7 +139,7 @@ def _interactions(source: VerlConfig) -> Iterator[Setting | str]:
     except (*FAILURES, KeyError, TypeError, AttributeError) as error:
         yield (
             f"{key}={path}: it cannot be read ({type(error).__name__}); name the users in actor.interactions "
-            "(docs/interactions.md)"
+            "(docs/environments.md)"
         )
         return
     yield "actor.interactions", users
@@ -242,8 +242,7 @@ ROWS = (
         TURNS,
         "function_tool_path use_inference_chat_template tokenization_sanity_check_mode num_repeat_rollouts "
         "completion_callback tokenization_mode enable_tokenization_sanity_check",
-        "Tools are classes (docs/writing_a_tool.md); later turns go on from the sampled tokens, which `actor.history` "
-        "changes.",
+        "Tools are classes (docs/tools.md); later turns go on from the sampled tokens, which `actor.history` changes.",
     ),
     made(
         f"{VALIDATION}.n",

@@ -159,7 +159,7 @@ def test_several_turns_with_tools_on_sglang(tmp_path: Path) -> None:
     assert (config.actor.max_turns, config.actor.max_tool_chars) == (5, 256)
     assert (config.actor.tools, config.actor.tool_call_format) == (["python"], "hermes")
     assert (config.run.name, config.learner.group_size, config.observe.sinks) == ("qwen3b-16", 16, ["console"])
-    assert has(report, "verl.tools.gsm8k_tool.Gsm8kTool", "docs/writing_a_tool.md")
+    assert has(report, "verl.tools.gsm8k_tool.Gsm8kTool", "docs/tools.md")
 
 
 def test_interactions_become_simulated_users(tmp_path: Path) -> None:

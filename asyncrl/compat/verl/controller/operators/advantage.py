@@ -1,22 +1,16 @@
-"""The operator that needs no model: advantages, and what else an algorithm fixes before the updates of a step."""
+"""The operator that needs no model: advantages, and all else that an algorithm fixes before the updates of a step."""
 
 from __future__ import annotations
 
-from asyncrl.algorithms.compose import Algorithm
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.compat.verl.controller.operators.plans import episodes_of
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.packed import add_tokens, to_tokens
 from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.config.schema import LearnerConfig, TrainConfig
+from asyncrl.config.schema import LearnerConfig
 
 STATE = "algorithm_state"
-"""The key of `meta_info` with what an algorithm keeps from step to step, which its loss reads too."""
-
-
-def open_algorithm(config: TrainConfig) -> Algorithm:
-    """The algorithm of a configuration, for `compute_advantage`. Keep it from step to step: an adaptive KL coefficient
-    is part of it. Raises ConfigError."""
-    return Algorithm.from_config(config.algorithm, config.learner.minibatches)
+"""The key of `meta_info` with the algorithm's state, which its loss reads too."""
 
 
 def compute_advantage(
@@ -25,11 +19,13 @@ def compute_advantage(
     greedy_sibling: bool = False,
     min_grammar_mass: float = LearnerConfig.min_grammar_mass,
 ) -> DataProto:
-    """Adds `advantages`, and `returns`, importance weights and rejections where the algorithm has such, to a whole
-    batch of groups with rewards, in place, and returns it. `greedy_sibling`: the first row of each group was sampled
-    greedily. `min_grammar_mass` is as in `learner`.
+    """Add `advantages` to a whole batch of groups with rewards, in place, and return it.
 
-    Raises DataProtoError: the batch lacks what the algorithm needs; the message names the operator that adds it.
+    It also adds `returns`, importance weights and rejections if the algorithm has any. `greedy_sibling`: the first row
+    of each group was sampled greedily. `min_grammar_mass` is that of `learner`.
+
+    Raises DataProtoError: the batch lacks a field that the algorithm needs; the message names the operator that adds
+    it.
     """
     needed = {
         "old_log_probs": (algorithm.needs_proximal or algorithm.needs_collisions, "compute_log_prob"),

@@ -1,40 +1,39 @@
-"""The worker with the critic: tells values, and is trained and saved."""
+"""The worker with the critic, which computes values, and is trained and saved."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Tokens
 from asyncrl.algorithms.metrics import return_sums
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.compat.verl.controller.modes import Dispatch, register
-from asyncrl.compat.verl.controller.operators.advantage import open_algorithm
-from asyncrl.compat.verl.controller.operators.joining import joined_workers
 from asyncrl.compat.verl.controller.operators.parts import in_order, the_first, whole
 from asyncrl.compat.verl.controller.operators.plans import Batches, rows_with
 from asyncrl.compat.verl.controller.operators.saving import restored, save
 from asyncrl.compat.verl.controller.worker import Worker
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError
-from asyncrl.learner.batch.fetching import FetchedBatch
+from asyncrl.learner.batch.fetching import FetchedBatch, PackedModel
 from asyncrl.learner.batch.minibatch import Minibatch
 from asyncrl.learner.batch.packing import ForwardPass
-from asyncrl.learner.model.critic import Critic, critic_summary, load_critic
+from asyncrl.learner.model.critic import Critic, critic_summary
 from asyncrl.learner.model.optimizer import Trainable
-from asyncrl.learner.trainer import add_gradient
+from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.learner.step_result import add_gradient
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.modelling.packed_attention import PACKED
 
 
 @dataclass(frozen=True)
 class _CriticModel:
-    """What batches need to know of a critic."""
+    """The facts about a critic that its batches depend on."""
 
     critic: Critic
 
@@ -55,35 +54,33 @@ class _CriticModel:
         return None
 
 
-class CriticWorker(Worker):
-    """The critic of `config`, which the workers of a group hold together. `init_model` comes first.
+@dataclass(frozen=True)
+class CriticParts:
+    """The functions that open the parts of a worker with the critic, in its process."""
 
-    Raises ConfigError: the algorithm needs no critic.
-    """
+    join: Callable[[Worker], AbstractContextManager[Ranks]]
+    critic: Callable[[Ranks], Trainable[Critic]]
+    batches: Callable[[Ranks, PackedModel, ForwardFlops], Batches]
 
-    def __init__(self, config: TrainConfig) -> None:
+
+class ValueWorker(Worker):
+    """A critic, which the workers of a group hold together. `init_model` comes first."""
+
+    def __init__(self, parts: CriticParts, algorithm: Algorithm) -> None:
         super().__init__()
-        self._config = config
-        self._algorithm = open_algorithm(config)
-        if not self._algorithm.needs_critic:
-            raise ConfigError(
-                f"algorithm.advantage={config.algorithm.advantage.name} needs no critic: leave this worker out, or set "
-                "algorithm.advantage=gae"
-            )
-        if config.critic.shared:
-            raise ConfigError("critic.shared=true: this worker has a critic of its own; set it to false")
+        self._parts = parts
+        self._algorithm = algorithm
         self._stack = ExitStack()
         self._step = 0
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Load the critic. Raises ConfigError: it cannot be used."""
-        config = self._config
-        self._ranks = self._stack.enter_context(joined_workers(self, config))
-        critic = load_critic(config.critic, config.model, self._ranks, config.actor.max_tokens, config.run.seed)
-        self._critic = Trainable(critic, config.critic.lr, config.learner, config.model.dtype)
+        self._ranks = self._stack.enter_context(self._parts.join(self))
+        self._critic = self._parts.critic(self._ranks)
+        critic = self._critic.module
         flops = ForwardFlops.of(critic, critic.decoder.config)
-        self._batches = Batches(config, self._ranks, _CriticModel(critic), flops)
+        self._batches = self._parts.batches(self._ranks, _CriticModel(critic), flops)
 
     @register(dispatch_mode=whole(in_order))
     def compute_values(self, data: DataProto) -> DataProto:
@@ -100,7 +97,7 @@ class CriticWorker(Worker):
 
     @register(dispatch_mode=whole(the_first))
     def update_critic(self, data: DataProto) -> DataProto:
-        """As many updates on a batch with returns as `learner.minibatches` says."""
+        """Train on a batch with returns, with `learner.minibatches` updates."""
         for name in ("values", "returns"):
             require(name in data.batch, f"the batch has no {name}: call compute_values, then compute_advantage")
         fetched = self._batches.of(data, self._step, trained=True)
@@ -116,14 +113,18 @@ class CriticWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path: str) -> None:
-        """Write weights, optimiser state and progress into the folder, where those of earlier steps stay. Raises
-        OSError."""
+        """Write weights, optimiser state and progress into the folder. Raises OSError.
+
+        Checkpoints of earlier steps stay.
+        """
         save(local_path, self._ranks, {"critic": self._critic}, self._step, {})
 
     @register(dispatch_mode=whole(the_first))
     def load_checkpoint(self, local_path: str) -> int:
-        """Go on from the newest checkpoint in the folder; returns how many steps it has, 0 where there is none. Raises
-        CheckpointError: it is of another model, or all are damaged."""
+        """Load the newest checkpoint in the folder, and return the number of its steps, 0 without a checkpoint.
+
+        Raises CheckpointError: it is of another model, or all are damaged.
+        """
         progress = restored(local_path, self._ranks, {"critic": self._critic})
         self._step = progress.step if progress is not None else 0
         return self._step
@@ -145,7 +146,7 @@ class CriticWorker(Worker):
 
             def loss(values: Tensor = values, tokens: Tokens = tokens) -> tuple[Tensor, dict[str, Tensor]]:
                 value, sums = self._algorithm.value_loss(values, tokens, minibatch.totals)
-                return value, {**sums, **return_sums(View.of(tokens), tokens)}
+                return value, {**sums, **return_sums(PolicyTokens.of(tokens), tokens)}
 
             for name, value in add_gradient(self._critic, values, this.rows, loss).items():
                 value = value.detach().double()

@@ -1,4 +1,4 @@
-"""From prompts to tickets, and from the episodes of all workers to a batch of whole groups."""
+"""Tickets of prompts, and a batch of whole groups from the episodes of all workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from asyncrl.compat.verl.controller.operators.rollout import FailedEpisode
 from asyncrl.compat.verl.fields import objects, require
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import columns, from_trajectories
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import EngineError
 from asyncrl.ids import ticket_id
 from asyncrl.types import Purpose, Task, Ticket, Trajectory
@@ -31,8 +30,16 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """The temperature of training, and whether the first member of each group is sampled greedily."""
+
+    temperature: float
+    greedy_sibling: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedPart:
-    """What one worker returns: the outcome and the task of each row."""
+    """The result of one worker: the outcome and the task of each row."""
 
     outcomes: Sequence[Trajectory | FailedEpisode]
     tasks: Sequence[Task]
@@ -64,11 +71,11 @@ def numbered(prompts: DataProto) -> DataProto:
     return DataProto(prompts.batch, {**prompts.non_tensor_batch, MEMBER: objects(members)}, prompts.meta_info)
 
 
-def tickets_of(prompts: DataProto, config: TrainConfig, version: int) -> list[Ticket]:
-    """A ticket for each row. `meta_info` may have `validate`, which samples greedily as in verl, or `temperature`."""
+def tickets_of(prompts: DataProto, sampling: Sampling, version: int) -> list[Ticket]:
+    """A ticket for each row. `meta_info` may have `validate`, which samples greedily like verl, or `temperature`."""
     validate = bool(prompts.meta_info.get("validate", False))
-    temperature = 0.0 if validate else float(prompts.meta_info.get("temperature", config.actor.temperature))
-    greedy = config.algorithm.greedy_sibling and not validate
+    temperature = 0.0 if validate else float(prompts.meta_info.get("temperature", sampling.temperature))
+    greedy = sampling.greedy_sibling and not validate
     rows = zip(tasks_of(prompts), *(prompts.non_tensor_batch[name].tolist() for name in ("uid", MEMBER)), strict=True)
     return [
         Ticket(
@@ -85,8 +92,10 @@ def tickets_of(prompts: DataProto, config: TrainConfig, version: int) -> list[Ti
 
 
 def joined_parts(parts: Sequence[GeneratedPart]) -> DataProto:
-    """The batch of all episodes, in the order of their prompts, without the groups of which one failed, which are
-    logged and counted. Raises EngineError: no group is whole."""
+    """The batch of all episodes, in the order of their prompts.
+
+    A group with a failed episode is left out, logged and counted. Raises EngineError: no group is whole.
+    """
     outcomes = [outcome for part in parts for outcome in part.outcomes]
     tasks = {task.id: task for part in parts for task in part.tasks}
     failures = [outcome for outcome in outcomes if isinstance(outcome, FailedEpisode)]

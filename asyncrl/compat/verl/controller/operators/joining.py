@@ -1,4 +1,4 @@
-"""The ranks of the learner that the workers of a group are together."""
+"""The workers of a group as ranks of a learner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from asyncrl.compat.verl.controller.worker import RENDEZVOUS, Worker
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import LearnerConfig
 from asyncrl.errors import ConfigError, DispatchError
 from asyncrl.learner.ranks.determinism import be_deterministic
 from asyncrl.learner.ranks.launcher import Meeting, Membership
@@ -20,21 +20,22 @@ from asyncrl.machine import process
 
 
 @contextmanager
-def joined_workers(worker: Worker, config: TrainConfig) -> Iterator[Ranks]:
-    """The ranks that the workers of `worker`'s group are, which are connected until the block ends. A process has one
-    connection: a second worker in it, which must be the only one of its group, uses that of the first.
+def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) -> Iterator[Ranks]:
+    """The ranks of the workers in `worker`'s group, connected until the block ends. `threads`: those of each process.
+
+    A process has one connection. A second worker in it, which must be the only one of its group, uses that of the
+    first.
 
     Raises ConfigError: the configuration has workers divide sequences. Raises DispatchError: the group has several
     workers in one process, or on several nodes.
     """
-    learner = config.learner
     for key, count in {"context_ranks": learner.context_ranks, "tensor_ranks": learner.tensor_ranks}.items():
         if count > 1:
             raise ConfigError(
                 f"learner.{key}={count}: workers have sequences of their own; set 1, or train with `asyncrl train`"
             )
-    process.limit_threads(config.cluster.learner_threads)
-    if config.learner.deterministic:
+    process.limit_threads(threads)
+    if learner.deterministic:
         be_deterministic()
     if worker.world_size == 1 and dist.is_initialized():
         kind = "cuda" if torch.cuda.is_available() else "cpu"

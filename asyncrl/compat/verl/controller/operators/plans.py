@@ -1,8 +1,8 @@
-"""A batch in verl's layout as the learner's own batch: planned, packed and divided among ranks as in a run."""
+"""A batch in verl's layout as a batch of the learner: planned, packed and divided among ranks as in a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -11,19 +11,16 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
-from asyncrl.algorithms.composition import label_needs
 from asyncrl.compat.verl.controller.operators.parts import ROW
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.packed import NAMES, PREPARED, add_tokens, to_tokens
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import to_labels, to_trajectories
-from asyncrl.config.changes import ConfigChange, ConfigHistory
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.changes import ConfigChange
 from asyncrl.learner.batch.batches import BatchSource
-from asyncrl.learner.batch.fetching import BatchFetcher, FetchedBatch, PackedModel
+from asyncrl.learner.batch.fetching import BatchFetcher, FetchedBatch
 from asyncrl.learner.batch.local_batch import build_episodes
 from asyncrl.learner.ranks.ranks import Ranks
-from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.types import BatchPlan, LabelNeeds, Labels, Trajectory
 
 VERSION = "version"
@@ -52,8 +49,11 @@ def trajectories_of(data: DataProto) -> list[Trajectory]:
 
 
 def labels_of(data: DataProto) -> list[Labels]:
-    """The labels of its trajectories; rewards are the sums of token_level_rewards, if the batch has them, as a program
-    may have changed these. Raises DataProtoError: it has no token_level_scores."""
+    """The labels of the batch's trajectories.
+
+    Rewards are the sums of token_level_rewards if the batch has them, since a program may have changed these. Raises
+    DataProtoError: the batch has no token_level_scores.
+    """
     require(
         data.batch is not None and "token_level_scores" in data.batch,
         "the batch has no token_level_scores: call compute_reward, or add rewards float32[B, R] under that name",
@@ -64,8 +64,10 @@ def labels_of(data: DataProto) -> list[Labels]:
 
 
 def episodes_of(data: DataProto, greedy_sibling: bool, needs: LabelNeeds) -> Episodes:
-    """What the algorithms know of the batch's trajectories, on the CPU. Raises DataProtoError: as `labels_of`, or a row
-    lacks a score that the algorithm `needs`."""
+    """The facts about the batch's trajectories that algorithms read, on the CPU.
+
+    Raises DataProtoError: see `labels_of`; or a row lacks a score that the algorithm `needs`.
+    """
     plan, labels = plan_of(data, trajectories_of(data)), labels_of(data)
     for each in labels:
         unmet = needs.unmet(each)
@@ -74,8 +76,11 @@ def episodes_of(data: DataProto, greedy_sibling: bool, needs: LabelNeeds) -> Epi
 
 
 class _OneBatch(BatchSource):
-    """The trajectories and labels of one batch. A batch without rewards has labels of 0, also for the scores that the
-    algorithm `needs`, which only operators get that do not read them."""
+    """The trajectories and labels of one batch.
+
+    A batch without rewards has labels of 0, also for the scores that the algorithm `needs`. Only operators that do not
+    read labels get such a batch.
+    """
 
     def __init__(self, trajectories: Sequence[Trajectory], labels: Sequence[Labels] | None, needs: LabelNeeds) -> None:
         self._trajectories = {each.id: each for each in trajectories}
@@ -100,24 +105,23 @@ class _OneBatch(BatchSource):
 
 @dataclass(frozen=True)
 class Batches:
-    """Makes the learner's batches of `ranks` for one model."""
+    """Makes the learner's batches of `ranks` for one model.
 
-    config: TrainConfig
+    `fetcher` opens the learner's own fetcher on a source; `needs` are the labels that the algorithm needs.
+    """
+
+    fetcher: Callable[[BatchSource], BatchFetcher]
+    needs: LabelNeeds
     ranks: Ranks
-    model: PackedModel
-    flops: ForwardFlops
 
     def of(self, data: DataProto, step: int, trained: bool) -> FetchedBatch:
-        """This rank's batch. Numbers that operators have added, such as advantages, are in its tokens. `trained`: it is
-        trained, and needs rewards.
+        """The batch of this rank. Fields that operators have added, such as advantages, are in its tokens.
 
-        Raises DataProtoError: fields are missing.
+        `trained`: the batch is for an update, so it needs rewards. Raises DataProtoError: fields are missing.
         """
         trajectories = trajectories_of(data)
         labels = labels_of(data) if trained else None
-        source = _OneBatch(trajectories, labels, label_needs(self.config.algorithm))
-        history = ConfigHistory(self.config, [])
-        fetcher = BatchFetcher(self.config, history, self.ranks, self.model, self.flops, source)
+        fetcher = self.fetcher(_OneBatch(trajectories, labels, self.needs))
         fetched = fetcher.take(plan_of(data, trajectories, step))
         given, device = to_tokens(data), self.ranks.device
         own = torch.isin(given.sequence, torch.tensor(list(fetched.batch.lengths)))

@@ -1,9 +1,11 @@
-"""The worker with the policy and its reference: generates, tells log-probs, is trained and saved."""
+"""The worker with the policy and its reference, which generates, computes log-probs, and is trained and saved."""
 
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,9 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from asyncrl.compat.verl.controller.modes import Dispatch, register
-from asyncrl.compat.verl.controller.operators.advantage import STATE, open_algorithm
-from asyncrl.compat.verl.controller.operators.generation import DROPPED, GeneratedPart, generating, tickets_of
-from asyncrl.compat.verl.controller.operators.joining import joined_workers
+from asyncrl.compat.verl.controller.operators.advantage import STATE
+from asyncrl.compat.verl.controller.operators.generation import DROPPED, GeneratedPart, Sampling, generating, tickets_of
 from asyncrl.compat.verl.controller.operators.parts import in_order, the_first, whole
 from asyncrl.compat.verl.controller.operators.plans import Batches, rows_with
 from asyncrl.compat.verl.controller.operators.rollout import Rollout
@@ -21,69 +22,69 @@ from asyncrl.compat.verl.controller.operators.saving import restored, save
 from asyncrl.compat.verl.controller.worker import Worker
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.protocol import DataProto
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.checkpoint.export import export
 from asyncrl.learner.checkpoint.gathering import gather_all, plan_gather
-from asyncrl.learner.model.optimizer import Trainable
-from asyncrl.learner.model.policy import Policy, load_policy, reference_of
-from asyncrl.learner.model.router_balance import Balance
+from asyncrl.learner.model.policy import Policy
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.trainer import Trainer
 from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.weights.manifest import DTYPES
 
 
-class ActorRolloutRefWorker(Worker):
-    """The policy of `config`, which the workers of a group hold together, an embedded engine on each, and the
-    reference policy where the algorithm needs it.
+@dataclass(frozen=True)
+class PolicyParts:
+    """The functions that open the parts of a worker with the policy, in its process."""
 
-    `init_model` comes first. Engines serve the policy's newest weights: they change with `update_actor`, every
-    `learner.publish_every` steps, and `load_checkpoint`. `meta_info["metrics"]` of what `update_actor` returns has the
-    numbers of a learner step.
+    join: Callable[[Worker], AbstractContextManager[Ranks]]
+    trainer: Callable[[Ranks], Trainer]
+    batches: Callable[[Ranks, Policy, ForwardFlops], Batches]
+    rollout: Callable[[], Rollout]
+
+
+class PolicyWorker(Worker):
+    """A policy, which the workers of a group hold together, its reference, and an embedded engine on each worker.
+
+    `init_model` comes first. The engines get the policy's weights every `publish_every` steps.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(
+        self, parts: PolicyParts, model: ModelConfig, sampling: Sampling, seed: int, publish_every: int
+    ) -> None:
         super().__init__()
-        if config.implicit.train:
-            raise ConfigError("implicit.train=true: the operators train no implicit process model; use `asyncrl train`")
-        if config.learner.router_replay:
-            raise ConfigError("learner.router_replay=true: verl's batches carry no experts here; use `asyncrl train`")
-        if config.algorithm.sft.path:
-            raise ConfigError(
-                "algorithm.sft.path: the operators train no demonstrations; use `asyncrl sft` first, or `asyncrl train`"
-            )
-        self._config = config
+        self._parts = parts
+        self._model = model
+        self._sampling = sampling
+        self._seed = seed
+        self._publish_every = publish_every
         self._stack = ExitStack()
         self._step = 0
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Load the models. Raises ConfigError: one cannot be used."""
-        config, stop = self._config, threading.Event()
-        self._ranks = self._stack.enter_context(joined_workers(self, config))
-        temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner
-        algorithm = open_algorithm(config)
-        policy = load_policy(config.model, temperature, self._ranks, length, seed=config.run.seed)
-        reference = reference_of(policy, config, self._ranks) if algorithm.needs_reference else None
-        trainable = Trainable(policy, learner.lr, learner, config.model.dtype)
-        balance = Balance.from_config(config.algorithm, policy.model)
-        self._trainer = Trainer(self._ranks, algorithm, trainable, None, reference, stop, balance=balance)
-        self._batches = Batches(config, self._ranks, policy, ForwardFlops.of(policy, policy.model.config))
+        self._ranks = self._stack.enter_context(self._parts.join(self))
+        self._trainer = self._parts.trainer(self._ranks)
+        flops = ForwardFlops.of(self._policy, self._policy.model.config)
+        self._batches = self._parts.batches(self._ranks, self._policy, flops)
         self._serve(0)
 
     @register(dispatch_mode=generating())
     def generate_sequences(self, prompts: DataProto) -> GeneratedPart:
-        """The episodes of prompts as a batch in verl's layout: a row of prompts for each member of a group, which have
-        the same `uid`. Tools are called as in a run."""
-        tickets = tickets_of(prompts, self._config, self._rollout.version)
+        """The episodes of prompts as a batch in verl's layout. Tools are called as in a run.
+
+        `prompts` has a row for each member of a group; the members have the same `uid`.
+        """
+        tickets = tickets_of(prompts, self._sampling, self._rollout.version)
         outcomes = self._rollout.run(tickets)
         tasks = [ticket.task for ticket in tickets]
         return GeneratedPart(outcomes, tasks, self._rollout.pad_token_id, prompts.meta_info)
 
     @register(dispatch_mode=whole(in_order))
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """`old_log_probs` of a batch under the policy as it is; the algorithm may need more of its distributions."""
+        """The `old_log_probs` of a batch under the current policy, and `collisions` if the algorithm needs them."""
         policy, needs_more = self._policy, self._trainer.algorithm.needs_collisions
         fetched = self._batches.of(data, self._step, trained=False)
 
@@ -97,7 +98,7 @@ class ActorRolloutRefWorker(Worker):
 
     @register(dispatch_mode=whole(in_order))
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """`ref_log_prob` of a batch under the reference policy. Raises ConfigError: the algorithm needs none."""
+        """The `ref_log_prob` of a batch under the reference policy. Raises ConfigError: the algorithm needs none."""
         reference = self._trainer.reference
         if reference is None:
             raise ConfigError("there is no reference policy, since the algorithm needs none: set algorithm.kl")
@@ -107,15 +108,18 @@ class ActorRolloutRefWorker(Worker):
 
     @register(dispatch_mode=whole(the_first))
     def update_actor(self, data: DataProto) -> DataProto:
-        """One learner step on a batch with advantages: as many updates as `learner.minibatches` says."""
+        """Train one learner step on a batch with advantages, with `learner.minibatches` updates.
+
+        `meta_info["metrics"]` of the result has the numbers of the step.
+        """
         require("advantages" in data.batch, "the batch has no advantages: call compute_advantage")
         fetched = self._batches.of(data, self._step, trained=True)
-        torch.manual_seed((self._config.run.seed << 32) + self._step)
+        torch.manual_seed((self._seed << 32) + self._step)
         if STATE in data.meta_info:
             self._trainer.algorithm.restore(data.meta_info[STATE])
         result = self._trainer.learn(self._step, fetched.batch, fetched.episodes, fetched.minibatches)
         self._step += 1
-        every = self._config.learner.publish_every
+        every = self._publish_every
         if self._step % every == 0:
             self._publish(self._step // every)
         rewards = fetched.episodes.reward
@@ -132,14 +136,18 @@ class ActorRolloutRefWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path: str) -> None:
-        """Write weights, optimiser state and progress into the folder, where those of earlier steps stay. Raises
-        OSError."""
+        """Write weights, optimiser state and progress into the folder. Raises OSError.
+
+        Checkpoints of earlier steps stay.
+        """
         save(local_path, self._ranks, self._trainer.models, self._step, self._trainer.algorithm.state())
 
     @register(dispatch_mode=whole(the_first))
     def load_checkpoint(self, local_path: str) -> int:
-        """Go on from the newest checkpoint in the folder; returns how many steps it has, 0 where there is none. Raises
-        CheckpointError: it is of another model, or all are damaged."""
+        """Load the newest checkpoint in the folder, and return the number of its steps, 0 without a checkpoint.
+
+        Raises CheckpointError: it is of another model, or all are damaged.
+        """
         progress = restored(local_path, self._ranks, self._trainer.models)
         if progress is None:
             return 0
@@ -148,13 +156,13 @@ class ActorRolloutRefWorker(Worker):
             self._trainer.algorithm.restore(progress.algorithm)
         # Versions of an engine never go back, and this may be an earlier one.
         self._rollout.close()
-        self._serve(self._step // self._config.learner.publish_every)
+        self._serve(self._step // self._publish_every)
         return self._step
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_model(self, local_path: str) -> None:
         """Write the policy as a Hugging Face folder. Raises OSError."""
-        export(self._policy, self._config.model, Path(local_path), self._ranks, threading.Event())
+        export(self._policy, self._model, Path(local_path), self._ranks, threading.Event())
 
     def close(self) -> None:
         if hasattr(self, "_rollout"):
@@ -166,12 +174,12 @@ class ActorRolloutRefWorker(Worker):
         return self._trainer.policy.module
 
     def _serve(self, version: int) -> None:
-        self._rollout = Rollout(self._config)
+        self._rollout = self._parts.rollout()
         self._publish(version)
 
     def _publish(self, version: int) -> None:
         """Have the engine of every worker serve the policy's weights."""
-        policy, dtype = self._policy, DTYPES[self._config.model.dtype]
+        policy, dtype = self._policy, DTYPES[self._model.dtype]
         tensors = gather_all(policy.model, policy.weight_format, dtype, self._ranks)
         if self._ranks.size > 1:
             for step in plan_gather(policy.weight_format, dtype):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import columns, task_fields
-from asyncrl.config.schema import TrainConfig
-from asyncrl.data.opening import open_tasks
 from asyncrl.data.sendable import plain
-from asyncrl.errors import ConfigError
 from asyncrl.ids import feed_group
 from asyncrl.replay.feed import Feed
 from asyncrl.types import Task
@@ -32,29 +29,29 @@ class _Counters:
         return self._counts[name]
 
 
-class PromptFeed:
-    """The tasks of `data.train`, in the order in which the replay of a run with this configuration feeds them. The
-    first `step` learner steps' tasks are passed over, for a program that resumes.
+class TaskPrompts:
+    """Tasks in the order in which a replay feeds them: `groups` a learner step, from learner step `step` on."""
 
-    Raises ConfigError: `data.band` or `data.demonstration` is set, which need a replay; DataError: the tasks cannot be
-    used.
-    """
-
-    def __init__(self, config: TrainConfig, step: int = 0) -> None:
-        if config.data.band:
-            raise ConfigError("data.band needs the success rates of tasks, which a replay keeps: set data.band=null")
-        if config.data.demonstration is not None:
-            raise ConfigError("data.demonstration adds members in a replay: set it to null, and add them yourself")
-        tasks = open_tasks(config, config.data.train)
-        self._groups = config.learner.batch_size // config.learner.group_size
-        self._feed = Feed(tasks, config.run.seed, config.data.shuffle, config.data.weights)
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        groups: int,
+        seed: int,
+        shuffle: bool,
+        weights: Mapping[str, float],
+        step: int = 0,
+    ) -> None:
+        self._groups = groups
+        self._feed = Feed(tasks, seed, shuffle, weights)
         self._counters: Any = _Counters()
-        for _ in range(step * self._groups):
+        for _ in range(step * groups):
             self._draw()
 
     def next(self, groups: int | None = None) -> DataProto:
-        """The prompts of the next groups, a row each; by default as many as a learner step trains. `repeat` makes a row
-        of each member. `uid` has the name that the replay gives a group."""
+        """The prompts of the next groups, a row each; by default those of one learner step.
+
+        `repeat` makes a row of each member. `uid` has the name that the replay gives a group.
+        """
         drawn = [self._draw() for _ in range(self._groups if groups is None else groups)]
         rows = [prompt_fields(self._feed.tasks[row]) | {"uid": feed_group(number)} for number, row in drawn]
         return DataProto.from_dict(non_tensors=columns(rows))

@@ -1,4 +1,4 @@
-"""The worker that scores: rules and reward models, shaped to rewards as in a run."""
+"""The worker that scores with rules and reward models, and shapes rewards as in a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncrl.compat.verl.controller.worker import Worker
 from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.trajectories import columns, label_fields, score_rows
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.config.schema.scoring import GROUP_KIND, configured, needs, serves
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.modelling.tokenizer import open_tokenizer
@@ -37,8 +37,10 @@ class ScoredPart:
 
 
 def joined_scores(parts: Sequence[ScoredPart]) -> DataProto:
-    """The rows of all parts, in order, without the groups of which a row has no reward. Raises ScoringError: no group
-    is left."""
+    """The rows of all parts, in order, without the groups in which a row has no reward.
+
+    Raises ScoringError: no group is left.
+    """
     failures = {uid: reason for part in parts for uid, reason in part.failures.items()}
     for uid, reason in failures.items():
         logger.warning("group %s is left out, since it cannot be scored: %s", uid, reason)
@@ -52,20 +54,27 @@ def joined_scores(parts: Sequence[ScoredPart]) -> DataProto:
     return DataProto(kept.batch, kept.non_tensor_batch, about)
 
 
-class RewardModelWorker(Worker):
-    """The rules and models of `scoring` in `config`. Each worker of a group has all of them, and scores a part of a
-    batch. `init_model` comes first."""
+class RewardWorker(Worker):
+    """All rules and models of `scoring`, which score a part of a batch on each worker. `init_model` comes first.
 
-    def __init__(self, config: TrainConfig) -> None:
+    `model` is the policy's. A trajectory is scored up to `max_attempts` times.
+    """
+
+    def __init__(self, scoring: ScoringConfig, model: ModelConfig, max_attempts: int) -> None:
         super().__init__()
-        self._config = config
+        self._scoring = scoring
+        self._model = model
+        self._max_attempts = max_attempts
         self._stack = ExitStack()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the models, and start the processes of rules. Raises ConfigError: one cannot be used, or a manager is
-        configured, which would need whole groups while each worker gets a part of a batch."""
-        scoring, model = self._config.scoring, self._config.model
+        """Load the models, and start the processes of rules.
+
+        Raises ConfigError: one cannot be used; or a manager is configured, which needs whole groups, while each worker
+        gets a part of a batch.
+        """
+        scoring, model = self._scoring, self._model
         kinds = serves(scoring)
         if GROUP_KIND in configured(scoring):
             raise ConfigError(
@@ -80,9 +89,11 @@ class RewardModelWorker(Worker):
 
     @register(dispatch_mode=shared_out(by_trajectory, joined_scores))
     def compute_reward(self, data: DataProto) -> ScoredPart:
-        """The batch with `token_level_scores` and `token_level_rewards`, and the fields of its labels. Groups that
-        cannot be scored are left out, logged and counted. Raises ScoringError: a service cannot be reached, or no group
-        can be scored."""
+        """The batch with `token_level_scores` and `token_level_rewards`, and the fields of its labels.
+
+        Groups that cannot be scored are left out, logged and counted. Raises ScoringError: a service cannot be reached,
+        or no group can be scored.
+        """
         if not len(data):
             return ScoredPart(None, {})
         require("trajectory_id" in data.non_tensor_batch, "the batch has no trajectory_id: call generate_sequences")
@@ -100,14 +111,14 @@ class RewardModelWorker(Worker):
         self._stack.close()
 
     def _lease(self, trajectory: Trajectory, task: Task) -> Lease:
-        kinds = needs(self._config.scoring, task.data_source)
+        kinds = needs(self._scoring, task.data_source)
         return Lease(task, trajectory, kinds, None, final=True)
 
     def _labels(self, waiting: Mapping[str, Lease]) -> tuple[dict[str, Labels], dict[str, ScoringError]]:
-        """The labels of leases by trajectory, and the last errors of those that failed `replay.max_attempts` times."""
+        """The labels of leases by trajectory, and the last errors of those that failed in all attempts."""
         labels: dict[str, Labels] = {}
         failed: dict[str, ScoringError] = {}
-        for _ in range(self._config.replay.max_attempts):
+        for _ in range(self._max_attempts):
             left = {name: lease for name, lease in waiting.items() if name not in labels}
             for name, result in zip(left, self._results(list(left.values())), strict=True):
                 if isinstance(result, KindUnavailableError):
@@ -122,7 +133,7 @@ class RewardModelWorker(Worker):
     def _results(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
         """The result of each lease, in batches as large as those of a run."""
         batch: list[Lease] = []
-        most, tokens = self._config.scoring.batch_trajectories, self._config.scoring.batch_tokens
+        most, tokens = self._scoring.batch_trajectories, self._scoring.batch_tokens
         for lease in leases:
             size = sum(len(each.trajectory) for each in [*batch, lease])
             if batch and (len(batch) == most or size > tokens):

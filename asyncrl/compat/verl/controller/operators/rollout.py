@@ -1,27 +1,35 @@
-"""Episodes on the embedded engine of one worker, with the player that the configuration names."""
+"""Episodes on the embedded engine of one worker, with the tools or agent of the configuration."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from asyncrl.actor.from_config import open_runner
-from asyncrl.config.schema import TrainConfig
 from asyncrl.engine.base import Engine
-from asyncrl.engine.opening import open_engine
 from asyncrl.episode.episode import EpisodeRunner
-from asyncrl.errors import ConfigError
 from asyncrl.ids import ticket_id
 from asyncrl.text import reason_of
 from asyncrl.types import Ticket, Trajectory
 
 logger = logging.getLogger(__name__)
+
+OpenPlayer = Callable[[AsyncExitStack], Awaitable[tuple[Engine, EpisodeRunner]]]
+"""Opens the engine and the runner of episodes, which are closed with the stack."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """The number of episodes at once, the attempts of each one, and the time of an attempt."""
+
+    concurrency: int
+    max_attempts: int
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +42,23 @@ class FailedEpisode:
 
 
 class Rollout:
-    """Runs episodes, up to `actor.concurrency` at once, under the newest weights that `update` gave.
+    """Runs episodes, up to `limits.concurrency` at once, under the newest weights that `update` gave.
 
-    All methods are called from one thread. Raises ConfigError: `engine.kind` is not embedded, or the model or the
-    player cannot be used.
+    All methods are called from one thread. Raises ConfigError: the model, a tool or the agent cannot be used.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
-        if config.engine.kind != "embedded":
-            raise ConfigError(
-                f"engine.kind={config.engine.kind}: workers generate with the embedded engine, set "
-                "engine.kind=embedded; `asyncrl train` uses servers"
-            )
-        self._config = config
+    def __init__(self, open_player: OpenPlayer, limits: EpisodeLimits) -> None:
+        self._limits = limits
         self._loop = asyncio.Runner()
         self._stack = AsyncExitStack()
         self._engine: Engine
         self._runner: EpisodeRunner
-        self._loop.run(self._open())
+        self._loop.run(self._open(open_player))
 
-    async def _open(self) -> None:
-        # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self._config.actor.concurrency))
-        self._engine = open_engine(self._config).engine
-        self._stack.push_async_callback(self._engine.close)
-        self._runner = await open_runner(self._config, self._engine, self._stack)
+    async def _open(self, open_player: OpenPlayer) -> None:
+        # Tools that block run in these threads, one for each episode, so that none waits for the tool of another.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self._limits.concurrency))
+        self._engine, self._runner = await open_player(self._stack)
 
     @property
     def version(self) -> int:
@@ -66,7 +66,7 @@ class Rollout:
 
     @property
     def pad_token_id(self) -> int:
-        """The id with which rows are padded: an end of a turn, which every tokenizer has."""
+        """The id that pads rows: an end of a turn, which every tokenizer has."""
         return self._runner.chat.stop_ids[0]
 
     def update(self, version: int, tensors: Mapping[str, Tensor]) -> None:
@@ -74,8 +74,7 @@ class Rollout:
         self._loop.run(self._engine.update_weights(version, tensors))
 
     def run(self, tickets: Sequence[Ticket]) -> list[Trajectory | FailedEpisode]:
-        """The outcome of each ticket. Episodes begin in their order; one that fails is tried `replay.max_attempts`
-        times in all."""
+        """The outcome of each ticket. Episodes begin in their order; a failed one is retried."""
         return self._loop.run(self._run_all(tickets))
 
     def close(self) -> None:
@@ -83,7 +82,7 @@ class Rollout:
         self._loop.close()
 
     async def _run_all(self, tickets: Sequence[Ticket]) -> list[Trajectory | FailedEpisode]:
-        room = asyncio.Semaphore(self._config.actor.concurrency)
+        room = asyncio.Semaphore(self._limits.concurrency)
 
         async def outcome(ticket: Ticket) -> Trajectory | FailedEpisode:
             async with room:
@@ -93,10 +92,10 @@ class Rollout:
 
     async def _outcome(self, ticket: Ticket) -> Trajectory | FailedEpisode:
         reason = ""
-        for attempt in range(self._config.replay.max_attempts):
+        for attempt in range(self._limits.max_attempts):
             this = replace(ticket, id=ticket_id(ticket.group_id, ticket.member, attempt))
             try:
-                async with asyncio.timeout(self._config.actor.episode_timeout_s):
+                async with asyncio.timeout(self._limits.timeout_s):
                     return await self._runner.run(this, lambda: None)
             except Exception as error:
                 reason = reason_of(error)

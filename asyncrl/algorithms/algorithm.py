@@ -1,0 +1,135 @@
+"""One algorithm, composed of the parts that the configuration names: the learner's only interface to this package.
+
+`prepare` runs once a learner step on the sequences of this rank. `loss` runs once a forward pass on whole sequences,
+and `summary` once a step on the sums of all passes and ranks. The scalar that `loss` returns is divided by global
+counts: added over micro-batches and ranks it is the loss of the global minibatch. The coefficient of an adaptive KL is
+the only `state` that changes from step to step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.advantages.prime import Prime
+from asyncrl.algorithms.batch import Episodes, Reduce, Tokens, Totals
+from asyncrl.algorithms.composition import Composition
+from asyncrl.algorithms.from_config import composition_of
+from asyncrl.algorithms.losses.implicit import implicit_loss, implicit_summary
+from asyncrl.algorithms.losses.value import value_loss
+from asyncrl.algorithms.metrics import level_groups, summarise
+from asyncrl.algorithms.step_advantages import prepare
+from asyncrl.algorithms.step_loss import importance, loss_of_pass
+from asyncrl.config.schema import AlgorithmConfig
+from asyncrl.errors import ConfigError
+
+
+class Algorithm:
+    """The composed algorithm. Build it with `from_config`; `parts` are its parts."""
+
+    def __init__(self, parts: Composition) -> None:
+        self.parts = parts
+        self.kl_weight = parts.kl.weight
+        self._next_kl_weight = parts.kl.weight
+
+    @classmethod
+    def from_config(cls, config: AlgorithmConfig, updates: int = 1) -> Algorithm:
+        """The algorithm for a learner with `updates` updates a step.
+
+        Raises ConfigError: a name or parameter is wrong, or the parts do not go together.
+        """
+        return cls(composition_of(config, updates))
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Proximal log-probs must be recomputed at the start of the step (`Tokens.proximal`)."""
+        return self.parts.proximal == "recompute"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Reference log-probs are wanted (`Tokens.reference`)."""
+        return self.parts.needs_reference
+
+    @property
+    def needs_critic(self) -> bool:
+        """Values are wanted (`Tokens.values`), and a critic that `value_loss` trains."""
+        return self.parts.advantage.needs_critic
+
+    @property
+    def needs_collisions(self) -> bool:
+        """The sums of squared probabilities at the start of the step are wanted (`Tokens.collisions`)."""
+        return self.parts.advantage.needs_collisions
+
+    @property
+    def needs_entropy(self) -> bool:
+        """The entropy of every token is wanted in `loss`."""
+        return self.parts.entropy_weight != 0
+
+    def state(self) -> dict[str, float]:
+        """The state that a checkpoint must keep."""
+        return {"kl_weight": self._next_kl_weight}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Continue from the `state()` of the same configuration."""
+        self.kl_weight = self._next_kl_weight = state["kl_weight"]
+
+    @torch.no_grad()
+    def prepare(self, episodes: Episodes, tokens: Tokens, reduce: Reduce) -> Tokens:
+        """The tokens of this rank with their advantages, weights, rejections and all else that the step fixes.
+
+        `reduce` sums a float64 tensor elementwise over the learner's ranks. Raises InvariantError: a tensor that the
+        parts need is missing, or not finite on a policy token.
+        """
+        # A batch is charged with what the batches before it left; its own KL counts from the next one on.
+        self.kl_weight = self._next_kl_weight
+        tokens, self._next_kl_weight = prepare(self.parts, self.kl_weight, episodes, tokens, reduce)
+        return tokens
+
+    def loss(
+        self, logprobs: Tensor, tokens: Tokens, totals: Totals, entropy: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """This micro-batch's part of the loss, a float64 scalar, and additive float64 sums for `summary`.
+
+        logprobs float[N] with gradient, which is exactly 0 on every token that is masked or dropped; entropy float[N],
+        likewise. `tokens` are whole sequences as `prepare` left them. Raises InvariantError: shapes differ, or
+        something is missing.
+        """
+        return loss_of_pass(self.parts, self.kl_weight, logprobs, tokens, totals, entropy)
+
+    @torch.no_grad()
+    def importance(self, logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """The proximal log-probs float[N] and the importance weights float[N] that `loss` uses.
+
+        A weight is 0 where `loss` drops the token. Both are 0 on masked tokens.
+        """
+        return importance(self.parts, logprobs, tokens)
+
+    def value_loss(self, values: Tensor, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
+        """This micro-batch's part of the critic's loss, and additive sums; values float[N] with gradient."""
+        return value_loss(values, tokens, totals, self.parts.value, self.parts.value_aggregation)
+
+    def implicit_loss(
+        self, log_ratio: Tensor, outcome: Tensor, tokens: Tokens, totals: Totals
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """This micro-batch's part of the loss of an implicit process model, and additive sums.
+
+        log_ratio float[N] is log(pi_phi / pi_ref) with gradient; outcome float[S]. Raises ConfigError: no part reads
+        such a model.
+        """
+        if not isinstance(self.parts.advantage, Prime):
+            raise ConfigError("an implicit process model is trained for algorithm.advantage=prime only")
+        return implicit_loss(log_ratio, outcome, tokens, totals, self.parts.advantage.beta)
+
+    def summary(self, sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
+        """The step's metrics, from sums that were added over micro-batches and ranks.
+
+        Metrics that compare the members of a group need the `episodes` of the batch.
+        """
+        values = summarise(sums, self.parts.rule_names) | implicit_summary(sums, episodes)
+        if self.parts.has_kl:
+            values["kl_reference/weight"] = self.kl_weight
+        if episodes is not None:
+            values["groups/zero_variance"] = level_groups(self.parts.shaped(episodes), self.parts.compared)
+        return values

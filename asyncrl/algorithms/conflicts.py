@@ -1,0 +1,104 @@
+"""Conflicts of parts with each other and with the run. Each text names the key, its value and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.algorithms.advantages.base import Advantage
+from asyncrl.algorithms.composition import Composition
+from asyncrl.algorithms.loss_streams import LossStream
+from asyncrl.algorithms.proximal import INTERPOLATED, names_before_updates
+
+
+def conflicts(parts: Composition, *, greedy_sibling: bool) -> Iterator[str]:
+    """The conflicts between the parts. greedy_sibling: True if every group has a greedily sampled member."""
+    yield from _weight_conflicts(parts)
+    yield from _proximal_conflicts(parts)
+    yield from _other_conflicts(parts, greedy_sibling)
+    yield from _stream_conflicts(parts)
+
+
+def missing_data(advantage: Advantage, *, step_scores: bool, group_size: int, demonstrations: bool) -> Iterator[str]:
+    """The data that the advantage needs and the run does not have.
+
+    step_scores: True if something scores steps. demonstrations: True if groups have demonstrations as members.
+    """
+    setting = f"algorithm.advantage={advantage.name}"
+    of_policy = advantage.needs_critic or advantage.uses_ratio or advantage.needs_collisions
+    if demonstrations and of_policy:
+        yield (
+            f"{setting} values what the policy samples token by token, and a demonstration is not sampled: set "
+            "data.demonstration=null, or algorithm.advantage to one that compares whole episodes, such as grpo"
+        )
+    if advantage.needs_steps and not step_scores:
+        implicit = ", or implicit.train=true" if advantage.name == "prime" else ""
+        yield (
+            f"{setting} needs step scores: set scoring.prm.path to a process reward model{implicit}, or "
+            "actor.interactions to simulated users that score turns"
+        )
+    if group_size == 1 and advantage.needs_group:
+        yield f"{setting} compares the members of a group: set learner.group_size above 1"
+
+
+def _weight_conflicts(parts: Composition) -> Iterator[str]:
+    weighing = [rule.name for rule in parts.corrections if rule.weighs]
+    setting = f"algorithm.correction has {', '.join(weighing)}, which weigh tokens by pi_prox / mu"
+    if len(weighing) > 1:
+        yield f"{setting}: only one may; use reject or veto for further bounds"
+    for part, corrects in ((parts.loss, parts.loss.corrects), (parts.advantage, parts.advantage.uses_ratio)):
+        if weighing and corrects:
+            yield f"{setting}, and algorithm.{part.kind}={part.name} does so itself: set algorithm.correction=[]"
+    names = [rule.name for rule in parts.corrections]
+    if "normalise" in names and not any(rule.weighs for rule in parts.corrections[: names.index("normalise")]):
+        yield "algorithm.correction normalise has no weights to normalise: put truncate or mask before it"
+
+
+def _proximal_conflicts(parts: Composition) -> Iterator[str]:
+    setting, advantage = f"algorithm.proximal={parts.proximal}", parts.advantage
+    by_ratio = [rule for rule in parts.corrections if rule.uses_ratio]
+    if parts.proximal == "behaviour" and (by_ratio or advantage.uses_ratio):
+        names = [rule.name for rule in by_ratio] or [advantage.name]
+        yield (
+            f"{setting}: pi_prox / mu is 1 everywhere, so {', '.join(names)} would do nothing: set "
+            "algorithm.proximal=recompute, or algorithm.correction=[]"
+        )
+    if parts.proximal == "behaviour" and advantage.needs_collisions:
+        yield (
+            f"{setting}: algorithm.advantage={advantage.name} needs the whole distributions of the proximal policy: "
+            "set algorithm.proximal=recompute"
+        )
+    if parts.proximal in INTERPOLATED and (early := names_before_updates(parts)):
+        yield f"{setting} is known only in the forward pass, and {', '.join(early)} needs it before: use recompute"
+
+
+def _other_conflicts(parts: Composition, greedy_sibling: bool) -> Iterator[str]:
+    by_token = [rule.name for rule in parts.corrections if rule.by_token]
+    if parts.loss.sequence_level and by_token:
+        yield (
+            f"algorithm.loss={parts.loss.name} has one ratio a sequence, and algorithm.correction "
+            f"{', '.join(by_token)} treats its tokens differently: set level=sequence or level=geometric "
+            "(reject: over=sequence_mean)"
+        )
+    advantage = f"algorithm.advantage={parts.advantage.name}"
+    if parts.advantage.needs_greedy and not greedy_sibling:
+        yield f"{advantage} needs a greedily sampled member in every group: set algorithm.greedy_sibling=true"
+    if parts.has_kl and parts.kl.place == "reward" and not parts.advantage.uses_reward:
+        yield f"algorithm.kl place=reward: {advantage} does not read the reward; set place=loss"
+    if parts.kl.importance_weighted and parts.kl.place == "reward":
+        yield "algorithm.kl importance_weighted=true is a form of the loss: set place=loss"
+
+
+def _stream_conflicts(parts: Composition) -> Iterator[str]:
+    names = [stream.name for stream in parts.streams]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        yield f"algorithm.stream has {twice} twice: give each stream once"
+    for stream in parts.streams:
+        if isinstance(stream, LossStream) == (stream.name == "rl") or stream.name in ("policy", "kl", "entropy"):
+            yield (
+                f"algorithm.stream={stream.name}: derive a stream of yours from LossStream, and name it other than rl, "
+                "policy, kl and entropy"
+            )
+    rl = next((stream for stream in parts.streams if stream.name == "rl"), None)
+    others = [stream for stream in parts.streams if isinstance(stream, LossStream) and stream.weight]
+    if rl is not None and not rl.weight and not others:
+        yield "algorithm.stream rl has weight=0, and nothing else trains: add ce or ref_kl with a weight"

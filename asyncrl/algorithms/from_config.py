@@ -1,0 +1,67 @@
+"""The parts that the section `algorithm` of the configuration names, built and checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from asyncrl.algorithms import registry
+from asyncrl.algorithms.composition import Composition
+from asyncrl.algorithms.conflicts import conflicts, missing_data
+from asyncrl.algorithms.demonstrations import DemonstrationLoss
+from asyncrl.algorithms.proximal import source_of
+from asyncrl.config.schema import AlgorithmConfig, PartConfig
+from asyncrl.errors import ConfigError
+from asyncrl.types import LabelNeeds
+
+
+def composition_of(config: AlgorithmConfig, updates: int = 1) -> Composition:
+    """The parts for a learner with `updates` updates a step.
+
+    Raises ConfigError: a name or parameter is wrong, or the parts do not go together.
+    """
+    wrong: list[str] = []
+
+    def build(kind: str, choice: PartConfig) -> Any:
+        try:
+            return registry.build(kind, choice.name, choice.params)
+        except ConfigError as error:
+            wrong.append(str(error))
+
+    parts = Composition(
+        rewards=tuple(build("reward", choice) for choice in config.reward),
+        advantage=build("advantage", config.advantage),
+        loss=build("loss", config.loss),
+        corrections=tuple(build("correction", choice) for choice in config.correction),
+        proximal=config.proximal,
+        streams=tuple(build("stream", choice) for choice in config.stream),
+        kl=build("kl", config.kl),
+        aggregation=build("aggregation", config.aggregation),
+        value=build("value", config.value),
+        value_aggregation=build("aggregation", config.value_aggregation),
+        entropy_weight=config.entropy_weight,
+        demonstration=DemonstrationLoss.of(config.demonstration),
+    )
+    _refuse(wrong)
+    _refuse(conflicts(parts, greedy_sibling=config.greedy_sibling))
+    return replace(parts, proximal=source_of(parts, updates))
+
+
+def label_needs(config: AlgorithmConfig) -> LabelNeeds:
+    """The scores that the labels of every trained episode must have."""
+    return composition_of(config).label_needs
+
+
+def check(config: AlgorithmConfig, *, step_scores: bool, group_size: int, demonstrations: bool = False) -> None:
+    """Check the algorithm against the run: whether steps are scored, the size of groups, demonstrations in groups.
+
+    Raises ConfigError: the parts do not go together, or need data that the run does not have.
+    """
+    advantage = composition_of(config).advantage
+    _refuse(missing_data(advantage, step_scores=step_scores, group_size=group_size, demonstrations=demonstrations))
+
+
+def _refuse(reasons: Iterable[str]) -> None:
+    if text := "\n".join(reasons):
+        raise ConfigError(text)

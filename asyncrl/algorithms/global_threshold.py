@@ -1,0 +1,69 @@
+"""Thresholds over the values of the whole batch, such as the top k: exact, and the same for any number of ranks.
+
+They are found by counting, without a sort over ranks. float32 values are ranked by their bits. Three histograms of
+2,048 bins are summed over the ranks, each finer than the one before, and give the exact value where a condition on the
+smallest values first holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Reduce
+
+_BITS = 11
+_BINS = 1 << _BITS
+
+Condition = Callable[[Tensor, Tensor], Tensor]
+"""A function of the count and the sum of the smallest values, float64[bins] each: bool[bins], monotone."""
+
+
+def order(values: Tensor) -> Tensor:
+    """int64[M] keys in [0, 2^32) that rank as the values do (as float32; -0 is 0)."""
+    bits = (values.float() + 0.0).view(torch.int32).long()
+    return torch.where(bits < 0, -1 - bits, bits + (1 << 31))
+
+
+def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
+    """The smallest key where `condition` holds of the count and sum of all values up to it; 2^32 if there is none."""
+    # On the CPU: each histogram is waited for anyway, and sums of bins on a GPU are rounded differently each time.
+    keys, values = order(values).cpu(), values.detach().cpu()
+    before = torch.zeros(2, 1, dtype=torch.float64)
+    prefix = 0
+    for shift in (2 * _BITS, _BITS, 0):
+        inside = (keys >> (shift + _BITS)) == prefix
+        keys, values = keys[inside], values[inside]
+        bins = (keys >> shift) & (_BINS - 1)
+        upto = before + reduce(torch.stack([_count(bins), _count(bins, values)])).cumsum(1)
+        reached = condition(upto[0], upto[1]) & (upto[0] > 0)
+        if shift < 2 * _BITS:
+            reached[-1] = True  # The coarser histogram said so; its sums may have been rounded differently.
+        if not bool(reached[-1]):
+            return 1 << 32
+        found = int(reached.int().argmax())
+        before = upto[:, found - 1 : found] if found else before
+        prefix = prefix * _BINS + found
+    return prefix
+
+
+def top(values: Tensor, count: int, reduce: Reduce) -> Tensor:
+    """bool[M]: the `count` largest values of the global batch, with all that equal the last of them."""
+    total = reduce(torch.tensor([values.numel()], dtype=torch.float64))
+    cut = threshold(values, lambda seen, _: seen > total - count, reduce)
+    return order(values) >= cut
+
+
+def draw(sequence: Tensor, position: Tensor, salt: int) -> Tensor:
+    """float32[M], uniform in [0, 1) with 24 bits, from int64[M] indices: a token's number is the same on any rank."""
+    mixed = sequence * 0x3C6EF372 + position * 0x1B873593 + (salt + 1) * 0x2545F491
+    for _ in range(3):
+        mixed = (mixed & 0x7FFFFFFF) * 0x45D9F3B
+        mixed = mixed ^ (mixed >> 17)
+    return (mixed & 0xFFFFFF) / float(1 << 24)
+
+
+def _count(keys: Tensor, values: Tensor | None = None) -> Tensor:
+    return torch.bincount(keys, None if values is None else values.double(), minlength=_BINS).double()

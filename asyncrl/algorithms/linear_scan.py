@@ -1,0 +1,32 @@
+"""Discounted sums from the last token to the first, over packed sequences and without a loop over tokens."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+BLOCK = 8
+
+
+def linear_scan(decay: Tensor, value: Tensor) -> Tensor:
+    """x float[M] with x_t = value_t + decay_t x_{t+1} and x_M = 0; decay float[M], value float[M]. No gradient.
+
+    A sequence ends where its decay is 0, so packed sequences of any lengths are scanned at once. Blocks of `BLOCK`
+    tokens are solved in parallel, then the carries of the blocks by the same recursion. That is O(M) work in BLOCK
+    log_BLOCK(M) vector operations.
+    """
+    size = value.numel()
+    if size == 0:
+        return value.clone()
+    rows = -(-size // BLOCK)
+    spare = rows * BLOCK - size
+    # pad copies even where there is nothing to add, so the caller's tensors stay as they are
+    product = pad(decay.detach(), (0, spare)).view(rows, BLOCK)
+    result = pad(value.detach(), (0, spare)).view(rows, BLOCK)
+    for column in range(BLOCK - 2, -1, -1):
+        result[:, column].addcmul_(product[:, column], result[:, column + 1])
+        product[:, column].mul_(product[:, column + 1])
+    if rows > 1:
+        carry = pad(linear_scan(product[:, 0], result[:, 0])[1:], (0, 1))
+        result.addcmul_(product, carry.unsqueeze(1))
+    return result.view(-1)[:size]

@@ -1,0 +1,150 @@
+"""Loss streams: several losses that train at once, each with a weight for each sequence. Their sum is the loss.
+
+The policy's loss is the stream rl; if the list does not name it, rl has weight 1 on every token. The other streams,
+such as ce and ref_kl, have losses of their own and train all policy tokens, also those that corrections drop. Each
+stream is divided by a number of its own over the global batch, so that a stream on few of the tokens is not made
+smaller by the others.
+
+Source: the streams rl, ce and ref_kl of the library prime-rl, 2026, whose weights differ token by token; here they
+differ sequence by sequence.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes, Reduce
+from asyncrl.algorithms.losses.base import TokenLosses, Updates, capped_ratio
+from asyncrl.algorithms.parts import Part, param
+from asyncrl.algorithms.policy_tokens import PolicyTokens
+from asyncrl.errors import ConfigError, InvariantError
+
+
+class Stream(Part):
+    """Base of streams. `by_weight`: divided by the sum of its weights, else by the number of tokens that have one."""
+
+    kind = "stream"
+    by_weight: ClassVar[bool] = False
+    needs_reference: ClassVar[bool] = False
+
+    weight: float = param(1.0, "weight of every token; 0 leaves the stream out", "[0, inf)")
+    score: str | None = param(
+        None,
+        "score of the labels (reward, outcome, or an extra) that multiplies the weight of its sequence; one below 0 "
+        "counts as 0",
+    )
+
+    @property
+    def reads(self) -> Sequence[str]:
+        return [] if self.score is None else [self.score]
+
+    def weights(self, episodes: Episodes) -> Tensor:
+        """float64[S]: the weight of each sequence's tokens. Raises InvariantError: the score is not finite."""
+        if self.score is None:
+            return torch.full_like(episodes.reward, self.weight, dtype=torch.float64)
+        scores = episodes.score(self.score).double()
+        if bad := (~scores.isfinite()).nonzero().tolist():
+            row = bad[0][0]
+            raise InvariantError(
+                f"stream {self.name}: {self.score} is {float(scores[row])} for sequence {row}; a weight must be finite"
+            )
+        # A penalty may take a reward below 0 at any step, which must not end the run there.
+        return self.weight * scores.clamp(min=0)
+
+
+class LossStream(Stream):
+    """Base of the streams that have a loss of their own. `reads_proximal` means the same as for a `Loss`."""
+
+    reads_proximal: ClassVar[bool] = True
+
+    @abstractmethod
+    def __call__(self, updates: Updates, reference: Tensor | None) -> TokenLosses:
+        """The loss of every policy token of the pass, before weights.
+
+        reference float[M] is log pi_ref; None unless the stream has `needs_reference`.
+        """
+
+
+class Rl(Stream):
+    """The policy's own loss, on some of the sequences, or on some of them more.
+
+    Formula: the policy loss times weight score, divided by the mean of weight score over the policy tokens
+    Use: weight=0 trains by the other streams only; a score of 0 and 1 says which sequences the policy loss trains
+    Source: the stream rl of the library prime-rl, 2026
+    Caveat: sequences with weight 0 stay in the baselines of their groups. KL and entropy are not weighed.
+    """
+
+    name = "rl"
+    by_weight = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.score is None and self.weight not in (0, 1):
+            raise ConfigError(
+                f"{self.setting('weight')}: the stream is divided by the sum of its weights, so one for all tokens "
+                "changes nothing: set score, or weight=0"
+            )
+
+
+class Ce(LossStream):
+    """Cross-entropy: makes the tokens likelier, independent of the advantage.
+
+    Formula: -log pi_theta times weight score, divided by the share of policy tokens with a weight
+    Use: with score=outcome, fine-tuning on the episodes that succeeded; with a score of yours, on demonstrations
+    Source: the stream ce of the library prime-rl, 2026
+    Caveat: it trains policy tokens only; in prime-rl, tool results may have a weight too.
+    """
+
+    name = "ce"
+    reads_proximal = False
+
+    def __call__(self, updates: Updates, reference: Tensor | None) -> TokenLosses:
+        return TokenLosses(-updates.logprobs)
+
+
+class RefKl(LossStream):
+    """The on-policy distillation: the policy gradient with log(pi_ref / pi_theta) as advantage.
+
+    Formula: -sg(log pi_ref - log pi_theta) min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta also at
+    the cap, 0 where pi_theta - mu < -delta; times weight score, divided by the share of policy tokens with a weight
+    Use: with a stronger model of the same vocabulary as reference, from which the policy learns on its own episodes
+    Source: the stream ref_kl of the library prime-rl, 2026; On-Policy Distillation of Language Models: Learning from
+    Self-Generated Mistakes, 2023
+    Caveat: it estimates the KL from the policy to the reference, so it needs a reference. No correction applies to it.
+    prime-rl adds 1e-3 log^2(pi_theta / mu) on every token of the stream, also on those beyond delta; here no term holds
+    the policy near mu
+    """
+
+    name = "ref_kl"
+    needs_reference = True
+    reads_proximal = False
+
+    delta: float = param(0.2, "how far a probability may have fallen", "(0, 1]")
+    cap: float = param(1e4, "largest ratio as a weight", "[1, inf]")
+
+    def __call__(self, updates: Updates, reference: Tensor | None) -> TokenLosses:
+        assert reference is not None
+        policy = updates.logprobs.detach()
+        fell = policy.exp() - updates.behaviour.exp() < -self.delta
+        losses = -(reference - policy) * capped_ratio(updates, self.cap)
+        return TokenLosses(torch.where(fell, 0.0, losses), {"low": fell})
+
+
+def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: PolicyTokens, reduce: Reduce) -> Tensor:
+    """float64[K, M]: the weight of each token in each of the K streams, divided by the stream's own count or sum."""
+    weights = torch.stack([view.by_sequence(stream.weights(episodes)) for stream in streams])
+    counted = [each if stream.by_weight else each != 0 for stream, each in zip(streams, weights, strict=True)]
+    counts = weights.new_tensor([weights.shape[1]])
+    sums = reduce(torch.cat([torch.stack([each.sum(dtype=torch.float64) for each in counted]), counts]))
+    scale = torch.where(sums[:-1] > 0, sums[-1] / sums[:-1], 0.0)
+    return weights * scale[:, None]
+
+
+def weighted(losses: Tensor, weights: Tensor) -> Tensor:
+    """losses float[M] times weights float[M], exactly 0 where the weight is."""
+    return torch.where(weights == 0, 0.0, weights * losses)

@@ -1,0 +1,146 @@
+"""The policy tokens of a packed batch: which of them belong together, and the operations that formulas share.
+
+Every formula runs on the M policy tokens; `PolicyTokens.scatter` puts results back among zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from asyncrl.errors import InvariantError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """R consecutive segments, of lengths int64[R] (0 is allowed), that together are M tokens."""
+
+    lengths: Tensor
+    size: int
+
+    def sum(self, values: Tensor) -> Tensor:
+        """float64[R]; differentiable. A value that is not finite stays in its own segment."""
+        return torch.segment_reduce(values.double(), "sum", lengths=self.lengths, unsafe=True)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """float64[R], 0 where the segment is empty; differentiable."""
+        return self.sum(values) / self.lengths.clamp(min=1)
+
+    def max(self, values: Tensor) -> Tensor:
+        """float64[R], -inf where the segment is empty."""
+        return torch.segment_reduce(values.double(), "max", lengths=self.lengths, unsafe=True)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[R] to [M]: each segment's value on all of its tokens; differentiable."""
+        if _is_plain(values):
+            return torch.from_numpy(values.numpy().repeat(self.lengths.numpy()))
+        return values.repeat_interleave(self.lengths, output_size=self.size)
+
+    @property
+    def last(self) -> Tensor:
+        """int64, the index in [M] of the last token of every segment that is not empty."""
+        return self.lengths.cumsum(0)[self.lengths > 0] - 1
+
+
+class PackedTokens(Protocol):
+    """The fields of `batch.Tokens` that `PolicyTokens.of` reads."""
+
+    @property
+    def mask(self) -> Tensor: ...
+
+    @property
+    def sequence(self) -> Tensor: ...
+
+    @property
+    def view(self) -> PolicyTokens | None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyTokens:
+    """M chosen tokens of N packed ones, in order: index int64[M] says where they lie.
+
+    sequences: their segments by sequence; owner int64[R]: the sequences' indices into the global batch; starts
+    int64[R]: where among the N tokens each sequence begins.
+    """
+
+    index: Tensor
+    sequences: Segments
+    owner: Tensor
+    starts: Tensor
+    packed: int
+
+    @classmethod
+    def of(cls, tokens: PackedTokens) -> PolicyTokens:
+        """The policy tokens. Raises InvariantError: the tokens of a sequence do not lie together."""
+        return cls.chosen(tokens.mask, tokens.sequence) if tokens.view is None else tokens.view
+
+    @classmethod
+    def chosen(cls, mask: Tensor, sequence: Tensor) -> PolicyTokens:
+        """The tokens of `mask` bool[N]; sequence int64[N] as in `Tokens`. Raises InvariantError: as `of`."""
+        index, count = _true_places(mask), sequence.numel()
+        breaks = _true_places(sequence[1:] != sequence[:-1]) + 1
+        edge = breaks.new_tensor([0]) if count else breaks.new_empty(0)
+        starts = torch.cat([edge, breaks])
+        owner = sequence[starts]
+        if owner.unique().numel() != owner.numel():
+            raise InvariantError("sequence: the tokens of one sequence must lie together; some are apart")
+        first = torch.searchsorted(index, torch.cat([starts, breaks.new_tensor([count])]))
+        return cls(index, Segments(first.diff(), index.numel()), owner, starts, count)
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> PolicyTokens:
+        """The same tokens with their tensors moved to another device."""
+        lengths = replace(self.sequences, lengths=move(self.sequences.lengths))
+        return PolicyTokens(move(self.index), lengths, move(self.owner), move(self.starts), self.packed)
+
+    def narrow(self, keep: Tensor) -> PolicyTokens:
+        """The tokens where `keep` bool[M] holds. The sequences stay, some perhaps empty."""
+        kept = self.sequences.sum(keep).long()
+        index = self.index[keep]
+        return PolicyTokens(index, Segments(kept, index.numel()), self.owner, self.starts, self.packed)
+
+    def take(self, values: Tensor) -> Tensor:
+        """[N] to [M]; half precision becomes float32. Differentiable: other tokens get a gradient of exactly 0."""
+        taken = values.index_select(0, self.index)
+        return taken.float() if taken.dtype in (torch.bfloat16, torch.float16) else taken
+
+    def scatter(self, values: Tensor) -> Tensor:
+        """[M] to [N], 0 on all other tokens."""
+        return values.new_zeros(self.packed).scatter_(0, self.index, values)
+
+    def by_sequence(self, values: Tensor) -> Tensor:
+        """[S] to [M]: each sequence's value on all of its tokens."""
+        return self.sequences.spread(values[self.owner])
+
+    def turns(self) -> Segments:
+        """The tokens by assistant turn: an unbroken run of policy tokens."""
+        starts = torch.ones(self.index.numel(), dtype=torch.bool, device=self.index.device)
+        starts[1:] = self.index.diff() != 1
+        starts[self.sequences.last[:-1] + 1] = True
+        first = starts.nonzero().squeeze(1)
+        return Segments(torch.diff(first, append=first.new_tensor([starts.numel()])), starts.numel())
+
+    def shift(self, values: Tensor) -> Tensor:
+        """[M]: at each token the value of the sequence's next policy token, 0 at its last."""
+        shifted = torch.empty_like(values)
+        shifted[:-1] = values[1:]
+        shifted[self.sequences.last] = 0
+        return shifted
+
+    def decay(self, rate: float, like: Tensor) -> Tensor:
+        """[M] filled with `rate`, 0 at each sequence's last token: a recursion ends where its sequence does."""
+        return torch.full_like(like, rate).index_fill_(0, self.sequences.last, 0.0)
+
+
+def _is_plain(values: Tensor) -> bool:
+    """True if NumPy can read the tensor."""
+    # On the CPU its loops over memory are several times faster than torch's.
+    return values.device.type == "cpu" and not values.requires_grad and values.dtype != torch.bfloat16
+
+
+def _true_places(mask: Tensor) -> Tensor:
+    """int64, the indices where mask bool[N] holds, ascending."""
+    return torch.from_numpy(mask.numpy().nonzero()[0]) if _is_plain(mask) else mask.nonzero().squeeze(1)

@@ -1,0 +1,201 @@
+"""A probe of the user's own parts, which calls each of them once on a tiny batch before the run starts."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.advantages.base import Advantage, Rollouts, SequenceAdvantage
+from asyncrl.algorithms.aggregation import Aggregation
+from asyncrl.algorithms.batch import Episodes, MissingScoreError, Tokens, Totals
+from asyncrl.algorithms.corrections.base import Ages, Correction
+from asyncrl.algorithms.from_config import composition_of
+from asyncrl.algorithms.kl import Kl
+from asyncrl.algorithms.loss_streams import LossStream
+from asyncrl.algorithms.losses.base import Candidates, Loss, Updates
+from asyncrl.algorithms.losses.value import Value
+from asyncrl.algorithms.parts import Part
+from asyncrl.algorithms.policy_tokens import PolicyTokens
+from asyncrl.algorithms.rewards.base import Reward
+from asyncrl.config.schema import AlgorithmConfig
+from asyncrl.errors import ConfigError, InvariantError
+from asyncrl.text import reason_of
+
+_Result = tuple[str, Any, int | None, torch.dtype | None]
+"""The call, its result, the expected length (None: a scalar), and the dtype if it matters."""
+
+_RETURNS = {
+    "advantage": "`__call__` must return an Estimate with float[M] (with a critic, returns float[M] too), and `scores` "
+    "of a SequenceAdvantage float[S]",
+    "loss": "`__call__` must return TokenLosses with float[M], and `select` bool[M]",
+    "correction": "`weigh` must return float[M] or None, and `keep` bool[M] or None",
+    "kl": "`form` must return float[M]",
+    "aggregation": "`__call__` must return a scalar tensor",
+    "reward": "`__call__` must return float[S]",
+    "value": "`__call__` must return float[M] and bool[M]",
+    "stream": "`__call__` must return TokenLosses with float[M]",
+}
+
+
+def probe_parts(config: AlgorithmConfig, group_size: int) -> None:
+    """Call every part that is not of asyncrl on two groups of short episodes.
+
+    Raises ConfigError with one line for each part that raises an exception, or returns a wrong shape or type.
+    """
+    parts = composition_of(config)
+    chosen = (
+        *parts.rewards,
+        parts.advantage,
+        parts.loss,
+        *parts.corrections,
+        *parts.streams,
+        parts.kl,
+        parts.aggregation,
+        parts.value,
+    )
+    own = [part for part in chosen if not type(part).__module__.startswith("asyncrl.")]
+    if problems := [problem for part in own if (problem := _problem(part, 2 * group_size))]:
+        raise ConfigError("\n".join(problems))
+
+
+def _problem(part: Part, count: int) -> str | None:
+    try:
+        results = _results(part, _episodes(count, part.reads), _tokens(count))
+        # Up to the first wrong result: the next call may fail only because of it.
+        reason, place = next(filter(None, (_wrong(*result) for result in results)), None), _defined(part)
+    except Exception as error:  # noqa: BLE001 - errors of the user's code are what the probe looks for
+        if isinstance(error, InvariantError) and not isinstance(error, MissingScoreError):
+            return None  # The part refuses the data, and only a run has real ones.
+        reason, place = reason_of(error), _raised(part, error)
+        if isinstance(error, KeyError):
+            reason += ": a score that a part reads must be named in its `reads`"
+    if reason is None:
+        return None
+    return (
+        f"algorithm.{part.kind}={type(part).__module__}.{type(part).__qualname__} does not work with {count} short "
+        f"episodes: {reason} ({place}); {_RETURNS[part.kind]} (S sequences, M policy tokens: docs/algorithms.md, "
+        "'A part of yours')"
+    )
+
+
+def _wrong(what: str, value: Any, length: int | None, dtype: torch.dtype | None) -> str | None:
+    shape = [] if length is None else [length]
+    if not isinstance(value, Tensor):
+        return f"{what} is {type(value).__name__}, not a tensor"
+    if list(value.shape) != shape:
+        return f"{what} has shape {list(value.shape)}, not {shape}"
+    return f"{what} is {value.dtype}, not {dtype}" if dtype not in (None, value.dtype) else None
+
+
+def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result]:
+    """The results of the part, call by call."""
+    view = PolicyTokens.of(tokens)
+    size, count = view.index.numel(), episodes.count
+    old = view.take(tokens.behaviour)
+    advantages = torch.linspace(-1, 1, size)
+    # The learner's log-probs and values are no leaves of the graph either.
+    now = old.clone().requires_grad_() + 0.1
+    match part:
+        case Reward():
+            yield "`__call__`", part(episodes), count, None
+        case Advantage():
+            with torch.no_grad():
+                if isinstance(part, SequenceAdvantage):
+                    yield "`scores`", part.scores(episodes), count, None
+                values = old.new_zeros(size) if part.needs_critic else None
+                estimate = part(Rollouts(episodes, tokens, view, episodes.reward, None, values, torch.clone))
+                yield "`advantages` of its Estimate", estimate.advantages, size, None
+                if part.needs_critic:
+                    yield "`returns` of its Estimate", estimate.returns, size, None
+        case Loss():
+            selected = None
+            if part.selects:
+                selected = part.select(Candidates(old, advantages, torch.linspace(0, 0.9, size), torch.clone))
+                yield "`select`", selected, size, torch.bool
+            losses = part(Updates(view, now, old, old, advantages, selected))
+            yield "`losses` of its TokenLosses", losses.losses, size, None
+            for name, mark in losses.marks.items():
+                yield f"mark {name!r} of its TokenLosses", mark, size, torch.bool
+        case LossStream():
+            losses = part(Updates(view, now, old, old, advantages), old)
+            yield "`losses` of its TokenLosses", losses.losses, size, None
+        case Correction():
+            ages = Ages(
+                view,
+                old / 10,
+                advantages,
+                torch.ones(size),
+                behaviour=old,
+                proximal=old * 1.1,
+                log_policy=old / 10,
+                reduce=torch.clone,
+                episodes=episodes,
+            )
+            if (weights := part.weigh(ages)) is not None:
+                yield "`weigh`", weights, size, None
+            if (keep := part.keep(ages)) is not None:
+                yield "`keep`", keep, size, torch.bool
+        case Kl():
+            yield "`form`", part(now, old), size, None
+        case Aggregation():
+            lengths = view.sequences.lengths
+            totals = Totals.of(lengths.tolist(), episodes.group.tolist(), range(count))
+            total = part(now, view.sequences, lengths, totals.of_pass(view.owner))
+            yield "`__call__`", total, None, None
+        case Value():
+            errors, clipped = part(now, old, advantages)
+            yield "the first result of `__call__`", errors, size, None
+            yield "the second result of `__call__`", clipped, size, torch.bool
+
+
+def _episodes(count: int, reads: Sequence[str]) -> Episodes:
+    """Two groups whose members win and lose alternately, with one step each and the scores that a part reads."""
+    member = torch.arange(count)
+    won = (member % 2).float()
+    return Episodes(
+        group=member // (count // 2),
+        reward=won,
+        outcome=won,
+        lengths=torch.full((count,), 2),
+        step_scores=won,
+        step_sequence=member,
+        step_end=torch.full((count,), 3),
+        extra=dict.fromkeys(reads, won),
+        greedy=member % (count // 2) == 0,
+        version=1,
+    )
+
+
+def _tokens(count: int) -> Tokens:
+    """One token of the prompt and two of the policy for each episode."""
+    position = torch.arange(3).repeat(count)
+    logprobs = -torch.linspace(0.1, 1, 3 * count)
+    return Tokens(
+        sequence=torch.arange(count).repeat_interleave(3),
+        position=position,
+        mask=position > 0,
+        behaviour=logprobs,
+        versions=torch.where(position > 0, 0, -1),
+        proximal=logprobs,
+        reference=logprobs,
+        values=torch.zeros(3 * count),
+        implicit=torch.zeros(3 * count),
+        collisions=torch.full((3 * count,), 0.5),
+        lag=torch.ones(3 * count, dtype=torch.int64),
+    )
+
+
+def _defined(part: Part) -> str:
+    return f"{inspect.getfile(type(part))}:{inspect.getsourcelines(type(part))[1]}"
+
+
+def _raised(part: Part, error: Exception) -> str:
+    """The last line of the part's own file in the traceback, or else the first line of its class."""
+    file = inspect.getfile(type(part))
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{file}:{lines[-1]}" if lines else _defined(part)

@@ -1,0 +1,162 @@
+"""The operators' classes that take a run's configuration: verl's workers, the feed of prompts, and the algorithm.
+
+Each one hands sections and plain values to the worker that does the work, and functions that open a model or an engine
+in the process of that worker.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AsyncExitStack
+from functools import partial
+
+from asyncrl.actor.from_config import open_runner
+from asyncrl.algorithms.algorithm import Algorithm
+from asyncrl.algorithms.from_config import label_needs
+from asyncrl.compat.verl.controller.operators.critic import CriticParts, ValueWorker
+from asyncrl.compat.verl.controller.operators.generation import Sampling
+from asyncrl.compat.verl.controller.operators.joining import joined_workers
+from asyncrl.compat.verl.controller.operators.plans import Batches
+from asyncrl.compat.verl.controller.operators.policy import PolicyParts, PolicyWorker
+from asyncrl.compat.verl.controller.operators.prompts import TaskPrompts
+from asyncrl.compat.verl.controller.operators.reward import RewardWorker
+from asyncrl.compat.verl.controller.operators.rollout import EpisodeLimits, Rollout
+from asyncrl.config.schema import TrainConfig
+from asyncrl.data.from_config import run_tasks
+from asyncrl.engine.base import Engine
+from asyncrl.engine.from_config import open_engine
+from asyncrl.episode.episode import EpisodeRunner
+from asyncrl.errors import ConfigError
+from asyncrl.learner.batch.batches import BatchSource
+from asyncrl.learner.batch.fetching import BatchFetcher, PackedModel
+from asyncrl.learner.batch.settings import BatchSettings
+from asyncrl.learner.model.critic import Critic, load_critic
+from asyncrl.learner.model.optimizer import Trainable
+from asyncrl.learner.model.policy import load_policy, reference_of
+from asyncrl.learner.model.router_balance import Balance
+from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.learner.trainer import Trainer
+from asyncrl.modelling.flops import ForwardFlops
+
+
+class ActorRolloutRefWorker(PolicyWorker):
+    """The policy of `config`, the reference policy if the algorithm needs one, and an embedded engine on each worker.
+
+    The workers of a group hold the models together. `init_model` comes first. Engines serve the policy's newest
+    weights: they change with `update_actor`, every `learner.publish_every` steps, and `load_checkpoint`.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        if config.implicit.train:
+            raise ConfigError("implicit.train=true: the operators train no implicit process model; use `asyncrl train`")
+        if config.learner.router_replay:
+            raise ConfigError("learner.router_replay=true: verl's batches carry no experts here; use `asyncrl train`")
+        if config.algorithm.sft.path:
+            raise ConfigError(
+                "algorithm.sft.path: the operators train no demonstrations; use `asyncrl sft` first, or `asyncrl train`"
+            )
+        sampling = Sampling(config.actor.temperature, config.algorithm.greedy_sibling)
+        super().__init__(policy_parts(config), config.model, sampling, config.run.seed, config.learner.publish_every)
+
+
+class CriticWorker(ValueWorker):
+    """The critic of `config`, which the workers of a group hold together. `init_model` comes first.
+
+    Raises ConfigError: the algorithm needs no critic.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        algorithm, learner = open_algorithm(config), config.learner
+        if not algorithm.needs_critic:
+            raise ConfigError(
+                f"algorithm.advantage={config.algorithm.advantage.name} needs no critic: leave this worker out, or set "
+                "algorithm.advantage=gae"
+            )
+        if config.critic.shared:
+            raise ConfigError("critic.shared=true: this worker has a critic of its own; set it to false")
+
+        def critic(ranks: Ranks) -> Trainable[Critic]:
+            loaded = load_critic(config.critic, config.model, ranks, config.actor.max_tokens, config.run.seed)
+            return Trainable(loaded, config.critic.lr, learner, config.model.dtype)
+
+        join = partial(joined_workers, learner=learner, threads=config.cluster.learner_threads)
+        super().__init__(CriticParts(join, critic, partial(open_batches, config)), algorithm)
+
+
+class RewardModelWorker(RewardWorker):
+    """The rules and models of `scoring` in `config`.
+
+    Each worker of a group has all of them, and scores a part of a batch. `init_model` comes first.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config.scoring, config.model, config.replay.max_attempts)
+
+
+class PromptFeed(TaskPrompts):
+    """The tasks of `data.train`, in the order in which the replay of a run with this configuration feeds them.
+
+    The tasks of the first `step` learner steps are skipped, for a program that resumes.
+
+    Raises ConfigError: `data.band` or `data.demonstration` is set, which need a replay; DataError: the tasks cannot be
+    used.
+    """
+
+    def __init__(self, config: TrainConfig, step: int = 0) -> None:
+        data, groups = config.data, config.learner.batch_size // config.learner.group_size
+        if data.band:
+            raise ConfigError("data.band needs the success rates of tasks, which a replay keeps: set data.band=null")
+        if data.demonstration is not None:
+            raise ConfigError("data.demonstration adds members in a replay: set it to null, and add them yourself")
+        tasks = run_tasks(config).usable(data.train)
+        super().__init__(tasks, groups, config.run.seed, data.shuffle, data.weights, step)
+
+
+def open_algorithm(config: TrainConfig) -> Algorithm:
+    """The algorithm of a configuration, for `compute_advantage`.
+
+    Keep it from step to step: an adaptive KL coefficient is part of it. Raises ConfigError.
+    """
+    return Algorithm.from_config(config.algorithm, config.learner.minibatches)
+
+
+def policy_parts(config: TrainConfig) -> PolicyParts:
+    """The functions that open the parts of a worker with the policy."""
+
+    def trainer(ranks: Ranks) -> Trainer:
+        algorithm, learner = open_algorithm(config), config.learner
+        temperature, length = config.actor.temperature, config.actor.max_tokens
+        policy = load_policy(config.model, temperature, ranks, length, seed=config.run.seed)
+        reference = None
+        if algorithm.needs_reference:
+            reference = reference_of(policy, config.model, temperature, ranks, length, learner.reference_on_host)
+        trainable = Trainable(policy, learner.lr, learner, config.model.dtype)
+        balance = Balance.from_config(config.algorithm, policy.model)
+        return Trainer(ranks, algorithm, trainable, None, reference, threading.Event(), balance=balance)
+
+    async def player(stack: AsyncExitStack) -> tuple[Engine, EpisodeRunner]:
+        engine = open_engine(config).engine
+        stack.push_async_callback(engine.close)
+        return engine, await open_runner(config, engine, stack)
+
+    def rollout() -> Rollout:
+        if config.engine.kind != "embedded":
+            raise ConfigError(
+                f"engine.kind={config.engine.kind}: workers generate with the embedded engine, set "
+                "engine.kind=embedded; `asyncrl train` uses servers"
+            )
+        actor = config.actor
+        return Rollout(player, EpisodeLimits(actor.concurrency, config.replay.max_attempts, actor.episode_timeout_s))
+
+    join = partial(joined_workers, learner=config.learner, threads=config.cluster.learner_threads)
+    return PolicyParts(join, trainer, partial(open_batches, config), rollout)
+
+
+def open_batches(config: TrainConfig, ranks: Ranks, model: PackedModel, flops: ForwardFlops) -> Batches:
+    """The batches of `ranks` for one model."""
+    settings = BatchSettings.of(config.learner, config.algorithm)
+
+    def fetcher(source: BatchSource) -> BatchFetcher:
+        return BatchFetcher(lambda _: settings, config.learner.total_steps, ranks, model, flops, source)
+
+    return Batches(fetcher, label_needs(config.algorithm), ranks)

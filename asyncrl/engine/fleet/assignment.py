@@ -1,0 +1,116 @@
+"""The assignment of sessions to endpoints: to the one that has the prefix cached, or that with the fewest sessions.
+
+Sessions of an evaluation are pinned to one version. One endpoint is leased to them: it keeps that version until the
+last of these sessions has ended, while the other endpoints take newer versions.
+
+An endpoint is leased only while another one is ready for training. If no other one is left, the lease ends. No endpoint
+goes back to an older version. Without a lease pinned sessions are served like all others, and the versions of their
+tokens show it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from asyncrl.engine.fleet.endpoint import Endpoint, EndpointState
+from asyncrl.engine.fleet.update import Update
+
+CROWDED = 2
+SLACK = 4
+"""An endpoint is crowded with more than `CROWDED` times the sessions of the emptiest one, and `SLACK` more."""
+
+
+class Assignment:
+    """The endpoint of each session.
+
+    A session keeps its endpoint until the session is released, or the endpoint is lost or crowded. Endpoints get
+    crowded that were ready before others, or were there before others joined.
+    """
+
+    def __init__(self) -> None:
+        self._homes: dict[str, Endpoint] = {}
+        self._sessions: Counter[Endpoint] = Counter()
+
+    def assign(self, session: str, endpoints: Collection[Endpoint], version: int) -> Endpoint | None:
+        """Choose one of `endpoints` that is ready to serve `version` or newer; None while the session should wait.
+
+        A session waits while its endpoint is updated. The others are being updated as well, and the first one to be
+        ready would get all sessions.
+        """
+        home = self._homes.get(session)
+        if home is not None and (home not in endpoints or home.state is EndpointState.LOST):
+            self.release(session)
+            home = None
+        ready = [endpoint for endpoint in endpoints if endpoint.ready and endpoint.version >= version]
+        if not ready or (home is not None and home not in ready):
+            return None
+        emptiest = min(ready, key=self._sessions.__getitem__)
+        if home is not None and self._sessions[home] <= CROWDED * self._sessions[emptiest] + SLACK:
+            return home
+        self.release(session)
+        self._homes[session] = emptiest
+        self._sessions[emptiest] += 1
+        return emptiest
+
+    def release(self, session: str) -> None:
+        home = self._homes.pop(session, None)
+        if home is not None:
+            self._sessions[home] -= 1
+
+
+class EvaluationLease:
+    """The endpoint that is leased to the sessions pinned to one version, which `update` has.
+
+    `update` is None while no lease is wanted, `endpoint` is None while no endpoint could be leased. A lease lasts
+    `linger_s` longer than its last session, since the next sessions of an evaluation are about to come.
+    """
+
+    def __init__(self, clock: Callable[[], float], linger_s: float = 5.0) -> None:
+        self._clock = clock
+        self._linger_s = linger_s
+        self._pinned: dict[str, int] = {}
+        self._ended = -math.inf
+        self.endpoint: Endpoint | None = None
+        self.update: Update | None = None
+
+    def pin(self, session: str, version: int) -> None:
+        """Serve `session` with `version` if that is leased already, is the newest one, or has not arrived yet."""
+        self._pinned[session] = version
+
+    def offer(self, update: Update) -> None:
+        """Want a lease for `update` if sessions are pinned to it, and none to the version of a lease."""
+        pinned = self._pinned.values()
+        if update.version in pinned and (self.update is None or self.update.version not in pinned):
+            self.update, self.endpoint = update, None
+
+    def release(self, session: str) -> None:
+        if self.covers(session):
+            self._ended = self._clock()
+        self._pinned.pop(session, None)
+
+    def covers(self, session: str) -> bool:
+        """True if the lease is for this session or the episode that it is a branch of."""
+        pinned = self._pinned.get(session, self._pinned.get(session.rpartition("/")[0]))
+        return self.update is not None and pinned == self.update.version
+
+    def renew(self, endpoints: Collection[Endpoint]) -> None:
+        """Take or end the lease. Call it after every change of these `endpoints`, and from time to time."""
+        if self.update is None:
+            return
+        alive = [endpoint for endpoint in endpoints if endpoint.state is not EndpointState.LOST]
+        over = self.endpoint is not None and (self.endpoint not in alive or len(alive) < 2)
+        if over or not self._in_use(self.update.version):
+            self.update = self.endpoint = None
+        elif self.endpoint is None:
+            self.endpoint = _idlest([endpoint for endpoint in alive if endpoint.ready], self.update.version)
+
+    def _in_use(self, version: int) -> bool:
+        return version in self._pinned.values() or self._clock() < self._ended + self._linger_s
+
+
+def _idlest(ready: Collection[Endpoint], version: int) -> Endpoint | None:
+    """The endpoint of `version` or older with the fewest requests, if another one is left for training."""
+    fitting = [endpoint for endpoint in ready if endpoint.version <= version]
+    return min(fitting, key=lambda endpoint: endpoint.in_flight) if fitting and len(ready) > 1 else None

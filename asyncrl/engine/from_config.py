@@ -1,0 +1,102 @@
+"""The door of the room: from the configuration to an engine that is ready."""
+
+from __future__ import annotations
+
+from asyncrl.config import locations
+from asyncrl.config.schema import ModelConfig, TrainConfig, WeightsConfig
+from asyncrl.engine.fleet.server import InferenceServer
+from asyncrl.engine.fleet.settings import FleetSettings
+from asyncrl.engine.fleet.update import CPU
+from asyncrl.engine.opening import (
+    OpenedEngine,
+    ServerSettings,
+    ServersSettings,
+    open_embedded,
+    open_fleet,
+    server_opener,
+)
+from asyncrl.engine.sglang.families import check_family
+from asyncrl.engine.sglang.launch import STOP_S as SERVER_STOP_S
+from asyncrl.engine.sglang.routes.opening import ServerRouteSettings
+from asyncrl.errors import ConfigError
+from asyncrl.machine import process
+from asyncrl.machine.gpu_lock import ServersLock
+from asyncrl.modelling.opening import open_config, server_overrides
+from asyncrl.modelling.routing import routing_shape
+from asyncrl.observe.spans import NoSpans, Spans
+from asyncrl.types import MAX_ROUTING_BYTES
+from asyncrl.weights.from_config import route_settings
+from asyncrl.weights.nccl import agree_with_servers
+from asyncrl.weights.routes import RouteSettings, routes_to_engines
+
+CLOSE_S = process.STOP_S - SERVER_STOP_S - 3.0
+"""Leaves the actor time to end its own servers and to write its last metrics."""
+
+
+def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine:
+    """Open the engine of `engine.kind`. `spans` get the events of servers. Raises ConfigError."""
+    engine, weights, model, actor = config.engine, config.weights, config.model, config.actor
+    check_family(engine, model)
+    if engine.return_routed_experts:
+        several = actor.played_by is not None or actor.history == "template"
+        longest = actor.max_total_tokens if several else actor.max_tokens
+        _check_routing(model, longest, config.network.max_message_mb << 20)
+    if engine.kind == "embedded":
+        return open_embedded(model, engine, config.run.seed, keep_cache=weights.mode == "in_place")
+    fleet = FleetSettings(
+        engine.attempts,
+        engine.wait_s,
+        engine.check_s,
+        weights.mode,
+        weights.drain_s,
+        engine.segment_tokens,
+        close_s=CLOSE_S,
+    )
+    routes = route_settings(config)
+    agree_with_servers(routes)
+    return open_fleet(model, engine, fleet, _servers_settings(config, routes), spans or NoSpans())
+
+
+def open_server(config: TrainConfig, url: str) -> InferenceServer:
+    """The server at `url`, as a fleet would open it; it has not joined yet. Raises ConfigError."""
+    policy, overrides = open_config(config.model), server_overrides(config.model)
+    settings = _server_settings(config.weights, config.actor.max_tokens, config.network.insecure)
+    return server_opener(policy, overrides, config.engine, settings)(url)
+
+
+def _server_settings(weights: WeightsConfig, context: int, insecure: bool) -> ServerSettings:
+    routes = ServerRouteSettings(weights.into_servers, weights.bucket_mb << 20, weights.timeout_s, insecure)
+    return ServerSettings(context, weights.load_s, routes)
+
+
+def _servers_settings(config: TrainConfig, routes: RouteSettings) -> ServersSettings:
+    each = _server_settings(config.weights, config.actor.max_tokens, config.network.insecure)
+    run, run_dir, locks = config.run, locations.run_dir(config.run), locations.gpu_locks(config.run)
+    by_disk = routes_to_engines(routes, CPU).routes[0].name == "disk"
+    return ServersSettings(
+        each,
+        run=locations.run_identity(run),
+        name=process.worker_name("actor"),
+        # Links reach no other file system, so links to the learner's folders are made next to these.
+        folders=(routes.folder / "held" if by_disk else run_dir / "weights").absolute(),
+        logs=run_dir / "logs",
+        seed=run.seed,
+        gpu_lock=ServersLock(locks, config.cluster.ranks) if config.cluster.colocated else None,
+    )
+
+
+def _check_routing(model: ModelConfig, longest: int, most_bytes: int) -> None:
+    """Raises ConfigError: `model` has no experts that can be replayed, or those of an episode with `longest` tokens do
+    not fit into a message of `most_bytes`."""
+    width = routing_shape(open_config(model)).width
+    if width > MAX_ROUTING_BYTES:
+        raise ConfigError(
+            f"engine.return_routed_experts model.path: the experts of a token take {width} bytes, and at most "
+            f"{MAX_ROUTING_BYTES} are taken; set it to false"
+        )
+    if width * longest > most_bytes:
+        raise ConfigError(
+            f"engine.return_routed_experts network.max_message_mb: the experts of {longest} tokens take "
+            f"{width * longest >> 20} MB, {width} bytes a token; raise the second one, or lower actor.max_tokens or "
+            "actor.max_total_tokens"
+        )

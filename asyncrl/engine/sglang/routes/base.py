@@ -1,0 +1,194 @@
+"""The base of all routes into a server: the server as they see it, and buckets, one made while another is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from asyncrl.engine.fleet.http import Http
+from asyncrl.engine.fleet.update import Update, copy_from_host
+from asyncrl.engine.sglang.families import request_group
+from asyncrl.errors import EngineError
+from asyncrl.weights.buckets import Bucket, flatten, tight_buckets
+from asyncrl.weights.manifest import new_bytes
+from asyncrl.weights.threads import in_own_thread
+
+CONTROL_S = 30.0
+END_S = 5.0
+"""The time for the end of an update that failed."""
+
+
+@dataclass(slots=True)
+class ServerEnd:
+    """One server as the routes into it see it.
+
+    A call of an update may take `load_s`. Once the server has joined, `spans` tells if updates have a begin and an end
+    (see server.py), and `ranks` is its number of GPUs.
+    """
+
+    url: str
+    http: Http
+    load_s: float
+    spans: bool = False
+    ranks: int = 1
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and the port."""
+        url = urlsplit(self.url)
+        return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+
+    async def post(self, path: str, body: Any = None, timeout_s: float | None = None) -> None:
+        """Post `body` to the server. Raises ServerFaultError and ServerRefusedError."""
+        await self.http.post(path, body, self.load_s if timeout_s is None else timeout_s)
+
+    @asynccontextmanager
+    async def updating(self) -> AsyncIterator[None]:
+        """Begin and end an update, if the server has such calls."""
+        if not self.spans:
+            yield
+            return
+        await self.post("/begin_weight_update", timeout_s=CONTROL_S)
+        try:
+            yield
+        except BaseException:
+            # The first error is raised, not that of the end call; a cancellation must stay one.
+            with suppress(EngineError):
+                await self.post("/end_weight_update", timeout_s=END_S)
+            raise
+        await self.post("/end_weight_update", timeout_s=CONTROL_S)
+
+
+class ServerRoute(ABC):
+    """A route of weights into the server at `end`.
+
+    Both calls raise ServerRefusedError if the server takes no weights by this route, and WeightsError if the update
+    cannot be read or converted.
+    """
+
+    def __init__(self, end: ServerEnd) -> None:
+        self.end = end
+
+    @abstractmethod
+    async def prepare(self, update: Update) -> None:
+        """Prepare the update for `send`, while the server goes on."""
+
+    @abstractmethod
+    async def send(self, update: Update) -> None:
+        """Send the whole update. Raises ServerFaultError: the server failed, and its weights are unknown."""
+
+    async def reset(self) -> None:
+        """Forget the state that is shared with the server: it joins again, or leaves the fleet."""
+
+
+class DiskServerRoute(ServerRoute):
+    """Names a Hugging Face folder to `/update_weights_from_disk`, which needs no begin and end."""
+
+    async def prepare(self, update: Update) -> None:
+        await update.folder()
+
+    async def send(self, update: Update) -> None:
+        body = {"model_path": str(await update.folder()), "weight_version": update.label, "flush_cache": False}
+        await self.end.post("/update_weights_from_disk", body)
+
+
+Filled = tuple[Bucket, torch.Tensor, Mapping[str, Any]]
+"""A bucket, its buffer, and the fields of its request."""
+
+
+class BucketServerRoute(ServerRoute):
+    """Sends the tensors by buckets on `device`. When the server stops, the first bucket is full already, and the second
+    is being filled."""
+
+    def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int) -> None:
+        super().__init__(end)
+        self.device = device
+        self.bucket_bytes = bucket_bytes
+        self._prepared: _Prepared | None = None
+
+    async def prepare(self, update: Update) -> None:
+        await self._drop()
+        made = bucketed(update, self.plan(update), self.device, await self.source(update), not self.end.spans)
+        self._prepared = _Prepared(update, made, [await anext(made)])
+
+    def plan(self, update: Update) -> list[Bucket]:
+        """Plan the buckets of `update`, in their order."""
+        return tight_buckets(update.specs, self.bucket_bytes, request_group)
+
+    async def source(self, update: Update) -> torch.device:
+        """The device of the tensors from which buckets are filled: that of the buckets, or the CPU."""
+        return self.device
+
+    async def reset(self) -> None:
+        await self._drop()
+
+    async def buckets(self, update: Update) -> AsyncGenerator[Filled, None]:
+        """Yield the buckets of `update`, first those that were prepared. Keeps no reference to a buffer."""
+        if self._prepared is None or self._prepared.update is not update:
+            await self.prepare(update)
+        assert self._prepared is not None
+        prepared, self._prepared = self._prepared, None
+        async with aclosing(prepared.made) as made:
+            with suppress(StopAsyncIteration):
+                yield prepared.first.pop()
+                while True:
+                    yield await anext(made)
+
+    async def _drop(self) -> None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            await prepared.made.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The first bucket of `update`, and the generator of the others."""
+
+    update: Update
+    made: AsyncGenerator[Filled, None]
+    first: list[Filled]
+
+
+async def bucketed(
+    update: Update, buckets: Sequence[Bucket], device: torch.device, source: torch.device, all_labelled: bool = False
+) -> AsyncGenerator[Filled, None]:
+    """Yield the tensors by `buckets` on `device`, filled from those on `source`, which is `device` or the CPU.
+
+    A thread fills the next buffer while one is in use. The last bucket has the update's label, which is the name of the
+    weights once it is loaded. With `all_labelled` each bucket has it: then an answer shows if any part was loaded
+    before.
+    """
+    tensors = await update.tensors(source)
+    body = {"load_format": "flattened_bucket", "flush_cache": False}
+    if all_labelled:
+        body["weight_version"] = update.label
+    fill = flatten if source == device else partial(_from_host, device)
+
+    def begin(index: int) -> asyncio.Task[torch.Tensor]:
+        return asyncio.create_task(in_own_thread(partial(fill, buckets[index], tensors)))
+
+    ahead = begin(0)
+    try:
+        for index in range(1, len(buckets)):
+            flat, ahead = await ahead, begin(index)
+            yield buckets[index - 1], flat, body
+            del flat
+        yield buckets[-1], await ahead, {**body, "weight_version": update.label}
+    finally:
+        ahead.cancel()
+
+
+def _from_host(device: torch.device, bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Flatten a bucket as `flatten` does, from tensors on the CPU to a buffer on `device`."""
+    flat = new_bytes(bucket.nbytes, device)
+    views = bucket.views(flat)
+    copy_from_host([tensors[name].detach() for name in views], list(views.values()))
+    return flat

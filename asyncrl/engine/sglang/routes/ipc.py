@@ -1,0 +1,173 @@
+"""Handles of GPU memory: a server on the same machine copies the weights from the actor's memory.
+
+The body has the form of SGLang's `flattened_bucket`: one pickle a rank, with a buffer uint8[n] and the layout of its
+tensors. The server's unpickler accepts known names only, and this process has no SGLang to write such a pickle.
+
+So the buffer is pickled as a call of torch's own rebuild function. In a server that is SGLang's function, which knows a
+GPU by its uuid, since indices differ between processes. The layout is pickled as plain namespaces, because the server
+reads only attributes. SGLang 0.5.17 and 0.5.23 accept both.
+
+Torch counts the processes that use a buffer, and keeps its memory until each has opened its handle and dropped the
+buffer. A server does so when its copies are done. So this side drops a buffer once the server has answered.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.multiprocessing import reductions
+
+from asyncrl.engine.fleet.http import ServerRefusedError
+from asyncrl.engine.fleet.update import CPU, Update, give_back_memory
+from asyncrl.engine.sglang.families import request_group
+from asyncrl.engine.sglang.routes.base import BucketServerRoute, ServerEnd
+from asyncrl.weights.buckets import Bucket, tight_buckets
+from asyncrl.weights.manifest import DTYPES
+
+logger = logging.getLogger(__name__)
+
+DEVICE = 6
+"""The position of the device in the arguments of torch's rebuild function."""
+
+COUNTER = slice(11, 13)
+"""The position of the counter of users: a file and an offset."""
+
+LEAST_BUCKET_BYTES = 64 << 20
+"""The least size of buckets: with smaller ones a server answers so many requests that other routes are as fast."""
+TIGHT_PART = 4
+"""The part of the free memory that buckets take if it is less than the reserve."""
+
+Reduced = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
+
+
+class IpcServerRoute(BucketServerRoute):
+    """Posts handles of buffers on `device`, a GPU of the server, to `/update_weights_from_tensor`.
+
+    If that GPU has no room for a second copy of the weights, versions stay in the memory of the host, and only two
+    buckets are on the GPU. `reserve_bytes` of the free memory stay free for the server's work, or
+    most of it if there is less: then buckets are smaller.
+    """
+
+    def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int, reserve_bytes: int = 0) -> None:
+        super().__init__(end, device, bucket_bytes)
+        self._reserve_bytes = reserve_bytes
+        self._source = device
+
+    async def prepare(self, update: Update) -> None:
+        with _refused_without_room(self.device):
+            await super().prepare(update)
+
+    def plan(self, update: Update) -> list[Bucket]:
+        """Plan the largest buckets that fit. Raises ServerRefusedError: even the smallest do not."""
+        room = self._room()
+        usable = max(room - self._reserve_bytes, room // TIGHT_PART)
+        bucket_bytes = self.bucket_bytes
+        while (needed := _together(buckets := tight_buckets(update.specs, bucket_bytes, request_group))) > usable:
+            bucket_bytes //= 2
+            if bucket_bytes < LEAST_BUCKET_BYTES:
+                raise ServerRefusedError(
+                    f"{self.device} has {room >> 20} MB free, of which weights may take {usable >> 20}, and "
+                    f"{needed >> 20} are needed"
+                )
+        return buckets
+
+    async def source(self, update: Update) -> torch.device:
+        # A version waits there for servers that join late, and the next one needs memory at the same time.
+        needed = _together(self.plan(update)) + self._reserve_bytes + 2 * update.nbytes
+        source = self.device if update.is_on(self.device) or self._room() >= needed else CPU
+        if source != self._source:
+            self._source = source
+            where = "on the GPU" if source == self.device else "in the memory of the host, for lack of room"
+            logger.info("versions for %s wait %s", self.end.url, where)
+            if source == CPU:
+                # The copy of the last version is not used any more, and memory is short.
+                give_back_memory()
+        return source
+
+    def _room(self) -> int:
+        """The memory that is free on the GPU, or unused there by this process."""
+        return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
+
+    async def send(self, update: Update) -> None:
+        # A later bucket may find no room although the first one did.
+        with _refused_without_room(self.device):
+            async with self.end.updating(), aclosing(self.buckets(update)) as made:
+                async for bucket, flat, body in made:
+                    with shared(flat, self.end.ranks) as buffers:
+                        # Otherwise the traceback of an error would keep it.
+                        del flat
+                        request = {**body, "serialized_named_tensors": handles_of(bucket, buffers)}
+                        await self.end.post("/update_weights_from_tensor", request)
+
+
+def _together(buckets: Sequence[Bucket]) -> int:
+    """The most bytes of a bucket in use and the next one together. A tensor may be larger than the size of buckets."""
+    return max(map(sum, pairwise([0, *(bucket.nbytes for bucket in buckets)])))
+
+
+@contextmanager
+def _refused_without_room(device: torch.device) -> Iterator[None]:
+    """Raises ServerRefusedError, so that another route is taken: `device` has no memory left."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ServerRefusedError(f"{device} has no room for a bucket: {error}") from error
+
+
+@contextmanager
+def shared(flat: torch.Tensor, processes: int) -> Iterator[list[Reduced]]:
+    """Make a handle of a buffer on a GPU for each of so many other processes.
+
+    After an error in the body the memory is released at once, because a handle that was never opened would keep it.
+    """
+    reduced: list[Reduced] = []
+    try:
+        reduced.extend(reductions.reduce_tensor(flat) for _ in range(processes))
+        del flat
+        yield [_by_uuid(each) for each in reduced]
+    except BaseException:
+        # A process may still read: its weights are not used before a whole update has succeeded.
+        for _, arguments in reduced:
+            torch.UntypedStorage._release_ipc_counter(*arguments[COUNTER])
+        raise
+
+
+def _by_uuid(reduced: Reduced) -> Reduced:
+    rebuild, arguments = reduced
+    device = str(torch.cuda.get_device_properties(arguments[DEVICE]).uuid)
+    return rebuild, (*arguments[:DEVICE], device, *arguments[DEVICE + 1 :])
+
+
+def handles_of(bucket: Bucket, buffers: list[Reduced]) -> list[str]:
+    """The pickle for each rank: its handle in `buffers`, which are all of the same memory, and the bucket's layout."""
+    layout = [
+        SimpleNamespace(
+            name=entry.name,
+            shape=torch.Size(entry.shape),
+            dtype=DTYPES[entry.dtype],
+            start_idx=start,
+            end_idx=start + entry.nbytes,
+            numel=entry.nbytes,
+        )
+        for entry, start in bucket.placed()
+    ]
+    payloads = [pickle.dumps({"flattened_tensor": _Buffer(each), "metadata": layout}) for each in buffers]
+    return [base64.b64encode(each).decode() for each in payloads]
+
+
+class _Buffer:
+    """A buffer that is pickled as the call that rebuilds it."""
+
+    def __init__(self, reduced: Reduced) -> None:
+        self._reduced = reduced
+
+    def __reduce__(self) -> Reduced:
+        return self._reduced

@@ -1,1 +1,0 @@
-"""The ways in which weights get into an SGLang server, one file each."""

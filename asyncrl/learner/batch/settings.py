@@ -1,0 +1,54 @@
+"""The settings of the batches of a run, and of the episodes that it keeps for people to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncrl.algorithms.from_config import label_needs
+from asyncrl.config.schema import AlgorithmConfig, LearnerConfig
+from asyncrl.types import LabelNeeds
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """The settings that the batch of one step is built with. They may change when a run resumes.
+
+    - A step has `minibatches` updates, and each rank computes passes of at most `micro_tokens`.
+    - `shared_prefixes` and `min_grammar_mass` are those of `learner`; None lets the device decide about prefixes.
+    - With `router_replay` tokens go to the experts that the engine recorded.
+    - `needs` are the labels that the algorithm reads. With `greedy_sibling` the first member of every
+      group is the greedy one.
+    """
+
+    minibatches: int
+    micro_tokens: int
+    shared_prefixes: bool | None
+    router_replay: bool
+    min_grammar_mass: float
+    greedy_sibling: bool
+    needs: LabelNeeds
+
+    @staticmethod
+    def of(learner: LearnerConfig, algorithm: AlgorithmConfig) -> BatchSettings:
+        """The settings that these sections of the configuration give."""
+        return BatchSettings(
+            learner.minibatches,
+            learner.micro_tokens,
+            learner.shared_prefixes,
+            learner.router_replay,
+            learner.min_grammar_mass,
+            algorithm.greedy_sibling,
+            label_needs(algorithm),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSettings:
+    """The settings of the kept episodes: `groups` of each step and `evaluated` held-out episodes of each evaluation,
+    in at most `max_bytes`. Random groups follow from `seed`. With `uploads` the sinks of metrics get them, too."""
+
+    groups: int
+    evaluated: int
+    max_bytes: int
+    seed: int
+    uploads: bool = False

@@ -1,0 +1,124 @@
+"""One checkpoint on its way to the disk: a thread of every rank writes while training goes on.
+
+The threads agree by files, since collectives belong to the main threads. Each rank of the first copy writes its file,
+then its checksums. Rank 0 waits for all checksums, renames the folder, and marks it as complete. A
+rank that cannot write its part removes the folder, so that rank 0 does not wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+from xxhash import xxh3_64
+
+from asyncrl.learner.checkpoint.state import write_state
+from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.machine.files import partial_name, sync, when_there_is_room, write_whole
+from asyncrl.machine.long_work import tracked
+
+COMPLETE = "complete"
+"""The file that marks a folder as a checkpoint."""
+FORMAT = "3"
+"""The content of the mark. Earlier versions of asyncrl wrote another number, or nothing."""
+PROGRESS = "progress.json"
+CHUNK_BYTES = 16 << 20
+POLL_S = 0.05
+_CHECKSUMS = "checksums-"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """The checkpoint that will be the folder `final`."""
+
+    final: Path
+
+    @property
+    def partial(self) -> Path:
+        """The folder while it is written."""
+        return self.final.with_name(f".tmp-{self.final.name}")
+
+    def begin(self) -> None:
+        """Make an empty folder, before any rank writes into it. Raises OSError."""
+        shutil.rmtree(self.partial, ignore_errors=True)
+        self.partial.mkdir(parents=True)
+
+    def write(self, tensors: Mapping[str, Tensor], progress: str, ranks: Ranks, stop: threading.Event) -> bool:
+        """Write this rank's part, as soon as the disk has room for it. Returns True if the checkpoint is complete, on
+        rank 0, which waits for the other ranks' parts.
+
+        Raises StoppedError: `stop` was set while the disk was full; OSError.
+        """
+        try:
+            when_there_is_room(lambda: self._write_part(tensors, progress, ranks), stop, str(self.final))
+            return ranks.rank == 0 and self._complete(ranks.shards, stop)
+        except BaseException:
+            shutil.rmtree(self.partial, ignore_errors=True)
+            raise
+
+    def _write_part(self, tensors: Mapping[str, Tensor], progress: str, ranks: Ranks) -> None:
+        files = [write_state(tensors, self.partial, ranks.rank)]
+        if ranks.rank == 0:
+            files.append(self.partial / PROGRESS)
+            files[-1].write_text(progress)
+        for file in files:
+            sync(file)
+        checksums = {file.name: _checksum(file) for file in files}
+        path = self._checksums(ranks.rank)
+        written = partial_name(path)
+        written.write_text(json.dumps({"ranks": ranks.shards, "files": checksums}))
+        sync(written)
+        # Once the last rank has written its checksums, rank 0 renames the folder, which must not be used after that.
+        written.replace(path)
+
+    def _checksums(self, rank: int) -> Path:
+        return self.partial / f"{_CHECKSUMS}{rank:05d}.json"
+
+    def _complete(self, count: int, stop: threading.Event) -> bool:
+        """Make the checkpoint appear once `count` ranks have written their parts. Returns False if one could not."""
+        while not all(self._checksums(rank).exists() for rank in range(count)):
+            # Another rank removes the folder, perhaps while this one wrote its checksums.
+            if not (self.partial / PROGRESS).exists():
+                return False
+            time.sleep(POLL_S)
+        sync(self.partial)
+        shutil.rmtree(self.final, ignore_errors=True)
+        self.partial.rename(self.final)
+        sync(self.final.parent)
+        when_there_is_room(lambda: write_whole(self.final / COMPLETE, FORMAT), stop, str(self.final))
+        return True
+
+
+def find_damage(folder: Path, rank: int, ranks: int) -> str | None:
+    """Return the damage of the files in `folder`, or None. Each of `ranks` reads a part of them. Raises OSError."""
+    try:
+        read = [json.loads(path.read_text()) for path in folder.glob(f"{_CHECKSUMS}*.json")]
+        checksums = {name: checksum for each in read for name, checksum in each["files"].items()}
+        expected = read[0]["ranks"] if read else 1
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        return f"its checksums cannot be read: {error!r}"
+    if len(read) != expected:
+        return f"{len(read)} of {expected} files of checksums are there"
+    names = sorted(checksums)[rank::ranks]
+    for name in tracked(names, f"checking {folder.name}", len(names), "files"):
+        if not (folder / name).is_file():
+            return f"{name} is gone"
+        if _checksum(folder / name) != checksums[name]:
+            return f"{name} is not what was written"
+    return None
+
+
+def _checksum(path: Path) -> list[int | str]:
+    """Compute the size and the XXH3 of a file."""
+    digest, size = xxh3_64(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return [size, digest.hexdigest()]

@@ -1,0 +1,90 @@
+"""Checkpointing: begins a checkpoint where one is due, and tells the replay once it is complete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from asyncrl.learner.batch.batches import BatchSource
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.demonstrations import DemonstrationFeed
+from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.learner.settings import SettingsHistory
+from asyncrl.learner.stop_request import StopRequest
+from asyncrl.learner.trainer import Trainer
+
+
+def resume(
+    checkpoints: Checkpoints, trainer: Trainer, history: SettingsHistory, demonstrations: DemonstrationFeed | None
+) -> Progress:
+    """Load the newest checkpoint, if there is one, into all that it has a state of. Raises CheckpointError: it cannot
+    be used."""
+    progress = checkpoints.restore(trainer.models) or Progress()
+    # The state of the algorithm is that of the last step that was trained.
+    trainer.configure(history.at(max(0, progress.step - 1)))
+    if progress.algorithm:
+        trainer.algorithm.restore(progress.algorithm)
+    progress.restore_models(trainer.models)
+    if demonstrations is not None:
+        demonstrations.resume(progress)
+    return progress
+
+
+@dataclass(eq=False)
+class Checkpointing:
+    """Saves `progress` and the models of `trainer` after every `every` steps and after the last of `total_steps`."""
+
+    checkpoints: Checkpoints
+    ranks: Ranks
+    trainer: Trainer
+    progress: Progress
+    replay: BatchSource
+    stop: StopRequest
+    every: int
+    total_steps: int
+    saved: int = field(init=False)
+    """The steps in the newest checkpoint, which may not be complete yet."""
+
+    def __post_init__(self) -> None:
+        self.saved = self.progress.step
+
+    def report_restored(self) -> None:
+        """Tell the replay of the checkpoint that this process began with."""
+        # An earlier process may have ended after it wrote the checkpoint and before it reported it.
+        if self.progress.step:
+            self.stop.together(self._report, self.progress.step)
+
+    def end_step(self, steps: int) -> None:
+        """Begin a checkpoint after `steps` steps where one is due; otherwise report one that has become complete."""
+        if steps % self.every == 0 or steps == self.total_steps:
+            self.finish()
+            self.save()
+        else:
+            self.stop.together(self._report_completed)
+
+    def finish(self) -> None:
+        """Wait until the newest checkpoint is complete, and report it."""
+        self.checkpoints.wait()
+        self.stop.together(self._report_completed)
+
+    def save(self) -> None:
+        """Begin a checkpoint. The replay hears of it at the end of the step in which it becomes complete."""
+        # Holds the lock, so that the helper thread cannot start a second checkpoint before this one is recorded.
+        with self.ranks.stopping.lock:
+            self.checkpoints.save(self._whole_progress(), self.trainer.models)
+            self.saved = self.progress.step
+
+    def save_prepared(self) -> None:
+        """Begin a checkpoint of the models as `checkpoints.prepare` saw them, while a pass over them may be running."""
+        self.checkpoints.save_prepared(self._whole_progress())
+
+    def _whole_progress(self) -> Progress:
+        self.progress.keep_models(self.trainer.models)
+        return self.progress
+
+    def _report_completed(self) -> None:
+        if steps := self.checkpoints.completed():
+            self._report(steps)
+
+    def _report(self, steps: int) -> None:
+        if self.ranks.rank == 0:
+            self.replay.checkpointed(steps, self.checkpoints.covered())

@@ -1,0 +1,74 @@
+"""Evaluating: the replay evaluates a version on held-out tasks, and its result is logged at the step of the weights."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from asyncrl.learner.batch.batches import BatchSource
+from asyncrl.learner.batch.keeping import EpisodeKeeper
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.publishing import Versions
+from asyncrl.learner.stop_request import StopRequest
+from asyncrl.observe.metrics import Sink
+from asyncrl.replay.tally import SAMPLE, evaluation_values
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluating:
+    """Evaluates the weights after every `every` steps, and those of both ends of a run; 0: none.
+
+    Rank 0 alone requests evaluations and logs their results to `metrics`. With `waits` it waits for each result before
+    training goes on. `rated_by` names the result that rates the checkpoint of the step, if checkpoints are rated.
+    """
+
+    every: int
+    versions: Versions
+    replay: BatchSource
+    checkpoints: Checkpoints
+    keeper: EpisodeKeeper
+    metrics: Sink
+    progress: Progress
+    stop: StopRequest
+    waits: bool
+    rated_by: str | None
+
+    def evaluate(self, steps: int) -> None:
+        """Request an evaluation of the weights after `steps` steps where one is due, and log results that are there.
+
+        It waits for the results of the first and of the last weights. Raises StoppedError on every rank.
+        """
+        self.stop.together(self._evaluate, steps)
+
+    def _evaluate(self, steps: int) -> None:
+        if not self.every or self.stop.ranks.rank != 0:
+            return
+        if self.is_due(steps):
+            self.replay.evaluate(self.versions.after(steps))
+            self.progress.evaluations[steps] = self.versions.after(steps)
+        self._log(wait=self._is_end(steps) or self.waits)
+
+    def is_due(self, steps: int) -> bool:
+        """True if the weights after `steps` steps are evaluated."""
+        return bool(self.every) and (steps % self.every == 0 or self._is_end(steps))
+
+    def _is_end(self, steps: int) -> bool:
+        return steps in (0, self.versions.total_steps)
+
+    def _log(self, wait: bool) -> None:
+        """Log the evaluations that are complete, or wait for all of them."""
+        pending = self.progress.evaluations
+        for step, version in list(pending.items()):
+            while (result := self.replay.evaluation(version, wait)) is None and wait:
+                self.stop.check("stopped while waiting for an evaluation")
+            if result is not None:
+                if self.rated_by is not None:
+                    if 2 * result["newer_tokens"] > result["tokens"]:
+                        logger.warning("the checkpoint of step %d is rated by newer weights: docs/evaluate.md", step)
+                    self.checkpoints.rate(step, float(result[self.rated_by]))
+                values = {f"eval/{name}": value for name, value in evaluation_values(result).items()}
+                self.metrics.log(step, {**values, "eval/version": float(version)})
+                self.keeper.keep_evaluated(step, version, result[SAMPLE], self.replay)
+                del pending[step]

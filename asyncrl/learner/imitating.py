@@ -1,0 +1,57 @@
+"""Learning demonstrations: the gradient of their mean negative log-likelihood, and the metrics of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from asyncrl.learner.batch.minibatch import ImitationBatch
+from asyncrl.learner.batch.packing import ForwardPass
+from asyncrl.learner.model.optimizer import Trainable
+from asyncrl.learner.model.policy import Policy
+from asyncrl.learner.step_result import LOSS, Sums, add_gradient, add_sums
+
+NLL = "sft/nll"
+"""The negative log-likelihood of all demonstrations' tokens."""
+IMITATION_TEMPERATURE = 1.0
+"""The temperature of demonstrations, which no policy sampled at another one."""
+
+
+def add_imitation_gradient(
+    policy: Trainable[Policy], passes: Iterator[ForwardPass], imitation: ImitationBatch, update: int, sums: Sums
+) -> Sums:
+    """Add the gradient of one update's demonstrations to the policy's: of their mean negative log-likelihood over the
+    tokens of all ranks, times the weight. Adds to `sums`, and returns the loads of the experts."""
+    loads = Sums()
+    count, tokens = len(imitation.passes[update]), imitation.tokens[update]
+    for number, each in enumerate(passes, 1):
+        policy.begin_pass(is_last=number == count)
+        logprobs, _ = policy.module(each.packed, temperature=IMITATION_TEMPERATURE)
+
+        def loss(logprobs: Tensor = logprobs) -> tuple[Tensor, Sums]:
+            # Tokens that are not learned have log-probs of 0.
+            total = -logprobs.sum()
+            weighed = imitation.weight / tokens * total
+            return weighed, {NLL: total, LOSS: weighed}
+
+        add_sums(sums, add_gradient(policy, logprobs, each.rows, loss))
+        add_sums(loads, policy.module.loads.sums())
+    return loads
+
+
+@torch.no_grad()
+def imitation_nll(policy: Policy, passes: Iterator[ForwardPass]) -> Sums:
+    """Sum the negative log-likelihood of the demonstrations of `passes`."""
+    sums = Sums()
+    for each in passes:
+        logprobs = policy(each.packed, temperature=IMITATION_TEMPERATURE)[0]
+        add_sums(sums, {NLL: -logprobs.double().sum()} if len(each.rows) else {})
+    return sums
+
+
+def imitation_summary(total: dict[str, Tensor], imitation: ImitationBatch) -> dict[str, float]:
+    """Return the metrics of the demonstrations, and take their sum out of the `total` over all ranks."""
+    tokens = sum(imitation.tokens)
+    return {"sft/loss": float(total.pop(NLL)) / tokens, "sft/tokens": float(tokens), "sft/weight": imitation.weight}

@@ -1,0 +1,71 @@
+"""The result of a learner step, and the sums over passes that it is made from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from asyncrl.learner.model.optimizer import Trainable
+
+LOSS = "learner/loss"
+"""The name of the loss among the sums."""
+
+Sums = dict[str, Tensor]
+"""Named tensors, added up over passes."""
+
+
+@dataclass(slots=True)
+class StepResult:
+    """The result of one learner step, the same on every rank: the mean loss of its updates, the gradient norm of each
+    that did not overflow, and the metrics of the algorithm and the critic."""
+
+    loss: float = 0.0
+    norms: list[float] = field(default_factory=list)
+    too_large: int = 0
+    """Updates of any model left out because the gradient was too large."""
+    overflowed: int = 0
+    """Updates of any model left out because the gradient overflowed float16."""
+    summary: dict[str, float] = field(default_factory=dict)
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    """The number of tokens in each bin of the raw and of the corrected importance weights, by their names."""
+
+    @property
+    def mean_norm(self) -> float:
+        """The mean norm of the gradients that are finite."""
+        finite = [norm for norm in self.norms if math.isfinite(norm)]
+        return sum(finite) / max(1, len(finite))
+
+    @property
+    def skipped(self) -> int:
+        """Updates left out because the gradient was not finite."""
+        return sum(not math.isfinite(norm) for norm in self.norms)
+
+    @property
+    def empty(self) -> int:
+        """Updates left out because nothing was left to learn from."""
+        return self.norms.count(0.0)
+
+
+def add_sums(sums: Sums, more: Mapping[str, Tensor]) -> None:
+    """Add the tensors of `more` to those of `sums`, in float64."""
+    for name, value in more.items():
+        value = value.detach().double()
+        sums[name] = sums[name] + value if name in sums else value
+
+
+def add_gradient(model: Trainable[Any], output: Tensor, rows: Tensor, loss: Callable[[], tuple[Tensor, Sums]]) -> Sums:
+    """Add the gradient of `loss`, a loss of the model's `output`, to the gradient of the model. Returns its sums.
+
+    The ranks of a context group have the same `output` and loss, and each adds the gradient by its part of the tokens.
+    """
+    if not len(rows):
+        # The gradient of a dummy is 0: the backward pass only takes part in the collectives of the other ranks.
+        (output.sum() * 0).backward()
+        return {}
+    value, sums = loss()
+    (value * model.loss_factor).backward()
+    return sums

@@ -1,0 +1,65 @@
+"""A stop of the learner: the finished steps are saved before the process ends.
+
+Two kinds of finished steps are not saved, and are trained again by the next start. The weights of a step with several
+updates are not whole between its first update and its end. Steps since the newest version are not saved either: a
+checkpoint of them would be served under the number of that version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from asyncrl.errors import StoppedError
+from asyncrl.learner.checkpointing import Checkpointing
+from asyncrl.learner.colocation import SharedGpus
+from asyncrl.learner.ranks.ranks import Ranks
+
+
+@dataclass(eq=False)
+class StopCheckpoint:
+    """Saves the finished steps of a run that is stopped. `report` logs the last finished step, if it is not logged."""
+
+    ranks: Ranks
+    gpus: SharedGpus
+    checkpointing: Checkpointing
+    report: Callable[[], None]
+    publish_every: int
+    weights_are_whole: bool = True
+    """False from the first of several updates of a step to its end."""
+
+    @contextmanager
+    def saving_finished_steps(self) -> Iterator[None]:
+        """Save the finished steps if a stop ends the block. Raises StoppedError.
+
+        If the main thread of a rank is in the middle of a pass for long, another thread saves them, and the process
+        ends.
+        """
+        self.ranks.stopping.save = self._save_within_pass
+        try:
+            yield
+        except StoppedError:
+            # All ranks must do alike, and a rank in the middle of a pass can do no more than this.
+            if self.ranks.stopping.is_abrupt:
+                self._save_within_pass()
+            else:
+                self._save_with(self._save)
+            raise
+
+    def _save_with(self, save: Callable[[], object]) -> None:
+        checkpointing = self.checkpointing
+        steps = checkpointing.progress.step
+        if self.weights_are_whole and steps % self.publish_every == 0 and steps > checkpointing.saved:
+            with self.ranks.activity.finishing("a checkpoint of the steps that are done"):
+                save()
+
+    def _save(self) -> None:
+        if self.gpus.acquire_although_stopped():
+            self.checkpointing.save()
+
+    def _save_within_pass(self) -> None:
+        if self.gpus.has_gpus:
+            self._save_with(self.checkpointing.save_prepared)
+        self.checkpointing.checkpoints.close()
+        self.report()

@@ -1,1 +1,0 @@
-"""How a weight update travels: one file a channel."""

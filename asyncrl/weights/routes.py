@@ -1,0 +1,202 @@
+"""The routes of weights: a table for each of two hops, best first, and the one function that chooses, `choose`.
+
+    learner ──TO_ENGINES──► engine of an actor ──INTO_SERVERS──► servers of its fleet
+
+`weights.channel` and `weights.into_servers` name a route or say auto. With auto, a process takes the first route that
+works and on which neither side can hang. If a route fails, the next one brings the version.
+
+| to engines | how | memory of an engine beyond its weights | its end at the engine |
+|---|---|---|---|
+| disk | the learner writes folders, engines or their servers read them | none for servers | disk_route.py |
+| distributed | the learner broadcasts to a group: NCCL on GPUs, else gloo | the next version | distributed_route.py |
+| zmq | engines pull versions or deltas from the learner | the last and the next version | zmq_route.py |
+
+| into servers | how | its end at the actor |
+|---|---|---|
+| ipc | an SGLang server opens handles of buffers on its own GPU | engine/sglang/routes/ipc.py |
+| nccl | a group of the actor and the server's GPUs | engine/sglang/routes/distributed.py |
+| disk | SGLang and vLLM servers load a folder | engine/sglang/routes/base.py, engine/vllm/server.py |
+| gloo | as nccl, between the memory of both hosts | engine/sglang/routes/distributed.py |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+
+AUTO = "auto"
+
+Facts = TypeVar("Facts")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSettings:
+    """The configuration of routes, the same in all processes of a run.
+
+    `to_engines` is `weights.channel`, `into_servers` is the option of that name, `engine` is `engine.kind`. With
+    `on_loopback` the learner is reached from its own machine alone. The disk route has its folders in `folder`.
+    """
+
+    to_engines: str = AUTO
+    into_servers: str = AUTO
+    engine: str = "embedded"
+    on_loopback: bool = True
+    folder: Path = Path("pushed")
+
+    @property
+    def nccl_into_servers(self) -> bool:
+        """True if actors bring weights to their servers by NCCL."""
+        return self.engine != "embedded" and self.into_servers == "nccl"
+
+    @property
+    def broadcasts_to_other_machines(self) -> bool:
+        """True if the learner may broadcast beyond its own machine."""
+        return self.to_engines == "distributed" and not self.on_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """The facts that decide on a route to engines. `on_gpu`: this process has its weights there."""
+
+    settings: RouteSettings
+    on_gpu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """The facts about a server and this machine that decide on a route into the server.
+
+    `here`: a process that this one can see, in the same container, serves at the url. `gpus`: the numbers of the
+    server's GPUs, none on the CPU. `same_gpus`: the server and this process number GPUs alike. `visible`: the number of
+    GPUs that this process sees. `taken`: GPUs of this machine that have a server.
+    """
+
+    here: bool = False
+    gpus: Sequence[int] = ()
+    same_gpus: bool = False
+    visible: int = 0
+    taken: Sequence[int] = ()
+
+    @property
+    def shared_gpu(self) -> torch.device | None:
+        """The server's first GPU, if this process can use it too."""
+        usable = self.here and self.gpus and self.same_gpus and self.gpus[0] < self.visible
+        return torch.device("cuda", self.gpus[0]) if usable else None
+
+    @property
+    def spare_gpu(self) -> torch.device | None:
+        """The last GPU here without a server: the learner's are the first ones."""
+        free = set(range(self.visible)) - {*self.taken, *(self.gpus if self.here else ())}
+        return torch.device("cuda", max(free)) if free else None
+
+
+def _none(facts: object) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[Facts]):
+    """A row of the table: the name of a route and `why` it is taken.
+
+    `missing` returns the need of the route that is not met, `risk` the reason why auto does not take it though it
+    works. Both return "" if there is none. A route that is `always` served is tried last, even if another one is
+    configured.
+    """
+
+    name: str
+    why: str
+    missing: Callable[[Facts], str] = _none
+    risk: Callable[[Facts], str] = _none
+    always: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChoice(Generic[Facts]):
+    """The `routes` to try, best first; why the first one; and the reasons against those that were left out."""
+
+    routes: Sequence[Route[Facts]]
+    why: str
+    left_out: str
+
+
+def choose(table: Sequence[Route[Facts]], wanted: str, facts: Facts) -> RouteChoice[Facts]:
+    """Choose among the routes of a hop: the `wanted` one, or with auto all that work and cannot hang."""
+    routes, reasons = [], []
+    for route in table:
+        if wanted not in (AUTO, route.name) and not route.always:
+            continue
+        reason = route.missing(facts) or (route.risk(facts) if wanted == AUTO else "")
+        if reason:
+            reasons.append(f"not by {route.name}: {reason}")
+        else:
+            routes.append(route)
+    why = "the configuration names it" if wanted != AUTO else next((route.why for route in routes), "")
+    return RouteChoice(routes, why, "; ".join(reasons))
+
+
+def routes_to_engines(settings: RouteSettings, device: torch.device) -> RouteChoice[EngineFacts]:
+    """Choose the routes from the learner to its engines, which make the same choice.
+
+    `device` holds the weights in this process: the learner's own device, or the engine's.
+    """
+    return choose(TO_ENGINES, settings.to_engines, EngineFacts(settings, device.type == "cuda"))
+
+
+def _risk_of_disk(facts: EngineFacts) -> str:
+    if not facts.settings.on_loopback:
+        return "other machines may not share the folder"
+    loads_folders = facts.settings.engine == "vllm" or (
+        facts.settings.engine == "sglang" and facts.settings.into_servers == "disk"
+    )
+    return "" if loads_folders else "no server loads a folder"
+
+
+def _risk_of_broadcasts(facts: EngineFacts) -> str:
+    if not facts.settings.on_loopback:
+        return "a side hangs if it cannot reach the other one"
+    if facts.settings.engine != "embedded":
+        return "the engines are servers"
+    return "" if facts.on_gpu else "the engine computes on the CPU"
+
+
+def _no_shared_gpu(facts: ServerFacts) -> str:
+    if not facts.gpus:
+        return "the server runs on the CPU"
+    if not facts.here:
+        return "this process cannot see the server's process on this machine"
+    return "" if facts.shared_gpu else "this process and the server do not see the same GPUs"
+
+
+def _no_spare_gpu(facts: ServerFacts) -> str:
+    if not facts.gpus:
+        return "the server runs on the CPU"
+    return "" if facts.spare_gpu else "every GPU that this process sees has a server"
+
+
+def _risk_of_nccl(facts: ServerFacts) -> str:
+    return "it would take a GPU that may be somebody else's"
+
+
+def _risk_of_gloo(facts: ServerFacts) -> str:
+    return "" if facts.here else "a server on another machine hangs if it cannot reach this one"
+
+
+TO_ENGINES: Sequence[Route[EngineFacts]] = (
+    Route("disk", "the servers of this machine load folders", risk=_risk_of_disk),
+    Route("distributed", "NCCL copies from GPU to GPU of this machine", risk=_risk_of_broadcasts),
+    # The learner always serves it, so engines that missed a broadcast or a folder get the version too.
+    Route("zmq", "it is the fastest into host memory, and deltas are the fewest bytes to other machines", always=True),
+)
+"""The routes from the learner to engines, `weights.channel`."""
+
+INTO_SERVERS: Sequence[Route[ServerFacts]] = (
+    Route("ipc", "the server copies within its own GPU", _no_shared_gpu),
+    Route("nccl", "a spare GPU sends to the server's", _no_spare_gpu, _risk_of_nccl),
+    Route("disk", "every server can load a folder"),
+    Route("gloo", "it needs neither a GPU nor a disk that both sides see", risk=_risk_of_gloo),
+)
+"""The routes from an actor into a server, `weights.into_servers`."""
