@@ -25,11 +25,11 @@ from asyncrl.algorithms.aggregation import Aggregation
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.corrections.base import Correction
 from asyncrl.algorithms.kl import Kl
+from asyncrl.algorithms.loss_streams import LossStream
 from asyncrl.algorithms.losses.base import Loss, TokenLosses
 from asyncrl.algorithms.losses.value import Value
 from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.rewards.base import Reward
-from asyncrl.algorithms.streams import LossStream
 
 __all__ = [
     "Advantage",
