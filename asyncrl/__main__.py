@@ -5,20 +5,21 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 import asyncrl
 from asyncrl.config.commands import COMMANDS, SLOW, show_role_help, usage
-from asyncrl.config.exits import end_quickly
+from asyncrl.config.exits import EXIT_USAGE, end_quickly, exit_status
 from asyncrl.config.keys import did_you_mean
 
 SHOWS = ("-h", "--help", "-c", "--cfg", "--plan")
-"""What these options print is all that their commands do."""
+"""Options whose commands only print something and end."""
 
 
-def main() -> None:
-    """Hand over to the command. A command is imported only when it runs, so that help comes at once."""
-    name, *rest = sys.argv[1:] or ["--help"]
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that `argv` names, by default the command line of this process, and return its exit status."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name == "replay" and rest and _is_subcommand(rest[0]):
         name = "inspect"
     if name in ("-h", "--help"):
@@ -28,26 +29,41 @@ def main() -> None:
     elif name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS) or f"; use one of {', '.join(COMMANDS)}"
         sys.stderr.write(f"asyncrl: there is no command {name!r}{hint}\n")
-        sys.exit(2)
+        return EXIT_USAGE
     else:
-        # `asyncrl status` is a subcommand of `inspect` whose help and errors have the shorter name.
+        # The help of a command names it by this. `status` is a subcommand of `inspect` whose help has the shorter name.
         sys.argv = ["asyncrl", name, *rest] if name == "status" else [f"asyncrl {name}", *rest]
         if COMMANDS[name].is_role and {"-h", "--help"} & set(rest):
-            show_role_help(rest)
-            return
+            return show_role_help(rest)
         end_quickly()
         if name in SLOW and not any(word.startswith(SHOWS) for word in rest):
             with suppress(OSError):  # The disk of a log may be full.
                 os.write(2, f"asyncrl {name}: loading\n".encode())
-        # As with `python -m`: a tool or a rule of the user's own is found in the working directory.
+        # Python finds a tool or a rule of the user in the working directory, as with `python -m`.
         sys.path.insert(0, "")
-        importlib.import_module(COMMANDS[name].module).main()
+        return run_command(name, rest)
+    return 0
+
+
+def run_command(name: str, argv: Sequence[str]) -> int:
+    """Run a command with the words that follow its name, and return its exit status.
+
+    No error that a command expects shows a traceback: `exit_status` says which statuses there are.
+    """
+
+    def run() -> int | None:
+        # Only here is a command imported, so that help comes at once.
+        module = importlib.import_module(COMMANDS[name].module)
+        status: int | None = module.main([name, *argv] if name == "status" else argv)
+        return status
+
+    return exit_status(run, f"asyncrl {name}")
 
 
 def _is_subcommand(word: str) -> bool:
-    """Whether this is a bare word. An option begins with a sign, and a key has a "="."""
+    """True if this is a bare word. An option begins with a sign, and a key has a "="."""
     return word[:1].isalpha() and "=" not in word
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,8 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asyncrl.commands.demo.command import CACHE, SEED
-from asyncrl.commands.demo.prepare import prepare_demo, prepared_overrides
+from asyncrl.commands.demo.prepare import CACHE, SEED, prepare_demo, prepared_overrides
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from benchmarks.record import write_result

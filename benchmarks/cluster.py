@@ -36,8 +36,7 @@ import numpy as np
 import zmq
 from msgspec import structs
 
-from asyncrl.commands.demo.command import CACHE, SEED
-from asyncrl.commands.demo.prepare import prepare_demo, prepared_overrides
+from asyncrl.commands.demo.prepare import CACHE, SEED, prepare_demo, prepared_overrides
 from asyncrl.config.schema import ReplayConfig
 from asyncrl.errors import StoppedError
 from asyncrl.observe.lines import read_lines

@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from asyncrl.commands.demo.command import CACHE, SEED
-from asyncrl.commands.demo.prepare import Prepared, prepare_demo, prepared_overrides
+from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, prepare_demo, prepared_overrides
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from benchmarks.record import write_result

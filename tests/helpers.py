@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from asyncrl.__main__ import main
 from asyncrl.observe.metrics import LoggedEpisode, Sink
 from asyncrl.observe.spans import NoSpans
 from asyncrl.types import DEMONSTRATED, Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn, runs_of
@@ -22,6 +24,17 @@ TOO_LARGE = 1 << 8 * MAX_INTEGER_BYTES
 GENEROUS_S = 240
 """How long a test waits for what must come: below pytest's own limit, and far above what a slow, busy machine needs."""
 OWN_RUN = RunIdentity("run", "its id")
+
+
+def status_of(command: str, *words: object) -> int:
+    """The exit status of `asyncrl COMMAND WORDS`, which runs in this process."""
+    argv, path = sys.argv, [*sys.path]
+    try:
+        return main([command, *map(str, words)])
+    except SystemExit as refused:  # by argparse
+        return int(refused.code or 0)
+    finally:
+        sys.argv, sys.path[:] = argv, path
 
 
 def make_task(index: int = 0, tools_kwargs: Mapping[str, Any] | None = None, **changes: Any) -> Task:

@@ -63,7 +63,6 @@ def test_a_command_that_loads_for_seconds_says_so_before(
     monkeypatch.setattr(__main__.importlib, "import_module", load)
     monkeypatch.setattr(__main__, "end_quickly", lambda: None)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "argv", ["asyncrl", name, "word"])
     with pytest.raises(SystemExit) as ended:
-        __main__.main()
+        __main__.main([name, "word"])
     assert ended.value.code == f"{COMMANDS[name].module} after 'asyncrl {name}: loading\\n'"

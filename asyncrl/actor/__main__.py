@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -145,10 +146,10 @@ def _as_asyncio(stop: threading.Event) -> asyncio.Event:
     return event
 
 
-def main() -> None:
-    """The entry of the command line."""
-    role_main(run)
+def main(argv: Sequence[str]) -> int:
+    """Run this role with the words of a command line, and return the exit status."""
+    return role_main(run, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

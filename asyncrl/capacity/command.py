@@ -29,7 +29,6 @@ from asyncrl.capacity.measured import ENOUGH_STEPS, MORE_STEPS, describe
 from asyncrl.capacity.simulation import Forecast, simulate
 from asyncrl.capacity.splits import splits, with_learner
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command, usage_or_failure
 from asyncrl.config.keys import did_you_mean
 from asyncrl.errors import ConfigError
 from asyncrl.runs.inspect.run import find_run
@@ -42,7 +41,7 @@ MANY = 0.9
 WASTEFUL = 0.2
 """The share of the tokens thrown away from which on more engines are no good advice."""
 SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
-"""How KEY=VALUE begins."""
+"""The start of KEY=VALUE."""
 PROGRESS_S = 10.0
 """Between two lines of progress, where it is no terminal."""
 TABLE_WIDTH = 110
@@ -61,15 +60,14 @@ HEADERS = (
 )
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Arguments that cannot be used end it with status 2, another failure with 1."""
-    given = _parsed(sys.argv[1:])
-    with failures_end_the_command(usage_or_failure, "asyncrl plan"):
-        run = _description(given.source)
-        if given.save is not None:
-            write_description(run, given.save)
-        run = replace(run, sizes=_changed(run.sizes, given))
-        forecasts = list(_forecasts(run, list(_planned(run, given)), given.steps, ForecastProgress(sys.stderr)))
+    given = _parsed(argv)
+    run = _description(given.source)
+    if given.save is not None:
+        write_description(run, given.save)
+    run = replace(run, sizes=_changed(run.sizes, given))
+    forecasts = list(_forecasts(run, list(_planned(run, given)), given.steps, ForecastProgress(sys.stderr)))
     if given.json:
         sys.stdout.write(json.dumps([as_json(each, given.price) for each in forecasts]) + "\n")
     else:
@@ -259,7 +257,7 @@ def _cells(forecast: Forecast, price: float | None) -> Iterator[str]:
 
 
 def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast) -> Iterator[str]:
-    """What limits the fastest forecast, and where the forecasts go beyond what was measured."""
+    """Notes on what limits the fastest forecast, and where the forecasts go beyond what was measured."""
     lags = ", ".join(f"{lag} {share:.0%}" for lag, share in fastest.lags.items())
     sizes = fastest.sizes
     if len(forecasts) > 1:
@@ -295,7 +293,7 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
 
 
 def _of_gpus(rows: Sequence[Sizes], fastest: Sizes, gpus: int, host_gpus: int) -> Iterator[str]:
-    """Which of the given GPUs have no work, and how to say the split of the fastest row to `asyncrl train`."""
+    """Notes on given GPUs without work, and how to say the split of the fastest row to `asyncrl train`."""
     unused = {each.learner_gpus: gpus - each.gpus for each in rows if each.gpus < gpus}
     if unused:
         each = ", ".join(f"{count} at {learner:,} learner GPUs" for learner, count in unused.items())

@@ -1,4 +1,4 @@
-"""What a simulation needs to know: the rates of the parts of a run, and the sizes that its configuration sets.
+"""The input of a simulation: the rates of the parts of a run, and the sizes that its configuration sets.
 
 Both come from a run, or from a YAML file that a person wrote or edited.
 """
@@ -34,7 +34,7 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     - `tasks` has the episodes of some tasks; a simulated group draws one of the tasks, and its members draw episodes.
     - An engine that decodes n requests at once takes `pass_s + n * request_s` seconds for a token of each.
-    - An engine stands still for `switch_s` when it takes new weights, `transfer_s` after they are published.
+    - An engine pauses for `switch_s` when it takes new weights, `transfer_s` after they are published.
     - A scorer takes `label_s` for a trajectory.
     - A learner step takes `token_s` for each token of the batch, divided by the learner's GPUs, and `step_s`, which no
       further GPU makes shorter. A publish takes `publish_s` more.

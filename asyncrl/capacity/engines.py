@@ -47,7 +47,7 @@ class SimulatedEngines:
         return done
 
     def switch(self, version: int) -> Process:
-        """A process that takes a new version and stands still meanwhile."""
+        """A process that takes a new version and pauses meanwhile."""
         yield self._environment.timeout(self._rates.transfer_s)
         if self._rates.switch_s:
             self.update()

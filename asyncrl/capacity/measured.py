@@ -1,8 +1,8 @@
 """The rates and sizes of a run, read out of its metrics and its store.
 
 The first steps are left out: a run that starts has empty engines and compiles. The metrics have means over all episodes
-of some seconds, the store has each episode. Of an episode whose data is gone, it has the tokens and the seconds of all
-phases; those in tools are then what generation at the mean speed does not explain.
+of some seconds, the store has each episode. Of an episode whose data is deleted, it has the tokens and the seconds of
+all phases; those in tools are then what generation at the mean speed does not explain.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
 from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode
 from asyncrl.config.locations import CONFIG_FILE
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.ids import is_evaluation
 from asyncrl.observe.lines import read_lines
@@ -33,13 +33,13 @@ Row: TypeAlias = Mapping[str, Any]
 FIRST_STEPS = 2
 FEWEST_STEPS = 3
 SHORTEST_S = 1.0
-"""Of the time between two rows of an actor: less says little."""
+"""The shortest time between two rows of an actor that says something."""
 MOST_TASKS = 500
 GENERATION = ("wait", "generate")
 """The phases of an episode that the simulation models; all others are tools or the agent."""
 NEEDED = f"the planner needs a run of at least {FEWEST_STEPS} steps after its first {FIRST_STEPS}"
 ENOUGH_STEPS = 20
-"""From which on a mean over steps is steady."""
+"""The steps from which on a mean over them is steady."""
 MORE_STEPS = "`asyncrl resume {} learner.steps=30` goes on with it"
 
 
@@ -47,15 +47,33 @@ def describe(run: Path) -> RunDescription:
     """The description of a run that has a folder. Raises ConfigError: it has done too little, or its files lack what
     is needed; StoreError: its store cannot be read."""
     config = read_config(run / CONFIG_FILE)
+    learner, replay, engine = config.learner, config.replay, config.engine
+    configured = Sizes(
+        engines=1,
+        engine_gpus=engine.server.tp_size if engine.launch else 1,
+        concurrency=config.actor.concurrency,
+        learner_gpus=config.cluster.ranks * learner.nodes,
+        scorers=1,
+        batch_size=learner.batch_size,
+        group_size=learner.group_size,
+        publish_every=learner.publish_every,
+        max_lag=replay.max_lag,
+        max_times_sampled=replay.sampler.max_times_sampled,
+        oversample=replay.oversample,
+        sampler=replay.sampler.kind,
+        spare_batches=replay.spare_batches,
+        filter_zero_variance=replay.filter.zero_variance,
+    )
     try:
-        return _described(run, config)
+        return _described(run, configured)
     except (KeyError, JSONDecodeError) as error:
         raise ConfigError(
             f"the metrics of {run} cannot be used: {error!r}; they are damaged, or of another version of asyncrl"
         ) from error
 
 
-def _described(run: Path, config: TrainConfig) -> RunDescription:
+def _described(run: Path, configured: Sizes) -> RunDescription:
+    """The rates of the run, and its sizes: the `configured` ones with the numbers of engines and scorers that ran."""
     # A stop may cut the last phases of a step short; another step trains nothing.
     whole = {"reward/mean", "seconds/publish"}
     rows = [row for row in read_lines(metrics_file(run, "learner")) if whole <= row.keys()]
@@ -72,7 +90,6 @@ def _described(run: Path, config: TrainConfig) -> RunDescription:
     requests = [each for each, _ in windows]
     last = [rows[-1] for rows in actors]
     updates = sum(row["weights_updates"] for row in last) or 1
-    ranks = config.cluster.ranks * config.learner.nodes
     rates = Rates(
         tasks=_tasks(run, actors),
         pass_s=pass_s,
@@ -84,9 +101,11 @@ def _described(run: Path, config: TrainConfig) -> RunDescription:
         label_s=_label_s(scorers),
         requests=[min(requests), max(requests)],
         steps=len(steps),
-        **_learner_rates(steps, ranks, config.learner.publish_every),
+        **_learner_rates(steps, configured.learner_gpus, configured.publish_every),
     )
-    return RunDescription(rates, _sizes(config, last, len(scorers), ranks))
+    engines = round(sum(row.get("servers", 1) for row in last)) or len(last)
+    concurrency = max(1, configured.concurrency * len(last) // engines)
+    return RunDescription(rates, replace(configured, engines=engines, concurrency=concurrency, scorers=len(scorers)))
 
 
 def _files(run: Path, role: str) -> Iterator[Sequence[Row]]:
@@ -96,8 +115,10 @@ def _files(run: Path, role: str) -> Iterator[Sequence[Row]]:
 
 
 def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
-    """For the time between two rows of an actor: the mean number of requests of one engine, while it had any, and the
-    tokens that it sampled a second then."""
+    """The mean number of requests of one engine while it had any, and the tokens that it sampled a second then.
+
+    There is a pair for the time between each two rows of an actor.
+    """
     for before, after in pairwise(rows):
         seconds = after["seconds"] - before["seconds"]
         busy = seconds * (1 - after.get("idle", 1.0))
@@ -124,7 +145,7 @@ def decoding_times(windows: Sequence[tuple[float, float]]) -> tuple[float, float
 
 
 def _learner_rates(steps: Sequence[Row], ranks: int, publish_every: int) -> dict[str, float]:
-    """What further ranks share is the training; what else a step does takes as long with any number of ranks."""
+    """The rates of the learner. Further ranks share the training; the rest of a step takes as long with any number."""
     trained = sum(row["seconds/train"] + row["seconds/proximal"] for row in steps)
     published, total = (sum(row[f"seconds/{phase}"] for row in steps) for phase in ("publish", "step"))
     rest = total - trained - published - sum(row["seconds/wait"] for row in steps)
@@ -140,7 +161,7 @@ def _label_s(scorers: Iterable[Sequence[Row]]) -> float:
     busy, labelled = 0.0, 0.0
     for rows in scorers:
         for before, after in pairwise(rows):
-            # The counters of a scorer that was started again begin anew.
+            # The counters of a scorer that was started again begin at 0.
             if (more := after["labelled"] + after["handed_on"] - before["labelled"] - before["handed_on"]) > 0:
                 busy += (1 - after["idle"]) * (after["time"] - before["time"])
                 labelled += more
@@ -168,27 +189,6 @@ def _tasks(run: Path, actors: Sequence[Sequence[Row]]) -> list[list[TypicalEpiso
     if not groups:
         raise ConfigError(f"{run} has stored no episodes: {NEEDED}; {MORE_STEPS.format(run)}")
     return list(groups.values())
-
-
-def _sizes(config: TrainConfig, last: Sequence[Row], scorers: int, ranks: int) -> Sizes:
-    learner, replay, engine = config.learner, config.replay, config.engine
-    servers = round(sum(row.get("servers", 1) for row in last)) or len(last)
-    return Sizes(
-        engines=servers,
-        engine_gpus=engine.server.tp_size if engine.launch else 1,
-        concurrency=max(1, config.actor.concurrency * len(last) // servers),
-        learner_gpus=ranks,
-        scorers=scorers,
-        batch_size=learner.batch_size,
-        group_size=learner.group_size,
-        publish_every=learner.publish_every,
-        max_lag=replay.max_lag,
-        max_times_sampled=replay.sampler.max_times_sampled,
-        oversample=replay.oversample,
-        sampler=replay.sampler.kind,
-        spare_batches=replay.spare_batches,
-        filter_zero_variance=replay.filter.zero_variance,
-    )
 
 
 def _mean(values: Iterable[float]) -> float:

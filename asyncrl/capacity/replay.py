@@ -32,7 +32,7 @@ SOURCE, SCORER, KIND = "simulated", "simulated", "rules"
 MAX_STORE_BYTES = 1 << 36
 """Address space only."""
 TOKENS = 3
-"""Of a simulated trajectory: one of the prompt, and one for each end of its versions."""
+"""The tokens of a simulated trajectory: one of the prompt, and one for each end of its versions."""
 PROMPT = (Turn(0, 1, Role.PROMPT),)
 
 
@@ -100,7 +100,7 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         return self._ask(protocol.GetPlan(step, ahead))  # type: ignore[no-any-return]
 
     def has_batch(self) -> bool:
-        """Whether there are enough complete groups for a batch, if none of them is too old."""
+        """True if there are enough complete groups for a batch, if none of them is too old."""
         return self._tx.count("ready") >= self._wanted
 
     def end_step(self, steps: int, version: int | None) -> None:

@@ -1,6 +1,6 @@
 """A discrete-event simulation of a run: actors, engines, scorers and learner around the real replay.
 
-A batch of a large run is as many small batches of replay shards beside each other. So a batch of more than
+A batch of a large run is as many small batches, one of each replay shard. So a batch of more than
 LARGEST_BATCH trajectories is simulated as one shard, with its share of the engines and scorers. That is a little too
 fast, since the slowest of many trajectories is slower than the slowest of few.
 """
@@ -25,9 +25,10 @@ from asyncrl.types import BatchPlan, Ticket
 
 LARGEST_BATCH = 256
 FEWEST_GROUPS = 16
-"""Of a simulated shard. Whether a batch is complete depends on its slowest groups, of which a few say too little."""
+"""The trajectories of a batch of a simulated shard. Its slowest groups decide when it is complete, and few say
+little."""
 MOST_EPISODES = 1_000_000
-"""Of a simulation, which takes about a second for 1,000."""
+"""The groups of a simulation, which takes about a second for 1,000."""
 MOST_TURNS = 20_000_000
 EPISODES_OF_AN_ACTOR = 64
 MOST_FAILED = 0.5
@@ -36,7 +37,7 @@ LEASE = 32
 
 
 class Forecast(Struct, frozen=True):
-    """What a simulation found, from the end of the first steps on. Idle shares are of time, those of engines and
+    """The result of a simulation, from the end of the first steps on. Idle shares are of time, those of engines and
     scorers means over all of them. `lags` has the share of the trained trajectories by lag, `discarded` is the share of
     the sampled tokens that were thrown away with their trajectories. `requests` are those of one engine while it has
     any."""

@@ -1,4 +1,5 @@
-"""Which numbers of learner GPUs are worth a simulation: those around the one at which neither side waits on average."""
+"""The numbers of learner GPUs that are worth a simulation: those around the one at which neither side waits on
+average."""
 
 from __future__ import annotations
 

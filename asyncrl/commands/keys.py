@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
 from asyncrl.network.keys import add_client, make_keys
 
 MADE = """made the keys of a server, and of the clients on its own machine, in {folder}
@@ -20,18 +20,17 @@ ADDED = """made the keys of client {name}, and allowed it
 """
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line."""
     parser = argparse.ArgumentParser(prog="asyncrl keys", description=f"{__doc__} See docs/security.md.")
     parser.add_argument("--out", type=Path, required=True, help="folder of the keys, the server's network.keys")
     parser.add_argument("--client", metavar="NAME", help="make keys for one more machine that runs clients only")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     folder: Path = arguments.out
-    with failures_end_the_command(EXIT_USAGE, "asyncrl keys"):
-        if arguments.client is None:
-            make_keys(folder)
-            message = MADE.format(folder=folder)
-        else:
-            theirs = add_client(folder, arguments.client)
-            message = ADDED.format(folder=folder, name=arguments.client, theirs=theirs)
+    if arguments.client is None:
+        make_keys(folder)
+        message = MADE.format(folder=folder)
+    else:
+        theirs = add_client(folder, arguments.client)
+        message = ADDED.format(folder=folder, name=arguments.client, theirs=theirs)
     sys.stdout.write(message)

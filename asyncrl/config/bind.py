@@ -1,4 +1,4 @@
-"""Which addresses a process may listen on: loopback always, others with keys or with network.insecure=true."""
+"""The addresses that a process may listen on: loopback always, others with keys or with network.insecure=true."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_bind(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """True if only this machine reaches `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

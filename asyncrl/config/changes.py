@@ -22,7 +22,7 @@ from asyncrl.errors import ConfigError
 KEYS = tuple(key for key, option in OPTIONS.items() if not is_dataclass(option.type))
 """The keys that have a value of their own."""
 STEP_SECTIONS = ("learner", "critic", "implicit", "algorithm")
-"""What a learner step reads. Changes of other keys show in what the replay records."""
+"""The sections that a learner step reads. Changes of other keys show in what the replay records."""
 ADDRESSES = ("network", "run.dir")
 """Keys that say where a run is; their changes are no changes of the run."""
 HOST_KEYS = ("learner.node", "learner.rendezvous", "learner.interface", "learner.memory", "model.copies")
@@ -102,7 +102,7 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
 
 
 def is_of_run(key: str) -> bool:
-    """Whether a key is the same for the whole run: it does not say where a process is."""
+    """True if a key is the same for the whole run: it does not say where a process is."""
     return key not in HOST_KEYS and not key.startswith(ADDRESSES)
 
 
@@ -140,8 +140,8 @@ class ConfigHistory:
     def at(self, step: int) -> TrainConfig:
         """The configuration with which a learner trains `step`.
 
-        A key has its recorded value. Only a key that is set to a value that it never had in the run keeps that value
-        at every step, so that a run can be trained again with other values.
+        A key has its recorded value. The exception is a key that is set to a value which it never had in the run: it
+        keeps that value at every step, so that a run can be trained again with other values.
         """
         changes = [each for each in self.changes if each.key.startswith(STEP_SECTIONS)]
         if not changes:

@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, Command] = {
         "asyncrl.launch.local", "run everything, here or on a cluster: replay, actors, scorers, learner", True
     ),
     "demo": Command(
-        "asyncrl.commands.demo.command", "train a tiny calculator policy from nothing, and show the result", True
+        "asyncrl.commands.demo.__main__", "train a tiny calculator policy from nothing, and show the result", True
     ),
     "sft": Command(
         "asyncrl.commands.sft.__main__", "fine-tune a model on demonstrations, before or instead of `train`", True
@@ -58,17 +58,18 @@ COMMANDS: Mapping[str, Command] = {
         "say in what runs differ and what came of each: `asyncrl compare RUN RUN`",
     ),
     "try": Command(
-        "asyncrl.commands.trial.command", "play one episode of a task and show each turn: `asyncrl try TASKS --index 3`"
+        "asyncrl.commands.trial.__main__",
+        "play one episode of a task and show each turn: `asyncrl try TASKS --index 3`",
     ),
     "evaluate": Command(
-        "asyncrl.commands.evaluate.command", "measure pass@k of a run or a model on tasks, without training"
+        "asyncrl.commands.evaluate.__main__", "measure pass@k of a run or a model on tasks, without training"
     ),
-    "export": Command("asyncrl.commands.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
+    "export": Command("asyncrl.commands.export", "write the policy of a checkpoint as a Hugging Face folder"),
     "merge": Command(
-        "asyncrl.commands.merge.command", "make a Hugging Face folder of shards of asyncrl, verl or Megatron"
+        "asyncrl.commands.merge.merge", "make a Hugging Face folder of shards of asyncrl, verl or Megatron"
     ),
     "push-to-hub": Command(
-        "asyncrl.commands.hub.command", "upload an exported model with its card to the Hugging Face hub"
+        "asyncrl.commands.hub.push_to_hub", "upload an exported model with its card to the Hugging Face hub"
     ),
     "data": Command(
         "asyncrl.data.command",
@@ -77,7 +78,7 @@ COMMANDS: Mapping[str, Command] = {
         ("gsm8k", "math", "dapo", "search", "code", "tools", "reasoning-gym"),
     ),
     "plan": Command("asyncrl.capacity.command", "forecast speed, idle shares and cost of a run on other GPUs"),
-    "doctor": Command("asyncrl.launch.doctor.command", "check this host, and say what is wrong and how to mend it"),
+    "doctor": Command("asyncrl.launch.doctor.doctor", "check this host, and say what is wrong and how to mend it"),
     "keys": Command("asyncrl.commands.keys", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
     "algorithms": Command("asyncrl.algorithms.docs", "list every advantage, loss, correction, KL and aggregation"),
     "from-verl": Command("asyncrl.compat.verl.configuration.command", "translate a configuration of verl"),
@@ -116,22 +117,23 @@ def usage() -> str:
 
 
 def command_name() -> str:
-    """How the command of this process is written, such as `asyncrl train`."""
+    """The command of this process as a user writes it, such as `asyncrl train`."""
     program = Path(sys.argv[0])
     return f"asyncrl {program.parent.name}" if program.name == "__main__.py" else program.name
 
 
-def show_role_help(arguments: Sequence[str]) -> None:
-    """Print the help of a role, or that of the sections that the arguments name. Ends the process with status 2 where
-    there is no such section."""
+def show_role_help(arguments: Sequence[str]) -> int:
+    """Print the help of a role, or that of the sections that the arguments name. Return the exit status, which is 2 for
+    an unknown section."""
     words = [word for word in arguments if not word.startswith("-") and "=" not in word]
     by_name = {prefix.rstrip("."): section for prefix, section in sections(TrainConfig()) if prefix}
     for word in words:
         if word not in by_name:
             sys.stderr.write(f"asyncrl: {word}: there is no such section{did_you_mean(word, by_name)}\n")
-            sys.exit(2)
+            return 2
     text = "".join(_section_help(word, by_name[word]) for word in words)
     sys.stdout.write(text or "".join(_role_help(command_name(), by_name)))
+    return 0
 
 
 def _role_help(name: str, by_name: Mapping[str, Any]) -> Iterator[str]:

@@ -40,7 +40,7 @@ INSTALL = """to use it, add a line to ~/.bashrc, or to ~/.zshrc below `compinit`
 
 
 def candidates(words: Sequence[str]) -> Iterator[str]:
-    """What the last word behind `asyncrl` may become. A word that is complete ends with a space."""
+    """The completions of the last word of a command line of `asyncrl`. A word that is complete ends with a space."""
     *before, current = words
     current = current.lstrip("+")
     return (word for word in _known(before, current) if word.startswith(current))
@@ -73,7 +73,7 @@ def _values(key: str) -> Iterable[str]:
     return () if option is None else ("true", "false") if option.type is bool else option.choices
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line."""
     parser = argparse.ArgumentParser(
         description="Print the script that completes commands, keys and values in a shell.",
@@ -82,6 +82,6 @@ def main() -> None:
     )
     parser.add_argument("shell", choices=[*SCRIPTS, "words"])
     parser.add_argument("words", nargs="*", help="for the scripts: the words to complete the last of")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     text = SCRIPTS.get(given.shell) or "".join(f"{word}\n" for word in candidates(given.words or [""]))
     sys.stdout.write(text)

@@ -1,4 +1,4 @@
-"""From KEY=VALUE words to a checked configuration: Hydra composes the files, the schema types them.
+"""The way from KEY=VALUE words to a checked configuration: Hydra composes the files, the schema types them.
 
 Three levels, the later wins: the schema's defaults, the chosen files (algorithm, engine, scoring, experiment), the
 words of the command line. All that is wrong is refused at once, one line for each key.
@@ -47,8 +47,9 @@ def read(words: Sequence[str], folder: Path | None = None, names_missing_data: b
     assert isinstance(typed, TrainConfig)
     if lines := [*wrong.values(), *refusals(typed, wrong)]:
         # Where nothing else is wrong, the preflight refuses missing files, together with what else is not there.
-        missing = (line for key, line in missing_data(typed).items() if key not in wrong and names_missing_data)
-        raise ConfigError("\n".join([*lines, *missing]))
+        missing = missing_data(typed.data, typed.algorithm.sft.path) if names_missing_data else {}
+        lines += (line for key, line in missing.items() if key not in wrong)
+        raise ConfigError("\n".join(lines))
     return typed
 
 

@@ -22,7 +22,7 @@ command line.
 * `GROUP=NAME` chooses a file of a group: `algorithm=dapo`, `engine=sglang`, `scoring=pure` and `experiment=demo` choose
   files of `configs/`. `GROUP=FILE.yaml` chooses a file of your own by its path: `experiment=./mine.yaml`
   ([first_run.md](first_run.md)).
-* A name alone stands for a part with its default parameters: `algorithm.loss=gspo`. One text stands for a list of one:
+* A name alone means a part with its default parameters: `algorithm.loss=gspo`. One text means a list of one:
   `actor.tools=python`.
 * `--cfg job` prints the configuration that would run, without secrets. `--help` lists groups and sections,
   `--help SECTION` the keys of a section.
@@ -34,7 +34,7 @@ what is not there: models, files, tools, rules and parts of the algorithm. Inter
 
 The last column says whether a run may resume with another value, and why not ([faults.md](faults.md)).
 
-This page is generated from `asyncrl/config/schema/`; `make docs` writes it anew.
+This page is generated from `asyncrl/config/schema/`; `make docs` writes it again.
 """
 
 

@@ -1,15 +1,22 @@
-"""How commands and roles end: their exit statuses, and the message in place of a traceback."""
+"""The exit statuses of commands and roles, and the one place that turns an error into a message and a status."""
 
 from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from asyncrl.config.commands import command_name
-from asyncrl.errors import AsyncrlError, ConfigError, DataError
+from asyncrl.errors import (
+    AsyncrlError,
+    ConfigError,
+    DataError,
+    RunOverError,
+    StoppedError,
+    TooManyFailuresError,
+)
 from asyncrl.masking import masked_text
 
 EXIT_USAGE = 2
@@ -18,33 +25,36 @@ EXIT_HOPELESS = 3
 """The status of a learner that ends because too much fails in its run."""
 EXIT_STOPPED = 130
 """The status of a process that was asked to stop before it was done."""
-EXPECTED: tuple[type[Exception], ...] = (AsyncrlError, OSError)
+MAX_LINE_CHARS = 2_000
 
 
 def end_quickly() -> None:
-    """Have this process end without Python's last collections, which look at every object of all modules that were
-    loaded. With torch and transformers that took seconds behind the last word of a command."""
+    """Let this process end without Python's last garbage collections."""
+    # They look at every object of all loaded modules. With torch and transformers that took seconds.
     atexit.register(gc.freeze)
 
 
 def usage_or_failure(error: Exception) -> int:
-    """EXIT_USAGE for a configuration or a data file that is refused, else EXIT_FAILURE."""
+    """Return EXIT_USAGE for a configuration or a data file that is refused, else EXIT_FAILURE."""
     return EXIT_USAGE if isinstance(error, (ConfigError, DataError)) else EXIT_FAILURE
 
 
-@contextmanager
-def failures_end_the_command(
-    status: int | Callable[[Exception], int] = EXIT_FAILURE, name: str = "", also: tuple[type[Exception], ...] = ()
-) -> Iterator[None]:
-    """Ends the process without a traceback: on Ctrl-C with EXIT_STOPPED; on an AsyncrlError, an OSError or an error of
-    `also` with a message on stderr and `status`, which may depend on the error. Each line of the message begins with
-    `name`, by default that of the command."""
+def exit_status(run: Callable[[], int | None], name: str) -> int:
+    """Run a command and return the exit status of its process, which shows no traceback for an expected error.
+
+    Ctrl-C and StoppedError give EXIT_STOPPED without a message, RunOverError gives 0. For any other AsyncrlError and
+    for an OSError the message goes to stderr, and each of its lines begins with `name`.
+    """
     try:
-        yield
-    except KeyboardInterrupt:
-        sys.exit(EXIT_STOPPED)
-    except (*EXPECTED, *also) as error:
-        name = name or command_name()
+        return run() or 0
+    except (KeyboardInterrupt, StoppedError):
+        return EXIT_STOPPED
+    except RunOverError as error:
+        logging.getLogger(command_name()).info("%s", error)
+        return 0
+    except (AsyncrlError, OSError) as error:
+        from asyncrl.text import cut  # It loads a library, and help must come at once.
+
         lines = masked_text(str(error)).splitlines() or [repr(error)]
-        sys.stderr.write("".join(f"{name}: {line}\n" for line in lines))
-        sys.exit(status(error) if callable(status) else status)
+        sys.stderr.write("".join(f"{name}: {cut(line, MAX_LINE_CHARS)}\n" for line in lines))
+        return EXIT_HOPELESS if isinstance(error, TooManyFailuresError) else usage_or_failure(error)

@@ -10,7 +10,7 @@ GROUPS = ("algorithm", "engine", "scoring", "experiment")
 
 
 def config_dir() -> Path:
-    """The folder of the shipped configuration files: beside the package in a checkout, inside it when installed."""
+    """The folder of the shipped configuration files: next to the package in a checkout, inside it when installed."""
     package = Path(asyncrl.__file__).parent
     inside, beside = package / "configs", package.parent / "configs"
     return inside if inside.is_dir() else beside

@@ -1,7 +1,9 @@
 """The files that a run chooses, one of each group: shipped ones by name, others by name or by path.
 
 Hydra finds the shipped files by itself. Another file is read and checked here, with the files that its `defaults` name,
-and stored in Hydra's memory. So it needs neither a certain folder nor a line `# @package`. Its own keys win over those
+and stored in Hydra's memory. So it needs neither a certain folder nor a line `# @package`.
+
+Its own keys win over those
 of the files that its `defaults` name, unless it lists `_self_` there. A relative path in `defaults` begins at the file.
 """
 
@@ -25,7 +27,7 @@ from asyncrl.config.setting import set_value, typed_defaults
 from asyncrl.errors import ConfigError
 
 FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError)
-"""What Hydra, OmegaConf and YAML raise for words and files that they cannot use."""
+"""The errors that Hydra, OmegaConf and YAML raise for words and files that they cannot use."""
 
 OWN_KEYS = "_self_"
 PACKAGE = re.compile(r"#\s*@package\s+(\S+)")

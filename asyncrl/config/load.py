@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -13,31 +14,26 @@ from omegaconf import OmegaConf
 
 from asyncrl.config.commands import command_name, show_role_help
 from asyncrl.config.compose import composed, read
-from asyncrl.config.exits import EXIT_HOPELESS, EXIT_STOPPED, EXPECTED, end_quickly, usage_or_failure
+from asyncrl.config.exits import end_quickly, exit_status
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.secrets import masked
-from asyncrl.errors import (
-    ConfigError,
-    RunOverError,
-    StoppedError,
-    TooManyFailuresError,
-)
+from asyncrl.errors import ConfigError
 from asyncrl.machine.files import LossyText
 from asyncrl.masking import masked_text
 from asyncrl.text import cut
 
 MESSAGE = "asyncrl: "
-"""What each line of the message begins with that says why a role ends."""
+"""The start of each line of the message that says why a role ends."""
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "aiohttp.access", "urllib3")
-"""Their loggers would add a line for each request of an agent or a tool."""
+"""HTTP clients whose loggers would add a line for each request of an agent or a tool."""
 MCP = ("mcp", "client")
-"""They would add a traceback for each message of an MCP server that cannot be read. An actor logs what fails itself."""
+"""Loggers that would add a traceback for each unreadable message of an MCP server. An actor logs such failures
+itself."""
 OTHER_HARDWARE = ("torchao", "torch.utils._pytree")
-"""At every start they warn of torchao's kernels for other hardware; asyncrl uses only its optimizer."""
+"""Loggers that warn at every start of torchao's kernels for other hardware; asyncrl uses only its optimizer."""
 HUB = "huggingface_hub"
-"""It writes its warnings itself, so that the log would have each one twice."""
+"""A logger that writes its warnings itself, so that the log would have each one twice."""
 MAX_LOG_CHARS = 16_000
-MAX_LINE_CHARS = 2_000
 
 
 class _Bounded(logging.Formatter):
@@ -52,41 +48,30 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {command_name()} --help")
 
 
-def role_main(
-    role: Callable[[TrainConfig], None], arguments: Sequence[str] | None = None, reads_data: bool = True
-) -> None:
-    """Read `arguments`, by default the command line of this process, and run `role`, which `reads_data` or only looks
-    at the configuration.
+def role_main(role: Callable[[TrainConfig], int | None], arguments: Sequence[str], reads_data: bool = True) -> int:
+    """Run `role` with the configuration of a command line, and return the exit status of the process (`exit_status`).
 
-    A configuration or a data file that is refused ends the process with a message and status 2. A later failure ends
-    it, an OSError among them, with a message and status 1, or 3 if too much fails in the run. None shows a traceback.
+    `reads_data` is false for a role that only looks at the configuration, which may name data that is missing.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help"} & set(arguments):
-        show_role_help(arguments)
-        return
+        return show_role_help(arguments)
     end_quickly()
     sys.stdout, sys.stderr = LossyText(1), LossyText(2)
     log_to_stderr()
+    return exit_status(partial(_run, role, arguments, reads_data), MESSAGE.removesuffix(": "))
+
+
+def _run(role: Callable[[TrainConfig], int | None], arguments: Sequence[str], reads_data: bool) -> int | None:
     parser = _Parser(allow_abbrev=False, add_help=False)
     parser.add_argument("words", nargs="*")
     parser.add_argument("-c", "--cfg", choices=["job"])
     parser.add_argument("--config-dir", type=Path)
-    try:
-        given = parser.parse_intermixed_args(arguments)
-        if given.cfg:
-            chosen = cast("dict[str, Any]", OmegaConf.to_container(composed(given.words, given.config_dir)))
-            sys.stdout.write(OmegaConf.to_yaml(masked(chosen)))
-        else:
-            role(read(given.words, given.config_dir, reads_data))
-    except RunOverError as error:
-        logging.getLogger(command_name()).info("%s", error)
-    except StoppedError:
-        sys.exit(EXIT_STOPPED)
-    except EXPECTED as error:
-        lines = str(error).splitlines() or [repr(error)]
-        sys.stderr.write("".join(f"{MESSAGE}{cut(line, MAX_LINE_CHARS)}\n" for line in lines))
-        sys.exit(EXIT_HOPELESS if isinstance(error, TooManyFailuresError) else usage_or_failure(error))
+    given = parser.parse_intermixed_args(arguments)
+    if not given.cfg:
+        return role(read(given.words, given.config_dir, reads_data))
+    chosen = cast("dict[str, Any]", OmegaConf.to_container(composed(given.words, given.config_dir)))
+    sys.stdout.write(OmegaConf.to_yaml(masked(chosen)))
+    return None
 
 
 def log_to_stderr() -> None:

@@ -1,4 +1,4 @@
-"""Where a run keeps its files and where its servers listen, as the configuration says; and which run it is."""
+"""The places of a run's files, the addresses of its servers, and its identity, by the configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FINE_TUNING_FILE = "fine_tuning"
 CHECKPOINTS = "checkpoints"
 """The folder in a run's folder with its checkpoints."""
 CARD_FILES = ("README.md", "curves.png")
-"""The model card beside an exported model, and its picture. An export leaves those that are there."""
+"""The model card of an exported model, and its picture. An export leaves those that are there."""
 AGENTS_FOLDER = "agents"
 """The folder in a run's folder in which its actors tell agents elsewhere where to ask for episodes, with the keys."""
 ALIVE_FOLDER = "alive"
@@ -51,7 +51,7 @@ def run_dir(config: RunConfig) -> Path:
 
 
 def agents_folder(config: RunConfig) -> Path:
-    """Where the actors of the run tell agents elsewhere where to ask for episodes."""
+    """The folder in which the actors of the run tell agents elsewhere where to ask for episodes."""
     return run_dir(config) / AGENTS_FOLDER
 
 
@@ -61,7 +61,7 @@ def gpu_locks(config: RunConfig) -> Path:
 
 
 def steps_in_newest_checkpoint(run_dir: Path) -> int:
-    """How many steps the newest complete checkpoint of a run covers; 0 where it has none."""
+    """The steps that the newest complete checkpoint of a run covers; 0 if it has none."""
     marks = (run_dir / CHECKPOINTS).glob("step-*/complete")
     steps = (mark.parent.name.removeprefix("step-") for mark in marks)
     return max((int(each) for each in steps if each.isdecimal()), default=0)
@@ -85,7 +85,7 @@ def weights_endpoint(config: NetworkConfig) -> str:
 
 
 def run_identity(config: RunConfig, make: bool = False) -> RunIdentity:
-    """Which run this process belongs to.
+    """The identity of the run of this process.
 
     The run's folder keeps its id for good. With `make`, the first process that finds no id makes one. A process that
     does not see that folder knows only the run's name, and the id is empty. Raises ConfigError: the file is empty.

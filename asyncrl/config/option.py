@@ -1,4 +1,4 @@
-"""How an option is declared: its default, its meaning and its constraint.
+"""The declaration of an option: its default, its meaning and its constraint.
 
 The sections of the configuration and the parts of algorithms declare their fields in this way.
 """
@@ -70,7 +70,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """What a value must be, in words."""
+        """The values that are allowed, in words."""
         return self._words(self.type) + (" or null" if self.optional else "")
 
     @property
@@ -87,7 +87,7 @@ class Option:
         return hint not in (bool, int, float)
 
     def allows(self, value: Any) -> bool:
-        """Whether a value has the type and meets the constraint."""
+        """True if a value has the type and meets the constraint."""
         return self.optional if value is None else value != "" and self._fits(value, self.type)
 
     def _words(self, hint: Any, plural: bool = False) -> str:

@@ -13,7 +13,7 @@ IN_DOUBLE_QUOTES = re.compile(r'[^"$`\\!\n]*')
 
 
 def quoted(value: object) -> str:
-    """A value as a word has it, whatever its characters."""
+    """A value as it is written in a word of the command line, with any characters."""
     if isinstance(value, int):
         return str(value)
     # Hydra reads backslashes as they are, but for those in front of a quote.

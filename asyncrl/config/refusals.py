@@ -1,21 +1,21 @@
-"""What of a configuration is refused: values that break their option's constraint, combinations, and missing files."""
+"""The refusals of a configuration: values that break their option's constraint, combinations, and missing files."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from pathlib import Path
 
-from asyncrl.config.checks import conflicts
+from asyncrl.config.checks.conflicts import conflicts
 from asyncrl.config.keys import sections
 from asyncrl.config.option import as_yaml, options
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import DataConfig, TrainConfig
 from asyncrl.config.secrets import shown
 from asyncrl.masking import MASK
 
 ELSEWHERE = ("hf://", "hub:", "reasoning-gym:")
-"""How sources of tasks begin that are no files of this machine."""
+"""The starts of sources of tasks that are no files of this machine."""
 
 
 def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
@@ -45,10 +45,9 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
     return lines
 
 
-def missing_data(config: TrainConfig) -> dict[str, str]:
-    """For the key of data of which a file does not exist, the line that refuses it."""
-    data, shown = config.data, config.algorithm.sft.path
-    sources = {"data.train": data.train, "data.eval": data.eval or [], "algorithm.sft.path": shown or []}
+def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict[str, str]:
+    """The line that refuses each key of data that names a missing file; `demonstrations` are those of algorithm.sft."""
+    sources = {"data.train": data.train, "data.eval": data.eval or [], "algorithm.sft.path": demonstrations or []}
     return {
         key: f"{key}={source}: there is no such file; see docs/data.md"
         for key, named in sources.items()
@@ -58,7 +57,7 @@ def missing_data(config: TrainConfig) -> dict[str, str]:
 
 
 def may_exist(source: str) -> bool:
-    """Whether a file, folder or pattern is there; what is on a hub, or is made, is not looked for."""
+    """True if a file, folder or pattern exists; sources on a hub, or made ones, are not looked for."""
     path = Path(source)
     return (
         source.startswith(ELSEWHERE) or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

@@ -1,4 +1,4 @@
-"""What a configuration may hold that others must not read: keys of services, tokens and passwords.
+"""The secrets of a configuration, which others must not read: keys of services, tokens and passwords.
 
 An option says by `secret` which of its values are. Only the file in the run's folder has them, for the roles, and then
 its owner alone may read it. What is printed, logged, recorded, exported or sent has `MASK` in their place.
@@ -18,7 +18,7 @@ from asyncrl.masking import MASK, hidden, is_secret_name, masked_text
 from asyncrl.masking import masked as masked_by_name
 
 KEY_VALUE = re.compile(r"[+~]{0,2}[a-z][\w./@]*=")
-"""How a word of `asyncrl train` begins. Variables of the environment, as in --export FOO=1, have other names."""
+"""The start of a word of `asyncrl train`. Variables of the environment, as in --export FOO=1, have other names."""
 ALL_SECRET = tuple(key for key, option in OPTIONS.items() if option.secret == "all")
 
 

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,6 @@ from tempfile import TemporaryDirectory
 from aiohttp import web
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command
 from asyncrl.dashboard.access import Access
 from asyncrl.dashboard.runs import ShownRun, shown_runs
 from asyncrl.dashboard.server import application
@@ -36,13 +35,12 @@ log = logging.getLogger(__name__)
 BOUNDS = ConnectionBounds(connections=256)
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Ends with a message and status 1 where there is nothing to show."""
-    given = _parser().parse_args()
-    with failures_end_the_command():
-        runs = shown_runs(given.runs)
-        with _browser() if given.open else nullcontext() as browse:
-            asyncio.run(serve(runs, given.port, lambda url: _tell(url, runs, browse)))
+    given = _parser().parse_args(argv)
+    runs = shown_runs(given.runs)
+    with _browser() if given.open else nullcontext() as browse:
+        asyncio.run(serve(runs, given.port, lambda url: _tell(url, runs, browse)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,13 +6,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
 from asyncrl.config.keys import did_you_mean
 from asyncrl.data.converters import (
     dapo,
@@ -76,7 +75,7 @@ PROGRAMS = {"verifiers": verifiers.PROGRAM, "gym": gym.PROGRAM}
 """The programs that play the tasks, with the Python that wrote them."""
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line."""
     parser = argparse.ArgumentParser(prog="asyncrl data", description="Make task files from published data sets.")
     sets = parser.add_subparsers(dest="set", metavar="SET", required=True)
@@ -91,17 +90,15 @@ def main() -> None:
             one.add_argument("--data-source", default=NAMED[name], help=f"data source of the tasks ({NAMED[name]})")
         for flag in MORE.get(name, ()):
             one.add_argument(f"--{flag}", **FLAGS[flag])
-    words = sys.argv[1:]
-    if words and words[0] not in SETS and not words[0].startswith("-"):
-        hint = did_you_mean(words[0], SETS) or f"; use one of {', '.join(SETS)}"
-        parser.error(f"there is no set {words[0]!r}{hint}")
-    arguments = parser.parse_args(words)
+    if argv and argv[0] not in SETS and not argv[0].startswith("-"):
+        hint = did_you_mean(argv[0], SETS) or f"; use one of {', '.join(SETS)}"
+        parser.error(f"there is no set {argv[0]!r}{hint}")
+    arguments = parser.parse_args(argv)
     source = getattr(arguments, "data_source", "")
-    with failures_end_the_command(EXIT_USAGE, "asyncrl data"):
-        more = {NAMES.get(flag, flag): getattr(arguments, flag) for flag in MORE.get(arguments.set, ())}
-        rows, left_out = convert(
-            arguments.set, arguments.source, arguments.out, arguments.split, source, arguments.user, print_line, **more
-        )
+    more = {NAMES.get(flag, flag): getattr(arguments, flag) for flag in MORE.get(arguments.set, ())}
+    rows, left_out = convert(
+        arguments.set, arguments.source, arguments.out, arguments.split, source, arguments.user, print_line, **more
+    )
     reason = {"dapo": "are repeated", "code": "have no tests", "nemo-gym": "have no prompt"}.get(arguments.set)
     rest = f"; {left_out} rows left out, which {reason}" if left_out else ""
     sys.stdout.write(f"wrote {rows} tasks to {arguments.out}{rest}\n")

@@ -1,37 +1,92 @@
-"""Which addresses of a run its launcher chose. The configuration in the run's folder has them, so that all roles and
-other commands find each other; a resume leaves them to the launcher again, since a port may be taken by then, and a
-role may be on another host."""
+"""The addresses, ports and keys of a run, which a launcher chooses where the configuration leaves them open.
+
+The configuration in the run's folder has the chosen ones, so that all roles and other commands find each other. A
+resume leaves the same ones open again: a port may be taken by then, and a role may be on another host.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
-from operator import attrgetter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from asyncrl.config import locations
+from asyncrl.config.bind import is_loopback
 from asyncrl.config.option import as_yaml
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import LearnerConfig, NetworkConfig, RunConfig, TrainConfig
 from asyncrl.machine.files import write_whole
+from asyncrl.machine.ports import free_ports
+from asyncrl.network.keys import check_keys, make_keys
+
+log = logging.getLogger("asyncrl.train")
 
 FILE = "left_open.json"
 """The file in a run's folder with the keys that the configuration of its last start left to the launcher."""
+KEYS_FOLDER = "keys"
 
-_KEYS = (
-    *("network.replay_host", "network.replay_port", "network.learner_host", "network.weights_port"),
-    *("learner.rendezvous", "learner.interface"),
-)
-
-
-def addresses(config: TrainConfig) -> dict[str, Any]:
-    """The values of all keys that a launcher may set."""
-    return {key: attrgetter(key)(config) for key in _KEYS}
+_NETWORK_KEYS = ("replay_host", "replay_port", "learner_host", "weights_port")
+_LEARNER_KEYS = ("rendezvous", "interface")
 
 
-def record_left_open(run_dir: Path, given: Mapping[str, Any], config: TrainConfig) -> None:
-    """Write down which of the values that were `given` the launcher has replaced by those of `config`."""
-    chosen = addresses(config)
-    write_whole(run_dir / FILE, json.dumps({key: value for key, value in given.items() if chosen[key] != value}))
+@dataclass(frozen=True, slots=True)
+class RunAddresses:
+    """The sections of the configuration that say where a run listens. Its methods set what is open in them."""
+
+    run: RunConfig
+    network: NetworkConfig
+    learner: LearnerConfig
+    shards: int
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Self:
+        """The addresses of a run; what is set in them is set in `config`."""
+        return cls(config.run, config.network, config.learner, config.replay.shards)
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run as an absolute path."""
+        return locations.run_dir(self.run).absolute()
+
+    def values(self) -> dict[str, Any]:
+        """The values of all keys that a launcher may set."""
+        network = {f"network.{name}": getattr(self.network, name) for name in _NETWORK_KEYS}
+        return network | {f"learner.{name}": getattr(self.learner, name) for name in _LEARNER_KEYS}
+
+    def choose_ports(self) -> None:
+        """Set the ports that are open, so that all roles share them. Raises UnavailableError: none is free."""
+        self.network.replay_port = self.network.replay_port or free_ports(self.shards)
+        self.network.weights_port = self.network.weights_port or free_ports(1)
+
+    def close_to_others(self) -> None:
+        """Make keys for a run that other machines can reach and that has none."""
+        network = self.network
+        alone = is_loopback(network.replay_address) and is_loopback(network.learner_address)
+        # Some sockets use keys even where the learner's hosts cannot: gloo and NCCL between these need `insecure`.
+        if alone or network.keys is not None or (network.insecure and self.learner.nodes == 1):
+            return
+        self.take_keys()
+
+    def take_keys(self) -> None:
+        """Use the keys in the run's folder, which are made if there are none, unless the configuration names others.
+
+        Raises ConfigError: they cannot be used.
+        """
+        if self.network.keys is None:
+            folder = self.run_dir / KEYS_FOLDER
+            if not folder.exists():
+                make_keys(folder)
+                log.info("made keys for this run in %s", folder)
+            self.network.keys = str(folder)
+        check_keys(self.network.keys)
+
+    def record_left_open(self, given: Mapping[str, Any]) -> None:
+        """Write into the run's folder which of the values that were `given` the launcher has replaced."""
+        chosen = self.values()
+        left = {key: value for key, value in given.items() if chosen[key] != value}
+        write_whole(self.run_dir / FILE, json.dumps(left))
 
 
 def words_left_open(run_dir: Path) -> list[str]:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from asyncrl.config.schema import TrainConfig
-from asyncrl.config.schema.cluster import AutoscaleConfig
+from asyncrl.config.schema.cluster import AutoscaleConfig, ClusterConfig
 from asyncrl.errors import ConfigError
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.progress import Tail
@@ -27,15 +26,15 @@ STARVED, SERVED = 0.2, 0.05
 BUSY = 0.1
 """Actors or scorers are the limit while they are idle for a smaller share of their time."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
-"""There are too many of them while they are idle for a larger share, and the learner does not wait."""
+"""Too many of them run while they are idle for a larger share, and the learner does not wait."""
 OLD = 0.9
 """Actors are too fast while the mean lag is above this share of `replay.max_lag`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the newest metrics say: shares of time for which the learner, the actors and the scorers were idle, the
-    trajectories that wait for scores, in batches, and the mean lag as a share of the largest that is allowed."""
+    """The newest metrics: the shares of time for which learner, actors and scorers were idle, and the batches that wait
+    for scores. `lag_share` is the mean lag as a share of the age bound."""
 
     learner_idle: float
     actors_idle: float
@@ -54,7 +53,7 @@ class ScaleChange:
 
 
 def wished_change(seen: Workload) -> ScaleChange | None:
-    """What the rule wants, whatever the bounds of the numbers are. None: nothing."""
+    """The change that the rule wants, without regard to the bounds of the numbers. None: no change."""
     waits = f"the learner waits for {seen.learner_idle:.0%} of its time"
     if seen.learner_idle > STARVED:
         if seen.scorers_idle < BUSY and seen.waiting_batches >= 1:
@@ -82,7 +81,7 @@ class Patience:
         self._count = 0
 
     def passes(self, change: ScaleChange | None, counts: Mapping[str, int]) -> bool:
-        """Whether `change` is to be done now, where `counts` processes run."""
+        """True if `change` is to be done now, while `counts` processes run."""
         if change is None or not self._allows(change, counts):
             self._last, self._count = None, 0
             return False
@@ -103,19 +102,31 @@ class Patience:
         return count >= least if change.by < 0 else count <= most
 
 
+@dataclass(frozen=True, slots=True)
+class RunSizes:
+    """Sizes of a run that its metrics do not tell."""
+
+    shards: int
+    batch_size: int
+    max_lag: int
+
+
 class Autoscaler:
-    """Reads the metrics of a run now and then, and has `scale` change the numbers in `config.cluster`; each change is
-    logged with its reason. `clock` gives seconds."""
+    """Reads the metrics of a run now and then, and calls `scale` with other numbers of actors or scorers.
+
+    `scale` sets them in `cluster`. Each change is logged with its reason. `clock` gives seconds.
+    """
 
     def __init__(
         self,
-        config: TrainConfig,
+        cluster: ClusterConfig,
+        sizes: RunSizes,
         run_dir: Path,
         scale: Callable[[Mapping[str, int]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._run_dir, self._scale, self._clock = config, run_dir, scale, clock
-        self._settings = config.cluster.autoscale
+        self._cluster, self._settings, self._sizes, self._run_dir = cluster, cluster.autoscale, sizes, run_dir
+        self._scale, self._clock = scale, clock
         self._patience = Patience(self._settings)
         self._tails: dict[str, Tail] = {}
         self._next = clock() + self._settings.every_s
@@ -127,8 +138,8 @@ class Autoscaler:
         if not (self._settings.actors or self._settings.scorers) or self._clock() < self._next:
             return
         self._next = self._clock() + self._settings.every_s
-        cluster, seen = self._config.cluster, self._look()
-        counts = {"actors": cluster.actors or 1, "scorers": cluster.scorers or 1}
+        counts = {"actors": self._cluster.actors or 1, "scorers": self._cluster.scorers or 1}
+        seen = self._look(counts)
         change = wished_change(seen) if seen is not None else None
         if not self._patience.passes(change, counts) or change is None:
             return
@@ -155,13 +166,13 @@ class Autoscaler:
         for name in [name for name in self._found if name.startswith(f"{module}-") and name not in kept]:
             del self._found[name], self._tails[name]
 
-    def _look(self) -> Workload | None:
-        """None: the learner has done no step since the last look, or a role has no metrics yet."""
-        config, shards = self._config, self._config.replay.shards
+    def _look(self, counts: Mapping[str, int]) -> Workload | None:
+        """The workload; None: the learner has done no step since the last look, or a role has no metrics yet."""
+        shards, max_lag = self._sizes.shards, self._sizes.max_lag
         learner = self._read("learner")
         replays = [self._read("replay" if shards == 1 else f"replay-{shard}") for shard in range(shards)]
-        actors = [self._read(f"actor-{index}") for index in range(config.cluster.actors or 1)]
-        scorers = [self._read(f"scoring-{index}") for index in range(config.cluster.scorers or 1)]
+        actors = [self._read(f"actor-{index}") for index in range(counts["actors"])]
+        scorers = [self._read(f"scoring-{index}") for index in range(counts["scorers"])]
         for count, name in ((len(actors), "actor"), (len(scorers), "scoring")):
             self._forget(name, count)
         if not all((learner, *replays, *actors, *scorers)) or learner["step"] == self._step:
@@ -172,6 +183,6 @@ class Autoscaler:
             learner_idle=learner["idle"],
             actors_idle=fmean(actor["idle"] for actor in actors),
             scorers_idle=fmean(scorer["idle"] for scorer in scorers),
-            waiting_batches=waiting / config.learner.batch_size,
-            lag_share=learner["lag/mean"] / config.replay.max_lag if config.replay.max_lag else 0.0,
+            waiting_batches=waiting / self._sizes.batch_size,
+            lag_share=learner["lag/mean"] / max_lag if max_lag else 0.0,
         )

@@ -1,15 +1,18 @@
-"""What starts the processes of a run, and where: this machine, or what `cluster.launcher` names."""
+"""The launchers, which start the processes of a run: on this machine, or as `cluster.launcher` says."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from functools import partial
 from typing import Protocol
 
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.locations import record_config
+from asyncrl.config.schema import ClusterConfig, TrainConfig
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.placement.placement import Placement, check_unmoved
 from asyncrl.launch.placement.pools import Host
-from asyncrl.launch.processes import choose_ports, this_host
+from asyncrl.launch.processes import this_host
 from asyncrl.launch.role_process import LocalProcess, Start
 from asyncrl.launch.supervisor import Supervisor
 
@@ -21,10 +24,10 @@ class Launcher(Protocol):
     def start(self) -> Start: ...
 
     def hosts(self) -> list[Host]:
-        """What the run may use. Raises ConfigError: there is nothing."""
+        """The hosts that the run may use. Raises ConfigError: there are none."""
 
     def is_one_machine(self) -> bool:
-        """Whether all hosts are this machine."""
+        """True if all hosts are this machine."""
 
     def check_addresses(self, placement: Placement) -> None:
         """Raises ConfigError: `prepare` would find no address at which others reach the replay or the learner."""
@@ -34,8 +37,10 @@ class Launcher(Protocol):
         UnavailableError: no port is free; ConfigError: the hosts cannot have the placement; StoppedError."""
 
     def set_placement(self, placement: Placement) -> None:
-        """From now on roles are started as this one says; it may have more or fewer actors and scorers. Raises
-        ConfigError: roles that run would have other GPUs."""
+        """Start roles by this placement from now on; it may have more or fewer actors and scorers.
+
+        Raises ConfigError: roles that run would have other GPUs.
+        """
 
     def end_left(self, stop: threading.Event) -> Collection[str]:
         """End what an earlier start of the run has left on the hosts that `prepare` got, and tell which kernels
@@ -53,12 +58,12 @@ class LocalLauncher:
 
     start: Start = LocalProcess
 
-    def __init__(self, config: TrainConfig) -> None:
-        self._config = config
+    def __init__(self, cluster: ClusterConfig, addresses: RunAddresses) -> None:
+        self._cluster, self._addresses = cluster, addresses
         self._placement: Placement | None = None
 
     def hosts(self) -> list[Host]:
-        return [this_host(self._config.cluster)]
+        return [this_host(self._cluster)]
 
     def is_one_machine(self) -> bool:
         return True
@@ -67,7 +72,7 @@ class LocalLauncher:
         pass
 
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
-        choose_ports(self._config)
+        self._addresses.choose_ports()
         self._placement = placement
 
     def set_placement(self, placement: Placement) -> None:
@@ -86,18 +91,19 @@ class LocalLauncher:
 
 
 def open_launcher(config: TrainConfig) -> Launcher:
-    """What `cluster.launcher` names. Raises ConfigError: it cannot be used here."""
-    if config.cluster.launcher == "hosts":
+    """Open the launcher that `cluster.launcher` names. Raises ConfigError: it cannot be used here."""
+    cluster, addresses = config.cluster, RunAddresses.of(config)
+    if cluster.launcher == "hosts":
         from asyncrl.launch.hosts.launcher import HostsLauncher
 
-        return HostsLauncher(config)
-    if config.cluster.launcher == "ray":
+        return HostsLauncher(cluster, addresses)
+    if cluster.launcher == "ray":
         from asyncrl.launch.ray.launcher import RayLauncher
 
-        return RayLauncher(config)
-    if config.cluster.launcher == "slurm":
+        return RayLauncher(cluster, addresses, partial(record_config, config))
+    if cluster.launcher == "slurm":
         from asyncrl.launch.slurm.commands import this_job
         from asyncrl.launch.slurm.launcher import SlurmLauncher
 
-        return SlurmLauncher(config, this_job())
-    return LocalLauncher(config)
+        return SlurmLauncher(cluster, addresses, this_job())
+    return LocalLauncher(cluster, addresses)

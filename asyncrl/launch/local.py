@@ -11,18 +11,22 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from asyncrl.config import locations
 from asyncrl.config.changes import by_key, changed_keys, values_of
-from asyncrl.config.checks import conflicts
+from asyncrl.config.checks.conflicts import conflicts
+from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_newest_checkpoint
+from asyncrl.config.refusals import missing_data
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.secrets import shown, shown_value
+from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
-from asyncrl.launch.addresses import addresses, record_left_open
-from asyncrl.launch.autoscale import Autoscaler
+from asyncrl.launch.addresses import RunAddresses
+from asyncrl.launch.autoscale import Autoscaler, RunSizes
 from asyncrl.launch.launcher import Launcher, open_launcher
 from asyncrl.launch.ownership import OwnerWatch, exclusively, is_asked_to_stop, stop_of_start
 from asyncrl.launch.placement.placement import Placement, place, settle
@@ -33,7 +37,8 @@ from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.epochs import count_steps
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
-from asyncrl.launch.preflight.same_tasks import check_files_of_run, check_same_tasks
+from asyncrl.launch.preflight.same_files import check_same_files, task_files
+from asyncrl.launch.preflight.same_tasks import check_same_tasks, names_tasks
 from asyncrl.launch.preflight.settled import check_settled
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
@@ -75,22 +80,23 @@ def check_resume(config: TrainConfig, run_dir: Path) -> None:
     these files of tasks; or it holds a fine-tuning."""
     refuse_fine_tuning(run_dir)
     try:
-        changes_of(config, run_dir)
-        check_files_of_run(config, run_dir)
+        changes_of(values_of(config), run_dir)
+        if not missing_data(config.data, config.algorithm.sft.path) and names_tasks(run_dir):
+            check_same_files(run_dir, task_files(run_tasks(config)), begun=True)
     except ConfigError:
         if is_begun(run_dir):
             raise
 
 
-def changes_of(config: TrainConfig, run_dir: Path) -> list[str]:
-    """A line for each key that the run in the folder had with another value; none if there is no run.
+def changes_of(after: Mapping[str, Any], run_dir: Path) -> list[str]:
+    """A line for each key that the run in the folder had with another value than `after`; none if there is no run.
 
-    Raises ConfigError: the run cannot resume with this configuration.
+    Raises ConfigError: the run cannot resume with these values.
     """
     path = run_dir / CONFIG_FILE
     if not path.exists():
         return []
-    before, after = by_key(yaml.safe_load(path.read_text())), values_of(config)
+    before = by_key(yaml.safe_load(path.read_text()))
     try:
         changed = changed_keys(before, after)
     except ConfigError as error:
@@ -99,35 +105,37 @@ def changes_of(config: TrainConfig, run_dir: Path) -> list[str]:
 
 
 def claim(config: TrainConfig, run_dir: Path) -> bool:
-    """Write the run's configuration into its folder; True if the folder holds an earlier part of the same run.
+    """Write the run's configuration into its folder; return True if the folder holds an earlier part of the same run.
 
     Raises ConfigError: the run cannot resume with this configuration.
     """
     resumed = (run_dir / CONFIG_FILE).exists()
-    for line in changes_of(config, run_dir):
+    for line in changes_of(values_of(config), run_dir):
         log.info("%s", line)
     locations.record_config(config, run_dir)
     return resumed
 
 
-def claim_or_begin_anew(config: TrainConfig, run_dir: Path) -> bool:
-    """As `claim`, and it refuses other tasks, too; but a run that has not begun a step, because its first start failed,
-    does not keep its name: with another configuration or other tasks it begins anew."""
+def make_room(values: Mapping[str, Any], run_dir: Path, check_tasks: Callable[[], None]) -> None:
+    """Move a run that never began a step out of its folder if it cannot resume with these values, or with the tasks
+    that `check_tasks` refuses.
+
+    Such a run, whose first start failed, does not keep its name. Raises ConfigError: the run has begun.
+    """
     try:
-        changes_of(config, run_dir)
-        check_same_tasks(config, run_dir)
+        changes_of(values, run_dir)
+        check_tasks()
     except ConfigError:
         if is_begun(run_dir):
             raise
         aside = set_aside(run_dir)
-        log.info("%s held a run that never began a step; it begins anew, and what it had is in %s", run_dir, aside)
-        check_same_tasks(config, run_dir)  # Now it records the files as they are.
-    return claim(config, run_dir)
+        log.info("%s held a run that never began a step; it begins again, and its old files are in %s", run_dir, aside)
+        check_tasks()  # Now it records the files as they are.
 
 
-def is_past_its_steps(config: TrainConfig, run_dir: Path) -> bool:
-    """Whether the run has done more steps than `config` asks for; says so."""
-    done, wanted = steps_in_newest_checkpoint(run_dir), config.learner.total_steps
+def is_past_its_steps(wanted: int, run_dir: Path) -> bool:
+    """True if the run has done more steps than are `wanted`; says so."""
+    done = steps_in_newest_checkpoint(run_dir)
     if past := done > wanted:
         log.warning(
             "%s has done %d steps, so learner.steps=%d leaves nothing to do; to train on, set a greater learner.steps "
@@ -157,20 +165,21 @@ def train(
 
 
 def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[], str] | None) -> bool:
-    """As `train` on the first host. Raises StoppedError: a signal came before the roles were started."""
+    """Do the work of `train` on the first host. Raises StoppedError: a signal came before the roles were started."""
     check_algorithm(config)
     run_dir = locations.run_dir(config.run)
     with exclusively(run_dir), ExitStack() as stack:
         asked = stack.enter_context(stop_of_start(run_dir, stop))
         end_here(run_dir, asked)
         log.info("checking data, models and this machine before anything starts")
-        preflight(config, partial(check_resume, run_dir=run_dir), stop=asked)
+        preflight(config, partial(check_resume, config, run_dir), stop=asked)
         count_steps(config)
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = place(config, launcher.hosts())
-        settle(config, placement)
+        settle(config.cluster, config.learner, placement)
         # The addresses come first, so that the configuration in the run's folder has those of its replay.
-        given = addresses(config)
+        addresses = RunAddresses.of(config)
+        given = addresses.values()
         launcher.prepare(placement, asked)
         check_settled(config, placement)
         end_elsewhere(run_dir, launcher.end_left, asked)
@@ -178,10 +187,11 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
             raise StoppedError("stopped before anything was started")
         placement = place(config, placement.hosts)
         prepare_data(config, asked)
-        resumed = claim_or_begin_anew(config, run_dir)
+        make_room(values_of(config), run_dir, partial(check_same_tasks, run_tasks(config), run_dir))
+        resumed = claim(config, run_dir)
         record_environment(run_dir)
-        record_left_open(run_dir, given, config)
-        if is_past_its_steps(config, run_dir):
+        addresses.record_left_open(given)
+        if is_past_its_steps(config.learner.total_steps, run_dir):
             return True
         locations.run_identity(config.run, make=True)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
@@ -199,7 +209,8 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
             start=launcher.start,
         )
         scale = partial(_scale, config, placement.hosts, launcher, supervisor)
-        scaler, autoscaler = Scaler(run_dir, scale), Autoscaler(config, run_dir, scale)
+        sizes = RunSizes(config.replay.shards, config.learner.batch_size, config.replay.max_lag)
+        scaler, autoscaler = Scaler(run_dir, scale), Autoscaler(config.cluster, sizes, run_dir, scale)
         result, reason = "failed", ""
         try:
             watch = RunWatch(run_dir)
@@ -217,16 +228,16 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
             reason = str(error)
             raise
         finally:
-            if result == "done":
-                _write_card(config, run_dir)
+            if result == "done" and config.learner.export:
+                _write_card(run_dir)
             resume = how_to_resume() if how_to_resume else resume_command(run_dir)
             sys.stderr.write(report(run_dir, config.learner.total_steps, result, reason, resume))
         return done
 
 
-def _write_card(config: TrainConfig, run_dir: Path) -> None:
-    """Describe the exported model beside it. The run is done, and no fault of its card changes that."""
-    if not config.learner.export or not (run_dir / "model").is_dir():
+def _write_card(run_dir: Path) -> None:
+    """Describe the exported model in its folder. The run is done, and no fault of its card changes that."""
+    if not (run_dir / "model").is_dir():
         return
     try:
         write_card(run_dir, run_dir / "model")
@@ -237,7 +248,7 @@ def _write_card(config: TrainConfig, run_dir: Path) -> None:
 def _scale(
     config: TrainConfig, hosts: Sequence[Host], launcher: Launcher, supervisor: Supervisor, counts: Mapping[str, int]
 ) -> None:
-    """Have other numbers of actors and scorers. Raises ConfigError: there is no room for them, or none on the disk."""
+    """Change the numbers of actors and scorers. Raises ConfigError: there is no room for them, or none on the disk."""
     cluster = replace(config.cluster)
     for name, count in counts.items():
         setattr(cluster, name, count)
@@ -251,17 +262,21 @@ def _scale(
     except OSError as error:
         launcher.set_placement(before)  # It must know all roles that go on, to start them again.
         raise ConfigError(f"the run's folder cannot be written: {error}") from error
-    config.cluster = cluster
+    for name, count in counts.items():
+        setattr(config.cluster, name, count)
     supervisor.set_roles(role_commands(placement, locations.run_dir(config.run) / CONFIG_FILE))
 
 
 def _train_on_other_host(config: TrainConfig) -> bool:
-    """Its folder within that of the run has the logs of the learner's ranks here. If the first host stops the run, its
-    ranks end these, which begin again as after a failure; they end once the first host has left the run's folder."""
+    """Run the learner's ranks of this host, whose logs are in a folder of its own in the run's folder.
+
+    If the first host stops the run, its ranks end these. They then start again, as after a failure, until the first
+    host has left the run's folder.
+    """
     folder, stop = locations.run_dir(config.run) / f"host-{config.learner.node}", process.stop_on_signals()
     # The first host makes the same placement, of which only the ranks run here.
     placement = place(config, [this_host(config.cluster)])
-    settle(config, placement)
+    settle(config.cluster, config.learner, placement)
     with exclusively(folder):
         end_here(folder, stop)
         locations.record_config(config, folder)
@@ -281,11 +296,6 @@ def _train_on_other_host(config: TrainConfig) -> bool:
         return done
 
 
-def run(config: TrainConfig) -> None:
-    if not train(config):
-        sys.exit(130)
-
-
-def main() -> None:
-    """The entry of the command line; with `--plan` nothing starts."""
-    run_or_plan(run, sys.argv[1:])
+def main(argv: Sequence[str]) -> int:
+    """Run what a command line chooses, or with `--plan` show it, and return the exit status."""
+    return run_or_plan(lambda config: 0 if train(config) else EXIT_STOPPED, argv)

@@ -1,8 +1,8 @@
-"""Which process runs the folder of a run, and how another process asks it to stop.
+"""The ownership of a run's folder by one process, and how another process asks it to stop.
 
-The file `supervised` is locked, and names the process, as long as one starts roles for the folder. Whoever wants it to
-stop makes the file `stop`, which also works over a shared folder. The process renames it to `stopping`, and removes
-that when all roles have ended.
+The file `supervised` is locked, and names the process, as long as one starts roles for the folder. A process that wants
+it to stop makes the file `stop`, which also works over a shared folder. The process renames it to `stopping`, and
+removes that when all roles have ended.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ POLL_S = 0.2
 LEFT_S = 10.0
 """Longer than an owner takes to write its name, and to end when the run is done."""
 TRIES = 10
-"""To lock the file of an owner that removes it just then."""
+"""The tries to lock the file of an owner that removes it at the same time."""
 MOST_TRIES = 150
-"""To lock a file that no owner has, and that somebody looks at."""
+"""The tries to lock a file without an owner, which another process has locked to look at it."""
 LOOKING_S = 0.02
 """Longer than it takes to look whether a folder has an owner."""
 SILENT_S = 90.0
@@ -80,8 +80,8 @@ def exclusively(run_dir: Path) -> Iterator[None]:
 def _locked(run_dir: Path) -> TextIO:
     """The owner's file, locked, with the name of this process. Raises BlockingIOError: another process has it; OSError.
 
-    An owner that started nothing removes the folder. Whoever makes it just then, or opened the file before and has then
-    the lock of a file that nobody else finds, tries again.
+    An owner that started nothing removes the folder. A process that makes the folder at that moment, or has locked a
+    file that is deleted by now, tries again.
     """
     path = run_dir / OWNER_FILE
     for _ in range(TRIES):
@@ -116,7 +116,7 @@ def _lock(file: TextIO) -> None:
 
 
 def _is_looked_at(file: TextIO) -> bool:
-    """Whether nobody owns the file that somebody has locked, as far as this moment tells."""
+    """True if the locked file seems to have no owner at this moment: a process has locked it to look at it."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -126,7 +126,7 @@ def _is_looked_at(file: TextIO) -> bool:
 
 
 def is_asked_to_stop(run_dir: Path) -> bool:
-    """Whether somebody has asked the owner of the folder to stop, who starts nothing then."""
+    """True if a process has asked the owner of the folder to stop, which then starts nothing."""
     return (run_dir / STOP_FILE).exists()
 
 
@@ -159,7 +159,7 @@ class StopRequests:
         self._looked = clock()
 
     def arrived(self) -> bool:
-        """Whether a request is there; takes it."""
+        """True if a request has arrived, which this call takes."""
         if self._clock() - self._looked < LOOK_S:
             return False
         self._looked = self._clock()
@@ -205,7 +205,7 @@ class OwnerWatch:
         self._looked, self._owned_until = clock(), math.inf
 
     def has_left(self) -> bool:
-        """Whether nobody has owned the folder for `LEFT_S`. One that was killed owns it until the next one does."""
+        """True if the folder had no owner for `LEFT_S`. A killed process owns it until the next one does."""
         now = self._clock()
         if now - self._looked >= LOOK_S:
             self._looked = now

@@ -1,6 +1,6 @@
 """`asyncrl train --plan`: print where the processes of a run would be, and start nothing.
 
-`--plan` asks the hosts what they have. `--plan=16` asks nobody: it takes 16 hosts with `cluster.gpus` and
+`--plan` asks the hosts what they have. `--plan=16` asks no host: it takes 16 hosts with `cluster.gpus` and
 `cluster.cpus` each. Nor does `--plan=pools`: it takes a host for each node of `cluster.pools`, with what that names.
 """
 
@@ -27,10 +27,10 @@ OPTION, POOLS = "--plan", "pools"
 NO_GPUS = f"no host has a GPU for the servers: cluster.gpus=N plans for hosts that have some, and {SERVERS_ON_CPU}\n"
 
 
-def run_or_plan(run: Callable[[TrainConfig], None], words: Sequence[str]) -> None:
-    """The entry of a command that runs what `words` choose, or with `--plan` only shows where it would run."""
+def run_or_plan(run: Callable[[TrainConfig], int | None], words: Sequence[str]) -> int:
+    """Run what `words` choose, or with `--plan` only show where it would run. Return the exit status."""
     rest, option = without_option(words)
-    role_main(partial(show_plan, option=option) if option else run, rest, reads_data=not option)
+    return role_main(partial(show_plan, option=option) if option else run, rest, reads_data=not option)
 
 
 def without_option(words: Sequence[str]) -> tuple[list[str], str]:

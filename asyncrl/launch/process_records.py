@@ -1,7 +1,7 @@
-"""`processes.json` in the run's folder: of each role where it runs, as which process, and how often it was restarted.
+"""`processes.json` in the run's folder: the host, the process and the number of restarts of each role.
 
-The supervisor renews the file as long as it lives. So whoever starts the run after a kill knows from it which processes
-may still be at work, and until when those may be that it cannot see.
+The supervisor renews the file as long as it lives. After a kill, the next start reads which processes may still run,
+and how long those may run that it cannot see.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ProcessRecords:
 
 
 def read_records(run_dir: Path) -> dict[str, ProcessRecord]:
-    """What the last supervisor of a folder wrote; empty where none was there, or one of an earlier asyncrl."""
+    """The records of the last supervisor of a folder; empty if there was none, or one of an earlier asyncrl."""
     try:
         return msgspec.json.decode((run_dir / PROCESSES_FILE).read_bytes(), type=dict[str, ProcessRecord])
     except (FileNotFoundError, msgspec.DecodeError):

@@ -1,16 +1,19 @@
 """`asyncrl resume RUN [KEY=VALUE ...]`: go on with a run as its folder says.
 
 RUN is the folder of a run, such as runs/NAME, or its name. The configuration is the one that the folder has. Keys that
-may change (docs/configuration.md) can have another value. Addresses and ports that the run was not given by name are
-chosen anew. Relative paths in the configuration begin at the working folder: call this where the run was started.
+may change (docs/configuration.md) can have another value.
+
+Addresses and ports that the command line of the run did not name are chosen again. Relative paths in the configuration
+begin at the working folder: call this where the run was started.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import EXIT_USAGE, failures_end_the_command
+from asyncrl.config.exits import EXIT_USAGE
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning
 from asyncrl.launch import local
 from asyncrl.launch.addresses import words_left_open
@@ -29,12 +32,10 @@ def words_of(name: str) -> list[str]:
     return [f"experiment='{file}'", f"run.dir='{parent}'", f"run.name='{name}'", *words_left_open(run_dir)]
 
 
-def main() -> None:
-    """The entry of the command line; like that of `asyncrl train`."""
-    name, *words = sys.argv[1:] or [""]
+def main(argv: Sequence[str]) -> int:
+    """Go on with a run, and return the exit status."""
+    name, *words = argv or [""]
     if not name or name in ("-h", "--help"):
         sys.stdout.write(f"usage: {command_name()} RUN [KEY=VALUE ...]\n\n{__doc__}")
-        sys.exit(0 if name else EXIT_USAGE)
-    with failures_end_the_command(EXIT_USAGE):
-        sys.argv[1:] = [*words_of(name), *words]
-    local.main()
+        return 0 if name else EXIT_USAGE
+    return local.main([*words_of(name), *words])

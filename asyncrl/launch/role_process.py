@@ -16,8 +16,10 @@ from asyncrl.machine.process import DRAIN
 
 @dataclass(frozen=True, slots=True)
 class RoleCommand:
-    """One role's process: its name, which stays over restarts, its command line, what its environment has, whether it
-    can finish what it runs before it ends, and whether a stop ends it behind the others, which still need it."""
+    """The command of one role: its name, which stays over restarts, its command line and its environment.
+
+    `drains`: it can finish its work before it ends. `ends_last`: a stop ends it after the others, which still need it.
+    """
 
     name: str
     command: Sequence[str]
@@ -43,8 +45,10 @@ class RoleProcess(Protocol):
     def lease_s(self) -> float: ...
 
     def poll(self) -> int | None:
-        """Its exit status, minus a signal's number where one killed it; None while it runs. By then its log is
-        complete."""
+        """The exit status of the process, minus a signal's number if one killed it; None while it runs.
+
+        Once there is a status, the log is complete.
+        """
 
     def terminate(self) -> None:
         """Ask it to stop."""

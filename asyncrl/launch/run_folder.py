@@ -1,4 +1,4 @@
-"""What the folder of an earlier start holds, and whether the run may begin anew."""
+"""The folder of an earlier start: its contents, and moving them away so that the run can begin again."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def store_folders(run_dir: Path) -> list[Path]:
 
 
 def has_store(run_dir: Path) -> bool:
-    """Whether the run has a store or a checkpoint, from before or after its first step."""
+    """True if the run has a store or a checkpoint, from before or after its first step."""
     return any((run_dir / CHECKPOINTS).glob("*")) or bool(store_folders(run_dir))
 
 
 def is_begun(run_dir: Path) -> bool:
-    """Whether the run has a checkpoint or a recorded plan of a step, or a process serves its replay at the moment.
+    """True if the run has a checkpoint or a recorded plan of a step, or a process serves its replay at the moment.
 
     Raises StoreError: its store cannot be read.
     """
@@ -51,9 +51,9 @@ def set_aside(run_dir: Path) -> Path:
     try:
         aside.mkdir()
         for name in (_STORE, _METRICS, CONFIG_FILE, IDENTITY_FILE):
-            # A link moves as a link. The configuration comes after the store: until then the run is not begun anew.
+            # A link moves as a link. The configuration comes after the store: until then the run has not begun again.
             if os.path.lexists(run_dir / name):
                 (run_dir / name).rename(aside / name)
     except OSError as error:
-        raise ConfigError(f"{run_dir} cannot begin anew: {error}; choose another run.name") from error
+        raise ConfigError(f"{run_dir} cannot begin again: {error}; choose another run.name") from error
     return aside

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NoReturn
 from uuid import uuid4
 
-from asyncrl.config.exits import failures_end_the_command, usage_or_failure
 from asyncrl.config.schema.cluster import MOST
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.ownership import NotRunningError
@@ -86,8 +85,8 @@ def parse_counts(words: Sequence[str]) -> dict[str, int]:
 
 
 def ask(run_dir: Path, counts: Mapping[str, int], timeout_s: float) -> None:
-    """Have a run scaled, after those that asked before. Raises ConfigError: it refuses; UnavailableError: nobody has
-    answered in time."""
+    """Have a run scaled, after those that asked before. Raises ConfigError: it refuses; UnavailableError: no answer
+    came in time."""
     with (run_dir / LOCK_FILE).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _ask(run_dir, counts, timeout_s)
@@ -113,18 +112,17 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see asyncrl scale --help")
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line."""
     parser = _Parser(prog="asyncrl scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
     parser.add_argument("counts", nargs="+", metavar="NAME=N", help="actors=N or scorers=N")
     parser.add_argument("--wait", type=float, default=30.0, metavar="S", help="seconds to wait for the answer (30)")
-    with failures_end_the_command(usage_or_failure, "asyncrl scale"):
-        given = parser.parse_args()
-        run_dir, counts = require_run(given.run), parse_counts(given.counts)
-        if owner_of(run_dir) is None:
-            raise NotRunningError(
-                f"no `asyncrl train` runs {run_dir}; `asyncrl resume {shlex.quote(str(run_dir))}` goes on with it"
-            )
-        ask(run_dir, counts, given.wait)
+    given = parser.parse_args(argv)
+    run_dir, counts = require_run(given.run), parse_counts(given.counts)
+    if owner_of(run_dir) is None:
+        raise NotRunningError(
+            f"no `asyncrl train` runs {run_dir}; `asyncrl resume {shlex.quote(str(run_dir))}` goes on with it"
+        )
+    ask(run_dir, counts, given.wait)
     sys.stdout.write(f"scaled to {in_words(counts)}\n")

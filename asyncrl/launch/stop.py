@@ -1,4 +1,4 @@
-"""`asyncrl stop RUN`: have whoever runs RUN stop, and wait until everything has ended.
+"""`asyncrl stop RUN`: ask the process that runs RUN to stop, and wait until everything has ended.
 
 RUN is the folder of a run, such as runs/NAME, or its name. The run may have been started in another terminal, or on
 another machine that shares the folder. `asyncrl resume RUN` goes on with it.
@@ -10,26 +10,25 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.locations import CONFIG_FILE, SUMMARY_FILE
 from asyncrl.launch.ownership import stop
 from asyncrl.runs.inspect.run import find_run, require_run, starting_run
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Ends with a message and status 1 where nothing could be stopped."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
-    given = parser.parse_args()
-    with failures_end_the_command():
-        # A run that starts for the first time has no configuration yet.
-        run_dir = find_run(given.run) or starting_run(given.run) or require_run(given.run)
-        stop(run_dir, lambda text: sys.stderr.write(f"{text}\n"))
+    given = parser.parse_args(argv)
+    # A run that starts for the first time has no configuration yet.
+    run_dir = find_run(given.run) or starting_run(given.run) or require_run(given.run)
+    stop(run_dir, lambda text: sys.stderr.write(f"{text}\n"))
     if not (run_dir / CONFIG_FILE).exists():
         sys.stdout.write(f"{run_dir} has ended before anything was started\n")
         return

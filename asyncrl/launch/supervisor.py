@@ -1,15 +1,17 @@
-"""Start every role, restart those that end, stop all cleanly. The roles are children of this process, or wherever
-`start` puts them.
+"""Start every role, restart those that end, stop all cleanly. The roles are children of this process, or of what
+`start` opens.
 
-The run is done when the role named `until` ends with status 0; roles whose names begin with that may end so too, such
-as the learner on other hosts. Status 2 says that a role cannot be configured, status 3 that too much fails in the run:
-the run ends with the last lines of the role's log. Any other end is a failure: also status 0 of another role, and the
-end of a role to which somebody else sent a signal. A role that failed is started again, after a pause that doubles with
-each failure up to a bound. A role without heartbeats hangs: it is killed, which is a failure. So is a role that the
-system cannot start now, as without memory. A role that fails more than `max_restarts` times ends the run; failures are
-forgotten once the role has run for `WELL_S`. If this process ends in any way, its children are asked to stop. `alive/`
-in the run folder has their heartbeats, and `processes.json` says where they are. Roles may come and go while the run
-goes on: see `set_roles`.
+The run is done when the role named `until` ends with status 0. Roles whose names begin with that name may end so, too,
+such as the learner on other hosts. Status 2 says that a role cannot be configured, and status 3 that too much fails in
+the run: then the run ends with the last lines of the role's log.
+
+Any other end is a failure, such as status 0 of another role or the end by a signal of another program. A failed role
+starts again, after a pause that doubles with each failure up to a bound. A role without heartbeats hangs: it is killed,
+which is a failure. So is a role that the system cannot start now, for example without memory.
+
+A role that fails more than `max_restarts` times ends the run; failures are forgotten once the role has run for
+`WELL_S`. If this process ends in any way, its children are asked to stop. `alive/` in the run folder has their
+heartbeats, and `processes.json` says where they run. `set_roles` adds and removes roles while the run goes on.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ FIRST_PAUSE_S = 0.25
 MOST_DOUBLINGS = 64
 """The pause is at its bound long before, and 2 to the power of a thousand failures would overflow a float."""
 SHOWN_LINES = 3
-"""How much of an ended role's log is shown: enough for the reason and what to do about it."""
+"""The lines of an ended role's log that are shown: enough for the reason and what to do about it."""
 WELL_S = 300.0
 """After so long a new failure has nothing to do with the earlier ones."""
 SOON_S = 2.0
 """A stop that takes longer says what it waits for."""
 KILLED_S = 12.0
-"""How long the end of a run waits for processes that were killed: one that hangs in the kernel, or on a host that
-nobody can reach, may never end."""
+"""The time that the end of a run waits for killed processes. One that hangs in the kernel, or on a host that cannot be
+reached, may never end."""
 
 
 class RunFailedError(AsyncrlError):
@@ -57,7 +59,7 @@ class RunFailedError(AsyncrlError):
 class _Child:
     """A role's process now. Its log had `log_start` bytes when it was started. `failures` are those since it last ran
     well; `due` is when it is started again. `asked`: when it was asked to end, so that its end is no failure.
-    `killed`: it was killed; on a host that nobody can reach it may end later. `hung`: since it hung."""
+    `killed`: it was killed; on a host that cannot be reached it may end later. `hung`: since it hung."""
 
     role: RoleCommand
     process: RoleProcess
@@ -80,7 +82,7 @@ def pause_s(failures: int, longest_s: float) -> float:
 
 
 def _message(last: str) -> str:
-    """What a role says in the `last` lines of its log about its end; all of them where it says nothing."""
+    """The message of a role about its end in the `last` lines of its log; all of them if it wrote none."""
     said = [line.removeprefix(MESSAGE) for line in last.splitlines() if line.startswith(MESSAGE)]
     return "\n".join(dict.fromkeys(said)) or last
 
@@ -131,7 +133,7 @@ class Supervisor:
 
     @property
     def restarts(self) -> dict[str, int]:
-        """How often each role was restarted."""
+        """The number of restarts of each role."""
         return {name: child.starts - 1 for name, child in self._children.items()}
 
     @property
@@ -140,8 +142,8 @@ class Supervisor:
         return {name: child.process.pid for name, child in self._children.items() if child.process.poll() is None}
 
     def set_roles(self, roles: Sequence[RoleCommand]) -> None:
-        """Start the roles that are new, and stop those that are not among `roles` any more. These drain also without
-        a time for it: nobody takes their place, so they hand back what they hold."""
+        """Start the roles that are new, and stop those that are not among `roles` any more. These drain in any
+        case: no process takes their place, so they hand back what they hold."""
         for name in self._children.keys() - {role.name for role in roles}:
             child = self._children.pop(name)
             self._ask_to_end(child, child.role.drains)
@@ -224,7 +226,7 @@ class Supervisor:
             child.process.kill()
 
     def _is_late(self, child: _Child, asked: float) -> bool:
-        """Whether it should have ended by now, since it was asked to."""
+        """True if the process was asked to end, and should have ended by now."""
         seconds = self._clock() - asked
         return seconds >= self._stop_s and (seconds >= self._finish_s or not child.pulse.unfinished)
 

@@ -1,4 +1,4 @@
-"""What an earlier start of a run has left at work: it ends before the run starts again, so that no role runs twice.
+"""The end of processes that an earlier start of a run has left running, so that no role runs twice.
 
 When a supervisor is killed, the kernel asks its roles to stop, but a learner that saves may go on for minutes.
 `processes.json` in the run's folder names the processes. Those of this machine are asked to end, and killed after a
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 KILLED_S = 30.0
-"""For a process to end once it was killed: one that hangs in the kernel may never do so."""
+"""The time for a killed process to end: one that hangs in the kernel may never do so."""
 
 
 class Survivor:
@@ -47,7 +47,7 @@ class Survivor:
 
     @property
     def unfinished(self) -> str:
-        """What it says that it must finish; empty where it says nothing."""
+        """The work that the process says it must finish; empty if it says nothing."""
         try:
             return self._beats.read_text()
         except OSError:
@@ -166,12 +166,12 @@ def _may_run_elsewhere(record: ProcessRecord) -> bool:
 
 
 def _is_near(record: ProcessRecord) -> bool:
-    """Whether it is on this machine, among processes that this one does not see: those of another container."""
+    """True if the process is on this machine in another container, whose processes this one does not see."""
     return record.kernel != this_kernel() and boot_of(record.kernel) == boot_of(this_kernel())
 
 
 def _has_ended(run_dir: Path, name: str, record: ProcessRecord) -> bool:
-    """Whether it is in another container of this machine, and no process has the lock of its heartbeat any more."""
+    """True if the process was in another container of this machine, and no process holds the lock of its heartbeat."""
     if not _is_near(record):
         return False
     try:
@@ -193,7 +193,7 @@ def _names(records: Mapping[str, ProcessRecord]) -> str:
 
 
 def _silence_s(run_dir: Path) -> float:
-    """For how long the last supervisor has not renewed its file, by the clock of the folder's disk."""
+    """The seconds since the last supervisor renewed its file, by the clock of the folder's disk."""
     now = run_dir / OWNER_FILE
     os.utime(now)
     return max(0.0, now.stat().st_mtime - _renewed(run_dir))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
@@ -42,10 +43,10 @@ def run(config: TrainConfig) -> None:
         learn(config, stop, activity)
 
 
-def main() -> None:
-    """The entry of the command line."""
-    role_main(run)
+def main(argv: Sequence[str]) -> int:
+    """Run this role with the words of a command line, and return the exit status."""
+    return role_main(run, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing
 
 import zmq
@@ -78,10 +80,10 @@ def _serve(config: TrainConfig, stop: threading.Event, activity: Activity) -> No
         store.close()
 
 
-def main() -> None:
-    """The entry of the command line."""
-    role_main(run)
+def main(argv: Sequence[str]) -> int:
+    """Run this role with the words of a command line, and return the exit status."""
+    return role_main(run, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

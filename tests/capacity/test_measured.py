@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from asyncrl.capacity.command import ForecastProgress, _cells, main, notes
+from asyncrl.capacity.command import ForecastProgress, _cells, notes
 from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode, read_description
 from asyncrl.capacity.measured import decoding_times, describe
 from asyncrl.capacity.simulation import simulate
@@ -22,6 +21,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.store import Store
+from tests.helpers import status_of
 
 STEP = {
     "reward/mean": 1.0,
@@ -136,17 +136,15 @@ def test_the_times_of_a_pass_are_fitted_and_never_negative() -> None:
     assert decoding_times(windows((10, 0.01), (20, 0.04)))[0] == 0
 
 
-def test_the_command_saves_reads_and_forecasts(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "saved.yaml"
-    assert call(["--from", str(run), "--save", str(file), "--steps", "3"], monkeypatch) == 0
+    assert call(["--from", str(run), "--save", str(file), "--steps", "3"]) == 0
     out = capsys.readouterr().out
     assert "1,000 steps" in out
     assert "means over 6 measured learner steps, which is few: `asyncrl resume RUN learner.steps=30`" in out
     assert read_description(file) == describe(run)
     words = [str(file), "--gpus", "8", "--max-lag", "0", "2", "--steps", "3", "--price", "2", "--json"]
-    assert call(words, monkeypatch) == 0
+    assert call(words) == 0
     forecasts = json.loads(capsys.readouterr().out)
     assert {each["sizes"]["max_lag"] for each in forecasts} == {0, 2}
     assert all(each["sizes"]["learner_gpus"] + each["sizes"]["engines"] == 8 for each in forecasts)
@@ -169,9 +167,9 @@ def test_the_command_saves_reads_and_forecasts(
     ],
 )
 def test_wrong_arguments_are_refused_with_the_reason(
-    words: list[str], reason: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], reason: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call([str(run) if word == "RUN" else word for word in words], monkeypatch) == 2
+    assert call([str(run) if word == "RUN" else word for word in words]) == 2
     assert reason in capsys.readouterr().err
 
 
@@ -219,15 +217,15 @@ def test_busy_engines_whose_tokens_are_thrown_away_are_not_said_to_need_more_gpu
 
 
 def test_whole_hosts_are_divided_and_gpus_without_work_are_counted(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call([str(run), "--gpus", "16", "--host-gpus", "8", "--engine-gpus", "4", "--steps", "2"], monkeypatch) == 0
+    assert call([str(run), "--gpus", "16", "--host-gpus", "8", "--engine-gpus", "4", "--steps", "2"]) == 0
     out = capsys.readouterr().out
     pools = "{train: {nodes: 1, gpus: 8}, rollout: {nodes: 1, gpus: 8}}"
     assert f"The fastest one: cluster.pools='{pools}' cluster.roles='{{actor: rollout}}'" in out
     assert "without work" not in out
     words = [str(run), "--gpus", "16", "--learner-gpus", "3", "4", "--engine-gpus", "4", "--steps", "2"]
-    assert call(words, monkeypatch) == 0
+    assert call(words) == 0
     assert "Of 16 GPUs, engines of 4 leave some without work: 1 at 3 learner GPUs." in capsys.readouterr().out
 
 
@@ -239,18 +237,11 @@ def test_progress_is_a_line_now_and_then_where_nothing_is_a_terminal() -> None:
     assert out.getvalue().splitlines() == ["forecast 1 of 2:  22%", "forecast 1 of 2:  44%"]
 
 
-def test_a_plan_without_a_run_is_refused_with_the_command_that_needs_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call(["--gpus", "8"], monkeypatch) == 2
+def test_a_plan_without_a_run_is_refused_with_the_command_that_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["--gpus", "8"]) == 2
     assert "asyncrl plan: name the run" in (error := capsys.readouterr().err)
     assert "--plan`" in error
 
 
-def call(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["asyncrl plan", *words])
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
+def call(words: list[str]) -> int:
+    return status_of("plan", *words)

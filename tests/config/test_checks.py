@@ -173,7 +173,7 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
         ({"data.columns": {"reward_model": "a"}}, "in place of reward_model: ground_truth"),
         ({"data.band": [0.9, 0.1]}, "the lowest and the highest"),
         ({"learner.optimizer_on_host": True, "learner.optimizer": "adamw_8bit"}, "use adamw or muon"),
-        ({"model.lora.path": "a", "model.lora.rank": 8}, "leave out what is beside path"),
+        ({"model.lora.path": "a", "model.lora.rank": 8}, "leave out all but path"),
         ({"critic.lora.alpha": 8}, r"there are no adapters; set critic\.lora\.rank"),
         ({"implicit.lora.rank": 8, "implicit.freeze": ["embeddings"]}, "adapters alone are trained"),
         ({"model.lora.rank": 8, "model.lora.targets": []}, "name linear layers"),

@@ -7,46 +7,50 @@ import sys
 
 import pytest
 
-from asyncrl.config.exits import EXIT_FAILURE, EXIT_STOPPED, EXIT_USAGE, failures_end_the_command, usage_or_failure
-from asyncrl.errors import ConfigError, DataError, RefusedError
+from asyncrl.config.exits import EXIT_FAILURE, EXIT_HOPELESS, EXIT_STOPPED, EXIT_USAGE, exit_status
+from asyncrl.errors import ConfigError, DataError, RefusedError, RunOverError, StoppedError, TooManyFailuresError
 
 
-def ending(error: BaseException, capsys: pytest.CaptureFixture[str], **options: object) -> tuple[object, str]:
+def ending(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """The status and the text on stderr of a command "asyncrl look" that raises `error`."""
-    with pytest.raises(SystemExit) as ended, failures_end_the_command(**{"name": "asyncrl look", **options}):  # type: ignore[arg-type]
+
+    def run() -> None:
         raise error
-    return ended.value.code, capsys.readouterr().err
+
+    return exit_status(run, "asyncrl look"), capsys.readouterr().err
 
 
 def test_a_failure_is_told_in_lines_that_begin_with_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     lines = "asyncrl look: one\nasyncrl look: two\n"
     assert ending(RefusedError("one\ntwo"), capsys) == (EXIT_FAILURE, lines)
-    assert ending(OSError("one\ntwo"), capsys, status=EXIT_USAGE) == (EXIT_USAGE, lines)
+    assert ending(OSError("one\ntwo"), capsys) == (EXIT_FAILURE, lines)
 
 
 def test_a_failure_without_a_text_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert ending(RefusedError(), capsys) == (EXIT_FAILURE, "asyncrl look: RefusedError()\n")
 
 
-def test_ctrl_c_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ending(KeyboardInterrupt(), capsys) == (EXIT_STOPPED, "")
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StoppedError("a signal came")])
+def test_ctrl_c_says_nothing(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ending(error, capsys) == (EXIT_STOPPED, "")
 
 
-def test_a_refused_configuration_or_file_is_a_wrong_usage() -> None:
-    statuses = [usage_or_failure(error) for error in (ConfigError(), DataError(), RefusedError(), OSError())]
-    assert statuses == [EXIT_USAGE, EXIT_USAGE, EXIT_FAILURE, EXIT_FAILURE]
+def test_a_refused_configuration_or_file_is_a_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [ending(error, capsys)[0] for error in (ConfigError(), DataError())] == [EXIT_USAGE, EXIT_USAGE]
 
 
-def test_an_error_that_nobody_expects_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyError), failures_end_the_command():
-        raise KeyError("a bug")
-    assert ending(KeyError("known"), capsys, also=(KeyError,)) == (EXIT_FAILURE, "asyncrl look: 'known'\n")
+def test_too_many_failures_and_a_run_that_is_over_have_their_own_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ending(TooManyFailuresError("9"), capsys) == (EXIT_HOPELESS, "asyncrl look: 9\n")
+    assert ending(RunOverError("done"), capsys)[0] == 0
 
 
-def test_a_command_that_succeeds_goes_on() -> None:
-    with failures_end_the_command():
-        done = True
-    assert done
+def test_an_unexpected_error_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyError):
+        ending(KeyError("a bug"), capsys)
+
+
+def test_a_command_says_its_status_and_none_is_success() -> None:
+    assert [exit_status(lambda: 7, "asyncrl look"), exit_status(lambda: None, "asyncrl look")] == [7, 0]
 
 
 COLLECTED = """

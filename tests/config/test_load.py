@@ -43,7 +43,8 @@ def test_a_wrong_command_line_ends_with_a_line_for_each_mistake(arguments: list[
 
 def test_a_failure_of_the_disk_ends_a_role_with_a_line_that_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "tasks.parquet").touch()
-    role = "from asyncrl.config.load import role_main; role_main(lambda _: open('gone/file'), ['model.path=m', {!r}])"
+    role = "import sys; from asyncrl.config.load import role_main; "
+    role += "sys.exit(role_main(lambda _: open('gone/file'), ['model.path=m', {!r}]))"
     words = ["-c", role.format("data.train=tasks.parquet")]
     result = subprocess.run(
         [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=GENEROUS_S, check=False

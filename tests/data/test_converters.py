@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -272,26 +271,21 @@ def test_a_folder_as_output_is_refused_and_nothing_is_left(tmp_path: Path) -> No
     assert sorted(each.name for each in tmp_path.iterdir()) == ["out", "x.jsonl"]
 
 
-def test_the_command_tells_how_many_tasks_it_wrote(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_tells_how_many_tasks_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = lines(tmp_path / "nq.jsonl", {"question": "?", "answer": "42"}), tmp_path / "nq.parquet"
     words = ["search", "--source", str(source), "--out", str(out), "--split", "dev", "--data-source", "nq"]
-    monkeypatch.setattr(sys, "argv", ["asyncrl data", *words])
-    main()
+    main(words)
     assert capsys.readouterr().out == f"wrote 1 tasks to {out}\n"
     assert TaskFile(out)[0].id == "nq/dev/0"
     source.write_text("none\n")
-    with pytest.raises(SystemExit):
-        main()
-    assert "line 1 is no JSON object" in capsys.readouterr().err
+    with pytest.raises(DataError, match="line 1 is no JSON object"):
+        main(words)
 
 
 @pytest.mark.parametrize(("name", "hint"), [("gsm", "did you mean gsm8k?"), ("zzz", "use one of gsm8k, math, ")])
 def test_an_unknown_set_is_refused_with_the_nearest_one_or_with_all(
-    name: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["asyncrl data", name, "--source", "x", "--out", "y"])
     with pytest.raises(SystemExit, match="2"):
-        main()
+        main([name, "--source", "x", "--out", "y"])
     assert f"asyncrl data: error: there is no set {name!r}; {hint}" in capsys.readouterr().err

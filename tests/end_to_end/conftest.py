@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.commands.demo.command import CACHE, SEED
-from asyncrl.commands.demo.prepare import prepare_demo, prepared_overrides
+from asyncrl.commands.demo.prepare import CACHE, SEED, prepare_demo, prepared_overrides
 from tests.end_to_end import slow_cable
 from tests.end_to_end.support import ADDRESSES, DELAY_S, DEVICE, ROOT, Run
 

@@ -44,7 +44,7 @@ def check(run: Run, steps: int) -> None:
     assert [line["step"] for line in lines] == list(range(steps))
     assert {line["lag/max"] for line in lines} == {0}
     assert all(line[f"seconds/{phase}"] >= 0 for line in lines for phase in ("release", "onload", "offload"))
-    assert audit(read_config(run.dir), run.dir) == {"lost": 0, "trained_twice": 0}
+    assert audit(run.dir, read_config(run.dir).replay.sampler.max_times_sampled) == {"lost": 0, "trained_twice": 0}
     assert CRIME not in run.logs(), "a server was used without its memory, or freed it while it had requests"
 
 

@@ -68,7 +68,7 @@ def test_a_stop_is_clean_and_the_same_command_resumes(start: Start, prepared: li
     assert [line["step"] for line in second.steps()] == list(range(8)), "a step that was trained again has one line"
     config = read_config(second.dir)
     assert config.network.replay_port > 0, "the run's folder must tell where its replay listens"
-    assert audit(config, second.dir) == {"lost": 0, "trained_twice": 0}
+    assert audit(second.dir, config.replay.sampler.max_times_sampled) == {"lost": 0, "trained_twice": 0}
     summary = json.loads((second.dir / SUMMARY_FILE).read_text())
     assert (summary["steps"], summary["trajectories"]["trained"]) == (8, 8 * 64), "of both parts of the run"
     assert 0 <= summary["speed"]["waited_for_labels"] < summary["speed"]["learner_idle"] + 1
@@ -203,7 +203,7 @@ def test_kills_train_no_demonstration_of_a_group_twice_and_the_model_is_exported
         run.kill(role)
     run.finish()
     assert (run.dir / "model" / "model.safetensors").exists()
-    found = audit(read_config(run.dir), run.dir)
+    found = audit(run.dir, read_config(run.dir).replay.sampler.max_times_sampled)
     assert (found["lost"], found["trained_twice"]) == (0, 0), run.logs()
     # A step that was trained twice, since no checkpoint had it, is logged twice: with the same demonstrations.
     by_step = {row["step"]: row for row in run.steps()}

@@ -11,7 +11,7 @@ import pytest
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.cluster import AutoscaleConfig
 from asyncrl.errors import ConfigError
-from asyncrl.launch.autoscale import Autoscaler, Patience, ScaleChange, Workload, wished_change
+from asyncrl.launch.autoscale import Autoscaler, Patience, RunSizes, ScaleChange, Workload, wished_change
 from asyncrl.observe.sinks import JsonLines, metrics_file
 
 EVEN = Workload(learner_idle=0.1, actors_idle=0.2, scorers_idle=0.3, waiting_batches=0.5, lag_share=0.5)
@@ -67,7 +67,7 @@ def test_the_metrics_of_a_run_change_its_numbers_and_the_log_says_why(
         if len(asked) == 1:
             raise ConfigError("there is no room")
 
-    scaler = Autoscaler(config, tmp_path, scale, lambda: now[0])
+    scaler = Autoscaler(config.cluster, RunSizes(1, 64, 4), tmp_path, scale, lambda: now[0])
     for step in range(5):
         now[0] += 10.0
         scaler.update()
@@ -107,7 +107,7 @@ def test_what_processes_wrote_before_they_were_started_again_says_nothing_of_the
         asked.append(counts)
         config.cluster.actors = counts["actors"]
 
-    scaler = Autoscaler(config, tmp_path, scale, lambda: now[0])
+    scaler = Autoscaler(config.cluster, RunSizes(1, 64, 4), tmp_path, scale, lambda: now[0])
 
     def look() -> list[Mapping[str, int]]:
         now[0] += 1.0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import asyncrl
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.launcher import Launcher, LocalLauncher
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.processes import role_environment
@@ -36,13 +37,15 @@ def test_the_processes_of_one_host_see_the_gpus_of_the_table(
     if limited:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(visible(gpus)))
     config = make_config(str(tmp_path), gpus, kind)
-    launcher: Launcher = LocalLauncher(config)
+    launcher: Launcher = LocalLauncher(config.cluster, RunAddresses.of(config))
     if kind == "slurm":
         monkeypatch.setenv("PATH", f"{write_programs(tmp_path / 'bin')}:{os.environ['PATH']}")
         report = NodeReport("a", gpus, 16, "127.0.0.1", 20000, True, asyncrl.__version__)
-        launcher = SlurmLauncher(config, SlurmJob("7", (SlurmNode("a", "a"),)), [report])
+        launcher = SlurmLauncher(
+            config.cluster, RunAddresses.of(config), SlurmJob("7", (SlurmNode("a", "a"),)), [report]
+        )
     placement = place(config, launcher.hosts())
-    settle(config, placement)
+    settle(config.cluster, config.learner, placement)
     launcher.set_placement(placement)
     logs = tmp_path / "logs"
     logs.mkdir()

@@ -13,8 +13,9 @@ import pytest
 
 from asyncrl.config.schema import ClusterConfig, ModelConfig, RunConfig, TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.hosts import launcher as launcher_module
-from asyncrl.launch.hosts.launcher import NO_CONNECTION, HostsLauncher
+from asyncrl.launch.hosts.launcher import LEASE_S, NO_CONNECTION, HostsLauncher
 from asyncrl.launch.placement.placement import PlacedRole, Placement, place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.plan import show_plan
@@ -34,6 +35,10 @@ esac
 SLEEPS = "import signal, time; print('ready', flush=True); time.sleep(600)"
 
 
+def launcher_of(config: TrainConfig, lease_s: float = LEASE_S) -> HostsLauncher:
+    return HostsLauncher(config.cluster, RunAddresses.of(config), lease_s)
+
+
 def make_config(folder: Path, hosts: Sequence[str]) -> TrainConfig:
     cluster = ClusterConfig("hosts", list(hosts), ["sh", "-c", SHELL, "sh", "{host}"], gpus=0, cpus=3)
     return TrainConfig(RunConfig("run", str(folder)), ModelConfig(path="m"), cluster=cluster)
@@ -41,7 +46,7 @@ def make_config(folder: Path, hosts: Sequence[str]) -> TrainConfig:
 
 def test_hosts_that_cannot_be_used_are_all_named_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        HostsLauncher(make_config(tmp_path, ["here", "dead", "away", "old"])).hosts()
+        launcher_of(make_config(tmp_path, ["here", "dead", "away", "old"])).hosts()
     dead, away, old = str(refused.value).splitlines()
     assert dead.startswith("cluster.hosts: dead cannot run asyncrl (no route to host): sh -c ")
     assert (
@@ -51,7 +56,7 @@ def test_hosts_that_cannot_be_used_are_all_named_with_the_reason(tmp_path: Path)
     )
     assert old.startswith("cluster.hosts: old has asyncrl 0.0, and this host ")
     assert not (tmp_path / "run").exists()
-    assert HostsLauncher(make_config(tmp_path, ["a", "polite"])).hosts() == [Host(0, 3), Host(0, 3)]
+    assert launcher_of(make_config(tmp_path, ["a", "polite"])).hosts() == [Host(0, 3), Host(0, 3)]
 
 
 def test_a_refused_plan_over_hosts_leaves_no_folder(tmp_path: Path) -> None:
@@ -64,22 +69,22 @@ def test_a_refused_plan_over_hosts_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_run_that_other_machines_can_reach_gets_keys_and_each_role_knows_the_addresses(tmp_path: Path) -> None:
     config = make_config(tmp_path, ["a", "b"])
     config.network.replay_host, config.network.learner_host = "10.0.0.1", "10.0.0.2"
-    HostsLauncher(config).prepare(place(config, [Host(0, 3)] * 2), Event())
+    launcher_of(config).prepare(place(config, [Host(0, 3)] * 2), Event())
     assert config.network.keys == str(tmp_path / "run" / "keys")
     assert (tmp_path / "run" / "keys" / "server.secret").stat().st_mode & 0o077 == 0
     config.network.replay_host = None
     with pytest.raises(ConfigError, match=r"cluster\.hosts: a has no address .*; set network\.replay_host"):
-        HostsLauncher(config).prepare(place(config, [Host(0, 3)] * 2), Event())
+        launcher_of(config).prepare(place(config, [Host(0, 3)] * 2), Event())
     with pytest.raises(ConfigError, match="a has no address"):
         show_plan(config)
     config.cluster.hosts = ["localhost", "b"]
     with pytest.raises(ConfigError, match=r"localhost is 127\.0\.0\.1 here, which other hosts cannot reach"):
-        HostsLauncher(config).prepare(place(config, [Host(0, 3)] * 2), Event())
+        launcher_of(config).prepare(place(config, [Host(0, 3)] * 2), Event())
 
 
 def start(tmp_path: Path, lease_s: float = 60.0) -> tuple[RoleProcess, Path]:
     """A role that runs on a host, and its log."""
-    launcher = HostsLauncher(make_config(tmp_path, ["a", "b"]), lease_s)
+    launcher = launcher_of(make_config(tmp_path, ["a", "b"]), lease_s)
     role = PlacedRole("actor-0", "actor", (), "rollout", 1, (2, 3), threads=1, cpus=1)
     launcher.set_placement(Placement((), (role,)))
     log = tmp_path / "actor-0.log"

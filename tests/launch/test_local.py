@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from asyncrl.config.changes import values_of
 from asyncrl.config.compose import read
 from asyncrl.config.schema import ClusterConfig, ModelConfig, RunConfig, TrainConfig
+from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch import local
 from asyncrl.launch import stop as stop_command
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.local import (
     check_resume,
     claim,
-    claim_or_begin_anew,
     is_past_its_steps,
+    make_room,
     role_commands,
     train,
 )
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
-from asyncrl.launch.processes import choose_ports
+from asyncrl.launch.preflight.same_tasks import check_same_tasks
 from asyncrl.replay.store import Store
 from asyncrl.runs.inspect.run import require_run
 from asyncrl.types import BatchPlan
@@ -65,7 +68,7 @@ def test_another_configuration_is_refused_naming_what_differs(tmp_path: Path) ->
 def test_open_ports_are_chosen() -> None:
     config = make_config()
     config.network.replay_port = config.network.weights_port = 0
-    choose_ports(config)
+    RunAddresses.of(config).choose_ports()
     assert 0 not in (config.network.replay_port, config.network.weights_port)
 
 
@@ -94,6 +97,11 @@ def test_every_role_reads_the_configuration_in_the_folder_of_the_run_from_any_wo
     assert read(commands[0].command[3:]) == config
 
 
+def claim_with_room(config: TrainConfig, run_dir: Path) -> bool:
+    make_room(values_of(config), run_dir, partial(check_same_tasks, run_tasks(config), run_dir))
+    return claim(config, run_dir)
+
+
 def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tmp_path: Path) -> None:
     run_dir, elsewhere = tmp_path / "run", tmp_path / "fast_disk"
     config, store = make_config(), run_dir / "replay"
@@ -108,7 +116,7 @@ def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tm
             pass
         config.learner.group_size = size
         check_resume(config, run_dir)
-        assert not claim_or_begin_anew(config, run_dir)
+        assert not claim_with_room(config, run_dir)
         assert not store.exists()
         aside = run_dir / f"earlier-{number}"
         assert {path.name for path in aside.iterdir()} == {"replay", "config.yaml"}
@@ -117,7 +125,7 @@ def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tm
     with closing(Store(store, 1 << 20, durable=False)) as opened, opened.transaction() as tx:
         tx.put("plans", 0, BatchPlan(0, 0, ["a"], ["g"], [1], [1], [1.0]))
     config.learner.group_size = 2
-    for claims in (check_resume, claim_or_begin_anew):
+    for claims in (check_resume, claim_with_room):
         with pytest.raises(ConfigError, match=r"another configuration(.|\n)*learner\.group_size=2: it was 3"):
             claims(config, run_dir)
 
@@ -125,12 +133,11 @@ def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tm
 def test_fewer_steps_than_the_run_has_done_leave_nothing_to_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, mark = make_config(), tmp_path / "checkpoints" / "step-000014" / "complete"
+    mark = tmp_path / "checkpoints" / "step-000014" / "complete"
     mark.parent.mkdir(parents=True)
     mark.touch()
     for steps, past in ((5, True), (14, False), (30, False)):
-        config.learner.steps = steps
-        assert is_past_its_steps(config, tmp_path) is past
+        assert is_past_its_steps(steps, tmp_path) is past
     (message,) = caplog.messages
     assert "has done 14 steps, so learner.steps=5" in message
     assert "set a greater learner.steps than 14" in message
@@ -155,8 +162,7 @@ def test_the_checks_of_a_run_that_starts_are_stopped_by_its_folder_and_it_is_sai
 ) -> None:
     config, run_dir = make_config(), tmp_path / "run"
     config.run, config.cluster.gpus = RunConfig("run", str(tmp_path)), 0
-    monkeypatch.setattr(sys, "argv", ["asyncrl stop", str(run_dir)])
-    command, signalled = threading.Thread(target=stop_command.main), threading.Event()
+    command, signalled = threading.Thread(target=stop_command.main, args=[[str(run_dir)]]), threading.Event()
 
     def checks(*_: object, stop: threading.Event) -> None:
         with pytest.raises(ConfigError, match=r"is starting and has no config\.yaml yet"):

@@ -13,15 +13,16 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
 from asyncrl.config.compose import read
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.errors import ConfigError, StoreError
-from asyncrl.launch.addresses import addresses, record_left_open
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.local import claim
 from asyncrl.launch.ownership import NotRunningError, OwnerWatch, StopRequests, exclusively, stop
 from asyncrl.launch.resume import words_of
@@ -139,9 +140,10 @@ def test_a_run_goes_on_with_what_its_folder_says(tmp_path: Path, monkeypatch: py
         resumed = read([*words_of(name), "learner.steps=9"])
         assert (resumed.run.dir, resumed.run.name) == (str(folder), "first")
         assert (resumed.learner.steps, resumed.data.train) == (9, [str(tasks)])
-    given = addresses(config)
+    addresses = RunAddresses.of(config)
+    given = addresses.values()
     config.network.replay_host, config.network.replay_port = "10.0.0.1", 41_000
-    record_left_open(run_dir, given | {"network.replay_port": 0}, config)
+    replace(addresses, run=RunConfig("first", str(run_dir.parent))).record_left_open(given | {"network.replay_port": 0})
     claim(config, run_dir)
     resumed = read([*words_of(str(run_dir)), "network.weights_port=7"]).network
     assert (resumed.replay_host, resumed.replay_port, resumed.weights_port) == (None, 0, 7)

@@ -297,7 +297,7 @@ def test_pools_are_spread_over_hosts_and_each_node_has_its_ranks_and_its_actor()
     assert [(role.name, role.node, role.gpus) for role in actors] == [("actor-0", 2, every), ("actor-1", 3, every)]
     assert [role.arguments for role in actors] == [("engine.server.count=4",)] * 2
     assert [role.node for role in placement.of("replay")] == [0]
-    settle(config, placement)
+    settle(config.cluster, config.learner, placement)
     assert (config.learner.nodes, config.cluster.learner_ranks, config.cluster.actors) == (2, 8, 2)
     assert place(config, [Host(8, 64)] * 4) == placement, "what was settled is settled for good"
 
@@ -396,7 +396,7 @@ def test_a_process_sees_its_gpus_alone_and_those_of_its_parents_choice() -> None
 def test_more_processes_over_several_hosts_leave_all_others_where_they_are(hosts: list[Host], key: str) -> None:
     config = make_config("embedded")
     placement = place(config, hosts)
-    settle(config, placement)
+    settle(config.cluster, config.learner, placement)
     assert place(config, hosts) == placement
     for _ in range(5):
         setattr(config.cluster, key, getattr(config.cluster, key) + 1)
@@ -411,7 +411,7 @@ def test_actors_beside_ranks_that_nobody_named_stay_where_they_are_in_a_settled_
     config = make_config("embedded", scorer="auto", pools=pools, roles={"actor": "train", "scoring": "train"}, actors=2)
     config.cluster.roles["learner"] = "train"
     placement = place(config, hosts := [Host(8, 8), Host(8, 8)])
-    settle(config, placement)
+    settle(config.cluster, config.learner, placement)
     assert place(config, hosts) == placement
 
 
@@ -439,7 +439,7 @@ def test_the_learner_has_as_many_ranks_on_each_of_its_hosts_and_a_settled_run_is
     config, hosts = make_config(), [Host(8, 16), Host(2, 16), Host(4, 16), Host(4, 16)]
     placement = place(config, hosts)
     assert [role.gpus for role in placement.of("learner")] == [(0, 1), (0, 1)]
-    settle(config, placement)
+    settle(config.cluster, config.learner, placement)
     assert place(config, hosts) == placement
     with pytest.raises(ConfigError, match="host 1 has no GPU for the learner, and other hosts or pools have some"):
         place(make_config(), [Host(8, 16), Host(0, 16), Host(4, 16), Host(4, 16)])
@@ -479,7 +479,7 @@ def test_actors_of_hosts_that_are_not_alike_keep_their_gpus_in_a_settled_run(hos
     first = place(config, hosts)
     gpus = [(role.node, role.gpus) for role in first.of("actor")]
     assert len(set(gpus)) == len(gpus) == sum(host.gpus for host in hosts) - hosts[first.of("learner")[0].node].gpus
-    settle(config, first)
+    settle(config.cluster, config.learner, first)
     assert place(config, hosts) == first
 
 

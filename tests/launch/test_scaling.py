@@ -15,6 +15,7 @@ from asyncrl.config import locations
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch import local
+from asyncrl.launch.ownership import NotRunningError
 from asyncrl.launch.placement.placement import Placement
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.scaling import Scaler, ask, main, parse_counts
@@ -78,14 +79,10 @@ def test_an_answer_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -
     assert done == [{"actors": 8}]
 
 
-def test_a_run_that_nobody_runs_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_nobody_runs_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").touch()
-    monkeypatch.setattr("sys.argv", ["asyncrl scale", str(tmp_path), "actors=2", "--wait=600"])
-    with pytest.raises(SystemExit):
-        main()
-    assert f"no `asyncrl train` runs {tmp_path}" in capsys.readouterr().err
+    with pytest.raises(NotRunningError, match=f"no `asyncrl train` runs {tmp_path}"):
+        main([str(tmp_path), "actors=2", "--wait=600"])
 
 
 def test_words_that_are_no_counts_are_refused_together() -> None:

@@ -11,15 +11,17 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 import asyncrl
+from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.config.schema import RunConfig, TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.local import role_commands
 from asyncrl.launch.placement.placement import Placement, place, settle
 from asyncrl.launch.placement.pools import Host
@@ -35,7 +37,7 @@ from asyncrl.launch.slurm.commands import (
     step_command,
     this_job,
 )
-from asyncrl.launch.slurm.job import of_task, requeue_this_job
+from asyncrl.launch.slurm.job import name_task, requeue_this_job
 from asyncrl.launch.slurm.launcher import SlurmLauncher
 from asyncrl.launch.slurm.ray_nodes import AUTH_VARIABLES, REPLAY_RESOURCE, RayNodes, ask_for_token, starts_ray
 from asyncrl.launch.slurm.step import NodeReport, count_gpus
@@ -68,6 +70,10 @@ def make_config(folder: Path, **cluster: object) -> TrainConfig:
     return config
 
 
+def launcher_of(config: TrainConfig, job: SlurmJob, found: Sequence[NodeReport] = ()) -> SlurmLauncher:
+    return SlurmLauncher(config.cluster, RunAddresses.of(config), job, found)
+
+
 def reports(*nodes: str, gpus: int = 0) -> list[NodeReport]:
     return [
         NodeReport(node, gpus, 4, f"10.0.0.{index}", 20000, True, asyncrl.__version__)
@@ -77,7 +83,7 @@ def reports(*nodes: str, gpus: int = 0) -> list[NodeReport]:
 
 def placed(config: TrainConfig, *hosts: Host) -> Placement:
     placement = place(config, hosts)
-    settle(config, placement)
+    settle(config.cluster, config.learner, placement)
     return placement
 
 
@@ -105,7 +111,7 @@ def test_a_step_shares_all_of_its_node_and_takes_no_shape_from_the_job() -> None
 def test_roles_go_to_the_nodes_of_their_pools_with_their_gpus(tmp_path: Path) -> None:
     config = make_config(tmp_path, python="py", container=["box"])
     nodes = (SlurmNode("a", "a"), SlurmNode("b", "b"))
-    launcher = SlurmLauncher(config, SlurmJob("7", nodes), reports("a", "b", gpus=2))
+    launcher = launcher_of(config, SlurmJob("7", nodes), reports("a", "b", gpus=2))
     placement = placed(config, *launcher.hosts())
     launcher.prepare(placement, threading.Event())
     commands = {role.name: launcher.role_command(role) for role in role_commands(placement, tmp_path / "config.yaml")}
@@ -129,7 +135,7 @@ def test_roles_go_to_the_nodes_of_their_pools_with_their_gpus(tmp_path: Path) ->
 def test_a_learner_over_several_nodes_meets_at_its_first_one_by_the_named_interface(tmp_path: Path) -> None:
     config = make_config(tmp_path, interface="ib0")
     names = ("a", "b", "c", "d")
-    launcher = SlurmLauncher(
+    launcher = launcher_of(
         config, SlurmJob("7", tuple(SlurmNode(each, each) for each in names)), reports(*names, gpus=1)
     )
     placement = placed(config, *launcher.hosts())
@@ -144,18 +150,18 @@ def test_a_learner_over_several_nodes_meets_at_its_first_one_by_the_named_interf
 
 def test_nodes_tell_what_they_have_and_each_that_cannot_be_used_is_named(stub: Path, tmp_path: Path) -> None:
     job = this_job(JOB)
-    found = SlurmLauncher(make_config(tmp_path / "good"), job).hosts()
+    found = launcher_of(make_config(tmp_path / "good"), job).hosts()
     assert [host.cpus for host in found] == [len(os.sched_getaffinity(0))] * 2
     assert not (tmp_path / "good" / "run").exists(), "the canary is gone, and so is its empty folder"
-    launcher = SlurmLauncher(make_config(tmp_path, interface="nothing0"), job)
+    launcher = launcher_of(make_config(tmp_path, interface="nothing0"), job)
     with pytest.raises(ConfigError, match="node a: there is no network interface nothing0") as raised:
         launcher.hosts()
     assert "node b" in str(raised.value)
     elsewhere = ["sh", "-c", 'exec "$@" --canary=/nowhere', "sh"]
     with pytest.raises(ConfigError, match=r"run.dir=.*: node a does not see a file"):
-        SlurmLauncher(make_config(tmp_path, container=elsewhere), job).hosts()
+        launcher_of(make_config(tmp_path, container=elsewhere), job).hosts()
     with pytest.raises(ConfigError, match=r"node b of the job has not reported"):
-        SlurmLauncher(make_config(tmp_path, container=["false"]), job).hosts()
+        launcher_of(make_config(tmp_path, container=["false"]), job).hosts()
 
 
 def is_ready(log_file: Path) -> bool:
@@ -177,7 +183,7 @@ def test_a_role_is_asked_to_stop_or_killed_through_its_step_and_each_start_of_a_
         "print('ready', flush=True)\ntime.sleep(600)"
     )
     for attempt in (1, 2):
-        launcher = SlurmLauncher(config, this_job(JOB), reports("a", "b"))
+        launcher = launcher_of(config, this_job(JOB), reports("a", "b"))
         launcher.prepare(placed(config, *launcher.hosts()), threading.Event())
         log_file = logs / "learner.log"
         for ask, status in (("terminate", 130), ("drain", 7), ("kill", -9)):
@@ -204,7 +210,7 @@ def test_the_nodes_of_a_job_become_a_ray_cluster_with_the_head_on_the_first_one(
     job = SlurmJob("7", tuple(SlurmNode(name, name) for name in ("a", "b")))
     config = make_config(tmp_path, python="/shared/python")
     config.cluster.launcher, config.cluster.cpus = "ray", 3
-    nodes = RayNodes(config, SlurmLauncher(config, job, reports("a", "b", gpus=2)))
+    nodes = RayNodes(config.cluster, tmp_path / "run", launcher_of(config, job, reports("a", "b", gpus=2)))
     head, other = nodes.commands().items()
     start = ["/shared/python", "-m", "ray.scripts.scripts", "start", "--block"]
     for (_, command), name, address in ((head, "a", "10.0.0.1"), (other, "b", "10.0.0.2")):
@@ -221,12 +227,12 @@ def test_the_nodes_of_a_job_become_a_ray_cluster_with_the_head_on_the_first_one(
 
 def test_a_job_makes_no_ray_cluster_where_its_run_names_one_or_wants_none(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    assert not starts_ray(config, {})
+    assert not starts_ray(config.cluster, {})
     config.cluster.launcher = "ray"
-    assert starts_ray(config, {})
-    assert not starts_ray(config, {"RAY_ADDRESS": "10.0.0.1:6379"})
+    assert starts_ray(config.cluster, {})
+    assert not starts_ray(config.cluster, {"RAY_ADDRESS": "10.0.0.1:6379"})
     config.cluster.ray.address = "10.0.0.1:6379"
-    assert not starts_ray(config, {})
+    assert not starts_ray(config.cluster, {})
 
 
 def test_the_ray_cluster_of_a_job_asks_for_a_token_that_the_owner_of_the_run_alone_can_read(tmp_path: Path) -> None:
@@ -253,7 +259,7 @@ def test_a_ray_node_that_ends_before_the_others_have_joined_is_named_with_the_en
         monkeypatch.delenv(name)
     (programs / "srun").write_text("#!/bin/sh\necho no room for this step; exit 3\n")
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    nodes = RayNodes(config, SlurmLauncher(config, job, reports("a")))
+    nodes = RayNodes(config.cluster, tmp_path / "run", launcher_of(config, job, reports("a")))
     with (
         pytest.raises(UnavailableError, match="ray-head ended with status 3:\nno room for this step"),
         nodes.running(threading.Event()),
@@ -262,9 +268,11 @@ def test_a_ray_node_that_ends_before_the_others_have_joined_is_named_with_the_en
 
 
 def test_a_task_of_an_array_is_a_run_of_its_own_with_its_number_as_the_seed(tmp_path: Path) -> None:
-    config = of_task(make_config(tmp_path), {"SLURM_ARRAY_TASK_ID": "3"})
-    assert (config.run.name, config.run.seed) == ("run-3", 3)
-    assert of_task(make_config(tmp_path), {}).run == make_config(tmp_path).run
+    run, other = make_config(tmp_path).run, make_config(tmp_path).run
+    name_task(run, {"SLURM_ARRAY_TASK_ID": "3"})
+    assert (run.name, run.seed) == ("run-3", 3)
+    name_task(other, {})
+    assert other == make_config(tmp_path).run
 
 
 def test_a_job_that_slurm_does_not_requeue_is_named_with_the_reason(stub: Path) -> None:
@@ -293,11 +301,7 @@ def test_a_job_that_was_cancelled_after_the_notice_is_not_requeued(
     monkeypatch.setenv("STUB_JOB", times)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert has_ended_early("7") == early
-    if early:
-        with pytest.raises(SystemExit, match="130"):
-            requeue_this_job()
-    else:
-        requeue_this_job()
+    assert requeue_this_job() == (EXIT_STOPPED if early else 0)
     assert ("requeue 7" in stub.read_text()) != early
 
 
@@ -309,7 +313,7 @@ def test_a_node_whose_gpus_slurm_has_hidden_has_none(monkeypatch: pytest.MonkeyP
 def test_a_chain_takes_variables_for_an_option_and_refuses_options_behind_the_words() -> None:
     _, _, options, rest = parse(["launch.sh", "2", "--export", "FOO=1,ALL", "--nodes=2", "run.name=a b", "+x=1"])
     assert (options, rest) == (["--export", "FOO=1,ALL", "--nodes=2"], ["run.name=a b", "+x=1"])
-    with pytest.raises(ConfigError, match=r"--time=4:00:00 is behind run\.name=a"):
+    with pytest.raises(ConfigError, match=r"--time=4:00:00 comes after run\.name=a"):
         parse(["launch.sh", "2", "run.name=a", "--time=4:00:00"])
 
 

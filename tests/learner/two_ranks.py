@@ -27,7 +27,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.commands.sft.rank import fine_tune
+from asyncrl.commands.sft.from_config import fine_tune
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import LearnerConfig, LoraConfig, ModelConfig, TrainConfig
 from asyncrl.errors import CheckpointError, StoppedError

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from asyncrl.config.refusals import refusals
-from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+from asyncrl.config.schema import CriticConfig, EngineConfig, ImplicitConfig, ModelConfig, ScoringConfig, TrainConfig
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.sglang.launch import server_command
 from asyncrl.launch.preflight.models import check_existence
@@ -41,7 +41,7 @@ def model(tmp_path: Path) -> Iterator[ModelConfig]:
 
 def test_every_role_opens_the_one_copy_of_a_url(model: ModelConfig, tmp_path: Path) -> None:
     config = TrainConfig(model=model)
-    check_existence(config)
+    check_existence(model, CriticConfig(), ImplicitConfig(), ScoringConfig())
     [copy] = [each for each in next((tmp_path / "copies").iterdir()).iterdir() if each.is_dir()]
     assert source_of(model).path == str(copy)
     assert open_config(model).vocab_size == vocabulary(URL) == model_shapes(model).vocabulary == VOCABULARY
@@ -59,7 +59,7 @@ def test_every_role_opens_the_one_copy_of_a_url(model: ModelConfig, tmp_path: Pa
 def test_a_url_without_a_model_is_refused_before_the_start() -> None:
     fsspec.filesystem("memory").pipe_file("/bucket/other/readme.txt", b"no model")
     with pytest.raises(Exception, match=r"model.path=memory://bucket/other: the folder has no config.json"):
-        check_existence(TrainConfig(model=ModelConfig("memory://bucket/other")))
+        check_existence(ModelConfig("memory://bucket/other"), CriticConfig(), ImplicitConfig(), ScoringConfig())
 
 
 def test_a_revision_reaches_the_hub_and_servers_and_is_the_policys_alone() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.commands.demo.tokenizer import build_tokenizer
-from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.engine.sglang.launch import server_command
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight.models import check_tokenizer
@@ -114,9 +114,9 @@ def test_padding_falls_back_to_the_end_token_with_one_warning(
 
 
 def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused_before_the_start(model: Path, tmp_path: Path) -> None:
-    check_tokenizer(TrainConfig(model=ModelConfig(str(model))))
+    check_tokenizer(ModelConfig(str(model)))
     tokenizer = build_tokenizer()
     tokenizer.add_tokens([f"<more {number}>" for number in range(30)])
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.tokenizer=.* gives '<more 29>' the id \d+, .* ends at 279"):
-        check_tokenizer(TrainConfig(model=ModelConfig(str(model), tokenizer=str(tmp_path))))
+        check_tokenizer(ModelConfig(str(model), tokenizer=str(tmp_path)))

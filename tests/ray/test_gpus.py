@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.processes import role_environment
 from asyncrl.launch.ray.launcher import RayLauncher
@@ -24,9 +25,9 @@ def test_the_processes_of_one_host_see_the_gpus_of_the_table(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     config = make_config(str(tmp_path), gpus, "ray")
     (tmp_path / "run" / "logs").mkdir(parents=True)
-    with closing(RayLauncher(config)) as launcher:
+    with closing(RayLauncher(config.cluster, RunAddresses.of(config), lambda: None)) as launcher:
         placement = place(config, launcher.hosts())
-        settle(config, placement)
+        settle(config.cluster, config.learner, placement)
         launcher.prepare(placement, threading.Event())
         logs = {role.name: tmp_path / "run" / "logs" / f"{role.name}.log" for role in placement.roles}
         started = [

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.commands.demo.command import CACHE, SEED
-from asyncrl.commands.demo.prepare import prepare_demo, prepared_overrides
+from asyncrl.commands.demo.prepare import CACHE, SEED, prepare_demo, prepared_overrides
 from asyncrl.machine.ports import free_ports
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.rule import WITNESS_VARIABLE
@@ -65,9 +64,7 @@ def lose(nodes: Nodes, run: Run, role: str, back: bool) -> None:
         nodes.add(before)
 
 
-def test_nodes_die_and_nothing_is_lost_or_trained_twice(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_die_and_nothing_is_lost_or_trained_twice(nodes: Nodes, tmp_path: Path) -> None:
     world, seen, port, rng = World.make(tmp_path), tmp_path / "judged", free_ports(1), random.Random(0)
     small = ["cluster.actors=1", "cluster.scorers=1", f"network.replay_port={port}", "cluster.learner_ranks=1"]
     environment = f"cluster.ray.runtime_env={{env_vars: {{{WITNESS_VARIABLE}: '{seen}'}}}}"

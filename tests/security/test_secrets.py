@@ -15,8 +15,8 @@ from typing import Any, get_args, get_origin
 import psutil
 import pytest
 
-from asyncrl.commands.evaluate.configure import require_same
-from asyncrl.commands.evaluate.runs import config_of
+from asyncrl.commands.checkpoints import config_of
+from asyncrl.commands.evaluate.from_config import require_same
 from asyncrl.config.changes import STEP_SECTIONS, values_of, with_values
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.load import log_to_stderr, role_main
@@ -119,7 +119,7 @@ def test_what_a_run_writes_prints_and_exports_has_no_secret(
         claim(config, run)
         # What stays for the whole run has no other value but its secrets.
         assert claim(changed, run)
-        require_same(changed, run)
+        require_same(values_of(changed), run)
         logging.getLogger("asyncrl.test").error("%s failed with %s", plants.address(), {"api_key": plants.value()})
         open_metrics(config, "actor-0").close()
     finally:

@@ -116,7 +116,7 @@ def test_a_run_over_two_nodes_goes_on_after_a_death_and_after_the_end_of_its_tim
     cluster.run("scancel", run.job)
     run.until(lambda: run.of_job("JobState") == "CANCELLED" and not run.processes())
     assert run.checkpoints()[-1] > kept, "a cancelled job saves what it has trained, too"
-    assert audit(read_config(run.dir), run.dir) == {"lost": 0, "trained_twice": 0}
+    assert audit(run.dir, read_config(run.dir).replay.sampler.max_times_sampled) == {"lost": 0, "trained_twice": 0}
 
 
 def test_a_job_that_loses_a_node_is_requeued_on_others_and_its_run_ends_well(
@@ -136,7 +136,7 @@ def test_a_job_that_loses_a_node_is_requeued_on_others_and_its_run_ends_well(
     assert "result             done" in run.output
     assert set(run.steps()) == set(range(steps))
     assert (run.dir / "model" / "model.safetensors").exists()
-    assert audit(read_config(run.dir), run.dir) == {"lost": 0, "trained_twice": 0}
+    assert audit(run.dir, read_config(run.dir).replay.sampler.max_times_sampled) == {"lost": 0, "trained_twice": 0}
 
 
 def test_the_nodes_of_a_job_are_a_ray_cluster_that_has_the_run_and_ends_with_the_job(
@@ -159,7 +159,7 @@ def test_the_nodes_of_a_job_are_a_ray_cluster_that_has_the_run_and_ends_with_the
         "ray-head.log",
         *(f"ray-{node}.log" for node in set(nodes.values()) - {nodes["replay"]}),
     }
-    assert audit(read_config(run.dir), run.dir) == {"lost": 0, "trained_twice": 0}
+    assert audit(run.dir, read_config(run.dir).replay.sampler.max_times_sampled) == {"lost": 0, "trained_twice": 0}
 
 
 def test_jobs_of_a_chain_resume_one_after_the_other_and_end_at_once_when_the_run_is_done(
@@ -194,7 +194,10 @@ def test_jobs_of_a_chain_resume_one_after_the_other_and_end_at_once_when_the_run
     assert f"done after {steps} of {steps} steps" in text(jobs[1])
     assert "job 3 of 3 of the chain has nothing to do: the run is done" in text(jobs[2])
     assert trained() == list(range(steps)), "every step was trained once"
-    assert audit(read_config(tmp_path / "run"), tmp_path / "run") == {"lost": 0, "trained_twice": 0}
+    assert audit(tmp_path / "run", read_config(tmp_path / "run").replay.sampler.max_times_sampled) == {
+        "lost": 0,
+        "trained_twice": 0,
+    }
 
 
 def test_a_role_sees_its_own_gpus_among_those_of_its_job(cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Expression:
         return Expression(numbers, self.operators[:index] + self.operators[index + 1 :])
 
     def value(self) -> int:
-        """By the rules: products first, then from left to right."""
+        """The value by the rules: products first, then from left to right."""
         expression = self
         while expression.operators:
             expression = expression.reduced("*" if "*" in expression.operators else expression.operators[0])

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from asyncrl.commands.demo.arithmetic import arithmetic_task, distinct_expressions
 
+CACHE = Path(".cache/demo")
+SEED = 0
 TRAINING_TASKS = 4000
 HELD_OUT_TASKS = 200
 

@@ -1,21 +1,20 @@
-"""What the demo adds to the summary of its run: an audit of its trajectories, and a picture."""
+"""The demo's additions to the summary of its run: an audit of its trajectories, and a picture."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
 
-from asyncrl.config.schema import TrainConfig
 from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.shares import rows_of
 
 
-def audit(config: TrainConfig, run_dir: Path) -> dict[str, int]:
-    """How many trajectories were lost, and how often one was trained twice."""
+def audit(run_dir: Path, max_times_sampled: int) -> dict[str, int]:
+    """Count the trajectories that were lost, and those that were trained more often than they may be sampled."""
     with closing(StoredRun(run_dir / "replay")) as stored:
-        found = stored.audit(config.replay.sampler.max_times_sampled)
+        found = stored.audit(max_times_sampled)
     return {name: found[name] for name in ("lost", "trained_twice")}
 
 

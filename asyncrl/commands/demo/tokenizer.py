@@ -35,7 +35,7 @@ _PHRASES = (
     "\n</tool_response>",
 )
 _OF_THE_DEMO = (SYSTEM_PROMPT, "calculator(operator, expression)", '", "expression": "')
-"""Those of them that no other task with a calculator repeats."""
+"""The words that no other task with a calculator repeats."""
 
 CHAT_TEMPLATE = """\
 {%- if messages[0].role == 'system' or tools %}

@@ -21,7 +21,7 @@ TOOLS: list[Any] = [{"type": "function", "function": StepCalculator.schema}]
 Message = dict[str, Any]
 
 LEANING = {"+": 1.75, "*": 1.4, "-": 1.0}
-"""How likely the policy takes an operator first, before it is trained: sums a little more than products."""
+"""The chance that the policy takes an operator first, before it is trained: sums a little more than products."""
 _CARELESS = 0.05
 """The share of careless steps: small, so that the scorer learns the order of operations."""
 

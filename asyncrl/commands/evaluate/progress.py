@@ -9,13 +9,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from asyncrl.commands.evaluate.evaluator import VERSION
 from asyncrl.errors import StoreError
 from asyncrl.machine.long_work import LongWork
 from asyncrl.replay.records import EvaluationRecord
 from asyncrl.replay.stored import StoredRun
 from asyncrl.text import duration
 
+VERSION = 0
+"""The only policy version of an evaluation."""
 REFRESH_S, LINE_S = 1.0, 10.0
 REASON_CHARS = 200
 
@@ -63,8 +64,8 @@ class EvaluationProgress:
 
 
 def progress_line(replay: Path) -> tuple[int, int, str]:
-    """How many attempts of the evaluation in a replay folder are done, of how many, and both for people, with the
-    reason why its newest failure failed. Raises StoreError: there is no store yet."""
+    """The finished attempts of the evaluation in a replay folder, all attempts, and both as a text with the reason of
+    the newest failure. Raises StoreError: there is no store yet."""
     with closing(StoredRun(replay)) as stored:
         records = [record for record in stored.each(EvaluationRecord.load, VERSION) if record is not None]
         letters = stored.dead_letters()

@@ -1,5 +1,5 @@
-"""What an evaluation measured: outcomes, rewards, process scores, lengths, pass@k, best@k, maj@k and failures, for each
-data source and in all.
+"""The measurements of an evaluation: outcomes, rewards, process scores, lengths, pass@k, best@k, maj@k and failures,
+for each data source and in all.
 
 An attempt is right if its outcome is at least a threshold. `replay.estimates` has the three estimates at k. A failed
 attempt has no outcome and counts nowhere but as failed. A task with fewer than k scored attempts has no part in them.

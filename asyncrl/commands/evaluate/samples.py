@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from asyncrl.commands.evaluate.runs import config_of
+from asyncrl.commands.checkpoints import config_of
 from asyncrl.data.from_config import run_tasks
 from asyncrl.ids import held_out_row
 from asyncrl.replay.records import TrajectoryState

@@ -1,0 +1,1 @@
+"""`asyncrl push-to-hub`: upload an exported model with its card."""

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from asyncrl.commands.evaluate.export import export_run
+from asyncrl.commands.export import export_run
 from asyncrl.errors import AsyncrlError, ConfigError, UnavailableError
 from asyncrl.launch.preflight.hub import unreachable
 from asyncrl.runs.inspect.run import find_run, require_run
@@ -114,7 +114,7 @@ def _is_of_a_model(name: str) -> bool:
 
 
 def report_of(name: str) -> Path:
-    """The report of a run, written anew. Raises ConfigError: this is no run."""
+    """Write the report of a run again, and return it. Raises ConfigError: this is no run."""
     return write_report(name)
 
 

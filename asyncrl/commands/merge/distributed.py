@@ -1,6 +1,6 @@
 """Megatron's distributed checkpoints in the format `torch_dist`: a folder of chunks of whole tensors.
 
-The file `.metadata` names for each tensor its whole shape and its chunks; each chunk stands somewhere in a `.distcp`
+The file `.metadata` names for each tensor its whole shape and its chunks; each chunk is somewhere in a `.distcp`
 file, with its offset in the whole tensor. So tensor, pipeline, expert and expert-tensor parallel ranks, however many
 wrote, are merged by the offsets. Chunks are read with `weights_only`. `.metadata` is a plain pickle, which torch cannot
 read so: it is unpickled by a reader that knows the classes of such a file, and no other.
@@ -137,11 +137,11 @@ def _check_cover(name: str, size: Sequence[int], chunks: Sequence[Any]) -> None:
 
 
 class _FlattenedTensor:
-    """In the place of Megatron's note on a tensor of an optimizer."""
+    """A replacement of Megatron's note on a tensor of an optimizer."""
 
 
 _PLANS = (planner.SavePlan, planner.WriteItem, planner.WriteItemType, planner.TensorWriteData)
-"""What Megatron keeps of how it saved, to save faster the next time."""
+"""A note that Megatron keeps on how it saved, to save faster the next time."""
 _CLASSES: Mapping[tuple[str, str], Any] = {
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _get_layout,

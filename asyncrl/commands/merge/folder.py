@@ -34,7 +34,8 @@ _NOT_BESIDE = (".safetensors", ".bin", ".pt", ".index.json")
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
     """The folder with the configuration and the tokenizer of the result. `tied`: the output layer is the embedding,
-    whatever the configuration says. `dtype`: that of the result's parameters; None keeps those of the checkpoint."""
+    also if the configuration says otherwise. `dtype` is that of the result's parameters; None keeps those of the
+    checkpoint."""
 
     folder: Path
     tied: bool = False
@@ -47,7 +48,7 @@ class OutputSettings:
         try:
             # Without the second transformers asks at the terminal whether to run code of the folder.
             config = AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
-        # Configurations raise whatever their checks raise.
+        # Configurations raise any error of their own checks.
         except Exception as error:
             raise ConfigError(f"the configuration in {self.folder} cannot be read: {error}") from error
         if getattr(config, "quantization_config", None):
@@ -76,13 +77,13 @@ def empty_model(config: Any, value_head: bool) -> Any:
     try:
         with torch.device("meta"):
             return kind.from_config(config, dtype=torch.float32)
-    # A model raises whatever its modules raise.
+    # A model raises any error of its modules.
     except Exception as error:
         raise ConfigError(f"transformers can make no model of this configuration: {error!r}") from error
 
 
 def has_value_head(names: set[str]) -> bool:
-    """Whether tensors of these names are a critic's."""
+    """True if tensors of these names are a critic's."""
     return "lm_head.weight" not in names and any(head in names for head in _VALUE_HEADS)
 
 
@@ -186,7 +187,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _files_beside(config: Any, dtype: torch.dtype, source: Path) -> Callable[[Path], None]:
-    """A function that writes what belongs beside the weights: the configuration, and copies of the tokenizer's and
+    """A function that writes the files that belong to the weights: the configuration, and copies of the tokenizer's and
     all other files of `source`."""
 
     def write(folder: Path) -> None:

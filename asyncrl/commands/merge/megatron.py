@@ -55,7 +55,7 @@ _OPTIMIZER = ("optimizer.", "chained_", "rng_state", "rerun_state", "opt_param_s
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A tensor of one layer, whose `name` begins behind the number of the layer."""
+    """A tensor of one layer, whose `name` is the part after the number of the layer."""
 
     name: str
     tensor: Tensor

@@ -78,7 +78,7 @@ class FsdpShards:
         return tensors
 
     def _has_other_parts(self, name: str) -> bool:
-        """Whether the parts of a tensor that is split differ from rank to rank, but for those that are copies."""
+        """True if the parts of a tensor that is split differ from rank to rank, but for those that are copies."""
         shards = [state[name] for state in self._states]
         parts = [_local(each).reshape(-1).view(torch.uint8).numpy() for each in shards if _local(each).numel()]
         return len({xxh3_64_intdigest(each.data) for each in parts}) * _count_of_copies(shards[0]) >= len(parts)
@@ -147,7 +147,8 @@ def _from_mesh(name: str, shards: Sequence[DTensor]) -> Tensor:
 
 
 def _along_mesh(name: str, ranks: Tensor, placements: Sequence[Any], local: Sequence[Tensor]) -> Tensor:
-    """What the ranks of a part of the mesh have together: `placements` belong to its dimensions, outermost first."""
+    """The tensor that the ranks of a part of the mesh have together: `placements` belong to its dimensions, outermost
+    first."""
     if not placements:
         return local[int(ranks)]
     parts = [_along_mesh(name, each, placements[1:], local) for each in ranks]

@@ -12,12 +12,24 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from asyncrl.config import locations
+from asyncrl.config.changes import values_of
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import (
+    ClusterConfig,
+    CriticConfig,
+    ImplicitConfig,
+    LearnerConfig,
+    ModelConfig,
+    ScoringConfig,
+    SftConfig,
+    TrainConfig,
+)
 from asyncrl.errors import ConfigError
 from asyncrl.launch.local import changes_of, claim
 from asyncrl.launch.ownership import LOOK_S, StopRequests, exclusively
@@ -32,35 +44,50 @@ from asyncrl.machine.files import write_whole
 log = logging.getLogger("asyncrl.commands.sft")
 
 OWN_DEFAULTS = ("run.name=sft", "learner.group_size=1")
-"""What differs from `asyncrl train` without the file of an experiment: demonstrations have no groups."""
+"""The values that differ from `asyncrl train` without the file of an experiment: demonstrations have no groups."""
 
 
 def run(config: TrainConfig) -> None:
     """Fine-tune, from the newest checkpoint if there is one. Raises StoppedError on a signal."""
-    stop, activity = process.stop_on_signals(), Activity()
-    if Membership.of_this_process() is None:
-        _start(config, stop, activity)
-    else:
-        _run_rank(config, stop, activity)
+    stop, activity, cluster = process.stop_on_signals(), Activity(), config.cluster
+    is_rank_of_several = Membership.of_this_process() is not None
+    with ExitStack() as stack:
+        if not is_rank_of_several:
+            stack.enter_context(_prepared(config, stop))
+        if is_rank_of_several or cluster.ranks == 1:
+            process.set_at_once(stop)
+            process.limit_threads(cluster.learner_threads)
+            from asyncrl.commands.sft.from_config import run_rank
+
+            run_rank(config, stop, activity)
+        else:
+            path, limit_s = locations.run_dir(config.run) / CONFIG_FILE, config.learner.rank_timeout_s
+            command = role_command("commands.sft", path)
+            run_ranks(command, cluster.ranks, stop, Timeouts.within(limit_s), activity=activity)
 
 
-def _start(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
-    _refuse(config)
-    run_dir = locations.run_dir(config.run)
+@contextmanager
+def _prepared(config: TrainConfig, stop: threading.Event) -> Iterator[None]:
+    """Check the models, render the demonstrations, complete the configuration, and hold the run's folder meanwhile."""
+    from asyncrl.episode.from_config import prepare_demonstrations
+
+    learner, run_dir = config.learner, locations.run_dir(config.run)
+    _refuse(run_dir, learner.nodes, config.data.dataset, config.algorithm.sft)
     with exclusively(run_dir):
         threading.Thread(target=_watch_requests, args=[run_dir, stop], name="stop-requests", daemon=True).start()
-        changes_of(config, run_dir)  # A resume that is refused renders nothing.
-        _prepare(config, stop)
-        _settle(config)
+        changes_of(values_of(config), run_dir)  # A resume that is refused renders nothing.
+        _check_models(config.model, config.critic, config.implicit, config.scoring, learner.optimizer)
+        shown = prepare_demonstrations(config, config.data.train, stop)
+        if config.data.eval:
+            prepare_demonstrations(config, config.data.eval, stop)
+        if learner.steps is None:
+            learner.steps, learner.epochs = _steps_of_epochs(learner, len(shown)), None
+        _settle(config.cluster)
         resumed = claim(config, run_dir)
         write_whole(run_dir / FINE_TUNING_FILE, "the run of a fine-tuning\n")
-        log.info("%s %s: %d steps", "resuming" if resumed else "starting", run_dir, config.learner.total_steps)
-        if config.cluster.ranks == 1:
-            _run_rank(config, stop, activity)
-        else:
-            command, limit_s = role_command("sft", run_dir / CONFIG_FILE), config.learner.rank_timeout_s
-            run_ranks(command, config.cluster.ranks, stop, Timeouts.within(limit_s), activity=activity)
-        if config.learner.export:
+        log.info("%s %s: %d steps", "resuming" if resumed else "starting", run_dir, learner.total_steps)
+        yield
+        if learner.export:
             log.info("%s is the fine-tuned model", run_dir / "model")
 
 
@@ -72,64 +99,50 @@ def _watch_requests(run_dir: Path, stop: threading.Event) -> None:
             stop.set()
 
 
-def _settle(config: TrainConfig) -> None:
-    """Set the ranks and their threads where the configuration leaves them open: a rank for each GPU, and together all
+def _settle(cluster: ClusterConfig) -> None:
+    """Set the ranks and their threads if the configuration leaves them open: a rank for each GPU, and together all
     CPUs."""
-    cluster = config.cluster
     host = this_host(cluster)
     cluster.learner_ranks = cluster.learner_ranks or max(1, host.gpus)
     if cluster.learner_threads is None and "OMP_NUM_THREADS" not in os.environ:
         cluster.learner_threads = max(1, int(host.cpus) // cluster.learner_ranks)
 
 
-def _run_rank(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
-    process.set_at_once(stop)
-    process.limit_threads(config.cluster.learner_threads)
-    from asyncrl.commands.sft.rank import run_rank
-
-    run_rank(config, stop, activity)
-
-
-def _refuse(config: TrainConfig) -> None:
-    """Raises ConfigError: what `asyncrl train` can do, and this command cannot."""
-    run_dir = locations.run_dir(config.run)
-    if config.learner.nodes > 1:
-        raise ConfigError(
-            f"learner.nodes={config.learner.nodes}: fine-tuning runs on one host; set cluster.learner_ranks to its GPUs"
-        )
-    if config.data.dataset is not None:
-        raise ConfigError(
-            f"data.dataset={config.data.dataset}: it makes tasks; data.train names files of demonstrations"
-        )
-    if config.algorithm.sft.path:
+def _refuse(run_dir: Path, nodes: int, dataset: str | None, sft: SftConfig) -> None:
+    """Raises ConfigError: `asyncrl train` can do this, and this command cannot."""
+    if nodes > 1:
+        raise ConfigError(f"learner.nodes={nodes}: fine-tuning runs on one host; set cluster.learner_ranks to its GPUs")
+    if dataset is not None:
+        raise ConfigError(f"data.dataset={dataset}: it makes tasks; data.train names files of demonstrations")
+    if sft.path:
         raise ConfigError("algorithm.sft.path: this is for `asyncrl train`; here data.train names the demonstrations")
     if store_folders(run_dir):
         raise ConfigError(f"{run_dir} holds a run of `asyncrl train`: choose another run.name")
 
 
-def _prepare(config: TrainConfig, stop: threading.Event) -> None:
-    """Check the model, render the demonstrations, and set the steps that their number and the epochs ask for."""
-    from asyncrl.episode.from_config import prepare_demonstrations
+def _check_models(
+    model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig, scoring: ScoringConfig, optimizer: str
+) -> None:
+    """Raises ConfigError: a model does not exist or cannot be trained as the configuration says."""
     from asyncrl.learner.model.optimizer import check_optimizer
 
-    for check in (check_existence, check_tokenizer, check_freezing, check_adapters):
-        check(config)
-    check_optimizer(config.learner.optimizer)
-    shown = prepare_demonstrations(config, config.data.train, stop)
-    if config.data.eval:
-        prepare_demonstrations(config, config.data.eval, stop)
-    learner = config.learner
-    if learner.steps is None:
-        epoch = -(-len(shown) // learner.batch_size)
-        learner.steps, learner.epochs = math.ceil((learner.epochs or 1) * epoch), None
+    check_existence(model, critic, implicit, scoring)
+    check_tokenizer(model)
+    check_freezing(model, critic, implicit)
+    check_adapters(model, critic, implicit)
+    check_optimizer(optimizer)
 
 
-def main() -> None:
-    """The entry of the command line."""
-    given = sys.argv[1:]
-    has_file = any(word.startswith("experiment=") for word in given)
-    role_main(run, given if has_file else [*OWN_DEFAULTS, *given])
+def _steps_of_epochs(learner: LearnerConfig, demonstrations: int) -> int:
+    """The steps that the epochs need; one epoch if the configuration names none."""
+    return math.ceil((learner.epochs or 1) * -(-demonstrations // learner.batch_size))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Fine-tune with the words of a command line, and return the exit status."""
+    has_file = any(word.startswith("experiment=") for word in argv)
+    return role_main(run, argv if has_file else [*OWN_DEFAULTS, *argv])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import LearnerConfig
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batch.minibatch import ImitationBatch
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
@@ -39,7 +39,9 @@ class Imitation:
     `metrics` gets the values of a step, and `evaluations` the loss on those of `held_out`, if there are such.
     """
 
-    config: TrainConfig
+    learner: LearnerConfig
+    seed: int
+    dtype: str
     ranks: Ranks
     trainer: Trainer
     checkpoints: Checkpoints
@@ -53,7 +55,7 @@ class Imitation:
         policy = self.trainer.policy.module
         self._flops = ForwardFlops.of(policy, policy.model.config)
         device = self.ranks.device
-        self._peak = measured_peak(device, DTYPES[self.config.model.dtype]) if device.type == "cuda" else None
+        self._peak = measured_peak(device, DTYPES[self.dtype]) if device.type == "cuda" else None
         self.progress = self.checkpoints.restore(self.trainer.models) or Progress()
         self.progress.restore_models(self.trainer.models)
         self.feed.resume(self.progress)
@@ -75,7 +77,7 @@ class Imitation:
             raise
 
     def _train(self) -> None:
-        config, total = self.config.learner, self.config.learner.total_steps
+        config, total = self.learner, self.learner.total_steps
         work, said_s = LongWork("fine-tuning", total - self.progress.step, "steps"), 0.0
         for step in range(self.progress.step, total):
             self._evaluate(step)
@@ -95,11 +97,11 @@ class Imitation:
 
     def _step(self, step: int) -> None:
         phases = Phases(self.ranks.activity.enter)
-        config, progress = self.config.learner, self.progress
+        config, progress = self.learner, self.progress
         with phases("fetch"):
             members = self._members()
             batch = self.feed.build(members, config, config.minibatches)
-        torch.manual_seed((self.config.run.seed << 32) + step)
+        torch.manual_seed((self.seed << 32) + step)
         with phases("train"):
             # A stop between two passes comes before the first update where a step has only one.
             self._is_whole = config.minibatches == 1
@@ -117,7 +119,7 @@ class Imitation:
     def _members(self) -> list[int]:
         """The demonstrations of the next step: those that are left of an epoch, if these are fewer than a batch."""
         place, count = self.progress.demonstrations, len(self.feed.rendered)
-        return self.feed.next(place, min(self.config.learner.batch_size, count - place % count))
+        return self.feed.next(place, min(self.learner.batch_size, count - place % count))
 
     def _log(self, step: int, batch: ImitationBatch, result: StepResult, phases: Phases, tokens: int) -> None:
         lengths = [length for each in batch.batch.lengths.values() for length in each]
@@ -143,7 +145,7 @@ class Imitation:
 
     def _evaluate(self, step: int) -> None:
         """Log the loss on the held-out demonstrations after `step` steps, where it is due: at both ends too."""
-        config, feed = self.config.learner, self.held_out
+        config, feed = self.learner, self.held_out
         if feed is None or not (
             step in (0, config.total_steps) or (config.eval_every and step % config.eval_every == 0)
         ):
@@ -163,7 +165,7 @@ class Imitation:
 
     def _save(self) -> None:
         self.checkpoints.wait()
-        # Nobody may save in the place of this thread before it is known what this checkpoint has.
+        # The helper thread must not start a second checkpoint before this one is recorded.
         with self.ranks.stopping.lock:
             self.checkpoints.save(self._with_norms(), self.trainer.models)
             self._kept = self.progress.step

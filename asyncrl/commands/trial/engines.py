@@ -1,4 +1,4 @@
-"""What answers in an episode that is tried: a script, a server that runs, or the embedded engine.
+"""The engines of an episode that is tried: a script, a server that runs, or the embedded engine.
 
 None of them gets weights: the script needs none, and the others have those that they were started with. So all tokens
 have version 0.
@@ -18,12 +18,9 @@ from numpy.typing import NDArray
 
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.template import QUESTION, calling
-from asyncrl.config.schema import TrainConfig
-from asyncrl.engine.base import Engine, EngineStats, Generation, IdleClock, PlacedImage
-from asyncrl.engine.embedded import EmbeddedEngine
+from asyncrl.engine.base import EngineStats, Generation, IdleClock, PlacedImage
 from asyncrl.engine.fleet.server import InferenceServer, Segment
-from asyncrl.engine.from_config import open_server
-from asyncrl.errors import ConfigError, DataError, EngineError, RefusedError
+from asyncrl.errors import DataError, EngineError, RefusedError
 from asyncrl.types import Sampling
 from asyncrl.weights.canary import CanaryCheck
 from asyncrl.weights.folders import Weights
@@ -31,7 +28,7 @@ from asyncrl.weights.folders import Weights
 VERSION = 0
 
 Answer = str | Mapping[str, Any]
-"""What a script says in one turn: text as the policy would write it, or {content, tool_calls: [{name, arguments}]},
+"""The answer of a script in one turn: text as the policy would write it, or {content, tool_calls: [{name, arguments}]},
 which is written in the form of the model."""
 
 FORM = '"TEXT" or {"content": "TEXT", "tool_calls": [{"name": "NAME", "arguments": {...}}]}'
@@ -128,19 +125,6 @@ class ServerEngine(_WithoutUpdates):
 
     async def close(self) -> None:
         await self._server.close()
-
-
-def open_trial_engine(config: TrainConfig) -> Engine:
-    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. Raises ConfigError."""
-    engine = config.engine
-    if engine.kind == "embedded":
-        return EmbeddedEngine.load(config.model, engine, seed=config.run.seed, initial_version=VERSION)
-    if engine.kind != "sglang":
-        # An actor joins a vLLM server before it asks, which ends the requests of others.
-        raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
-    if len(engine.urls) != 1:
-        raise ConfigError("engine.urls: name the one server at which the episode is sampled, such as http://HOST:PORT")
-    return ServerEngine(open_server(config, engine.urls[0]))
 
 
 def read_answers(path: Path) -> list[Answer]:

@@ -25,7 +25,7 @@ class Transcript:
         self._console = console
 
     def task(self, task: Task, place: str, tools: Sequence[str]) -> None:
-        """What is to be played."""
+        """Show the task that is to be played."""
         self._line("task", f"{task.id} ({place})")
         self._line("tools", ", ".join(tools) or "none")
 
@@ -45,7 +45,7 @@ class Transcript:
                 self._text(f"→ {function['name']}({arguments})", STYLES["assistant"])
 
     def outcome(self, trajectory: Trajectory) -> None:
-        """How the episode ended."""
+        """Show how the episode ended."""
         self._console.print(Rule(style="dim"))
         self._line("finish", f"{trajectory.finish.value} after {_count(trajectory)} turns of the policy")
         self._line("tokens", f"{len(trajectory)}, of which {trajectory.sampled_tokens} sampled")
@@ -57,7 +57,7 @@ class Transcript:
             self._line("environment", _numbers(trajectory.rewards) or "no reward")
 
     def scores(self, scores: RuleScores, answer: str, truth: str) -> None:
-        """What the rules say of the episode."""
+        """Show the scores of the rules."""
         self._line("answer", answer or "(empty)")
         self._line("ground truth", truth or "(empty)")
         self._line("outcome", f"{scores.outcome:g}")
@@ -66,7 +66,7 @@ class Transcript:
             self._line(f"reason of {name}", text)
 
     def failure(self, what: str) -> None:
-        """That the episode, or a rule, failed."""
+        """Show that the episode, or a rule, failed."""
         self._console.print(Rule(style="dim"))
         self._text(what, "bold red")
 

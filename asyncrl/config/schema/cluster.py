@@ -1,4 +1,4 @@
-"""Where the processes of a run are, and how they reach each other."""
+"""The hosts and GPUs of a run's processes, and their addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROLES = ("replay", "scoring", "actor", "learner")
 MOST = 100_000
 """Hosts, GPUs of one, actors or scorers. A slip of the finger must not keep a run busy with a list of its processes."""
 POOL_KEYS = ("nodes", "gpus", "cpus")
-"""What a pool says: its nodes (1 where it says nothing), and the GPUs and CPUs that it has on each of them."""
+"""The keys of a pool: its nodes (1 by default), and the GPUs and CPUs that it has on each of them."""
 
 
 @dataclass
@@ -143,7 +143,7 @@ class ClusterConfig:
 
 @dataclass
 class NetworkConfig:
-    """Where the roles reach each other."""
+    """The addresses at which the roles reach each other."""
 
     host: str = option("127.0.0.1", "address at which replay and learner listen, and to which the others connect")
     replay_host: str | None = option(None, "the replay's address where it is another one; null: network.host")
@@ -158,10 +158,10 @@ class NetworkConfig:
 
     @property
     def replay_address(self) -> str:
-        """Where the replay listens."""
+        """The address at which the replay listens."""
         return self.replay_host or self.host
 
     @property
     def learner_address(self) -> str:
-        """Where the learner listens for engines that want weights."""
+        """The address at which the learner listens for engines that fetch weights."""
         return self.learner_host or self.host

@@ -11,7 +11,7 @@ from asyncrl.config.option import option
 from asyncrl.config.schema.tools import FetchConfig, SandboxConfig, SearchConfig
 
 LARGEST_INTEGER: Mapping[str, int] = {"int8": 127, "int4": 7}
-"""Of the integers to which an engine of such a dtype rounds its matrices."""
+"""The bits of the integers to which an engine of such a dtype rounds its matrices."""
 DEVICE = "--device"
 """The option of servers that says where they compute."""
 
@@ -101,8 +101,8 @@ class ActorConfig:
     )
     end_tokens: list[str] = option(
         [],
-        "special tokens that end a turn, such as ['<|eot|>'], besides those of the chat template and of the model's "
-        "generation_config.json (docs/models.md)",
+        "special tokens that end a turn, such as ['<|eot|>'], in addition to those of the chat template and of the "
+        "model's generation_config.json (docs/models.md)",
         fixed="all members of a group end their turns alike",
     )
     response_format: dict[str, Any] = option(
@@ -125,7 +125,8 @@ class ActorConfig:
         fixed="all members of a group are played by one agent",
     )
     agent_options: dict[str, Any] = option(
-        {}, "what actor.agent is given beside its task, such as {url: http://...}: arguments of the function or class"
+        {},
+        "what actor.agent gets in addition to its task, such as {url: http://...}: arguments of the function or class",
     )
     agent_command: list[str] = option(
         [],
@@ -137,7 +138,7 @@ class ActorConfig:
     )
     agent_environment: dict[str, str] = option(
         {},
-        "variables that the program has beside PATH, HOME, LANG, LC_ALL, TMPDIR, USER and PYTHONUNBUFFERED",
+        "variables that the program has in addition to PATH, HOME, LANG, LC_ALL, TMPDIR, USER and PYTHONUNBUFFERED",
         secret="all",
     )
     agent_sessions: bool = option(
@@ -182,7 +183,7 @@ class ActorConfig:
 
     @property
     def has_environments(self) -> bool:
-        """Whether the tools of an episode are those of its environment."""
+        """True if the tools of an episode are those of its environment."""
         return self.environment is not None or bool(self.environments)
 
 
@@ -212,7 +213,7 @@ class ServerConfig:
 
     @property
     def device(self) -> str | None:
-        """Where its arguments say that the server computes; None: they do not say it."""
+        """The device that the server's arguments name; None: they name none."""
         words = [part for word in self.arguments for part in _name_and_value(word)]
         devices = [value for name, value in pairwise(words) if name == DEVICE]
         # A server takes the last of several.
@@ -220,13 +221,13 @@ class ServerConfig:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether its arguments keep the server from GPUs."""
+        """True if its arguments keep the server from GPUs."""
         return self.device == "cpu"
 
 
 @dataclass
 class EngineConfig:
-    """What samples tokens."""
+    """The engine, which samples tokens."""
 
     kind: str = option(
         "embedded",
@@ -266,18 +267,18 @@ class EngineConfig:
 
     @property
     def names_servers(self) -> bool:
-        """Whether the configuration names servers that somebody else starts."""
+        """True if the configuration names servers that the run does not start."""
         return bool(self.urls) or self.urls_file is not None or self.router is not None
 
     @property
     def launches(self) -> bool:
-        """Whether an actor starts its own servers."""
+        """True if an actor starts its own servers."""
         return (self.kind == "sglang" and not self.names_servers) if self.launch is None else self.launch
 
 
 @dataclass
 class WeightsConfig:
-    """How new weights travel from the learner to the engines (docs/weights.md), and how they get into servers."""
+    """The way of new weights from the learner to the engines (docs/weights.md), and into servers."""
 
     channel: str = option(
         "auto",

@@ -1,4 +1,4 @@
-"""Training: the learner, the models beside the policy, and the algorithm."""
+"""Training: the learner, the models that it trains with the policy, and the algorithm."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class LearnerConfig:
     checkpoint_every: int = option(20, "steps between two checkpoints", "[1, inf)")
     keep_checkpoints: int = option(2, "newest checkpoints that are kept", "[1, inf)")
     keep_best: int = option(
-        0, "checkpoints with the best evaluations that are kept beside the newest, for export", "[0, inf)"
+        0, "checkpoints with the best evaluations that are kept in addition to the newest, for export", "[0, inf)"
     )
     best_by: str = option(
         "accuracy",
@@ -119,13 +119,13 @@ class LearnerConfig:
         "auto",
         "when ranks exchange weights and gradients: in each pass, or once an update: this saves time where one "
         "has several passes, and each rank then has room for all weights in model.dtype and all gradients in float32; "
-        "auto: once an update on GPUs whose memory suffices for it beside all activations, otherwise in each pass",
+        "auto: once an update on GPUs whose memory suffices for it and all activations, otherwise in each pass",
         choices=("auto", "pass", "update"),
     )
     reshard: float | None = option(
         None,
         "share of the layers whose gathered weights are dropped between the forward and the backward pass, which "
-        "gathers them again; the last layers keep theirs first. null: as few as the memory of GPUs allows beside all "
+        "gathers them again; the last layers keep theirs first. null: as few as the memory of GPUs allows with all "
         "activations; 1 on the CPU",
         "[0, 1]",
     )
@@ -173,7 +173,7 @@ class LearnerConfig:
 
     @property
     def pass_ranks(self) -> int:
-        """How many ranks compute a pass together."""
+        """The number of ranks that compute a pass together."""
         return self.context_ranks * self.tensor_ranks
 
     @property
@@ -208,7 +208,7 @@ class CriticConfig:
         "holds for all",
         fixed="the checkpoints hold another model",
     )
-    weight: float = option(0.5, "weight of its loss beside the policy's where the backbone is shared", "[0, inf)")
+    weight: float = option(0.5, "weight of its loss next to the policy's, for a shared backbone", "[0, inf)")
     warmup_steps: int = option(
         0, "first learner steps in which it is trained alone, and the policy stays as it is", "[0, inf)"
     )
@@ -248,15 +248,15 @@ class PartConfig:
 
 @dataclass
 class SftConfig:
-    """Demonstrations that are trained beside the episodes; `asyncrl sft` trains them alone (docs/sft.md)."""
+    """Demonstrations that are trained together with the episodes; `asyncrl sft` trains them alone (docs/sft.md)."""
 
     path: list[str] | None = option(
         None,
-        "demonstrations that each step trains beside its episodes, by their mean negative log-likelihood: files as in "
+        "demonstrations that each step trains with its episodes, by their mean negative log-likelihood: files as in "
         "data.train; null: none. `asyncrl sft` reads data.train instead",
         fixed="the place in the demonstrations counts the rows of these files",
     )
-    weight: float = option(0.1, "weight of this loss beside the policy's", "[0, inf)")
+    weight: float = option(0.1, "weight of this loss next to the policy's", "[0, inf)")
     schedule: str = option(
         "constant",
         "how the weight falls from step 0 to 0 at step algorithm.sft.steps; at 0, demonstrations are no longer read",
@@ -290,7 +290,7 @@ class SftConfig:
 
 @dataclass
 class DemonstrationConfig:
-    """How the demonstrations of tasks (data.demonstration) are trained as members of their groups."""
+    """The training of the demonstrations of tasks (data.demonstration) as members of their groups."""
 
     weight: str = option(
         "none",
@@ -325,9 +325,7 @@ class AlgorithmConfig:
         "ones in time or nothing reads them",
         choices=("auto", "recompute", "interpolate", "interpolate_linear", "behaviour"),
     )
-    stream: list[PartConfig] = option(
-        [], "weight streams: losses beside the policy's, and which sequences each of them trains"
-    )
+    stream: list[PartConfig] = option([], "weight streams: further losses, and which sequences each of them trains")
     kl: PartConfig = option(PartConfig("none"), "KL to the reference policy")
     aggregation: PartConfig = option(PartConfig("token-mean"), "how the losses of tokens become one number")
     entropy_weight: float = option(0.0, "weight of the entropy bonus", "[0, inf)")

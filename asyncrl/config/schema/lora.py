@@ -12,7 +12,8 @@ _SAME = "the checkpoints hold these adapters alone"
 
 @dataclass
 class LoraConfig:
-    """Adapters: small matrices beside matrices of the model, which stay as they are. Only adapters are trained."""
+    """Adapters: small matrices that are added to matrices of the model, which stay as they are. Only adapters are
+    trained."""
 
     rank: int | None = option(
         None, "rank of new adapters, which change nothing at first; null: there are none", "[1, inf)", fixed=_SAME
@@ -32,5 +33,5 @@ class LoraConfig:
 
     @property
     def is_used(self) -> bool:
-        """Whether the model gets adapters."""
+        """True if the model gets adapters."""
         return self.rank is not None or self.path is not None

@@ -24,7 +24,7 @@ class FilterConfig:
 
 @dataclass
 class SamplerConfig:
-    """Which complete groups form the next batch."""
+    """The choice of the complete groups that form the next batch."""
 
     kind: str = option(
         "oldest",
@@ -42,7 +42,11 @@ class SamplerConfig:
 class ReplayConfig:
     """The queue between generation and training."""
 
-    max_lag: int = option(2, "versions that a trained token may lag behind the learner; 0: synchronous", "[0, inf)")
+    max_lag: int = option(
+        2,
+        "age bound: the largest staleness of a trained token, in versions of the policy; 0: synchronous",
+        "[0, inf)",
+    )
     durability: str = option(
         "fsync",
         "what stored data survive: a power loss (fsync) or a killed process (os)",
@@ -67,7 +71,7 @@ class ReplayConfig:
     )
     spare_batches: float | None = option(
         0.5,
-        "complete batches, behind the one that is trained next, beyond which fewer episodes start; null: start all "
+        "complete batches, after the one that is trained next, beyond which fewer episodes start; null: start all "
         "that max_lag allows. No effect with freshest, prioritised or max_times_sampled above 1",
         "[0, inf)",
     )
@@ -88,5 +92,5 @@ class ReplayConfig:
 
     @property
     def can_pace(self) -> bool:
-        """Whether complete groups need not wait for a further use, or until the sampler chooses them."""
+        """True if complete groups need not wait for a further use, or until the sampler chooses them."""
         return self.sampler.max_times_sampled == 1 and self.sampler.kind in ("oldest", "fifo")

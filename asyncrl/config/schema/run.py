@@ -1,4 +1,4 @@
-"""Who the run is, what it trains on, and where its metrics go."""
+"""The identity of the run, its model and data, and its metrics."""
 
 from __future__ import annotations
 
@@ -179,12 +179,12 @@ class DataConfig:
 
 @dataclass
 class ObserveConfig:
-    """Where metrics go. Each role also writes JSON lines into the run's folder."""
+    """The sinks of metrics. Each role also writes JSON lines into the run's folder."""
 
     sinks: list[str] = option(
         ["console"],
-        "where metrics go beside the JSON lines; console: one log line a step; the others need extras of their names, "
-        "such as asyncrl[wandb]; wandb: offline without a key; docs/watching.md has each",
+        "where metrics go in addition to the JSON lines; console: one log line a step; the others need extras of their "
+        "names, such as asyncrl[wandb]; wandb: offline without a key; docs/watching.md has each",
         choices=("console", "wandb", "tensorboard", "trackio", "prometheus"),
     )
     project: str = option("asyncrl", "project at Weights & Biases and trackio")

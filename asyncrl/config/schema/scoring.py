@@ -19,7 +19,7 @@ KINDS = ("rules", "outcome_model", "prm", GROUP_KIND)
 
 @dataclass
 class ShapingConfig:
-    """How scores become the reward that baselines compare, and the step scores that algorithms read.
+    """The shaping of scores into the reward that baselines compare, and the step scores that algorithms read.
 
     docs/scoring.md has the order of these steps; `scoring=NAME` chooses a preset.
     """
@@ -99,7 +99,7 @@ class ScoringModelConfig:
 
     @property
     def is_configured(self) -> bool:
-        """Whether there is a model. A class of the user's own needs no `path`."""
+        """True if there is a model. A class of the user's own needs no `path`."""
         return self.path is not None or "." in self.family
 
 

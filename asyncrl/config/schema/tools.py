@@ -1,4 +1,4 @@
-"""What the built-in tools reach beyond the actor, and where they run programs."""
+"""The servers and pages that built-in tools reach, and the sandbox of their programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FetchConfig:
 
 @dataclass
 class SearchConfig:
-    """Where the tool `search` finds passages (docs/tools.md)."""
+    """The passages of the tool `search` (docs/tools.md)."""
 
     corpus: str | None = option(
         None,
@@ -46,7 +46,7 @@ class SearchConfig:
 
 @dataclass
 class SandboxConfig:
-    """Where the programs run that the policy writes (docs/tools.md)."""
+    """The sandbox of the programs that the policy writes (docs/tools.md)."""
 
     kind: str = option(
         "builtin",

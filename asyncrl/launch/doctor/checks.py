@@ -22,7 +22,7 @@ MOST_SKEW_S = 2.0
 BUSY_SHARE = 0.1
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "beegfs", "gpfs", "ceph")
 STARTING_S = 300.0
-"""In which roles load models before they listen."""
+"""The time in which roles load models before they listen."""
 SHOWN = 5
 SPANS_SINCE = (0, 5, 22)
 """The first SGLang that goes on with requests through a push, as `SglangServer` has it. That module would load torch
@@ -30,7 +30,7 @@ and transformers, which may be what is broken here."""
 
 
 class Severity(StrEnum):
-    """How bad it is. Only a problem keeps a run from working."""
+    """The severity of a finding. Only a problem keeps a run from working."""
 
     OK = "ok"
     WARNING = "warning"
@@ -39,7 +39,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What one check found; `mend` says what to do, empty where nothing is to be done."""
+    """The finding of one check; `mend` says what to do, and is empty if nothing is to be done."""
 
     check: str
     verdict: Severity
@@ -51,12 +51,12 @@ Check = Callable[[HostFacts], Iterator[Diagnosis]]
 
 
 def examine(facts: HostFacts) -> list[Diagnosis]:
-    """What all checks find, at least one diagnosis each."""
+    """Run all checks. Each gives one diagnosis or more."""
     return [each for check in CHECKS for each in check(facts)]
 
 
 def gpus(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Whether torch uses all GPUs that the host has."""
+    """Check that torch uses all GPUs of the host."""
     here = facts.accelerators
     shown = max(here.devices, len(here.gpus))
     if not shown:
@@ -116,7 +116,7 @@ def _used(here: AcceleratorFacts) -> Iterator[Diagnosis]:
 
 
 def nccl(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Whether several GPUs can work together."""
+    """Check that several GPUs can work together."""
     here = facts.accelerators
     if here.torch_gpus < 2:
         yield Diagnosis("nccl", Severity.OK, "not needed with fewer than two GPUs on a host")
@@ -128,7 +128,7 @@ def nccl(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def compiler(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Whether the learner can compile its layers for a GPU."""
+    """Check that the learner can compile its layers for a GPU."""
     here = facts.accelerators
     if not here.torch_gpus:
         yield Diagnosis("compiler", Severity.OK, "not needed without a GPU")
@@ -141,7 +141,7 @@ def compiler(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def files(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Whether a process may open enough files and sockets."""
+    """Check that a process may open enough files and sockets."""
     limit = facts.limits.files
     if limit == -1 or limit >= ENOUGH_FILES:
         yield Diagnosis("open files", Severity.OK, "no limit" if limit == -1 else f"{limit:,} a process")
@@ -154,7 +154,7 @@ def files(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def memory(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Whether locked and shared memory suffice for GPUs that exchange data."""
+    """Check that locked and shared memory suffice for GPUs that exchange data."""
     limits, several = facts.limits, facts.accelerators.torch_gpus > 1
     if facts.accelerators.has_infiniband and limits.locked != -1:
         text = f"{limits.locked:,} bytes may be locked, and the host has an RDMA network, which locks more"
@@ -174,7 +174,7 @@ def memory(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def ports(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Whether the addresses of the run can be listened at here, or reached from here."""
+    """Check that this host can listen at the addresses of the run, or reach them."""
     for each in facts.addresses:
         name = f"{each.key} {each.address}"
         if not each.error:
@@ -203,7 +203,7 @@ def _reach(address: AddressFact) -> str:
 
 
 def folder(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Whether the folder of the runs can be written, has room, and is the same for all hosts."""
+    """Check that the folder of the runs can be written, has room, and is the same on all hosts."""
     there = facts.folder
     if there.error:
         mend = "mount it, give this user the right to write there, or name another one (run.dir)"
@@ -228,7 +228,7 @@ def folder(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def clocks(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Whether the clocks of all hosts agree, by that of the shared folder."""
+    """Check that the clocks of all hosts agree with the clock of the shared folder."""
     marks = facts.folder.marks
     if not marks:
         return
@@ -247,7 +247,7 @@ def clocks(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def keys(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Whether the keys can be used, are private, and are those of the other hosts."""
+    """Check that the keys can be used, are private, and are the same on the other hosts."""
     if facts.keys is None:
         yield Diagnosis("keys", Severity.OK, "no keys are named: only this host can connect")
         return
@@ -270,7 +270,7 @@ def keys(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def packages(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Whether the Python packages are there, and alike on all hosts."""
+    """Check that the Python packages are installed, in the same versions on all hosts."""
     found = facts.packages
     if found.error:
         yield Diagnosis("packages", Severity.WARNING, found.error, "`make install`, or `pip install PATH_OF_CHECKOUT`")
@@ -293,7 +293,7 @@ def packages(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def servers(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Whether the program that starts the servers of a run can do so."""
+    """Check that the program of `engine.python` can start the servers of a run."""
     if facts.server_error:
         mend = "install SGLang there, or name another Python by engine.python (docs/engines.md)"
         yield Diagnosis("servers", Severity.PROBLEM, f"{facts.server_python}: {facts.server_error}", mend)
@@ -303,7 +303,7 @@ def servers(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def _older(version: str) -> str:
-    """What a push costs with a version of SGLang that does not say which weights sampled which token."""
+    """The cost of a push with a version of SGLang that does not say which weights sampled which token."""
     try:
         is_older = Version(version).release < SPANS_SINCE
     except InvalidVersion:
@@ -313,7 +313,7 @@ def _older(version: str) -> str:
 
 
 def launcher(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Whether the run of several hosts can be started from here."""
+    """Check that this host can start the run of several hosts."""
     for each in facts.launcher:
         if each.error:
             mend = "mend it on the host that starts the run; others do not need it"

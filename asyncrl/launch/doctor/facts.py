@@ -1,4 +1,4 @@
-"""What is known of a host: plain values, which `gathering` reads and `checks` judges."""
+"""The facts about a host: plain values, which `gathering` reads and `checks` judges."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ class LauncherFact:
 
 @dataclass(frozen=True, slots=True)
 class HostMark:
-    """What a host leaves in the shared folder for others. `skew_s` is its clock minus that of the folder; `versions`
-    are those of Python and of packages that must be alike; `server_key` is the public key that its clients trust."""
+    """The mark that a host leaves in the shared folder for others. `skew_s` is its clock minus that of the folder;
+    `versions` are those of Python and of packages that must be alike; `server_key` is the public key that its clients
+    trust."""
 
     host: str
     skew_s: float

@@ -85,7 +85,7 @@ def _accelerators() -> AcceleratorFacts:
 
 
 def missing_to_compile(environment: Mapping[str, str], headers: Path) -> Iterator[str]:
-    """What Triton needs to build the C part of a kernel, and does not find: it looks for these programs."""
+    """The programs and headers that Triton needs to build the C part of a kernel, and does not find."""
     path = environment.get("PATH", "")
     if "CC" not in environment and not any(shutil.which(name, path=path) for name in ("gcc", "clang")):
         yield "C compiler"
@@ -168,7 +168,7 @@ def _version(package: str) -> str:
 
 
 def _unpinned(names: set[str]) -> Iterator[tuple[str, str, str]]:
-    """Of these packages, those whose version is not that of the checkout's constraints.txt."""
+    """The packages among these whose version is not the one in the constraints.txt of the checkout."""
     constraints = Path(asyncrl.__file__).parents[1] / "constraints.txt"
     lines = constraints.read_text().splitlines() if constraints.is_file() else []
     for name, sign, pinned in (line.partition("==") for line in lines):

@@ -1,4 +1,4 @@
-"""Whether this host can start a run as its `cluster.launcher` says: by Ray, by a shell on each host, or by Slurm."""
+"""The facts that say if this host can start a run by its `cluster.launcher`: Ray, a shell on each host, or Slurm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLURM = ("sbatch", "srun", "scontrol")
 
 
 def launcher_facts(cluster: ClusterConfig) -> list[LauncherFact]:
-    """What the start of a run needs of this host; nothing for a run on this host alone."""
+    """The facts about what the launcher needs of this host; none for a run on this host alone."""
     if cluster.launcher == "ray":
         return list(_ray(cluster.ray.address))
     if cluster.launcher == "hosts":
@@ -43,7 +43,7 @@ def _ray(address: str | None) -> Iterator[LauncherFact]:
 
 
 def _shell(shell: list[str], host: str) -> LauncherFact:
-    """Whether `cluster.shell` runs a command on a host."""
+    """The fact whether `cluster.shell` runs a command on a host."""
     command, reached = [word.replace("{host}", host) for word in shell], f"a shell on {host}"
     try:
         done = subprocess.run(

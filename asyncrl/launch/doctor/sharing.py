@@ -1,4 +1,4 @@
-"""What this host shares with others: the folder of the runs with the marks of all hosts, keys and addresses.
+"""The things that this host shares with others: the folder of the runs with the marks of all hosts, keys, addresses.
 
 Each host that is examined leaves a mark in the folder, a file of its own. The next one sees by it that the folder is
 the same, and compares keys, versions and clocks. The folder's clock gives a mark its time.
@@ -98,7 +98,7 @@ def since_start_s(run: Path) -> float | None:
 
 
 def address_facts(network: NetworkConfig, shards: int, since_start_s: float | None) -> list[AddressFact]:
-    """What holds for the addresses of replay and learner. While they run, theirs are to be reached from here; before,
+    """The facts about the addresses of replay and learner. While they run, this host must reach them. Before they run,
     those of this host must be free."""
     found, is_running = [], since_start_s is not None
     for key, host, first, count in (

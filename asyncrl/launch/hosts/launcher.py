@@ -27,12 +27,12 @@ from typing import Any
 from uuid import uuid4
 
 import asyncrl
-from asyncrl.config import locations
 from asyncrl.config.bind import is_loopback
 from asyncrl.config.locations import ALIVE_FOLDER
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ClusterConfig
 from asyncrl.config.secrets import shown_words
 from asyncrl.errors import ConfigError
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.hosts.remote_role import (
     ALIVE,
     COUNT,
@@ -46,7 +46,7 @@ from asyncrl.launch.hosts.remote_role import (
 )
 from asyncrl.launch.placement.placement import PlacedRole, Placement, check_unmoved
 from asyncrl.launch.placement.pools import Host
-from asyncrl.launch.processes import choose_ports, close_to_others, role_environment
+from asyncrl.launch.processes import role_environment
 from asyncrl.launch.role_process import RoleCommand, RoleProcess
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.machine.child import ending_with_parent, opened_log
@@ -59,7 +59,7 @@ LEASE_S = 120.0
 """Longer than a TCP connection needs to go on after a partition of half a minute."""
 ALIVE_S = 1.0
 CHECK_S = 120.0
-"""For a host to answer at the start, where it may load torch from a cold disk."""
+"""The time for a host to answer at the start, when it may load torch from a cold disk."""
 KILLED_S = 10.0
 ENDED_POLL_S = 0.1
 NO_CONNECTION = 255
@@ -72,16 +72,18 @@ HANDED_ON = ("PYTHONPATH", "PATH", "HF_HOME", "HF_HUB_OFFLINE", "OMP_WAIT_POLICY
 class HostsLauncher:
     """Starts the roles of a run on `cluster.hosts`: `launcher.Launcher`."""
 
-    def __init__(self, config: TrainConfig, lease_s: float = LEASE_S) -> None:
-        self._config, self._names, self._lease_s = config, config.cluster.hosts, lease_s
-        self._run_dir = locations.run_dir(config.run).absolute()
+    def __init__(self, cluster: ClusterConfig, addresses: RunAddresses, lease_s: float = LEASE_S) -> None:
+        self._cluster, self._addresses = cluster, addresses
+        self._names, self._lease_s, self._run_dir = cluster.hosts, lease_s, addresses.run_dir
         self._placement: Placement | None = None
         self._roles: dict[str, PlacedRole] = {}
         self._id, self._starts = uuid4().hex, 0
 
     def hosts(self) -> list[Host]:
-        """What each host has. Raises ConfigError: some cannot be reached, or do not share the run's folder, with a line
-        for each."""
+        """The GPUs and CPUs of each host.
+
+        Raises ConfigError, with a line for each host that cannot be reached, or does not share the run's folder.
+        """
         log.info("asking hosts %s what they have and whether they share %s", ", ".join(self._names), self._run_dir)
         with canary(self._run_dir) as file, ThreadPoolExecutor(len(self._names)) as threads:
             answers = list(threads.map(lambda index: self._check(file, index), range(len(self._names))))
@@ -90,8 +92,8 @@ class HostsLauncher:
         return [answer for answer in answers if isinstance(answer, Host)]
 
     def _check(self, file: Path, index: int) -> Host | str:
-        """What a host has, or the line that says why it cannot be used."""
-        name, cluster = self._names[index], self._config.cluster
+        """The GPUs and CPUs of a host, or the line that says why it cannot be used."""
+        name, cluster = self._names[index], self._cluster
         count = COUNT if cluster.gpus is None else "no"
         command = self._command(name, "check", str(file), str(index), count)
         where = f"cluster.hosts: {name}"
@@ -117,35 +119,36 @@ class HostsLauncher:
         inherited = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
         variables = (f"{name}={value}" for name, value in {**inherited, **(environment or {})}.items())
         there = shlex.join(["env", *variables, sys.executable, "-m", "asyncrl.launch.hosts.remote_role", *arguments])
-        shell = [word.replace("{host}", host) for word in self._config.cluster.shell]
+        shell = [word.replace("{host}", host) for word in self._cluster.shell]
         return [*shell, f"cd {shlex.quote(str(Path.cwd()))} && exec {there}"]
 
     def is_one_machine(self) -> bool:
         return len(self._names) == 1
 
     def check_addresses(self, placement: Placement) -> None:
-        self._addresses(placement)
+        self._reachable(placement)
 
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
         """Set addresses and ports, and make keys where there are none. Raises ConfigError."""
         self.set_placement(placement)
-        config, network = self._config, self._config.network
-        network.replay_host, network.learner_host = self._addresses(placement)
-        choose_ports(config)
-        if config.learner.nodes > 1 and config.learner.rendezvous is None:
-            config.learner.rendezvous = f"{network.learner_host}:{RENDEZVOUS_PORT}"
-        close_to_others(config)
+        network, learner = self._addresses.network, self._addresses.learner
+        network.replay_host, network.learner_host = self._reachable(placement)
+        self._addresses.choose_ports()
+        if learner.nodes > 1 and learner.rendezvous is None:
+            learner.rendezvous = f"{network.learner_host}:{RENDEZVOUS_PORT}"
+        self._addresses.close_to_others()
 
-    def _addresses(self, placement: Placement) -> tuple[str, str]:
-        """Those of replay and learner. Raises ConfigError: a host has none."""
-        network = self._config.network
+    def _reachable(self, placement: Placement) -> tuple[str, str]:
+        """The addresses of replay and learner. Raises ConfigError: a host has none."""
+        network = self._addresses.network
         return (
             network.replay_host or self._address(placement, "replay"),
             network.learner_host or self._address(placement, "learner"),
         )
 
     def _address(self, placement: Placement, module: str) -> str:
-        """The address of the host of a role. Raises ConfigError: its name stands for none that others can reach."""
+        """The address of the host of a role. Raises ConfigError: its name resolves to no address that others can
+        reach."""
         name = self._names[placement.of(module)[0].node].rpartition("@")[2]
         fix = f"set network.{module}_host to its address"
         try:
@@ -163,7 +166,7 @@ class HostsLauncher:
         self._roles |= {role.name: role for role in placement.roles}
 
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
-        """As `supervisor.Start`."""
+        """Start a role: see `role_process.Start`."""
         placed = self._roles[role.name]
         host = self._names[placed.node]
         beats = self._run_dir / ALIVE_FOLDER / role.name
@@ -197,7 +200,7 @@ class HostsLauncher:
 
 
 def _answer(output: str) -> dict[str, Any] | None:
-    """What `check` said, among what else the host says to who connects and who leaves."""
+    """The result of `check`, picked out of what the host prints at login and logout. None: there is none."""
     for line in reversed(output.splitlines()):
         with suppress(ValueError):
             if isinstance(told := json.loads(line), dict) and "version" in told:

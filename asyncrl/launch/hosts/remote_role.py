@@ -1,13 +1,13 @@
-"""What runs on a host beside each of its roles: `python -m asyncrl.launch.hosts.remote_role keep ... COMMAND...`.
+"""The keeper of a role on its host: `python -m asyncrl.launch.hosts.remote_role keep ... COMMAND...`.
 
 It starts the command, tells which process that is in a line on stdout, and reads stdin, where the launcher writes a
 byte every second. `STOP` asks the role to stop, `DRAIN` to finish its episodes before, `KILL` kills it. If the launcher
-is gone or silent for the lease, the role is killed: the launcher then may start it elsewhere, or here again, and never
-has it twice. The exit status is the role's; 128 and a signal's number where that killed it.
+has ended or is silent for the lease, the role is killed: the launcher then may start it elsewhere, or here again, and
+never has it twice. The exit status is the role's; 128 and a signal's number where that killed it.
 
 The launcher may lose the connection before it hears of the process, and start the role again at once. So each start has
-a number, and a file beside the role's heartbeat says which start runs as which process: a later start ends an earlier
-one first, and an earlier one that comes late starts nothing.
+a number, and a file in the folder of the role's heartbeat says which start runs as which process: a later start ends an
+earlier one first, and an earlier one that comes late starts nothing.
 
 `check CANARY INDEX COUNT` tells what the host has, and answers a file in the run's folder with one of its own.
 `end RUN_DIR` ends the roles on this host that an earlier start of the run has left.
@@ -45,7 +45,7 @@ READ_BYTES = 4096
 KEPT_BYTES = 512
 SIGNALLED = 128
 UNWANTED = SIGNALLED + signal.SIGTERM
-"""The status of a start that came so late that nobody wants the role any more, or that there was a later one."""
+"""The status of a start that came too late: its launcher is silent, or a later start exists."""
 ENDED = "asyncrl ended "
 """Precedes the kernel of this host in the answer to `end`."""
 
@@ -84,7 +84,7 @@ def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> 
             # Always the same bytes of the disk: a full one has room for them.
             os.pwrite(file.fileno(), msgspec.json.encode(kept).ljust(KEPT_BYTES), 0)
         except OSError:
-            kill_group(child)  # A later start would not know of it, and run beside it.
+            kill_group(child)  # A later start would not know of it, and the role would run twice.
             raise
         sys.stdout.write(f"\n{STARTED.decode()}{kept.pid} {kept.kernel or '-'} {kept.began or '-'}\n")
         sys.stdout.flush()
@@ -92,7 +92,7 @@ def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> 
 
 
 def keep(start: KeptRole, beats: Path, log: Path, lease_s: float, command: list[str]) -> int:
-    """Run `command` until it ends, or nobody wants it any more. Its exit status, or 128 and a signal's number."""
+    """Run `command` until it ends, or until its lease does. Return its exit status, or 128 and a signal's number."""
     told = os.read(sys.stdin.fileno(), READ_BYTES) if select.select([sys.stdin.fileno()], [], [], 0)[0] else ALIVE
     is_wanted = told and STOP not in told and KILL not in told
     child = start_alone(start, beats, log, command) if is_wanted else None
@@ -107,7 +107,7 @@ def keep(start: KeptRole, beats: Path, log: Path, lease_s: float, command: list[
             child.terminate()
         if DRAIN in told:
             child.send_signal(process.DRAIN)
-        if not told:  # Nobody is left to say anything, and the lease goes on.
+        if not told:  # The launcher has closed the pipe, and the lease goes on.
             listening = []
         if KILL in told or time.monotonic() - heard > lease_s:
             kill_group(child)
@@ -115,7 +115,7 @@ def keep(start: KeptRole, beats: Path, log: Path, lease_s: float, command: list[
 
 
 def check(canary: Path, index: int, count_gpus: bool) -> dict[str, object]:
-    """What this host has, and whether it sees the file `canary`; then it writes one beside that."""
+    """The GPUs and CPUs of this host, and if it sees the file `canary`; then it writes an answer in the same folder."""
     if seen := sees(canary):
         answer_to(canary, index).touch()
     gpus = 0

@@ -1,1 +1,2 @@
-"""Which process of a run is where."""
+"""The placement of a run's processes on hosts, GPUs and CPUs: `placement.py` first, then `pools`, `dealing`,
+`sharing`."""

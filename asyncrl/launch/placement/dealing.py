@@ -1,4 +1,4 @@
-"""Which GPUs of one node go to the learner, the actors and the scorers that live there."""
+"""The division of the GPUs of one node among the learner, the actors and the scorers that are placed there."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from itertools import combinations
 from asyncrl.errors import ConfigError
 
 USED_MEMORY = 0.82
-"""The share of a GPU's memory that processes divide which share it. The rest is for what none of them counts, such as
-CUDA's own memory and the graphs of servers, and for a version of the weights on its way into a server: from the memory
-of the host a load takes five times as long."""
+"""The share of a GPU's memory that is divided among the processes which share it. The rest is for memory that none of
+them counts, such as CUDA's own and the graphs of servers, and for new weights on their way into a server."""
+# From the memory of the host such a load takes five times as long.
 LEAST_SHARE = 0.1
 MOST_MEMORY = 0.95
-"""What shares may add up to on a GPU where the plan makes one of them, so that CUDA has some memory."""
+"""The largest sum of shares on a GPU if the plan makes one of them, so that CUDA has some memory."""
 SHARES_IN_TURNS = {"learner": 0.85, "actor": 0.8}
-"""Where learner and servers have a GPU in turns. The rest is for what the other one cannot free, such as its kernels
-and buffers of NCCL, and for what SGLang allocates beside weights and cache."""
+"""The shares if learner and servers have a GPU in turns. The rest is for memory that the other one cannot free, such as
+kernels and buffers of NCCL, and for what SGLang allocates in addition to weights and cache."""
 MEMORY_WEIGHTS = {"learner": 5, "actor": 5, "scoring": 3}
 MEMORY_KEYS = {"learner": "learner.memory", "actor": "engine.server.memory"}
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a role wants on a node: `unit` GPUs for each rank, server or process, and `count` of these; None: as many as
-    there is room for. `key` is the option to change where it cannot be. `shares`: several may share GPUs."""
+    """The wish of a role for GPUs of a node: `unit` GPUs for each rank, server or process, and `count` of these.
+
+    A count of None means as many as there is room for. `key` is the option to change if the wish cannot be met.
+    `shares`: several processes may share GPUs.
+    """
 
     key: str
     unit: int = 1
@@ -37,7 +40,7 @@ class Wish:
         return self.unit if self.shares else self.unit * (self.count or 1)
 
     def fitting(self, gpus: int) -> int:
-        """How many of `gpus` GPUs it takes."""
+        """The number of `gpus` GPUs that the role takes."""
         wanted = gpus if self.count is None else self.unit * self.count
         return min(gpus, wanted) // self.unit * self.unit
 
@@ -45,7 +48,7 @@ class Wish:
 def deal(gpus: Sequence[int], wishes: Mapping[str, Wish], in_turns: bool = False) -> dict[str, tuple[int, ...]]:
     """The GPUs of each role that has a wish: the first ones are the learner's, then come the actors' and the scorers'.
 
-    Where there is room, all have GPUs of their own, and of those that nobody has asked for the learner gets half.
+    If there is room, all have GPUs of their own, and the learner gets half of those that are left over.
     Otherwise the scorers share the actors', or all share. With `in_turns` learner and actors have the same GPUs, and
     scorers have others. Raises ConfigError: a role alone wants more than there is, or has to share.
     """

@@ -1,4 +1,4 @@
-"""Which process of a run is where: one description that every launcher obeys.
+"""The placement of a run's processes on hosts and GPUs: one description that every launcher obeys.
 
 A role lives in a pool (see `pools`), whose nodes have GPUs. The roles of a node divide these (see `dealing`).
 """
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ClusterConfig, EngineConfig, LearnerConfig, ScoringConfig, TrainConfig
 from asyncrl.config.schema.cluster import ROLES
 from asyncrl.config.schema.scoring import ScoringModelConfig, serves
 from asyncrl.errors import ConfigError
@@ -51,11 +51,27 @@ class Placement:
     hosts: tuple[Host, ...]
     roles: tuple[PlacedRole, ...]
     in_turns: bool = False
-    """Whether the learner and the actors' servers have their GPUs in turns."""
+    """True if the learner and the actors' servers have their GPUs in turns."""
 
     def of(self, module: str) -> list[PlacedRole]:
         """The processes of one role."""
         return [role for role in self.roles if role.module == module]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The part of the configuration that decides where processes are, and how many."""
+
+    cluster: ClusterConfig
+    engine: EngineConfig
+    learner: LearnerConfig
+    scorer_gpus: int
+    """The GPUs that one scorer uses."""
+    rule_processes: int
+    shards: int
+    replay_port: int
+    weights_port: int
+    nccl_into_servers: bool
 
 
 def place(config: TrainConfig, hosts: Sequence[Host], roles: Collection[str] = ROLES) -> Placement:
@@ -63,31 +79,46 @@ def place(config: TrainConfig, hosts: Sequence[Host], roles: Collection[str] = R
 
     Raises ConfigError: the hosts have less than the configuration asks for, with a line for everything that is wrong.
     """
-    pools, pool_of = pools_of(config.cluster, len(hosts), roles)
+    demand = Demand(
+        config.cluster,
+        config.engine,
+        config.learner,
+        scorer_gpus=_scorer_gpus(config.scoring),
+        rule_processes=config.scoring.rule_processes,
+        shards=config.replay.shards,
+        replay_port=config.network.replay_port,
+        weights_port=config.network.weights_port,
+        nccl_into_servers=config.weights.into_servers == "nccl",
+    )
+    return _place(demand, hosts, roles)
+
+
+def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Placement:
+    pools, pool_of = pools_of(demand.cluster, len(hosts), roles)
     placed: list[PlacedRole] = []
     problems: list[str] = []
     weights: dict[tuple[str, str, int], int] = {}
-    for node in _shared(config, packed(pools, hosts), pool_of):
+    for node in _shared(demand, packed(pools, hosts), pool_of):
         weights["actor", node.pool, node.host] = node.actor_weight
         weights["scoring", node.pool, node.host] = node.scorer_weight
         here = [role for role in ROLES if role in roles and pool_of[role] == node.pool]
         try:
             if any(host.gpus for host in hosts):
-                _check_gpus(config, node, _wishes(config, node, here))
-            placed += _placed_on(config, node, here)
+                _check_gpus(demand, node, _wishes(demand, node, here))
+            placed += _placed_on(demand, node, here)
         except ConfigError as error:
             problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     least, most = _ranks(placed)
-    if least < most or (least and config.cluster.learner_ranks is None):
-        # The nodes' rooms for actors are those beside so many ranks, as they are in the settled run.
-        return place(replace(config, cluster=replace(config.cluster, learner_ranks=least)), hosts, roles)
-    if config.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
+    if least < most or (least and demand.cluster.learner_ranks is None):
+        # With the number of ranks settled, each node has the same room for actors as in the run.
+        return _place(replace(demand, cluster=replace(demand.cluster, learner_ranks=least)), hosts, roles)
+    if demand.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
         raise ConfigError(
             "cluster.colocated: learner and servers must be on one host; name one host, or give both a pool of one node"
         )
-    return Placement(tuple(hosts), tuple(_numbered(config, list(_in_order(placed, weights)))), config.cluster.colocated)
+    return Placement(tuple(hosts), tuple(_numbered(demand, list(_in_order(placed, weights)))), demand.cluster.colocated)
 
 
 def _in_order(placed: Sequence[PlacedRole], weights: Mapping[tuple[str, str, int], int]) -> Iterator[PlacedRole]:
@@ -122,11 +153,13 @@ def _ranks(placed: Sequence[PlacedRole]) -> tuple[int, int]:
     return min(counts, default=0), max(counts, default=0)
 
 
-def settle(config: TrainConfig, placement: Placement) -> None:
-    """Set the numbers of processes that the configuration leaves open, since all roles must know them alike. Raises
-    ConfigError: the learner would wait for hosts on which nothing is started."""
-    cluster, learners = config.cluster, placement.of("learner")
-    nodes = config.learner.nodes
+def settle(cluster: ClusterConfig, learner: LearnerConfig, placement: Placement) -> None:
+    """Set the numbers of processes that the configuration leaves open, since all roles must know the same numbers.
+
+    Raises ConfigError: the learner would wait for hosts on which nothing is started.
+    """
+    learners = placement.of("learner")
+    nodes = learner.nodes
     if cluster.launcher != "local" and nodes not in (1, len(learners)):
         raise ConfigError(
             f"learner.nodes={nodes}: the learner has {len(learners)} of {len(placement.hosts)} hosts; set it to 1, and "
@@ -136,20 +169,20 @@ def settle(config: TrainConfig, placement: Placement) -> None:
     cluster.scorers = len(placement.of("scoring")) or cluster.scorers
     if learners:
         cluster.learner_ranks = cluster.learner_ranks or max(1, len(learners[0].gpus or ()))
-        config.learner.nodes = max(config.learner.nodes, len(learners))
+        learner.nodes = max(nodes, len(learners))
 
 
-def _shared(config: TrainConfig, nodes: Sequence[Node], pool_of: Mapping[str, str]) -> Iterator[Node]:
+def _shared(demand: Demand, nodes: Sequence[Node], pool_of: Mapping[str, str]) -> Iterator[Node]:
     """The nodes with their shares of the actors and scorers that the configuration asks for."""
     pools = {node.pool: [each for each in nodes if each.pool == node.pool] for node in nodes}
     shared: dict[tuple[str, int], Node] = {}
     for name, pool in pools.items():
         roles = [role for role, where in pool_of.items() if where == name]
-        room = _room(pool, [_scorer_places(config, node) for node in pool])
-        scorers = zip(pool, shares(config.cluster.scorers or 1, room), room, strict=True)
+        room = _room(pool, [_scorer_places(demand, node) for node in pool])
+        scorers = zip(pool, shares(demand.cluster.scorers or 1, room), room, strict=True)
         pool = [replace(node, scorers=count, scorer_weight=weight) for node, count, weight in scorers]
-        room = _room(pool, [_actor_places(config, node, roles) for node in pool])
-        actors = zip(pool, shares(config.cluster.actors or 0, room), room, strict=True)
+        room = _room(pool, [_actor_places(demand, node, roles) for node in pool])
+        actors = zip(pool, shares(demand.cluster.actors or 0, room), room, strict=True)
         pool = [replace(node, actors=count, actor_weight=weight) for node, count, weight in actors]
         shared |= {(name, node.index): node for node in pool}
     return (shared[node.pool, node.index] for node in nodes)
@@ -160,27 +193,27 @@ def _room(pool: Sequence[Node], gpus: Sequence[int]) -> Sequence[int]:
     return gpus if any(gpus) else [node.cpus for node in pool]
 
 
-def _scorer_places(config: TrainConfig, node: Node) -> int:
-    unit = _scorer_gpus(config)
+def _scorer_places(demand: Demand, node: Node) -> int:
+    unit = demand.scorer_gpus
     return len(node.gpus) // unit if unit else 0
 
 
-def _actor_places(config: TrainConfig, node: Node, roles: Collection[str]) -> int:
-    """How many GPUs of the node the actors there would have, if nothing said how many actors there are."""
-    if config.engine.names_servers and config.engine.kind != "embedded":
+def _actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
+    """The number of GPUs that actors on the node would have, if the configuration left the number of actors open."""
+    if demand.engine.names_servers and demand.engine.kind != "embedded":
         return int(node.index == 0)
-    freely = replace(config, cluster=replace(config.cluster, actors=None))
+    freely = replace(demand, cluster=replace(demand.cluster, actors=None))
     try:
         return len(deal(node.gpus, _wishes(freely, node, roles)).get("actor", ()))
     except ConfigError:
         return 0  # What is too much there is refused by name when the node is placed.
 
 
-def _wishes(config: TrainConfig, node: Node, roles: Collection[str]) -> dict[str, Wish]:
-    """What the roles want of a node's GPUs. A role without a wish uses none."""
-    cluster, engine, wishes = config.cluster, config.engine, {}
+def _wishes(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wish]:
+    """The wishes of the roles for a node's GPUs. A role without a wish uses none."""
+    cluster, engine, wishes = demand.cluster, demand.engine, {}
     if "learner" in roles:
-        ranks, learner = cluster.learner_ranks, config.learner
+        ranks, learner = cluster.learner_ranks, demand.learner
         together = learner.replicas * learner.pass_ranks
         if ranks is None and engine.names_servers and cluster.gpus is None and not cluster.pools:
             ranks = 1  # Servers that somebody else has started may be on the other GPUs.
@@ -188,14 +221,14 @@ def _wishes(config: TrainConfig, node: Node, roles: Collection[str]) -> dict[str
         counts = {"learner.context_ranks": learner.context_ranks, "learner.tensor_ranks": learner.tensor_ranks}
         key = next((key for key, count in counts.items() if count > 1), "learner.replicas")
         wishes["learner"] = Wish("cluster.learner_ranks" if ranks else key, unit, ranks)
-    if "actor" in roles and (processes := _least_actors(config, node)):
+    if "actor" in roles and (processes := _least_actors(demand, node)):
         if engine.kind == "embedded":
             wishes["actor"] = Wish("cluster.actors", 1, cluster.actors and processes, shares=True)
         elif engine.launches and not engine.server.on_cpu:
             count = engine.server.count
             unit = engine.server.tp_size * (processes if count is None else 1)
-            wishes["actor"] = Wish(_servers_key(config, node, processes), unit, count and count * processes)
-    if "scoring" in roles and (unit := _scorer_gpus(config)):
+            wishes["actor"] = Wish(_servers_key(demand, node, processes), unit, count and count * processes)
+    if "scoring" in roles and (unit := demand.scorer_gpus):
         alone = not {"learner", "actor"} & set(roles)
         count = None if alone and cluster.scorers is None else node.scorers
         if count != 0:
@@ -203,9 +236,9 @@ def _wishes(config: TrainConfig, node: Node, roles: Collection[str]) -> dict[str
     return wishes
 
 
-def _servers_key(config: TrainConfig, node: Node, actors: int) -> str:
+def _servers_key(demand: Demand, node: Node, actors: int) -> str:
     """The option to change where the servers of a node's `actors` do not fit on its GPUs."""
-    server = config.engine.server
+    server = demand.engine.server
     if server.tp_size > len(node.gpus):
         return "engine.server.tp_size"
     if actors > 1:
@@ -213,12 +246,12 @@ def _servers_key(config: TrainConfig, node: Node, actors: int) -> str:
     return "engine.server.tp_size" if server.count is None else "engine.server.count"
 
 
-def _check_gpus(config: TrainConfig, node: Node, wishes: Mapping[str, Wish]) -> None:
-    """Raises ConfigError: a role that needs GPUs has none on a node of its pool although the run has some, or the GPUs
-    that its pool names for it are no multiple of what it takes at once."""
+def _check_gpus(demand: Demand, node: Node, wishes: Mapping[str, Wish]) -> None:
+    """Raises ConfigError: a role that needs GPUs has none on a node of its pool, and the run has some elsewhere; or
+    some of the GPUs that its pool names would be idle."""
     keys = {"actor": "add --device=cpu to engine.server.arguments", "scoring": "set the device of its models to cpu"}
-    pool = f"cluster.pools.{node.pool}" if config.cluster.pools else f"cluster.pools: host {node.host}"
-    without = [role for role in wishes if role != "actor" or config.engine.launches]
+    pool = f"cluster.pools.{node.pool}" if demand.cluster.pools else f"cluster.pools: host {node.host}"
+    without = [role for role in wishes if role != "actor" or demand.engine.launches]
     if without and not node.gpus:
         lines = (
             f"{pool} has no GPU for the {ROLE_WORDS[role]}, and other hosts or pools have some; name one of these in "
@@ -226,7 +259,7 @@ def _check_gpus(config: TrainConfig, node: Node, wishes: Mapping[str, Wish]) -> 
             for role in without
         )
         raise ConfigError("\n".join(lines))
-    named = config.cluster.pools.get(node.pool, {}).get("gpus")
+    named = demand.cluster.pools.get(node.pool, {}).get("gpus")
     for wish in wishes.values() if len(wishes) == 1 else ():
         if named and named > wish.unit and wish.count is None and named % wish.unit:
             raise ConfigError(
@@ -235,36 +268,33 @@ def _check_gpus(config: TrainConfig, node: Node, wishes: Mapping[str, Wish]) -> 
             )
 
 
-def _least_actors(config: TrainConfig, node: Node) -> int:
+def _least_actors(demand: Demand, node: Node) -> int:
     """Actors on a node, as long as GPUs do not say more."""
-    actors = config.cluster.actors
-    if actors is None and config.engine.names_servers and config.engine.kind != "embedded":
+    actors = demand.cluster.actors
+    if actors is None and demand.engine.names_servers and demand.engine.kind != "embedded":
         return int(node.index == 0)  # All of the servers belong to one actor.
     return 1 if actors is None else node.actors
 
 
-def _actors(config: TrainConfig, node: Node, own: Mapping[str, Sequence[int]]) -> int:
+def _actors(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> int:
     """Actors on a node where they have their `own` GPUs."""
-    least = _least_actors(config, node)
+    least = _least_actors(demand, node)
     return (
-        max(least, len(own["actor"])) if config.engine.kind == "embedded" and config.cluster.actors is None else least
+        max(least, len(own["actor"])) if demand.engine.kind == "embedded" and demand.cluster.actors is None else least
     )
 
 
-def _scorers(config: TrainConfig, node: Node, own: Mapping[str, Sequence[int]]) -> int:
+def _scorers(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> int:
     """Scorers on a node where they have their `own` GPUs."""
-    if config.cluster.scorers is None and {"learner", "actor"}.isdisjoint(own) and own["scoring"]:
-        return max(1, len(own["scoring"]) // _scorer_gpus(config))
+    if demand.cluster.scorers is None and {"learner", "actor"}.isdisjoint(own) and own["scoring"]:
+        return max(1, len(own["scoring"]) // demand.scorer_gpus)
     return node.scorers
 
 
-def _scorer_gpus(config: TrainConfig) -> int:
-    """How many GPUs one scorer uses."""
-    models: Mapping[str, ScoringModelConfig] = {
-        "prm": config.scoring.prm,
-        "outcome_model": config.scoring.outcome_model,
-    }
-    local = [models[kind] for kind in serves(config.scoring) if kind in models and _is_local(models[kind])]
+def _scorer_gpus(scoring: ScoringConfig) -> int:
+    """The GPUs that one scorer uses."""
+    models: Mapping[str, ScoringModelConfig] = {"prm": scoring.prm, "outcome_model": scoring.outcome_model}
+    local = [models[kind] for kind in serves(scoring) if kind in models and _is_local(models[kind])]
     on_gpus = [model for model in local if model.device != "cpu"]
     return max((int(model.device.partition(":")[2] or 0) + model.gpus for model in on_gpus), default=0)
 
@@ -273,28 +303,28 @@ def _is_local(model: ScoringModelConfig) -> bool:
     return not (model.path or "").startswith(("http://", "https://"))
 
 
-def _placed_on(config: TrainConfig, node: Node, roles: Collection[str]) -> Iterator[PlacedRole]:
+def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[PlacedRole]:
     """The processes of `roles` on a node, still without their numbers."""
-    cluster, network, engine = config.cluster, config.network, config.engine
-    dealt = deal(node.gpus, _wishes(config, node, roles), cluster.colocated)
-    given = {"actor": engine.server.memory if engine.launches else None, "learner": config.learner.memory}
+    cluster, engine = demand.cluster, demand.engine
+    dealt = deal(node.gpus, _wishes(demand, node, roles), cluster.colocated)
+    given = {"actor": engine.server.memory if engine.launches else None, "learner": demand.learner.memory}
     shares = {role: share for role, share in given.items() if share is not None}
     memory = memory_shares(dealt, shares, cluster.colocated)
     own = {role: dealt.get(role, ()) for role in roles}
     counts = {
-        "scoring": _scorers(config, node, own) if "scoring" in roles else 0,
-        "actor": _actors(config, node, own) if "actor" in roles else 0,
+        "scoring": _scorers(demand, node, own) if "scoring" in roles else 0,
+        "actor": _actors(demand, node, own) if "actor" in roles else 0,
         "learner": (cluster.learner_ranks or max(1, len(own["learner"]))) if "learner" in roles else 0,
     }
     threads = min(MOST_THREADS, max(1, node.cpus // max(1, sum(counts.values()))))
     if "replay" in roles and node.index == 0:
-        for shard in range(config.replay.shards):
-            which = (f"replay.shard={shard}",) if config.replay.shards > 1 else ()
-            port = network.replay_port and network.replay_port + shard
+        for shard in range(demand.shards):
+            which = (f"replay.shard={shard}",) if demand.shards > 1 else ()
+            port = demand.replay_port and demand.replay_port + shard
             yield PlacedRole("replay", "replay", which, node.pool, node.host, (), 1, 1, port)
     for index in range(counts["scoring"]):
-        gpus, torch = _part(own["scoring"], index, _scorer_gpus(config)), cluster.scorer_threads or threads
-        cpus = torch + config.scoring.rule_processes
+        gpus, torch = _part(own["scoring"], index, demand.scorer_gpus), cluster.scorer_threads or threads
+        cpus = torch + demand.rule_processes
         yield PlacedRole("scoring", "scoring", (), node.pool, node.host, gpus, torch, cpus)
     for index in range(counts["actor"]):
         torch = cluster.actor_threads or threads
@@ -310,7 +340,7 @@ def _placed_on(config: TrainConfig, node: Node, roles: Collection[str]) -> Itera
                 # A share that the configuration names is that of each server.
                 if engine.server.memory is None and len(shared) < servers:
                     arguments += [f"engine.server.shared=[{','.join(map(str, shared))}]"]
-            spare = _nccl_gpu(gpus, own.get("learner", ())) if config.weights.into_servers == "nccl" else ()
+            spare = _nccl_gpu(gpus, own.get("learner", ())) if demand.nccl_into_servers else ()
             actor = replace(actor, arguments=tuple(arguments), gpus=(*gpus, *spare), port=port)
         elif engine.kind != "embedded":
             actor = replace(actor, gpus=None)
@@ -323,7 +353,7 @@ def _placed_on(config: TrainConfig, node: Node, roles: Collection[str]) -> Itera
             *("learner", "learner", tuple(arguments), node.pool, node.host, own["learner"]),
             threads=torch,
             cpus=torch * counts["learner"],
-            port=None if node.index else network.weights_port,
+            port=None if node.index else demand.weights_port,
         )
 
 
@@ -347,11 +377,11 @@ def _part(gpus: Sequence[int], index: int, size: int) -> tuple[int, ...]:
     return tuple(gpus[index % parts * size :][:size]) if parts else ()
 
 
-def _numbered(config: TrainConfig, roles: Sequence[PlacedRole]) -> Iterator[PlacedRole]:
+def _numbered(demand: Demand, roles: Sequence[PlacedRole]) -> Iterator[PlacedRole]:
     """The roles with a name of their own each: it stays over restarts."""
     seen: Counter[str] = Counter()
     for role in roles:
-        number, only = seen[role.module], role.module == "replay" and config.replay.shards == 1
+        number, only = seen[role.module], role.module == "replay" and demand.shards == 1
         seen[role.module] += 1
         if role.module == "learner":
             yield replace(role, name=f"learner-node-{number}") if number else role

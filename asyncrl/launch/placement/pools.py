@@ -16,7 +16,7 @@ _PLAN = "for a plan without hosts write --plan=pools, or --plan=N for N hosts wi
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a host has that the run may use."""
+    """The GPUs and CPUs of a host that the run may use."""
 
     gpus: int
     cpus: int

@@ -1,4 +1,4 @@
-"""How many processes of a role are on each node of their pool, by what the nodes have."""
+"""The numbers of processes of a role on the nodes of its pool, in proportion to what the nodes have."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def claim(count: int, weight: int) -> tuple[bool, float, int]:
-    """How much a node with `count` processes should have the next one: the largest claim gets it. Processes that are
-    sorted by their claims are in the order of dealing, in which more of them only come behind."""
+    """The claim of a node with `count` processes to the next one, which the largest claim gets.
+
+    Processes that are sorted by their claims are in the order of dealing: one more process only adds to its end.
+    """
     return count == 0, weight / (count + 1), -count

@@ -1,1 +1,5 @@
-"""What a start checks and prepares before it starts any process: every refusal comes here, while it is cheap."""
+"""The checks of a start, and the files that it prepares, before it starts any process: a refusal is cheap here.
+
+`preflight.py` has the list of all checks; each other file has those of one topic, which take sections of the
+configuration.
+"""

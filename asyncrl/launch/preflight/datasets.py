@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from asyncrl.config import locations
 from asyncrl.config.imports import imported
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import DataConfig, ModelConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.data.layout import AS_THEY_ARE
 from asyncrl.data.made_rows import write_rows
@@ -44,7 +45,7 @@ def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -
     if path is None or (path.exists() and not anew):
         return
     if path.exists() and has_store(run_dir):
-        log.info("%s keeps the tasks that were made before; another run.name makes them anew", run_dir)
+        log.info("%s keeps the tasks that were made before; another run.name makes new ones", run_dir)
         return
     if config.data.dataset is None:
         shown, layout = run_tasks(config).demonstration(sources), run_tasks(config).layout
@@ -53,30 +54,32 @@ def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -
             rows = write_rows(path, given, RowReader(layout, shown), advance)
         log.info("%s has %d tasks of %s", path, rows, ", ".join(sources))
         return
-    _make_by_class(config, sources, path)
+    data, open_it = config.data, partial(_opened, config.data, config.model, config.actor.max_tokens, config.run.seed)
+    _make_by_class(str(data.dataset), sources, path, open_it)
 
 
-def _make_by_class(config: TrainConfig, sources: Sequence[str], path: Path) -> None:
+def _make_by_class(name: str, sources: Sequence[str], path: Path, opened: Callable[[Sequence[str]], Any]) -> None:
+    """Write the rows of the class `name`, of which `opened` makes an object for the sources."""
     try:
-        dataset = _opened(config, sources)
+        dataset = opened(sources)
         # A class need not end a loop over itself, so that its length does.
         tasks = [_read(dataset, row) for row in range(len(dataset))]
         if not tasks:
-            raise DataError(f"data.dataset={config.data.dataset} has no rows of {', '.join(sources)}")
+            raise DataError(f"data.dataset={name} has no rows of {', '.join(sources)}")
         write_rows(path, of_tasks(str(path), tasks), RowReader(AS_THEY_ARE))
     except (ConfigError, DataError):
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"data.dataset={config.data.dataset} failed: {reason_of(error)}") from error
-    log.info("data.dataset=%s made %d tasks of %s", config.data.dataset, len(tasks), ", ".join(sources))
+        raise ConfigError(f"data.dataset={name} failed: {reason_of(error)}") from error
+    log.info("data.dataset=%s made %d tasks of %s", name, len(tasks), ", ".join(sources))
 
 
-def _opened(config: TrainConfig, sources: Sequence[str]) -> Any:
+def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, sources: Sequence[str]) -> Any:
+    """An object of the class, made as verl makes it."""
     from omegaconf import OmegaConf
 
     from asyncrl.modelling.tokenizer import open_tokenizer
 
-    data = config.data
     assert data.dataset is not None
     cls = imported(data.dataset, f"data.dataset={data.dataset}", "package.module.Class")
     # A file may be of any kind here, but names of the hub and patterns mean nothing to the class.
@@ -87,16 +90,16 @@ def _opened(config: TrainConfig, sources: Sequence[str]) -> Any:
         "prompt_key": "prompt",
         "reward_fn_key": "data_source",
         "max_prompt_length": data.max_prompt_length,
-        "max_response_length": config.actor.max_tokens,
+        "max_response_length": max_tokens,
         "truncation": data.truncation,
-        # Long prompts are left out or cut behind the class, with the tools that an actor shows.
+        # Long prompts are left out or cut after the class, with the tools that an actor shows.
         "filter_overlong_prompts": False,
         "return_raw_chat": True,
         "shuffle": data.shuffle,
-        "seed": config.run.seed,
+        "seed": seed,
         **data.dataset_params,
     }
-    return cls(data_files=files, tokenizer=open_tokenizer(config.model), config=OmegaConf.create(given), processor=None)
+    return cls(data_files=files, tokenizer=open_tokenizer(model), config=OmegaConf.create(given), processor=None)
 
 
 def _read(dataset: Any, row: int) -> Task:

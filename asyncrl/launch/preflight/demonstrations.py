@@ -1,5 +1,4 @@
-"""The start renders the demonstrations of `algorithm.sft`, which the learner reads as tokens, and tries those of tasks,
-which actors record."""
+"""The start records the demonstrations of all training tasks once, as actors will, so that none fails later."""
 
 from __future__ import annotations
 
@@ -11,22 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ActorConfig, DataConfig, TrainConfig
 from asyncrl.errors import DataError, RefusedError, StoppedError
 from asyncrl.machine.long_work import tracked
 from asyncrl.types import Purpose, Ticket
 
 if TYPE_CHECKING:
     from asyncrl.data.reading import TaskFile
-
-
-def check_demonstrations(config: TrainConfig, stop: threading.Event | None = None) -> None:
-    """Render them into the run's folder, unless it has them. Raises DataError, ConfigError and StoppedError as
-    `prepare_demonstrations`."""
-    if config.algorithm.sft.path:
-        from asyncrl.episode.from_config import prepare_demonstrations
-
-        prepare_demonstrations(config, config.algorithm.sft.path, stop)
 
 
 def check_group_demonstrations(
@@ -39,11 +29,14 @@ def check_group_demonstrations(
     if config.data.demonstration is None or not files:
         return
     (tasks,) = files
-    done = _tried_file(config, tasks)
-    if done.exists():
-        return
     from asyncrl.actor.from_config import demonstration_recorder
     from asyncrl.chat.from_config import open_chat
+    from asyncrl.data.from_config import run_tasks
+
+    name = _tried_file(run_tasks(config).lengths_file(tasks), config.actor, config.data)
+    done = locations.run_dir(config.run) / "demonstrations" / name
+    if done.exists():
+        return
 
     record, found = demonstration_recorder(config.actor, config.data, open_chat(config)), 0
     for row, task in enumerate(tracked(tasks, "trying demonstrations", len(tasks), "tasks")):
@@ -64,13 +57,9 @@ def check_group_demonstrations(
     done.touch()
 
 
-def _tried_file(config: TrainConfig, tasks: TaskFile) -> Path:
-    """The file in the run's folder that is there once all demonstrations were tried. Its name depends on all that the
-    result depends on: as for `RunTasks.lengths_file`, the column and the limits."""
-    from asyncrl.data.from_config import run_tasks
-
-    actor, data = config.actor, config.data
+def _tried_file(lengths_file: Path, actor: ActorConfig, data: DataConfig) -> str:
+    """The name of the file that exists once all demonstrations were tried. It depends on all that the result depends
+    on: the tasks and the template, as `lengths_file` does, the column and the limits."""
     limits = [actor.max_tokens, actor.max_total_tokens, actor.history, data.max_prompt_length, data.truncation]
-    made_from = [run_tasks(config).lengths_file(tasks).name, data.demonstration, *limits]
-    digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
-    return locations.run_dir(config.run) / "demonstrations" / f"tried_{digest}"
+    made_from = [lengths_file.name, data.demonstration, *limits]
+    return f"tried_{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached: its own client tries for half a minute before it says that it cannot."""
+"""A quick check that the Hugging Face hub can be reached: its own client tries for half a minute before it says no."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PORTS = {"https": 443, "http": 80, "socks5": 1080, "socks5h": 1080}
 
 
 def unreachable(patience_s: float = PATIENCE_S) -> str | None:
-    """Why nothing answers where the hub should be, or its proxy; None: something does, or after `patience_s` nobody
-    knows, which is logged."""
+    """The reason why neither the hub nor its proxy answers; None: one does, or it is unknown after `patience_s`, which
+    is logged."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

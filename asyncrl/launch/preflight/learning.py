@@ -5,18 +5,22 @@ The learner's ranks would refuse it in the same words, when all other roles have
 
 from __future__ import annotations
 
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import AlgorithmConfig, CriticConfig, LearnerConfig, ModelConfig
 
 
-def check_learning(config: TrainConfig) -> None:
+def check_learning(
+    model: ModelConfig, critic: CriticConfig, learner: LearnerConfig, algorithm: AlgorithmConfig
+) -> None:
     """Raises ConfigError: the policy's layers cannot be divided, its experts not be spread, balanced or replayed, or it
     reads images and another option does not go with them."""
+    from asyncrl.algorithms.algorithm import Algorithm
+    from asyncrl.learner.model.policy import check_vision
     from asyncrl.modelling.opening import open_config
     from asyncrl.modelling.vision import sees_images
 
-    learner, algorithm = config.learner, config.algorithm
-    if sees_images(open_config(config.model)):
-        _check_sight(config)
+    if sees_images(open_config(model)):
+        own_critic = Algorithm.from_config(algorithm, learner.minibatches).needs_critic and not critic.shared
+        check_vision(model.path, learner.context_ranks > 1 or learner.tensor_ranks > 1, own_critic)
     balances = algorithm.balance_weight != 0 or algorithm.balance_bias_rate
     if not (learner.tensor_ranks > 1 or learner.expert_ranks > 1 or learner.router_replay or balances):
         return
@@ -26,7 +30,7 @@ def check_learning(config: TrainConfig) -> None:
     from asyncrl.learner.model.tensor_ranks import check_division
     from asyncrl.modelling.shapes import empty_model
 
-    policy = empty_model(config.model)
+    policy = empty_model(model)
     if learner.tensor_ranks > 1:
         check_division(policy, learner.tensor_ranks)
     if learner.expert_ranks > 1:
@@ -34,13 +38,3 @@ def check_learning(config: TrainConfig) -> None:
     Balance.from_config(algorithm, policy)
     if learner.router_replay:
         RoutingReplay(policy)
-
-
-def _check_sight(config: TrainConfig) -> None:
-    from asyncrl.algorithms.algorithm import Algorithm
-    from asyncrl.learner.model.policy import check_vision
-
-    learner = config.learner
-    algorithm = Algorithm.from_config(config.algorithm, learner.minibatches)
-    own_critic = algorithm.needs_critic and not config.critic.shared
-    check_vision(config.model.path, learner.context_ranks > 1 or learner.tensor_ranks > 1, own_critic)

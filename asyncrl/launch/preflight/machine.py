@@ -10,31 +10,36 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from asyncrl.config import locations
-from asyncrl.config.schema import EngineConfig, TrainConfig
+from asyncrl.config.schema import (
+    EngineConfig,
+    LearnerConfig,
+    NetworkConfig,
+    ReplayConfig,
+    RunConfig,
+    ScoringConfig,
+    TrainConfig,
+)
 from asyncrl.engine.sglang.probe import without_sglang
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.placement.placement import place
+from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.processes import this_host
 from asyncrl.machine.ports import try_port, who_listens
 
 log = logging.getLogger("asyncrl.train")
 
 CHECKPOINT_BYTES = 12
-"""Of a parameter in a checkpoint: the weight and the two averages of AdamW, in float32."""
+"""The bytes of a parameter in a checkpoint: the weight and the two averages of AdamW, in float32."""
 EXPORT_BYTES = 4
 GB = 1e9
 SERVERS_ON_CPU = "engine.server.arguments=[--device,cpu] says that servers compute on the CPU"
 
 
-def check_ports(config: TrainConfig) -> None:
-    """Raises UnavailableError, with one line for each port that the configuration names and that is taken. Other
-    launchers may have the replay on another machine."""
-    if config.cluster.launcher != "local":
-        return
+def check_ports(network: NetworkConfig, learner: LearnerConfig, shards: int) -> None:
+    """Raises UnavailableError, with one line for each port that the configuration names and that is taken here."""
     taken = []
-    network = config.network
     for key, host, count in (
-        ("replay_port", network.replay_address, config.replay.shards),
+        ("replay_port", network.replay_address, shards),
         ("weights_port", network.learner_address, 1),
     ):
         first = getattr(network, key)
@@ -45,28 +50,46 @@ def check_ports(config: TrainConfig) -> None:
                 fix = "if another run uses it, set network.replay_port=0 network.weights_port=0 (both)"
                 why = f"port {port} cannot be used ({error}){who_listens(port)}"
                 taken.append(f"network.{key}={first}: {why}; {fix}")
-    if config.learner.nodes > 1 and config.learner.rendezvous is not None:
-        host, _, number = config.learner.rendezvous.rpartition(":")
+    if learner.nodes > 1 and learner.rendezvous is not None:
+        host, _, number = learner.rendezvous.rpartition(":")
         try:
             try_port(host, int(number))
         except OSError as error:
             taken.append(
-                f"learner.rendezvous={config.learner.rendezvous}: it cannot be used ({error})"
+                f"learner.rendezvous={learner.rendezvous}: it cannot be used ({error})"
                 f"{who_listens(int(number))}; name another port"
             )
     if taken:
         raise UnavailableError("\n".join(taken))
 
 
-def check_devices(config: TrainConfig, gpus: int) -> None:
-    """Raises ConfigError, with one line for each option that asks for more than a machine with `gpus` GPUs has."""
-    if lines := list(_lacking(config, gpus)):
+def check_devices(config: TrainConfig, gpus: int | None = None) -> None:
+    """Raises ConfigError, with one line for each option that asks for more than a machine with `gpus` GPUs has; None:
+    the GPUs of this machine are counted."""
+    if gpus is None:
+        import torch
+
+        gpus = torch.cuda.device_count()
+    cluster, engine = config.cluster, config.engine
+    has = f"this machine has {gpus} GPUs" if gpus != 1 else "this machine has one GPU"
+    lines = [
+        *_lacking_for_scores(config.scoring, gpus, has),
+        *_lacking_for_training(config.model.attention, config.learner.interface, gpus, has),
+    ]
+    if (cluster.gpus or 0) > gpus:
+        fewer = f"at most {gpus}" if gpus else "0, and engine.kind=embedded for a small model on the CPU"
+        lines.append(f"cluster.gpus={cluster.gpus}: {has}; use {fewer}")
+    try:
+        place(config, [this_host(cluster, gpus)])
+    except ConfigError as error:
+        lines += str(error).splitlines()
+    if engine.launches:
+        lines += _without_servers(engine, this_host(cluster, gpus), gpus)
+    if lines:
         raise ConfigError("\n".join(lines))
 
 
-def _lacking(config: TrainConfig, gpus: int) -> Iterator[str]:
-    scoring, engine = config.scoring, config.engine
-    has = f"this machine has {gpus} GPUs" if gpus != 1 else "this machine has one GPU"
+def _lacking_for_scores(scoring: ScoringConfig, gpus: int, has: str) -> Iterator[str]:
     for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
         kind = model.device.partition(":")[0]
         if model.is_configured and kind == "cuda" and not gpus:
@@ -76,28 +99,21 @@ def _lacking(config: TrainConfig, gpus: int) -> Iterator[str]:
                 yield f"{key}.gpus={model.gpus}: {has}; use 1, or as many as there are"
             elif find_spec("accelerate") is None:
                 yield f"{key}.gpus={model.gpus}: the package accelerate is not installed; install asyncrl[spread]"
-    if config.model.attention not in ("auto", "sdpa") and not gpus:
-        yield f"model.attention={config.model.attention}: training with it needs a GPU, and {has}; use auto"
-    elif config.model.attention == "flash_attention_2" and find_spec("flash_attn") is None:
+
+
+def _lacking_for_training(attention: str, interface: str | None, gpus: int, has: str) -> Iterator[str]:
+    if attention not in ("auto", "sdpa") and not gpus:
+        yield f"model.attention={attention}: training with it needs a GPU, and {has}; use auto"
+    elif attention == "flash_attention_2" and find_spec("flash_attn") is None:
         yield "model.attention=flash_attention_2: the package flash_attn is not installed; install it, or use auto"
     interfaces = [name for _, name in socket.if_nameindex()]
-    if config.learner.interface not in (None, *interfaces):
-        yield f"learner.interface={config.learner.interface}: this machine has {', '.join(interfaces)} only"
-    if (config.cluster.gpus or 0) > gpus:
-        fewer = f"at most {gpus}" if gpus else "0, and engine.kind=embedded for a small model on the CPU"
-        yield f"cluster.gpus={config.cluster.gpus}: {has}; use {fewer}"
-    try:
-        place(config, [this_host(config.cluster, gpus)])
-    except ConfigError as error:
-        yield from str(error).splitlines()
-    if engine.launches:
-        yield from _without_servers(config, gpus)
+    if interface not in (None, *interfaces):
+        yield f"learner.interface={interface}: this machine has {', '.join(interfaces)} only"
 
 
-def _without_servers(config: TrainConfig, gpus: int) -> Iterator[str]:
-    """Why no actor could start servers here, which would come out only when all roles have started."""
-    engine = config.engine
-    if not this_host(config.cluster, gpus).gpus and engine.server.device in (None, "cuda"):
+def _without_servers(engine: EngineConfig, host: Host, gpus: int) -> Iterator[str]:
+    """The reasons why no actor could start servers on this `host`, whose machine has `gpus`."""
+    if not host.gpus and engine.server.device in (None, "cuda"):
         none = "cluster.gpus=0" if gpus else "this machine has 0 GPUs"
         yield f"engine.kind={engine.kind}: servers need a GPU, and {none}; {SERVERS_ON_CPU} (docs/engines.md)"
     if reason := without_sglang(engine.python, engine.server.environment):
@@ -106,22 +122,24 @@ def _without_servers(config: TrainConfig, gpus: int) -> Iterator[str]:
         yield f"engine.python={engine.python}{default}: {reason}; {mend}"
 
 
-def check_disk(config: TrainConfig, parameters: int, free: int, saved: int | None = None) -> None:
-    """Compares what the run will write to `free` bytes, for a policy of so many `parameters`, of which checkpoints hold
-    `saved`, or all.
+def check_disk(
+    run: RunConfig, learner: LearnerConfig, replay: ReplayConfig, parameters: int, free: int, saved: int | None = None
+) -> None:
+    """Compare the bytes that the run will write with the `free` ones of its disk.
 
-    Raises ConfigError: not even one checkpoint fits. Less room than for all checkpoints and the model is a warning.
+    The policy has so many `parameters`, of which checkpoints hold `saved`; None: all. Raises ConfigError: not even one
+    checkpoint fits. Less room than for all checkpoints and the model is a warning.
     """
     checkpoint = (parameters if saved is None else saved) * CHECKPOINT_BYTES
-    folder, kept = locations.run_dir(config.run), config.learner.keep_checkpoints
+    folder, kept = locations.run_dir(run), learner.keep_checkpoints
     if free < checkpoint:
         raise ConfigError(
-            f"run.dir={config.run.dir}: {free / GB:.1f} GB are free there, and one checkpoint takes "
+            f"run.dir={run.dir}: {free / GB:.1f} GB are free there, and one checkpoint takes "
             f"{checkpoint / GB:.1f} GB; make room, or name a folder on another disk"
         )
     # A new checkpoint is complete before the oldest one is deleted.
-    needed = (kept + 1) * checkpoint + config.learner.export * parameters * EXPORT_BYTES
-    stored = config.replay.max_store_gb * GB * config.replay.shards if config.replay.retention == "all" else 0.0
+    needed = (kept + 1) * checkpoint + learner.export * parameters * EXPORT_BYTES
+    stored = replay.max_store_gb * GB * replay.shards if replay.retention == "all" else 0.0
     if free < needed + stored:
         log.warning(
             "%s may fill its disk: %.1f GB are free, %d checkpoints and the model take about %.1f GB, and the stored "

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import ActorConfig, CriticConfig, EngineConfig, ImplicitConfig, ModelConfig, ScoringConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight.hub import unreachable
 from asyncrl.machine.remote_folder import is_url, local_copy
@@ -18,59 +18,60 @@ log = logging.getLogger("asyncrl.train")
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
-def check_existence(config: TrainConfig) -> None:
+def check_existence(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig, scoring: ScoringConfig) -> None:
     """Raises ConfigError, with one line for each model that a role will load and that does not exist."""
-    found = [(key, model.path, _missing_model(model)) for key, model in _trained(config)]
-    found += [(key, path, _missing(path)) for key, path in _scorers(config)]
+    found = [(key, each.path, _missing_model(each)) for key, each in _trained(model, critic, implicit)]
+    found += [(key, path, _missing(path)) for key, path in _scorers(scoring)]
     if lines := [f"{key}={path}: {problem}" for key, path, problem in found if problem]:
         raise ConfigError("\n".join(lines))
 
 
-def policy_size(config: TrainConfig) -> int:
-    """How many parameters the policy has. Raises ConfigError: its files cannot be read."""
+def policy_size(model: ModelConfig) -> int:
+    """Count the parameters of the policy. Raises ConfigError: its files cannot be read."""
     from asyncrl.modelling.shapes import model_shapes
 
-    return sum(math.prod(shape) for shape in model_shapes(config.model).tensors.values())
+    return sum(math.prod(shape) for shape in model_shapes(model).tensors.values())
 
 
-def check_tokenizer(config: TrainConfig) -> None:
-    """Raises ConfigError: the policy's tokenizer cannot be loaded, or comes from elsewhere and has ids that the policy
-    does not know. Warns of what it lacks."""
+def check_tokenizer(model: ModelConfig) -> None:
+    """Warn of what the policy's tokenizer lacks.
+
+    Raises ConfigError: it cannot be loaded, or comes from elsewhere and has ids that the policy does not know.
+    """
     from asyncrl.modelling.opening import open_config
     from asyncrl.modelling.tokenizer import check_vocabulary, open_tokenizer
 
-    model, tokenizer = config.model, open_tokenizer(config.model, warn=True)
-    # That of the model's own folder may have tokens that nobody uses.
+    tokenizer = open_tokenizer(model, warn=True)
+    # The tokenizer in the model's own folder may have ids that are not in use.
     if model.tokenizer is not None:
         check_vocabulary(model, tokenizer, open_config(model).get_text_config().vocab_size)
 
 
-def check_length(config: TrainConfig) -> None:
+def check_length(policy: ModelConfig, actor: ActorConfig, engine: EngineConfig) -> None:
     """Raises ConfigError: the policy has too few positions for the episodes."""
     from asyncrl.modelling.attention import check_positions
     from asyncrl.modelling.opening import open_config
 
-    model = open_config(config.model)
-    lengths = {"actor.max_tokens": config.actor.max_tokens}
-    if config.engine.kind == "embedded":
-        lengths["engine.max_length"] = config.engine.max_length
+    model = open_config(policy)
+    lengths = {"actor.max_tokens": actor.max_tokens}
+    if engine.kind == "embedded":
+        lengths["engine.max_length"] = engine.max_length
     positions = getattr(model.get_text_config(), "max_position_embeddings", None)
     if positions is not None and positions < max(lengths.values()):
         keys = " and ".join(f"{key}={length}" for key, length in lengths.items() if length > positions)
-        raise ConfigError(f"{keys}: the model {config.model.path} has {positions} positions; set at most {positions}")
+        raise ConfigError(f"{keys}: the model {policy.path} has {positions} positions; set at most {positions}")
     try:
         check_positions(model, max(lengths.values()))
     except ConfigError as error:
-        raise ConfigError(f"model.path={config.model.path}: {error}; lower actor.max_tokens") from error
+        raise ConfigError(f"model.path={policy.path}: {error}; lower actor.max_tokens") from error
 
 
-def check_freezing(config: TrainConfig) -> None:
+def check_freezing(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig) -> None:
     """Raises ConfigError: a model has nothing of what an option freezes, or nothing would be left to train."""
     from asyncrl.modelling.freezing import frozen_names
     from asyncrl.modelling.opening import beside
     from asyncrl.modelling.shapes import empty_model
 
-    model, critic, implicit = config.model, config.critic, config.implicit
     frozen = [("model.freeze", model.path, model.freeze), ("critic.freeze", critic.path, critic.freeze)]
     if implicit.train:
         frozen.append(("implicit.freeze", implicit.path, implicit.freeze))
@@ -80,39 +81,39 @@ def check_freezing(config: TrainConfig) -> None:
             frozen_names(empty, wanted, key, may_be_all=key == "critic.freeze")
 
 
-def check_adapters(config: TrainConfig) -> int | None:
-    """How many parameters the adapters of the policy have; None: it has none.
+def check_adapters(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig) -> int | None:
+    """Count the parameters of the policy's adapters; None: it has none.
 
     Raises ConfigError: a model cannot have the adapters that an option wants, or peft is not installed.
     """
     counts: dict[str, int] = {}
-    sections = [("model", config.model.path, config.model.lora), ("critic", config.critic.path, config.critic.lora)]
-    if config.implicit.train:
-        sections.append(("implicit", config.implicit.path, config.implicit.lora))
+    sections = [("model", model.path, model.lora), ("critic", critic.path, critic.lora)]
+    if implicit.train:
+        sections.append(("implicit", implicit.path, implicit.lora))
     for section, path, lora in sections:
         if lora.is_used:
             from asyncrl.learner.model.lora import add_adapters
             from asyncrl.modelling.opening import beside
             from asyncrl.modelling.shapes import empty_model
 
-            counts[section] = add_adapters(empty_model(beside(config.model, path)), lora, f"{section}.lora")
+            counts[section] = add_adapters(empty_model(beside(model, path)), lora, f"{section}.lora")
     return counts.get("model")
 
 
-def _trained(config: TrainConfig) -> Iterator[tuple[str, ModelConfig]]:
+def _trained(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig) -> Iterator[tuple[str, ModelConfig]]:
     """The key and the settings of every model that the learner loads."""
     from asyncrl.modelling.opening import beside
 
-    yield "model.path", config.model
-    if config.critic.path is not None:
-        yield "critic.path", beside(config.model, config.critic.path)
-    if config.implicit.train and config.implicit.path is not None:
-        yield "implicit.path", beside(config.model, config.implicit.path)
+    yield "model.path", model
+    if critic.path is not None:
+        yield "critic.path", beside(model, critic.path)
+    if implicit.train and implicit.path is not None:
+        yield "implicit.path", beside(model, implicit.path)
 
 
-def _scorers(config: TrainConfig) -> Iterator[tuple[str, str]]:
+def _scorers(scoring: ScoringConfig) -> Iterator[tuple[str, str]]:
     """The key and the path of every model that a scorer loads from a folder or from the hub."""
-    models: dict[str, Any] = {"scoring.prm": config.scoring.prm, "scoring.outcome_model": config.scoring.outcome_model}
+    models: dict[str, Any] = {"scoring.prm": scoring.prm, "scoring.outcome_model": scoring.outcome_model}
     for key, model in models.items():
         if model.path is not None and model.family != "remote" and "." not in model.family:
             yield f"{key}.path", model.path

@@ -1,20 +1,22 @@
-"""Checks before anything starts that every name in the configuration stands for something that can be used."""
+"""The checks before anything starts: one list, in order, of all that the roles will load or need."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from asyncrl.config import locations
 from asyncrl.config.refusals import missing_data
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ActorConfig, AlgorithmConfig, ModelConfig, ScoringConfig, TrainConfig
+from asyncrl.config.schema.tools import SandboxConfig
 from asyncrl.errors import (
     AsyncrlError,
     ConfigError,
@@ -26,7 +28,7 @@ from asyncrl.errors import (
     UnavailableError,
 )
 from asyncrl.launch.preflight.algorithm import check_algorithm
-from asyncrl.launch.preflight.demonstrations import check_demonstrations, check_group_demonstrations
+from asyncrl.launch.preflight.demonstrations import check_group_demonstrations
 from asyncrl.launch.preflight.grammars import check_grammars
 from asyncrl.launch.preflight.learning import check_learning
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
@@ -38,18 +40,20 @@ from asyncrl.launch.preflight.models import (
     check_tokenizer,
     policy_size,
 )
-from asyncrl.launch.preflight.prompts import check_prompts
+from asyncrl.launch.preflight.prompts import check_prompts, prompt_lengths
+from asyncrl.network.keys import check_keys
 from asyncrl.text import reason_of
 from asyncrl.types import NO_VERSION, Finish, Purpose, Role, Task, Ticket, Trajectory, Turn
 
 if TYPE_CHECKING:
+    from asyncrl.chat.chat import Chat
     from asyncrl.data.reading import TaskFile
 
 log = logging.getLogger("asyncrl.train")
 
 CREATION_NOTICE_S = 10.0
 RULE_S = 120.0
-"""For a rule that is tried: the first use of one may load libraries on a cold disk."""
+"""The time for a rule that is tried: the first use of one may load libraries on a cold disk."""
 
 _EPISODE = Trajectory(
     id="preflight",
@@ -66,150 +70,175 @@ _EPISODE = Trajectory(
 """An episode whose answer is empty."""
 
 
-def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: threading.Event | None = None) -> None:
-    """Try all that the roles will load or need: keys, ports, devices, data, models, tools, chat template, rules and the
-    algorithm's parts; and `more` checks, which come first. A check that needs what another one refused is left out.
-    What goes through all rows and may take long is not begun for a start that is refused anyway.
+def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Event | None = None) -> None:
+    """Try all that the roles will load or need, and `more` checks, which come first.
+
+    These are keys, ports, devices, data, models, tools, the chat template, rules and the algorithm's parts. A check
+    that needs something which was refused is left out. Checks that read all rows, which may take long, do not run if
+    the start is refused anyway.
 
     Raises ConfigError, DataError or UnavailableError with one line for each problem; StoppedError: `stop` was set
     meanwhile.
     """
+    from asyncrl.chat.from_config import open_chat
+    from asyncrl.episode.from_config import prepare_demonstrations
+    from asyncrl.modelling.opening import reads_images
+
+    actor, scoring, learner, found = config.actor, config.scoring, config.learner, Problems(stop)
+    is_local, plays = config.cluster.launcher == "local", not actor.played_by
+    missing = missing_data(config.data, config.algorithm.sft.path)
+    found.extend(map(DataError, missing.values()))
+    found.check(*more)
+    files = _task_files(config, missing, found)
+    found.check(partial(check_keys, config.network.keys))
+    if is_local:  # The placement checks the devices of other hosts, and their ports are chosen there.
+        found.check(partial(check_ports, config.network, learner, config.replay.shards))
+        found.check(partial(check_devices, config))
+    found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
+    with found.collected():
+        check_algorithm(config)
+        _probe_parts(config.algorithm, learner.group_size)
+    trains = learner.epochs is not None or learner.total_steps > 0
+    found.check(partial(_check_play, actor, files, trains))
+    with found.collected():
+        check_existence(config.model, config.critic, config.implicit, scoring)
+        found.check(partial(_check_policy, config))
+        if plays:
+            found.check(partial(check_grammars, config.engine.kind, actor, files))
+            with found.collected():
+                _check_template(open_chat(config), actor, reads_images(config.engine.kind, config.model), files)
+        found.check(partial(_check_truths, scoring, config.model, actor.sandbox, files))
+    if not found.any:
+        if shown := config.algorithm.sft.path:
+            found.check(partial(prepare_demonstrations, config, shown, stop))
+        if plays:
+            measure = partial(prompt_lengths, config, stop)
+            with found.collected():
+                for file in files:
+                    check_prompts(config.data, file, measure)
+            found.check(partial(check_group_demonstrations, config, files[:1], stop))
+    found.raise_all()
+
+
+class Problems:
+    """The problems that the checks of a start have found. No check begins once `stop` is set."""
+
+    def __init__(self, stop: threading.Event | None) -> None:
+        self._found: list[AsyncrlError] = []
+        self._stop = stop
+
+    @property
+    def any(self) -> bool:
+        return bool(self._found)
+
+    def extend(self, problems: Iterable[AsyncrlError]) -> None:
+        self._found.extend(problems)
+
+    def check(self, *checks: Callable[[], object]) -> None:
+        """Run each check, and keep its problem if it has one. Raises StoppedError."""
+        for each in checks:
+            with self.collected():
+                each()
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep the problem that the block raises. Raises StoppedError."""
+        if self._stop is not None and self._stop.is_set():
+            raise StoppedError("stopped while the configuration was checked; nothing was started")
+        try:
+            yield
+        except (ConfigError, DataError, UnavailableError) as error:
+            self._found.append(error)
+
+    def raise_all(self) -> None:
+        """Raise the first problem with the messages of all, if there are any."""
+        if self._found:
+            first = self._found[0]
+            raise type(first)("\n".join(dict.fromkeys(map(str, self._found)))) from first
+
+
+def _task_files(config: TrainConfig, missing: Collection[str], found: Problems) -> list[TaskFile]:
+    """The tasks of data.train and data.eval that can be read; those in one file for both only once."""
     from asyncrl.data.from_config import run_tasks
     from asyncrl.launch.preflight.datasets import make_tasks
 
-    problems: list[AsyncrlError] = []
     files: list[TaskFile] = []
-    missing = missing_data(config)
-    problems.extend(map(DataError, missing.values()))
-    for check in more:
-        with _collected(problems, stop):
-            check(config)
     for key, sources in {"data.train": config.data.train, "data.eval": config.data.eval}.items():
-        with _collected(problems, stop):
+        with found.collected():
             if sources and key not in missing and not (files and sources == config.data.train):
-                if problems and run_tasks(config).made_file(sources) is not None:
+                if found.any and run_tasks(config).made_file(sources) is not None:
                     continue
                 make_tasks(config, sources)
                 files.append(run_tasks(config).all(sources))
-    for check in (_check_keys, check_ports, _check_devices, _check_optimizer, _check_scoring, _check_algorithm):
-        with _collected(problems, stop):
-            check(config)
-    with _collected(problems, stop):
-        _check_tools(config)
-        if not config.actor.played_by:
-            _check_creation(config, files)
-            _check_users(config, files)
-    with _collected(problems, stop):
-        check_existence(config)
-        with _collected(problems, stop):
-            _check_policy(config)
-        if not config.actor.played_by:
-            with _collected(problems, stop):
-                check_grammars(config, files)
-            with _collected(problems, stop):
-                _check_template(config, files)
-        with _collected(problems, stop):
-            _check_truths(config, files)
-    if not problems:
-        with _collected(problems, stop):
-            check_demonstrations(config, stop)
-        if not config.actor.played_by:
-            with _collected(problems, stop):
-                for file in files:
-                    check_prompts(config, file, stop)
-                check_group_demonstrations(config, files[:1], stop)
-    if problems:
-        raise type(problems[0])("\n".join(dict.fromkeys(map(str, problems)))) from problems[0]
+    return files
 
 
-@contextmanager
-def _collected(problems: list[AsyncrlError], stop: threading.Event | None) -> Iterator[None]:
-    if stop is not None and stop.is_set():
-        raise StoppedError("stopped while the configuration was checked; nothing was started")
-    try:
-        yield
-    except (ConfigError, DataError, UnavailableError) as error:
-        problems.append(error)
-
-
-def _check_keys(config: TrainConfig) -> None:
-    from asyncrl.network.keys import check_keys
-
-    check_keys(config.network.keys)
-
-
-def _check_devices(config: TrainConfig) -> None:
-    if config.cluster.launcher != "local":
-        return  # The placement checks what its hosts have.
-    import torch
-
-    check_devices(config, torch.cuda.device_count())
-
-
-def _check_optimizer(config: TrainConfig) -> None:
+def _check_optimizer(name: str) -> None:
     from asyncrl.learner.model.optimizer import check_optimizer
 
-    check_optimizer(config.learner.optimizer)
+    check_optimizer(name)
 
 
 def _check_policy(config: TrainConfig) -> None:
     from asyncrl.engine.sglang.families import check_family
 
-    check_family(config.engine, config.model)
-    size = policy_size(config)
-    check_tokenizer(config)
-    check_length(config)
-    check_freezing(config)
-    check_learning(config)
-    adapters = check_adapters(config)
-    check_disk(config, size, free_bytes(locations.run_dir(config.run)), adapters)
+    model, critic, implicit = config.model, config.critic, config.implicit
+    check_family(config.engine, model)
+    size = policy_size(model)
+    check_tokenizer(model)
+    check_length(model, config.actor, config.engine)
+    check_freezing(model, critic, implicit)
+    check_learning(model, critic, config.learner, config.algorithm)
+    adapters = check_adapters(model, critic, implicit)
+    check_disk(config.run, config.learner, config.replay, size, free_bytes(locations.run_dir(config.run)), adapters)
 
 
-def _check_tools(config: TrainConfig) -> None:
+def _check_play(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) -> None:
+    """Raises ConfigError: the tools, environments, users or the agent of the episodes cannot be used."""
     from asyncrl.agents.chat_api.agent import load_agent
     from asyncrl.agents.chat_api.program import check_command
     from asyncrl.episode.steps import find_split
     from asyncrl.tools.interactions.registry import load_interactions
     from asyncrl.tools.offered import Offer
 
-    find_split(config.actor.step_split)
-    load_interactions(config.actor.interactions)
-    Offer(config.actor)
-    if config.actor.agent is not None:
-        load_agent(config.actor.agent, config.actor.agent_options)
-    if config.actor.agent_command:
-        check_command(config.actor.agent_command)
+    find_split(actor.step_split)
+    load_interactions(actor.interactions)
+    Offer(actor)
+    if actor.agent is not None:
+        load_agent(actor.agent, actor.agent_options)
+    if actor.agent_command:
+        check_command(actor.agent_command)
+    if not actor.played_by:
+        _check_creation(actor, files)
+        _check_users(actor, files, trains)
 
 
-def _check_scoring(config: TrainConfig) -> None:
+def _check_scoring(scoring: ScoringConfig, sandbox: SandboxConfig) -> None:
     from asyncrl.sandbox.sandboxes import open_sandbox
     from asyncrl.scoring.managers import check_managers
     from asyncrl.scoring.models.registry import check_models
     from asyncrl.scoring.rules.registry import load_rules
 
-    load_rules(config.scoring, sandbox=open_sandbox(config.actor.sandbox))
-    check_managers(config.scoring)
-    check_models(config.scoring.prm, config.scoring.outcome_model)
+    load_rules(scoring, sandbox=open_sandbox(sandbox))
+    check_managers(scoring)
+    check_models(scoring.prm, scoring.outcome_model)
 
 
-def _check_algorithm(config: TrainConfig) -> None:
+def _probe_parts(algorithm: AlgorithmConfig, group_size: int) -> None:
     from asyncrl.algorithms.probe import probe_parts
 
-    check_algorithm(config)
-    probe_parts(config.algorithm, config.learner.group_size)
+    probe_parts(algorithm, group_size)
 
 
-def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
-    """Raises ConfigError: the model's chat template does not take the tools or the data, or a row shows images that
-    nothing reads."""
+def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence[TaskFile]) -> None:
+    """Raises ConfigError: the model's chat template does not take the tools or the data, or a row shows images and no
+    part of the run reads them."""
     from asyncrl.chat.chat_checks import check_tasks, check_tools
-    from asyncrl.chat.from_config import open_chat
     from asyncrl.chat.image_blocks import image_blocks
     from asyncrl.episode.images import READS_NONE
-    from asyncrl.modelling.opening import reads_images
     from asyncrl.tools.offered import Offer
 
-    chat, offer, reads = open_chat(config), Offer(config.actor), reads_images(config.engine.kind, config.model)
+    offer = Offer(actor)
     for functions in offer.every:
         check_tools(chat, functions)
     for file in files:
@@ -220,12 +249,12 @@ def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
                 check_tasks(chat, {file.place(row): task}, offer.functions(task))
 
 
-def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
+def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the tools of a row cannot be created, or are not all on offer. They are released again."""
     from asyncrl.actor.from_config import open_toolbox
     from asyncrl.tools.toolbox import Toolbox
 
-    toolbox = open_toolbox(config.actor)
+    toolbox = open_toolbox(actor)
     is_tools = isinstance(toolbox, Toolbox)
 
     async def create(ticket: Ticket) -> None:
@@ -262,25 +291,23 @@ def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
                 notice.cancel()
 
 
-def _check_users(config: TrainConfig, files: Sequence[TaskFile]) -> None:
+def _check_users(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) -> None:
     """Raises ConfigError: a simulated user cannot start with the first row that names it, no row names one, or a row
     names another one. Those that started are finalized again."""
     from asyncrl.tools.interactions.registry import load_interactions
     from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 
-    if not config.actor.interactions or not files:
+    if not actor.interactions or not files:
         return
-    limits = InteractionLimits(config.actor.interaction_timeout_s)
-    users = Interactions(load_interactions(config.actor.interactions), limits)
+    limits = InteractionLimits(actor.interaction_timeout_s)
+    users = Interactions(load_interactions(actor.interactions), limits)
 
     async def start(ticket: Ticket) -> None:
         async with users.open(ticket):
             pass
 
-    # An evaluation may be on tasks without a user.
-    trains = config.learner.epochs is not None or config.learner.total_steps > 0
     named = [(file.place(row), task) for file in files for row, task in file.by_user().items()]
-    if not named and trains:
+    if not named and trains:  # An evaluation may be on tasks without a user.
         raise ConfigError(
             "actor.interactions: no task names one of the users in extra_info.interaction_kwargs.name "
             "(docs/environments.md); add it to the data, or leave actor.interactions empty"
@@ -299,7 +326,9 @@ def _try_out(task: Task) -> Ticket:
     return Ticket("preflight", task, "preflight", 0, Purpose.TRAIN, 1.0, 0)
 
 
-def _check_truths(config: TrainConfig, files: Sequence[TaskFile]) -> None:
+def _check_truths(
+    scoring: ScoringConfig, model: ModelConfig, sandbox: SandboxConfig, files: Sequence[TaskFile]
+) -> None:
     """Raises DataError: a built-in rule cannot use the ground truth of the first row of a data source."""
     from asyncrl.config.schema.scoring import needs
     from asyncrl.sandbox.sandboxes import open_sandbox
@@ -307,15 +336,15 @@ def _check_truths(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     from asyncrl.scoring.rules.registry import BUILT_IN, load_rules, rule_names
     from asyncrl.scoring.verifier import Verifier
 
-    load_rules(config.scoring, sandbox=open_sandbox(config.actor.sandbox))
+    load_rules(scoring, sandbox=open_sandbox(sandbox))
     lines = []
-    patient = replace(config.scoring, timeout_s=max(config.scoring.timeout_s, RULE_S))
-    with closing(Verifier(patient, config.model, config.actor.sandbox)) as verifier:
+    patient = replace(scoring, timeout_s=max(scoring.timeout_s, RULE_S))
+    with closing(Verifier(patient, model, sandbox)) as verifier:
         for file in files:
             for row, task in file.by_source().items():
-                names = rule_names(config.scoring, task.data_source)
+                names = rule_names(scoring, task.data_source)
                 # A rule of the user's may need a real episode.
-                if "rules" not in needs(config.scoring, task.data_source) or not set(names.split(",")) <= set(BUILT_IN):
+                if "rules" not in needs(scoring, task.data_source) or not set(names.split(",")) <= set(BUILT_IN):
                     continue
                 try:
                     verifier.score(RuleInput(task, _EPISODE, answer="", response=""))

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import DataConfig, TrainConfig
 from asyncrl.errors import DataError, RefusedError, StoppedError, ToolError
 from asyncrl.machine.files import partial_name, sync
 from asyncrl.machine.long_work import tracked
 
 if TYPE_CHECKING:
+    from asyncrl.chat.chat import Chat
     from asyncrl.data.reading import TaskFile
+    from asyncrl.tools.offered import Offer
 
 log = logging.getLogger("asyncrl.train")
 
 
-def check_prompts(config: TrainConfig, tasks: TaskFile, stop: threading.Event | None = None) -> None:
+def check_prompts(data: DataConfig, tasks: TaskFile, measure: Callable[[TaskFile], NDArray[np.int32]]) -> None:
     """Measure the prompts if the configuration needs it, and log how many tasks `data.filter_overlong` leaves out.
 
-    Raises DataError: a prompt is too long and may neither be left out nor be cut, or no task is left; StoppedError:
-    `stop` was set meanwhile.
+    `measure` is `prompt_lengths` of the run. Raises DataError: a prompt is too long and may neither be left out nor be
+    cut, or no task is left; StoppedError: the start was stopped meanwhile.
     """
-    data = config.data
     limit = data.max_prompt_length
     if limit is None or not (data.filter_overlong or data.truncation == "error"):
         return
-    lengths = prompt_lengths(config, tasks, stop)
+    lengths = measure(tasks)
     if not (too_long := np.flatnonzero(lengths > limit)).size:
         return
     first = tasks.place(int(too_long[0]))
@@ -48,11 +50,13 @@ def check_prompts(config: TrainConfig, tasks: TaskFile, stop: threading.Event | 
     tasks.left(lengths <= limit)
 
 
-def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event | None = None) -> NDArray[np.int32]:
-    """Tokens of each prompt, int32[rows], with the tools of its task as an actor shows them. They are measured once and
-    kept in the run's folder. Raises DataError: the chat template refuses a task; StoppedError: `stop` was set."""
+def prompt_lengths(config: TrainConfig, stop: threading.Event | None, tasks: TaskFile) -> NDArray[np.int32]:
+    """Measure each prompt with the tools of its task, as an actor shows them: tokens, int32[rows].
+
+    The run's folder keeps the lengths. Raises DataError: the chat template refuses a task; StoppedError: `stop` was
+    set meanwhile.
+    """
     from asyncrl.chat.from_config import open_chat
-    from asyncrl.chat.prompt_lengths import prompt_tokens
     from asyncrl.data.from_config import run_tasks
     from asyncrl.data.opening import read_lengths
     from asyncrl.tools.offered import Offer
@@ -62,9 +66,20 @@ def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event |
         try:
             return read_lengths(path, len(tasks))
         except DataError as error:
-            log.warning("prompts are measured anew: %s", error)
-    chat = open_chat(config)
-    offer = Offer(config.actor)
+            log.warning("prompts are measured again: %s", error)
+    lengths = _measured(open_chat(config), Offer(config.actor), tasks, stop)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_name(path)
+    with partial.open("wb") as file:
+        np.save(file, lengths, allow_pickle=False)
+    sync(partial)
+    partial.rename(path)
+    return lengths
+
+
+def _measured(chat: Chat, offer: Offer, tasks: TaskFile, stop: threading.Event | None) -> NDArray[np.int32]:
+    from asyncrl.chat.prompt_lengths import prompt_tokens
+
     lengths = np.zeros(len(tasks), np.int32)
     for row, task in enumerate(tracked(tasks, "measuring prompts", len(tasks), "tasks")):
         if stop is not None and stop.is_set():
@@ -75,12 +90,6 @@ def prompt_lengths(config: TrainConfig, tasks: TaskFile, stop: threading.Event |
             raise DataError(f"{tasks.place(row)} has messages that the chat template refuses: {error}") from error
         except ToolError as error:
             raise DataError(f"{tasks.place(row)}: {error}") from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_name(path)
-    with partial.open("wb") as file:
-        np.save(file, lengths, allow_pickle=False)
-    sync(partial)
-    partial.rename(path)
     return lengths
 
 
@@ -94,4 +103,4 @@ def prepare_data(config: TrainConfig, stop: threading.Event | None = None) -> No
         if sources:
             make_tasks(config, sources, anew=False)
             if config.data.filter_overlong:
-                prompt_lengths(config, run_tasks(config).all(sources), stop)
+                prompt_lengths(config, stop, run_tasks(config).all(sources))

@@ -6,14 +6,13 @@ The checksums of their contents are in the run's folder. A file of the same size
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
+from asyncrl.data.opening import RunTasks
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.machine.files import write_whole
 
@@ -29,14 +28,14 @@ class FileRecord(msgspec.Struct, frozen=True):
     checksum: str
 
 
-def check_same_files(config: TrainConfig, begun: bool) -> None:
-    """Record the files, or compare them with the record if the run has `begun` to name their rows.
+def check_same_files(run_dir: Path, files: Iterable[Path], begun: bool) -> None:
+    """Record the files of a run's tasks, or compare them with the record if the run has `begun` to name their rows.
 
     Raises ConfigError, which names the files that have changed; DataError: a file cannot be read.
     """
-    path = locations.run_dir(config.run) / "tasks" / NAME
+    path = run_dir / "tasks" / NAME
     before = _read(path)
-    now = {str(file): _record(file, before.get(str(file))) for file in _files(config)}
+    now = {str(file): _record(file, before.get(str(file))) for file in files}
     changed = [name for name, record in now.items() if begun and before.get(name, record).checksum != record.checksum]
     if changed:
         raise ConfigError(
@@ -47,13 +46,12 @@ def check_same_files(config: TrainConfig, begun: bool) -> None:
         write_whole(path, json.dumps(msgspec.to_builtins(now), indent=1))
 
 
-def _files(config: TrainConfig) -> Iterator[Path]:
-    """The files that roles read; rows that a start has made stay the same in any case."""
-    from asyncrl.data.from_config import run_tasks
+def task_files(tasks: RunTasks) -> Iterator[Path]:
+    """The files of tasks that roles read. Rows that a start has made are left out: they stay the same in any case."""
     from asyncrl.data.tables import find_files
 
-    for sources in (config.data.train, config.data.eval or []):
-        if sources and run_tasks(config).made_file(sources) is None:
+    for sources in (tasks.data.train, tasks.data.eval or []):
+        if sources and tasks.made_file(sources) is None:
             for path in (file for source in sources for file in find_files(source)):
                 yield from sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
 

@@ -1,6 +1,6 @@
-"""What a start refuses of a configuration once all roles have their places; a plan refuses the same.
+"""The checks of a configuration once all roles have their places, for a start and for a plan.
 
-Before that, nobody knows how many ranks the learner has, on how many hosts, and which addresses others must reach.
+Only then is it known how many ranks the learner has, on how many hosts, and which addresses others must reach.
 """
 
 from __future__ import annotations
@@ -8,35 +8,34 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 
-from asyncrl.config.checks import conflicts
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.checks.conflicts import conflicts
+from asyncrl.config.schema import ScoringConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.placement.placement import Placement, settle
 
 OWN, ELSEWHERE = "127.0.0.1", "an address of another host"
 PORTS = (5755, 5757)
-"""Of the replay and the learner's rendezvous, where a start chooses them."""
+"""The ports of the replay and of the learner's rendezvous, where a start chooses them."""
 
 
 def check_settled(config: TrainConfig, placement: Placement) -> None:
     """Raises ConfigError, with a line for each combination that cannot be."""
-    if lines := [*conflicts(config), *_without_gpus(config, placement)]:
+    if lines := [*conflicts(config), *_without_gpus(config.scoring, config.model.attention, placement)]:
         raise ConfigError("\n".join(lines))
 
 
-def _without_gpus(config: TrainConfig, placement: Placement) -> Iterator[str]:
-    """What the configuration asks of roles that have no GPU in their places."""
+def _without_gpus(scoring: ScoringConfig, attention: str, placement: Placement) -> Iterator[str]:
+    """A line for each option that needs a GPU for a role that has none in its place."""
 
     def lacks(module: str) -> bool:
         roles = placement.of(module)
         return bool(roles) and not any(placement.hosts[each.node].gpus and each.gpus != () for each in roles)
 
-    scoring = config.scoring
     for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
         if model.is_configured and model.device.partition(":")[0] == "cuda" and lacks("scoring"):
             yield f"{key}.device={model.device}: no scorer has a GPU in its place; use auto or cpu, or name more GPUs"
-    if config.model.attention not in ("auto", "sdpa") and lacks("learner"):
-        yield f"model.attention={config.model.attention}: the learner has no GPU in its place, and needs one; use auto"
+    if attention not in ("auto", "sdpa") and lacks("learner"):
+        yield f"model.attention={attention}: the learner has no GPU in its place, and needs one; use auto"
 
 
 def check_plan(config: TrainConfig, placement: Placement, one_machine: bool) -> None:
@@ -49,7 +48,7 @@ def check_plan(config: TrainConfig, placement: Placement, one_machine: bool) -> 
         # Another launcher will have to start these, and all of them refuse the same.
         config.cluster.launcher = "hosts"
         config.cluster.hosts = [f"host-{number}" for number in range(len(placement.hosts))]
-    settle(config, placement)
+    settle(config.cluster, config.learner, placement)
     network, learner = config.network, config.learner
     if config.cluster.launcher != "local":
         address = OWN if one_machine else ELSEWHERE

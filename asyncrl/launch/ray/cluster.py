@@ -21,10 +21,10 @@ from asyncrl.launch.ray.role import OnNode
 log = logging.getLogger(__name__)
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
-"""Where Ray itself looks for a cluster; a job of `ray job submit` has it."""
+"""The variable in which Ray itself looks for a cluster; a job of `ray job submit` has it."""
 LOOK_S, NOTICE_S, CONNECT_S = 0.5, 10.0, 10.0
 A_LITTLE = 0.001
-"""Of a resource that only says where something must be."""
+"""The amount of a resource that only says where something must be."""
 
 
 def ray_module() -> Any:
@@ -93,7 +93,7 @@ class RayCluster:
         return str(self.ray.util.get_node_ip_address())
 
     def addresses(self) -> list[str]:
-        """Those of the nodes that can have a role now."""
+        """The addresses of the nodes that can have a role now."""
         nodes = (node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1)
         return [str(node["NodeManagerAddress"]) for node in nodes]
 
@@ -113,7 +113,7 @@ class RayCluster:
         ]
 
     def free_cpus(self) -> float:
-        """CPUs of the cluster that nobody has reserved."""
+        """The CPUs of the cluster that are not reserved."""
         return float(self.ray.available_resources().get("CPU", 0))
 
     def actor(self, kind: type[Any], folder: Path, **options: Any) -> Any:
@@ -139,8 +139,8 @@ class RayCluster:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """A part of one host: where Ray puts the roles that belong there, the actor that holds it, the address of the host
-    that has it now, and the numbers of its GPUs in the placement."""
+    """A part of one host: the strategy by which Ray puts roles there, and the actor that holds it. It also has the
+    address of the present host, and the numbers of the part's GPUs in the placement."""
 
     strategy: Any
     holder: Any
@@ -149,7 +149,7 @@ class HostPart:
 
 
 class HeldParts:
-    """What a placement needs of a cluster, held for the run: a placement group for each pool, and one for the replay.
+    """The parts of a cluster that a run holds: a placement group for each pool, and one for the replay.
 
     If a host dies, Ray takes another one for its part as soon as there is one; but for the replay's, which waits for
     the host that has its store. `resource` is the custom resource of that host; without one it is the host where the
@@ -240,7 +240,7 @@ class HeldParts:
 
 
 def _bundle(placement: Placement, roles: Sequence[PlacedRole]) -> dict[str, float]:
-    """What roles on one host need: their share of its CPUs, where all roles there would keep more of them busy."""
+    """The resources that roles on one host need: their share of its CPUs if all roles would keep more of them busy."""
     node = roles[0].node
     wanted, own = (
         sum(role.cpus for role in each) for each in ([role for role in placement.roles if role.node == node], roles)

@@ -2,6 +2,7 @@
 
 A pool is a placement group. Each role is the child of an actor of its own, and runs the command line that it has
 everywhere. The supervisor starts an ended role again: on its node, or where Ray finds room for a part whose node died.
+
 The replay stays where its store is. If replay or learner come back at another address, all other roles are restarted
 with it.
 """
@@ -12,17 +13,16 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config import locations
 from asyncrl.config.exits import EXIT_FAILURE, EXIT_STOPPED
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ClusterConfig
 from asyncrl.errors import ConfigError
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.placement.placement import PlacedRole, Placement
 from asyncrl.launch.placement.pools import Host
-from asyncrl.launch.processes import close_to_others
 from asyncrl.launch.ray.cluster import HeldParts, RayCluster
 from asyncrl.launch.ray.role import HostedRole
 from asyncrl.launch.role_process import RoleCommand, RoleProcess
@@ -38,7 +38,7 @@ REPLAY_NODE_FILE = "replay-node"
 POLL_S = 0.25
 WAITS_S = 20.0
 CALL_S = 10.0
-"""For a call to an actor that lives."""
+"""The time for a call to an actor that lives."""
 LONGEST_REASON = 300
 
 
@@ -46,13 +46,15 @@ class RayLauncher:
     """Starts the roles of a run on a Ray cluster: `launcher.Launcher`.
 
     `prepare` holds what the placement needs in the cluster, until `close`. It also makes keys, for a run that other
-    machines can reach and that has none. It raises ConfigError where a node does not share the run's folder.
+    machines can reach and that has none. It raises ConfigError where a node does not share the run's folder. `record`
+    writes the configuration into the run's folder again, for a role that is at another address.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
-        self._config, self._cluster = config, RayCluster(config.cluster)
-        self._started_in, self._run_dir = Path.cwd(), locations.run_dir(config.run).absolute()
-        self._ports = {"replay": config.network.replay_port, "learner": config.network.weights_port}
+    def __init__(self, cluster: ClusterConfig, addresses: RunAddresses, record: Callable[[], None]) -> None:
+        self._cluster, self._addresses, self._record = RayCluster(cluster), addresses, record
+        self._replay_resource = cluster.ray.replay_resource
+        self._started_in, self._run_dir = Path.cwd(), addresses.run_dir
+        self._ports = {"replay": addresses.network.replay_port, "learner": addresses.network.weights_port}
         self._hosts: dict[str, str] = {}
         self._moved: set[str] = set()
         self._roles: dict[str, PlacedRole] = {}
@@ -72,18 +74,15 @@ class RayLauncher:
         pass  # Its nodes have addresses.
 
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
-        cluster, config = self._cluster, self._config
         self._roles = {role.name: role for role in placement.roles}
         self._planned = set(self._roles)
         remembered = self._run_dir / REPLAY_NODE_FILE
-        self._held = HeldParts(
-            cluster, placement, self._started_in, config.cluster.ray.replay_resource, remembered, stop
-        )
+        self._held = HeldParts(self._cluster, placement, self._started_in, self._replay_resource, remembered, stop)
         self._check_folder(self._held, stop)
         for role in placement.roles:
             if self._listens(role) and (part := self._held.of(role)):
                 self._settle(role.module, part.holder, part.address)
-        close_to_others(config)
+        self._addresses.close_to_others()
 
     def _check_folder(self, held: HeldParts, stop: threading.Event) -> None:
         """Raises ConfigError, with the nodes that do not see a file that was just written into the run's folder."""
@@ -94,19 +93,19 @@ class RayLauncher:
             }
         if without:
             raise ConfigError(
-                f"run.dir={self._config.run.dir}: {self._run_dir} is not the same folder on the nodes "
+                f"run.dir={self._addresses.run.dir}: {self._run_dir} is not the same folder on the nodes "
                 f"{', '.join(sorted(without))}; name one that all nodes share, by its whole path"
             )
 
     @staticmethod
     def _listens(role: PlacedRole) -> bool:
-        """Whether other roles must know its address."""
+        """True if other roles must know the address of this one."""
         return role.module == "replay" or role.name == "learner"
 
     def _settle(self, module: str, actor: Any, address: str) -> bool:
         """Give replay or learner the address of the node that `actor` is on, and ports there that are free, where the
         configuration does not name them; whether that changes anything. One machine keeps its address."""
-        network, learner = self._config.network, self._config.learner
+        network, learner = self._addresses.network, self._addresses.learner
         parts = self._held.all if self._held is not None else []
         alone = {address, *(part.address for part in parts)} == {self._cluster.own_address()}
         host, before = network.host if alone else address, self._hosts.get(module)
@@ -115,7 +114,7 @@ class RayLauncher:
         self._hosts[module] = host
         if module == "replay":
             network.replay_host = host
-            network.replay_port = self._ports[module] or self._free_ports(actor, self._config.replay.shards)
+            network.replay_port = self._ports[module] or self._free_ports(actor, self._addresses.shards)
         else:
             network.learner_host = host
             network.weights_port = self._ports[module] or self._free_ports(actor, 1)
@@ -132,7 +131,7 @@ class RayLauncher:
         self._roles = {**{role.name: role for role in placement.roles}, **self._roles}
 
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
-        """As `supervisor.Start`."""
+        """Start a role: see `role_process.Start`."""
         return _RayProcess(self, self._cluster, role, log_file.absolute(), environment)
 
     def new_actor(self, name: str) -> tuple[Any, Any]:
@@ -158,7 +157,7 @@ class RayLauncher:
         role = self._roles[name]
         if self._listens(role) and self._settle(role.module, actor, address):
             log.warning("%s is at %s now; all other roles are restarted with its new address", name, address)
-            locations.record_config(self._config)
+            self._record()
             self._moved.add(name)
 
     def end_left(self, stop: threading.Event) -> Collection[str]:

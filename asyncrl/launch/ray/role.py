@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster: an actor for each role, and one that holds a pool's part of a node.
+"""The Ray actors of a run: one for each role, and one that holds a pool's part of a node.
 
 `ray_launcher` makes actors of these classes. An actor is a process of its own, which it may change at will.
 """
@@ -45,11 +45,11 @@ class OnNode:
         return str(ray.util.get_node_ip_address())
 
     def free_ports(self, count: int) -> int:
-        """As `machine.ports.free_ports`, on this node."""
+        """Find free ports on this node: see `machine.ports.free_ports`."""
         return free_ports(count)
 
     def sees(self, file: str) -> bool:
-        """Whether this node has the file, too."""
+        """True if this node sees the file."""
         return sees(Path(file))
 
     def end_left(self, run_dir: str) -> str:
@@ -66,7 +66,7 @@ class OnNode:
 
 
 class HostedRole(OnNode):
-    """Runs the command line of one role as a child, which ends with this process, whatever ends that."""
+    """Runs the command line of one role as a child, which ends with this process in any case."""
 
     _process: subprocess.Popen[bytes] | None = None
 

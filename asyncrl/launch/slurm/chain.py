@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
-from asyncrl.config.exits import failures_end_the_command, usage_or_failure
+from asyncrl.config.exits import exit_status
 from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.config.secrets import KEY_VALUE, shown_words
 from asyncrl.errors import ConfigError, UnavailableError
@@ -67,13 +68,13 @@ class ChainLink:
         return ""
 
     def end(self, run_dir: Path) -> None:
-        """Have the jobs behind this one end at once."""
+        """Let the jobs after this one end at once."""
         write_whole(run_dir / STOPPED_FILE, self.id)
 
 
 def parse(words: Sequence[str]) -> tuple[int, str, list[str], list[str]]:
-    """How many jobs, the batch script, the options of sbatch, and the words of `asyncrl train`, which begin with the
-    first KEY=VALUE. Raises ConfigError: the words are others."""
+    """The number of jobs, the batch script, the options of sbatch, and the words of `asyncrl train`, which begin with
+    the first KEY=VALUE. Raises ConfigError: the words are others."""
     script, *rest = [word for word in words if word != DRY_RUN]
     count, rest = rest[0] if rest else "", rest[1:]
     if not count.isdecimal() or not int(count):
@@ -81,7 +82,7 @@ def parse(words: Sequence[str]) -> tuple[int, str, list[str], list[str]]:
     first = next((index for index, word in enumerate(rest) if KEY_VALUE.match(word)), len(rest))
     if late := [word for word in rest[first:] if word.startswith("-")]:
         raise ConfigError(
-            f"--chain: options of sbatch come before the first KEY=VALUE, and {late[0]} is behind {rest[first]}"
+            f"--chain: options of sbatch come before the first KEY=VALUE, and {late[0]} comes after {rest[first]}"
         )
     return int(count), script, rest[:first], rest[first:]
 
@@ -108,11 +109,5 @@ def submit(words: Sequence[str], show_only: bool = False) -> None:
         sys.stdout.write(f"submitted, one after the other: {' '.join(jobs)}; `scancel` of all of them ends the chain\n")
 
 
-def main() -> None:
-    """The entry of the command line: the script, N, and the rest."""
-    with failures_end_the_command(usage_or_failure, "asyncrl"):
-        submit(sys.argv[1:], DRY_RUN in sys.argv)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(partial(submit, sys.argv[1:], DRY_RUN in sys.argv), "asyncrl"))

@@ -1,4 +1,4 @@
-"""What Slurm says of the job that this process runs in, and the commands of the job's steps."""
+"""The facts of Slurm about the job of this process, and the commands of the job's steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrl.errors import ConfigError, UnavailableError
 JOB_VARIABLE = "SLURM_JOB_ID"
 SEED_VARIABLE = "SLURM_ARRAY_TASK_ID"
 OF_THE_JOB = ("NTASKS", "NPROCS", "TASKS_PER", "CPUS_PER", "GPUS_PER_TASK", "TRES_PER_TASK", "DISTRIBUTION", "MEM_")
-"""How the names of variables begin, after SLURM_, by which options of the job become those of each step."""
+"""The starts of names of variables, after SLURM_, by which options of the job become those of each step."""
 COMMAND_S = 60.0
 
 
@@ -69,7 +69,7 @@ def _address(node: str) -> str:
 
 
 def ask_slurm(*command: str) -> str:
-    """What a command of Slurm prints. Raises UnavailableError: it fails."""
+    """Run a command of Slurm and return its output. Raises UnavailableError: it fails."""
     said = " ".join(shown_words(command))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
@@ -114,7 +114,7 @@ def step_command(
 
 
 def has_ended_early(job: str) -> bool:
-    """Whether Slurm has ended a job before its time was over, as `scancel` does, though processes of it still run.
+    """True if Slurm has ended a job before its time was over, as `scancel` does, though processes of it still run.
     Raises UnavailableError: Slurm does not answer."""
     shown = dict(word.partition("=")[::2] for word in reversed(ask_slurm("scontrol", "show", "job", job).split()))
     try:

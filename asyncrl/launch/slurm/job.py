@@ -2,6 +2,7 @@
 
 It is `asyncrl train cluster.launcher=slurm`, and more: shortly before the job's time ends, Slurm sends SIGUSR1. Then
 all roles stop, the learner saves what it has trained, the job is requeued, and it resumes when Slurm starts it again.
+
 In a job array each task is a run of its own, with the task's number as its seed and at the end of its name.
 A job of a chain (`slurm_chain`) is not requeued: the next one resumes. With `cluster.launcher=ray` the nodes of the job
 become a Ray cluster, on which the run is (`ray_nodes`). `--dry-run` prints where each role would be, and every command.
@@ -20,12 +21,13 @@ from types import FrameType
 
 import asyncrl
 from asyncrl.config import locations
-from asyncrl.config.exits import EXIT_USAGE
+from asyncrl.config.exits import EXIT_STOPPED, EXIT_USAGE
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ClusterConfig, RunConfig, TrainConfig
 from asyncrl.config.secrets import shown_words
 from asyncrl.errors import ConfigError, StoppedError, UnavailableError
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.placement.table import placement_table, terminal_width
@@ -54,7 +56,7 @@ log = logging.getLogger("asyncrl.slurm")
 DEFAULTS = ("cluster.launcher=slurm", "network.replay_port=0", "network.weights_port=0")
 """Words before those of the user: several jobs may share a node."""
 OPTIONS = ("-c", "--cfg", "--config-dir")
-"""Those of every command that takes KEY=VALUE."""
+"""The options of every command that takes KEY=VALUE."""
 USAGE = """usage: sbatch [OPTIONS OF SBATCH] slurm_launch.sh KEY=VALUE ...      a run as a job
        slurm_launch.sh --dry-run KEY=VALUE ...                       print its placement and every command
        slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...   N jobs, of which each resumes the run
@@ -64,18 +66,17 @@ KEY=VALUE are those of `asyncrl train --help`. docs/cluster.md has the rest.
 """
 
 
-def of_task(config: TrainConfig, environment: Mapping[str, str]) -> TrainConfig:
-    """The configuration of this task of a job array, or that of any other job as it is."""
+def name_task(run: RunConfig, environment: Mapping[str, str]) -> None:
+    """Give the run of a task of a job array its own seed and name. The run of any other job stays as it is."""
     if number := environment.get(SEED_VARIABLE):
-        config.run.seed, config.run.name = int(number), f"{config.run.name}-{number}"
-    return config
+        run.seed, run.name = int(number), f"{run.name}-{number}"
 
 
-def check_launcher(config: TrainConfig) -> None:
+def check_launcher(launcher: str) -> None:
     """Raises ConfigError: the roles would not be on the nodes of the job."""
-    if config.cluster.launcher not in ("slurm", "ray"):
+    if launcher not in ("slurm", "ray"):
         raise ConfigError(
-            f"cluster.launcher={config.cluster.launcher}: this script starts the roles as steps of a job of Slurm, or "
+            f"cluster.launcher={launcher}: this script starts the roles as steps of a job of Slurm, or "
             "with ray on a Ray cluster of its nodes; leave it out, or start the run by `asyncrl train`"
         )
 
@@ -96,43 +97,46 @@ class Job:
         self._notice.set()
         self.stop.set()
 
-    def run(self, config: TrainConfig) -> None:
-        """Train, and requeue the job if its time ended before the run did. Exits with status 130 if it was stopped."""
-        check_launcher(config)
+    def run(self, config: TrainConfig) -> int:
+        """Train, and requeue the job if its time ended before the run did. Return the exit status."""
+        check_launcher(config.cluster.launcher)
         check_algorithm(config)
         forget_options_of_job()
-        config, link = of_task(config, os.environ), self._link
+        name_task(config.run, os.environ)
+        link = self._link
         run_dir = locations.run_dir(config.run)
         if link:
             count_steps(config)
         if link and (reason := link.why_nothing_is_left(run_dir, config.learner.total_steps)):
             log.info("%s has nothing to do: %s", link, reason)
-            return
+            return 0
         job = this_job()  # Before the checks of the start, which take a while.
         if self._train(config, job):
-            return
+            return 0
         if link and not self.stop.is_set():  # Somebody has asked for it in the run's folder.
             link.end(run_dir)
         if not self._notice.is_set():
-            sys.exit(130)
+            return EXIT_STOPPED
         if link is None:
-            requeue_this_job()
-        elif link.is_last:
+            return requeue_this_job()
+        if link.is_last:
             raise UnavailableError(f"{link} was the last, and the run is not done: submit it again, and it resumes")
+        return 0
 
     def _train(self, config: TrainConfig, job: SlurmJob) -> bool:
-        """As `train`, on the Ray cluster of the job where the run wants one."""
-        if not starts_ray(config, os.environ):
+        """Run `train`, on the Ray cluster of the job if the run wants one."""
+        if not starts_ray(config.cluster, os.environ):
             return train(config, self.stop, self._how_to_resume)
         try:
-            with RayNodes(config, SlurmLauncher(config, job)).running(self.stop):
+            launcher = SlurmLauncher(config.cluster, RunAddresses.of(config), job)
+            with RayNodes(config.cluster, locations.run_dir(config.run), launcher).running(self.stop):
                 return train(config, self.stop, self._how_to_resume)
         except StoppedError as error:
             log.info("%s", error)
             return False
 
     def _how_to_resume(self) -> str:
-        """How the run goes on after this job, for people."""
+        """Say how the run goes on after this job, for people."""
         is_stopped_by_hand = not self._notice.is_set()
         if self._link is not None and not self._link.is_last and not is_stopped_by_hand:
             return "the next job of the chain resumes it"
@@ -141,15 +145,18 @@ class Job:
         return "sbatch with the words of this job resumes it"
 
 
-def requeue_this_job() -> None:
-    """Raises UnavailableError: Slurm refuses. Exits with status 130 if somebody has ended the job meanwhile, by
-    `scancel`, which Slurm would forget."""
+def requeue_this_job() -> int:
+    """Requeue the job, and return the exit status of this process: 130 if `scancel` has ended the job meanwhile.
+
+    Raises UnavailableError: Slurm refuses.
+    """
     job = os.environ[JOB_VARIABLE]
     try:
         if has_ended_early(job):
             log.info("the job was cancelled, so it is not requeued")
-            sys.exit(130)
+            return EXIT_STOPPED
         requeue(job)
+        return 0
     except UnavailableError as error:
         raise UnavailableError(
             f"the job was not requeued: {error}; submit it again, and the run resumes, or submit several jobs at once: "
@@ -160,37 +167,39 @@ def requeue_this_job() -> None:
 def show(config: TrainConfig) -> None:
     """Print where each role would be, and every command. Starts nothing. Outside of a job it shows the nodes that
     `cluster.pools` asks for."""
-    check_launcher(config)
+    check_launcher(config.cluster.launcher)
     check_algorithm(config)
-    config = of_task(config, os.environ)
-    job = this_job() if JOB_VARIABLE in os.environ else assumed_job(len(_pool_nodes(config)))
-    launcher = SlurmLauncher(config, job, _assumed_reports(config, job))
+    name_task(config.run, os.environ)
+    job = this_job() if JOB_VARIABLE in os.environ else assumed_job(len(_pool_nodes(config.cluster)))
+    launcher = SlurmLauncher(config.cluster, RunAddresses.of(config), job, _assumed_reports(config.cluster, job))
     placement = place(config, launcher.hosts())
     check_plan(config, placement, launcher.is_one_machine())
-    settle(config, placement)
+    settle(config.cluster, config.learner, placement)
     launcher.set_placement(placement)
-    path = locations.run_dir(config.run) / CONFIG_FILE
+    run_dir = locations.run_dir(config.run)
+    path = run_dir / CONFIG_FILE
     commands, roles = launcher.look_commands(path.absolute().with_name(".canary-ID")), role_commands(placement, path)
-    if starts_ray(config, os.environ):
+    if starts_ray(config.cluster, os.environ):
         # Ray starts the roles themselves, each in an actor.
-        commands += [*RayNodes(config, launcher).commands().values(), *(list(role.command) for role in roles)]
+        nodes = RayNodes(config.cluster, run_dir, launcher)
+        commands += [*nodes.commands().values(), *(list(role.command) for role in roles)]
     else:
         commands += map(launcher.role_command, roles)
     table = placement_table(placement, [node.name for node in job.nodes], terminal_width(sys.stdout))
     sys.stdout.write(table + "\n" + "\n".join(shlex.join(shown_words(each)) for each in commands) + "\n")
 
 
-def _pool_nodes(config: TrainConfig) -> list[dict[str, int]]:
-    """What the pools say of each of their nodes."""
-    pools = [pool for pool in config.cluster.pools.values() for _ in range(pool.get("nodes", 1))]
+def _pool_nodes(cluster: ClusterConfig) -> list[dict[str, int]]:
+    """The settings of each node of the pools."""
+    pools = [pool for pool in cluster.pools.values() for _ in range(pool.get("nodes", 1))]
     return pools or [{}]
 
 
-def _assumed_reports(config: TrainConfig, job: SlurmJob) -> list[NodeReport]:
+def _assumed_reports(cluster: ClusterConfig, job: SlurmJob) -> list[NodeReport]:
     """The GPUs and CPUs that each node has if it is as the pools ask for, or as the first node of the job is."""
-    gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", config.cluster.gpus or 0))
-    cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", config.cluster.cpus or os.cpu_count() or 1))
-    asked = [*_pool_nodes(config), *({} for _ in job.nodes)]
+    gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", cluster.gpus or 0))
+    cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", cluster.cpus or os.cpu_count() or 1))
+    asked = [*_pool_nodes(cluster), *({} for _ in job.nodes)]
     return [
         NodeReport(
             node.name, pool.get("gpus", gpus), pool.get("cpus", cpus), node.address, 0, True, asyncrl.__version__
@@ -199,12 +208,11 @@ def _assumed_reports(config: TrainConfig, job: SlurmJob) -> list[NodeReport]:
     ]
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """The entry of the command line."""
-    words = sys.argv[1:] if words is None else words
+def main(words: Sequence[str]) -> int:
+    """Run, or show, what the words of the batch script choose, and return the exit status."""
     if {"-h", "--help"} & set(words):
         sys.stdout.write(USAGE)
-        return
+        return 0
     links = [ChainLink.of(word) for word in words if word.startswith(CHAINED)]
     job = Job(*links[:1])
     given = [*DEFAULTS, *(word for word in words if word != DRY_RUN and not word.startswith(CHAINED))]
@@ -214,9 +222,9 @@ def main(words: Sequence[str] | None = None) -> None:
             "options of sbatch come before the script, or after --chain N; without a job, cluster.pools says which "
             f"nodes {DRY_RUN} assumes\n"
         )
-        sys.exit(EXIT_USAGE)
-    role_main(show if DRY_RUN in words else job.run, given, reads_data=DRY_RUN not in words)
+        return EXIT_USAGE
+    return role_main(show if DRY_RUN in words else job.run, given, reads_data=DRY_RUN not in words)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

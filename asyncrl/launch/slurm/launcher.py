@@ -18,13 +18,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import asyncrl
-from asyncrl.config import locations
 from asyncrl.config.exits import EXIT_STOPPED
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ClusterConfig
 from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.placement.placement import PlacedRole, Placement, check_unmoved
 from asyncrl.launch.placement.pools import Host
-from asyncrl.launch.processes import take_keys
 from asyncrl.launch.role_process import RoleCommand, RoleProcess
 from asyncrl.launch.slurm.commands import SlurmJob, SlurmNode, step_command
 from asyncrl.launch.slurm.step import ALL_GPUS, NodeReport
@@ -40,9 +39,9 @@ log = logging.getLogger(__name__)
 STEP = "asyncrl.launch.slurm.step"
 LATEST = "latest"
 LOOK_S = 300.0
-"""For a process on every node of the job to say what the node has: Python may start slowly from a network disk."""
+"""The time for every node of the job to report: Python may start slowly from a network disk."""
 KILL_S = 10.0
-"""For srun to end once it was asked to kill its step. A process that hangs in the kernel may never end."""
+"""The time for srun to end after it was asked to kill its step. A process that hangs in the kernel may never end."""
 
 
 class SlurmLauncher:
@@ -53,24 +52,26 @@ class SlurmLauncher:
     ports of the nodes that have replay and learner, and keys.
     """
 
-    def __init__(self, config: TrainConfig, job: SlurmJob, reports: Sequence[NodeReport] = ()) -> None:
-        self._config, self._job = config, job
-        self._run_dir = locations.run_dir(config.run).absolute()
-        self.python = config.cluster.slurm.python or sys.executable
-        """That of the roles."""
+    def __init__(
+        self, cluster: ClusterConfig, addresses: RunAddresses, job: SlurmJob, reports: Sequence[NodeReport] = ()
+    ) -> None:
+        self._cluster, self._addresses, self._job = cluster, addresses, job
+        self._run_dir = addresses.run_dir
+        self.python = cluster.slurm.python or sys.executable
+        """The Python of the roles."""
         self._placement: Placement | None = None
         self._roles: dict[str, PlacedRole] = {}
         self._reports = list(reports)
         self._attempt: Path | None = None
 
     def reports(self) -> list[NodeReport]:
-        """What each node has, in the job's order."""
+        """The report of each node, in the job's order."""
         if not self._reports:
             self._reports = self._look()
         return self._reports
 
     def hosts(self) -> list[Host]:
-        cluster = self._config.cluster
+        cluster = self._cluster
         return [
             Host(
                 each.gpus if cluster.gpus is None else min(each.gpus, cluster.gpus),
@@ -89,7 +90,7 @@ class SlurmLauncher:
 
     def look_commands(self, file: Path) -> list[list[str]]:
         """The steps, one for each component of the job, by which every node looks for the canary `file` and reports."""
-        slurm, ports = self._config.cluster.slurm, self._config.replay.shards + 2
+        slurm, ports = self._cluster.slurm, self._addresses.shards + 2
         words = ["look", f"--canary={file}", f"--ports={ports}"]
         words += [f"--interface={slurm.interface}"] if slurm.interface else []
         # The first node needs another one to find its way towards others.
@@ -104,8 +105,8 @@ class SlurmLauncher:
                 yield f"node {node.name} of the job has not reported: its output is above"
             elif not report.sees:
                 yield (
-                    f"run.dir={self._config.run.dir}: node {node.name} does not see a file that was just written into "
-                    f"{self._run_dir}; name a folder on a disk that all nodes share"
+                    f"run.dir={self._addresses.run.dir}: node {node.name} does not see a file that was just written "
+                    f"into {self._run_dir}; name a folder on a disk that all nodes share"
                 )
             elif report.version != asyncrl.__version__:
                 yield (
@@ -116,7 +117,7 @@ class SlurmLauncher:
                 yield f"cluster.slurm.interface: node {node.name}: {report.problem}"
 
     def _step(self, name: str, nodes: Sequence[SlurmNode], command: Sequence[str]) -> list[str]:
-        slurm = self._config.cluster.slurm
+        slurm = self._cluster.slurm
         return step_command(name, nodes, slurm.srun, slurm.container, command)
 
     def step(self, name: str, node: int, command: Sequence[str]) -> list[str]:
@@ -130,7 +131,8 @@ class SlurmLauncher:
         pass  # Its nodes have addresses.
 
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
-        network, learner, shards = self._config.network, self._config.learner, self._config.replay.shards
+        network, learner = self._addresses.network, self._addresses.learner
+        shards = self._addresses.shards
         self.set_placement(placement)
         for number, report in enumerate(self._reports):
             log.info("host %d is node %s of job %s, at %s", number, report.name, self._job.id, report.address)
@@ -142,9 +144,9 @@ class SlurmLauncher:
         if learner.nodes > 1 and learner.rendezvous is None:
             report = self._report_of(placement, "learner")
             learner.rendezvous = f"{network.learner_host}:{report.port + shards + 1}"
-            learner.interface = learner.interface or self._config.cluster.slurm.interface
+            learner.interface = learner.interface or self._cluster.slurm.interface
         # Others may use a node at the same time, so that not even its loopback addresses are ours alone.
-        take_keys(self._config)
+        self._addresses.take_keys()
 
     def _report_of(self, placement: Placement, module: str) -> NodeReport:
         return self._reports[placement.of(module)[0].node]
@@ -163,9 +165,9 @@ class SlurmLauncher:
         return self.step(role.name, placed.node, command)
 
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
-        """As `supervisor.Start`."""
+        """Start a role: see `role_process.Start`."""
         self._lead_to_attempt(log_file)
-        # The step itself chooses among those GPUs that it finds, which may be all of a node that Slurm gives to nobody.
+        # The step itself chooses among those GPUs that it finds, which are all GPUs of the node if Slurm manages none.
         others = {name: value for name, value in environment.items() if name != GPU_VARIABLE}
         return _Step(self.role_command(role), self._job.nodes[self._roles[role.name].node].name, log_file, others)
 
@@ -203,7 +205,7 @@ def new_attempt(logs: Path) -> Path:
 
 
 def _reports(command: Sequence[str]) -> Iterator[NodeReport]:
-    """What the nodes answer; other output, such as messages of srun, goes to the log."""
+    """The answers of the nodes; other output, such as messages of srun, goes to the log."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -2,10 +2,11 @@
 
 A head on the job's first node and a Ray node on each other one are steps of the job. Together they are a cluster of the
 job's own, which ends with it. The batch script, on the first node, is the run's command as on any Ray cluster. A step
-that ends before the job does is started again, but for the head's: without it there is no cluster. The replay stays on
-the first node by a custom resource, since a requeued job may have other nodes, and its store is in the run's folder,
-which all nodes share. Whoever reaches a Ray cluster may run anything there, so that this one asks for a token, which is
-in a file of the run's folder that its owner alone can read.
+that ends before the job does is started again, but for the head's: without it there is no cluster.
+
+The replay stays on the first node by a custom resource. A requeued job may have other nodes, and the store is in the
+run's folder, which all nodes share. A client of a Ray cluster may run anything there, so that this cluster asks for a
+token. The token is in a file of the run's folder that its owner alone can read.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ClusterConfig
 from asyncrl.errors import ConfigError, StoppedError, UnavailableError
 from asyncrl.launch.ray.cluster import ADDRESS_VARIABLE, RayCluster, ray_module
 from asyncrl.launch.slurm.launcher import SlurmLauncher
@@ -36,21 +36,21 @@ TOKEN_FILE = "ray-token"
 AUTH_MODE, AUTH_VARIABLES = "RAY_AUTH_MODE", ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """The variables by which Ray and its users say who may connect."""
 START_S = 300.0
-"""For all nodes to join: Python may start slowly from a network disk."""
+"""The time for all nodes to join: Python may start slowly from a network disk."""
 END_S = 10.0
-"""For all nodes to end, however many: the job's time may be nearly over."""
+"""The time for all nodes to end, however many: the job's time may be nearly over."""
 POLL_S = 1.0
 WATCH_S = 5.0
 """Between two looks at the steps."""
 TOLD_LINES = 5
 OBJECTS_BYTES = 256 << 20
-"""Of each node for Ray's objects: a run has small ones only, and Ray would take a third of the memory by default."""
+"""The memory of each node for Ray's objects. A run has small ones only; by default Ray would take a third of all."""
 
 
-def starts_ray(config: TrainConfig, environment: Mapping[str, str]) -> bool:
-    """Whether the job makes the Ray cluster of its run. It does not where the run names one that is there."""
-    named = config.cluster.ray.address or environment.get(ADDRESS_VARIABLE)
-    return config.cluster.launcher == "ray" and not named
+def starts_ray(cluster: ClusterConfig, environment: Mapping[str, str]) -> bool:
+    """True if the job makes the Ray cluster of its run, which names no cluster that exists."""
+    named = cluster.ray.address or environment.get(ADDRESS_VARIABLE)
+    return cluster.launcher == "ray" and not named
 
 
 def ask_for_token(run_dir: Path, environment: MutableMapping[str, str]) -> None:
@@ -75,12 +75,12 @@ class RayNodes:
     Raises ConfigError: Ray is not installed, or a node cannot be used.
     """
 
-    def __init__(self, config: TrainConfig, launcher: SlurmLauncher) -> None:
-        self._config, self._launcher = config, launcher
+    def __init__(self, cluster: ClusterConfig, run_dir: Path, launcher: SlurmLauncher) -> None:
+        self._cluster, self._run_dir, self._launcher = cluster, run_dir.absolute(), launcher
 
     @property
     def address(self) -> str:
-        """That of the cluster, at a port of the first node that was free."""
+        """The address of the cluster, at a port of the first node that was free."""
         head = self._launcher.reports()[0]
         return f"{head.address}:{head.port}"
 
@@ -106,16 +106,15 @@ class RayNodes:
     def running(self, stop: threading.Event) -> Iterator[None]:
         """Start all nodes, have the configuration name the cluster once they have joined, and end them. Raises
         StoppedError; UnavailableError: they do not join."""
-        run_dir = locations.run_dir(self._config.run).absolute()
-        logs = run_dir / "logs"
+        logs = self._run_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        ask_for_token(run_dir, os.environ)  # Ray reads this when it is imported.
+        ask_for_token(self._run_dir, os.environ)  # Ray reads this when it is imported.
         ray_module()
         steps = _Steps(self.commands(), logs)
         try:
-            cluster = self._config.cluster
-            cluster.ray.address = self.address
-            cluster.ray.replay_resource = cluster.ray.replay_resource or REPLAY_RESOURCE
+            ray = self._cluster.ray
+            ray.address = self.address
+            ray.replay_resource = ray.replay_resource or REPLAY_RESOURCE
             self._wait(steps, stop)
             log.info("the Ray cluster of this job is at %s, with %d nodes", self.address, len(self._launcher.reports()))
             with steps.kept():
@@ -131,7 +130,7 @@ class RayNodes:
                 raise StoppedError("stopped while the nodes of the Ray cluster started")
             steps.check()
             try:
-                with closing(RayCluster(self._config.cluster)) as cluster:
+                with closing(RayCluster(self._cluster)) as cluster:
                     joined = len(cluster.addresses())
                 if joined >= count:
                     return

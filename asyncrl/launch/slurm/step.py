@@ -1,4 +1,4 @@
-"""What runs within a step of Slurm: a look at the node, or a role with its own part of the node's GPUs.
+"""The program of a step of Slurm: a look at the node, or a role with its own part of the node's GPUs.
 
 `python -m asyncrl.launch.slurm.step look ...` prints a line of JSON. `python -m asyncrl.launch.slurm.step role GPUS
 COMMAND ...` becomes the command. Slurm sets CUDA_VISIBLE_DEVICES for each step, so that it can be changed only here.
@@ -18,7 +18,7 @@ import asyncrl
 from asyncrl.machine.numa import GPU_VARIABLE, cpus_near_gpus, format_cpus, visible_gpus
 
 ANY_PORT = 9
-"""Nothing is sent: the address says which way packets would take."""
+"""A port for a socket that sends nothing: it only tells which way packets would take."""
 ALL_GPUS = "all"
 
 

@@ -21,8 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command
-from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.errors import ConfigError, RefusedError, StoreError
 from asyncrl.machine.long_work import long_work, print_line
 from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
@@ -64,11 +63,14 @@ WIDE = 300
 LEAST_WIDTH = 120
 
 
-def main() -> None:
-    """Do what the command line says, then end the process: with a message and status 1 where it cannot be done."""
-    parsed = parser().parse_args()
-    with failures_end_the_command(name=f"{command_name()} {parsed.command}", also=(lmdb.Error,)):
-        sys.exit(parsed.act(parsed))
+def main(argv: Sequence[str]) -> int:
+    """Do what the command line says, and return the exit status. Raises StoreError: the store cannot be read."""
+    parsed = parser().parse_args(argv)
+    try:
+        status: int = parsed.act(parsed)
+    except lmdb.Error as error:
+        raise StoreError(str(error)) from error
+    return status
 
 
 def _shared_options() -> tuple[ArgumentParser, ArgumentParser, ArgumentParser, ArgumentParser]:

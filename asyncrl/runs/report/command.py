@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command
 from asyncrl.machine.files import write_whole
 from asyncrl.runs.report.page import run_page
 from asyncrl.runs.report.run import read_run
@@ -20,7 +20,7 @@ from asyncrl.runs.report.run import read_run
 REPORT_FILE = "report.html"
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Ends with a message and status 1 where there is no such run, or the file cannot be
     written."""
     parser = argparse.ArgumentParser(
@@ -28,9 +28,8 @@ def main() -> None:
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"write this file (RUN/{REPORT_FILE})")
-    given = parser.parse_args()
-    with failures_end_the_command():
-        sys.stdout.write(f"{write_report(given.run, given.out)}\n")
+    given = parser.parse_args(argv)
+    sys.stdout.write(f"{write_report(given.run, given.out)}\n")
 
 
 def write_report(name: str, out: Path | None = None) -> Path:

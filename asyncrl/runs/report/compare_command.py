@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.option import as_yaml
 from asyncrl.machine.files import write_whole
 from asyncrl.runs.report.comparison import (
@@ -43,7 +42,7 @@ NOT_RECORDED = "not recorded"
 SPREAD = ("held-out accuracy, last", "held-out outcome, last", "reward, last")
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Ends with a message and status 1 where runs cannot be compared."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -51,15 +50,14 @@ def main() -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, such as runs/NAME, or its name")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots, too")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parser.parse_args()
-    with failures_end_the_command():
-        comparison = compare([read_run(name) for name in given.runs])
-        if given.html is not None:
-            write_whole(given.html, comparison_page(comparison))
-        if given.json:
-            sys.stdout.write(f"{json_text(as_plain(comparison))}\n")
-        else:
-            Console().print(as_tables(comparison), soft_wrap=True, highlight=False)
+    given = parser.parse_args(argv)
+    comparison = compare([read_run(name) for name in given.runs])
+    if given.html is not None:
+        write_whole(given.html, comparison_page(comparison))
+    if given.json:
+        sys.stdout.write(f"{json_text(as_plain(comparison))}\n")
+    else:
+        Console().print(as_tables(comparison), soft_wrap=True, highlight=False)
 
 
 def as_plain(comparison: Comparison) -> dict[str, Any]:

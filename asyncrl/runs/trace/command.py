@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.locations import refuse_fine_tuning
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.masking import masked_text
@@ -31,11 +30,10 @@ EXAMPLES = """examples:
 """
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Ends with a message and status 1 where there is nothing to show."""
-    given = parser().parse_args()
-    with failures_end_the_command():
-        _run(given)
+    given = parser().parse_args(argv)
+    _run(given)
 
 
 def parser() -> argparse.ArgumentParser:

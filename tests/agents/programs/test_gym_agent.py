@@ -138,11 +138,8 @@ def test_a_task_has_what_makes_its_game(tmp_path: Path):
     assert json.loads(task.extra_info["gym"]) == {"game": GUESS, "args": {"largest": 3}, "seed": 0}
 
 
-def test_the_command_says_where_the_programs_of_a_run_find_the_game(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_the_command_says_where_the_programs_of_a_run_find_the_game(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     words = ["--source", GUESS, "--python", sys.executable, "--limit", "1", "--out", str(tmp_path / "tasks.parquet")]
-    monkeypatch.setattr(sys, "argv", ["asyncrl data", "gym", *words])
-    main()
+    main(["gym", *words])
     value = json.dumps({"PYTHONPATH": os.environ["PYTHONPATH"]})
     assert f"actor.agent_environment='{value}'" in capsys.readouterr().out

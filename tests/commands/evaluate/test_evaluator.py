@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from asyncrl.actor import __main__ as actor
-from asyncrl.commands.evaluate import evaluator
+from asyncrl.commands.evaluate.evaluator import __main__ as evaluator
+from asyncrl.commands.evaluate.progress import VERSION
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, TooManyFailuresError
 from asyncrl.learner import from_config
@@ -72,10 +73,11 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainConfig], Publis
     """What the evaluator publishes with a configuration."""
     publisher = Publisher()
     monkeypatch.setattr(batches, "open_batches", lambda *_: Replay())
+    monkeypatch.setattr(evaluator.process, "stop_on_signals", threading.Event)
     monkeypatch.setattr(from_config, "open_publisher", lambda *_: publisher)
 
     def evaluate(config: TrainConfig) -> Publisher:
-        evaluator._run(config, threading.Event())
+        evaluator.run(config)
         return publisher
 
     return evaluate
@@ -88,12 +90,12 @@ async def test_an_engine_repeats_the_canary_of_the_evaluated_model_and_one_with_
     config.model.dtype = "float32"
     publisher = evaluated(config)
     assert publisher.canary is not None
-    check = CanaryCheck(evaluator.VERSION, publisher.canary, "zmq")
+    check = CanaryCheck(VERSION, publisher.canary, "zmq")
     other = read_model(ModelConfig(str(write_model(tmp_path / "other", seed=1))))
     async with serving(other, initial_version=-1) as engine:
         with pytest.raises(CanaryError, match="differ from the learner's"):
-            await engine.update_weights(evaluator.VERSION, swapped_layers(publisher.weights), check)
-        await engine.update_weights(evaluator.VERSION, publisher.weights, check)
+            await engine.update_weights(VERSION, swapped_layers(publisher.weights), check)
+        await engine.update_weights(VERSION, publisher.weights, check)
         counters = engine.stats().counters
         assert counters["canary_difference"] < 1e-4 < counters["canary_allowed"]
 

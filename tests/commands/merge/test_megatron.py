@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import metadata as described
 
-from asyncrl.commands.merge.command import merge
+from asyncrl.commands.merge.merge import merge
 from asyncrl.errors import CheckpointError
 from tests.commands.merge.support import MegatronLayout, load, logits, save_megatron, save_template
 from tests.commands.merge.test_shards import _Runs

@@ -18,7 +18,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from asyncrl.commands.merge.command import merge
+from asyncrl.commands.merge.merge import merge
 from asyncrl.commands.merge.shards import FsdpShards, shard_files
 from asyncrl.errors import CheckpointError, ConfigError
 from tests.commands.merge.support import fsdp_states, load, logits, save_states, save_template

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from asyncrl.commands.sft.__main__ import run
-from asyncrl.commands.sft.rank import fine_tune, run_rank
+from asyncrl.commands.sft.from_config import fine_tune, run_rank
 from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from asyncrl.__main__ import main
 from asyncrl.commands.trial.transcript import Transcript
 from tests.data.test_tables import lines, row
 from tests.engine.fleet.fakes import FakeSglang
 from tests.engine.support import tiny_model
+from tests.helpers import status_of
 from tests.templates.families import tokenizer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
@@ -26,13 +26,8 @@ PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
     """Status, output and errors of `asyncrl try WORDS`."""
-    monkeypatch.setattr(sys, "argv", ["asyncrl", "try", *map(str, words)])
     monkeypatch.setenv("COLUMNS", "100")
-    status = 0
-    try:
-        main()
-    except SystemExit as end:
-        status = int(end.code or 0)
+    status = status_of("try", *words)
     printed = capsys.readouterr()
     return status, printed.out, printed.err
 

@@ -23,7 +23,7 @@ def check(folder: Path, *forms: Any, kind: str = "sglang", tools: tuple[str, ...
     write_tasks(folder / "tasks.parquet", tasks)
     config = TrainConfig(model=ModelConfig(path="unused"))
     config.engine.kind, config.actor.tools, config.actor.temperature = kind, list(tools), temperature
-    check_grammars(config, [TaskFile(folder / "tasks.parquet")])
+    check_grammars(config.engine.kind, config.actor, [TaskFile(folder / "tasks.parquet")])
 
 
 def test_tasks_with_forms_and_without_are_taken(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import CriticConfig, ImplicitConfig, ModelConfig, ScoringConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight import hub
 from asyncrl.launch.preflight.hub import unreachable
@@ -38,7 +38,7 @@ def test_a_model_on_a_hub_where_nothing_answers_is_refused_without_the_retries_o
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("it is tried all the same"))
     with pytest.raises(ConfigError, match=rf"hub cannot be reached: nothing answers at 127\.0\.0\.1:{port} \(Connec"):
-        check_existence(TrainConfig(model=ModelConfig(path="nobody/nothing")))
+        check_existence(ModelConfig(path="nobody/nothing"), CriticConfig(), ImplicitConfig(), ScoringConfig())
 
 
 @pytest.mark.parametrize(("revision", "where"), [(None, ""), ("v2", " at revision v2")])
@@ -48,7 +48,9 @@ def test_a_model_that_is_not_in_the_cache_while_nobody_may_ask_the_hub_is_refuse
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConfigError) as refused:
-        check_existence(TrainConfig(model=ModelConfig(path="nobody/nothing", revision=revision)))
+        check_existence(
+            ModelConfig(path="nobody/nothing", revision=revision), CriticConfig(), ImplicitConfig(), ScoringConfig()
+        )
     assert str(refused.value) == (
         f"model.path=nobody/nothing: there is no such folder, it is not in this machine's cache{where}, and "
         "HF_HUB_OFFLINE=1 forbids to ask the hub: download it first, or name a folder"

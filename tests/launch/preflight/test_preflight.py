@@ -273,12 +273,12 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_and_one_that_may_fill
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     config = TrainConfig(RunConfig(dir=str(tmp_path)))
-    check_disk(config, parameters=10**9, free=100 * 10**9)
+    check_disk(config.run, config.learner, config.replay, parameters=10**9, free=100 * 10**9)
     assert not caplog.messages
-    check_disk(config, parameters=10**9, free=20 * 10**9)
+    check_disk(config.run, config.learner, config.replay, parameters=10**9, free=20 * 10**9)
     assert "may fill its disk: 20.0 GB are free" in caplog.text
     with pytest.raises(ConfigError, match=r"8\.0 GB are free there, and one checkpoint takes 12\.0 GB"):
-        check_disk(config, parameters=10**9, free=8 * 10**9)
+        check_disk(config.run, config.learner, config.replay, parameters=10**9, free=8 * 10**9)
 
 
 def test_every_taken_port_is_named():
@@ -288,7 +288,7 @@ def test_every_taken_port_is_named():
         taken.listen()
         config.network.replay_port = config.network.weights_port = taken.getsockname()[1]
         with pytest.raises(UnavailableError) as refused:
-            check_ports(config)
+            check_ports(config.network, config.learner, shards=1)
     lines = str(refused.value).splitlines()
     assert [line.split("=")[0] for line in lines] == ["network.replay_port", "network.weights_port"]
     assert all("set network.replay_port=0 network.weights_port=0 (both)" in line for line in lines)
@@ -302,7 +302,7 @@ def test_all_that_cannot_be_used_is_named_at_once(tmp_path: Path):
     config.data.train, config.data.eval = ["missing.parquet"], [str(tmp_path / "model" / "model.safetensors")]
     config.model.path = "./modle"
 
-    def cannot_resume(config: TrainConfig) -> None:
+    def cannot_resume() -> None:
         raise ConfigError("the run began otherwise")
 
     with pytest.raises(DataError) as refused:
@@ -323,7 +323,7 @@ def test_a_start_that_is_refused_does_not_go_through_all_rows_before(tmp_path: P
     (tmp_path / "shown.jsonl").write_text('{"prompt": "a", "response": "b"}')
     config.data.max_prompt_length, config.data.filter_overlong, config.data.keep_in_memory = 100, True, False
 
-    def cannot_resume(config: TrainConfig) -> None:
+    def cannot_resume() -> None:
         raise ConfigError("the run began otherwise")
 
     with pytest.raises(ConfigError, match="the run began otherwise"):

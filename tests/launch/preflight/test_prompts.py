@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError, StoppedError
 from asyncrl.launch.preflight.epochs import count_steps
-from asyncrl.launch.preflight.prompts import check_prompts, prepare_data
+from asyncrl.launch.preflight.prompts import check_prompts, prepare_data, prompt_lengths
 from asyncrl.replay.from_config import replay_settings
 from tests.episode.fakes import CHATML, make_tokenizer
 from tests.helpers import make_task
@@ -42,7 +43,7 @@ def config(tmp_path: Path) -> TrainConfig:
 
 def test_long_prompts_are_refused_with_the_first_row_and_how_many_there_are(config: TrainConfig) -> None:
     with pytest.raises(DataError, match=r"tasks.parquet: row 1 has a prompt of \d+ tokens: it and 1 others of 5 are"):
-        check_prompts(config, TaskFile(config.data.train))
+        check_prompts(config.data, TaskFile(config.data.train), partial(prompt_lengths, config, None))
 
 
 def test_tasks_with_long_prompts_are_left_out_and_counted_alike_by_every_role(
@@ -52,7 +53,7 @@ def test_tasks_with_long_prompts_are_left_out_and_counted_alike_by_every_role(
     with pytest.raises(DataError, match="`asyncrl train` measures them"):
         run_tasks(config).usable(config.data.train)
     with caplog.at_level(logging.INFO):
-        check_prompts(config, TaskFile(config.data.train))
+        check_prompts(config.data, TaskFile(config.data.train), partial(prompt_lengths, config, None))
     assert "leaves out 2 of 5 tasks, whose prompts are longer than 40 tokens" in caplog.text
     # Nothing is measured again: neither for a role nor for a run that resumes.
     monkeypatch.setattr("asyncrl.chat.from_config.open_chat", None)
@@ -72,13 +73,13 @@ def test_a_signal_ends_the_measuring(config: TrainConfig) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(StoppedError, match="while prompts were measured"):
-        check_prompts(config, TaskFile(config.data.train), stop)
+        check_prompts(config.data, TaskFile(config.data.train), partial(prompt_lengths, config, stop))
 
 
 def test_if_every_prompt_is_too_long_the_start_is_refused(config: TrainConfig) -> None:
     config.data.filter_overlong, config.data.max_prompt_length = True, 2
     with pytest.raises(DataError, match="no task is left of 5"):
-        check_prompts(config, TaskFile(config.data.train))
+        check_prompts(config.data, TaskFile(config.data.train), partial(prompt_lengths, config, None))
 
 
 def test_lengths_are_those_of_the_prompts_that_an_actor_begins_with(config: TrainConfig) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config.locations import run_dir
 from asyncrl.config.schema import DataConfig, RunConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError
 from asyncrl.launch.local import check_resume, claim
 from asyncrl.launch.preflight.datasets import make_tasks
-from asyncrl.launch.preflight.same_files import check_same_files
+from asyncrl.launch.preflight.same_files import check_same_files, task_files
 from asyncrl.replay.store import Store
 from asyncrl.types import BatchPlan
 from tests.data.test_tables import parquet, row
@@ -26,30 +27,34 @@ def config_of(folder: Path, **data: object) -> TrainConfig:
     return TrainConfig(run=RunConfig(name="r", dir=str(folder / "runs")), data=data_config)
 
 
+def check_files(config: TrainConfig, begun: bool) -> None:
+    check_same_files(run_dir(config.run), task_files(run_tasks(config)), begun)
+
+
 def test_a_file_that_has_changed_is_named_once_its_rows_are_and_not_before(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    check_same_files(config, begun=True)
+    check_files(config, begun=True)
     changed = parquet(tmp_path / "parts" / "b.parquet", row(2))
     with pytest.raises(ConfigError, match=r"parts/b\.parquet has changed since the run began"):
-        check_same_files(config, begun=True)
-    check_same_files(config, begun=False)
-    check_same_files(config, begun=True)
+        check_files(config, begun=True)
+    check_files(config, begun=False)
+    check_files(config, begun=True)
     before = changed.stat()
     os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
-    check_same_files(config, begun=True)
+    check_files(config, begun=True)
 
 
 def test_a_resume_with_a_changed_file_is_refused_before_its_rows_are_read(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    run_dir = tmp_path / "runs" / "r"
-    claim(config, run_dir)
-    with closing(Store(run_dir / "replay", 1 << 20, durable=False)) as opened, opened.transaction() as tx:
+    folder = tmp_path / "runs" / "r"
+    claim(config, folder)
+    with closing(Store(folder / "replay", 1 << 20, durable=False)) as opened, opened.transaction() as tx:
         tx.put("plans", 0, BatchPlan(0, 0, ["a"], ["g"], [1], [1], [1.0]))
         tx.add("feed_draws")
-    check_resume(config, run_dir)
+    check_resume(config, folder)
     parquet(tmp_path / "parts" / "b.parquet", row(2))
     with pytest.raises(ConfigError, match=r"parts/b\.parquet has changed since the run began"):
-        check_resume(config, run_dir)
+        check_resume(config, folder)
 
 
 def test_rows_that_were_made_stay_the_same_whatever_becomes_of_their_files(tmp_path: Path) -> None:
@@ -58,7 +63,7 @@ def test_rows_that_were_made_stay_the_same_whatever_becomes_of_their_files(tmp_p
     tasks = list(run_tasks(config).all(config.data.train))
     assert [task.ground_truth for task in tasks] == ["1", "2"]
     (tmp_path / "parts" / "a.parquet").unlink()
-    check_same_files(config, begun=True)
+    check_files(config, begun=True)
     make_tasks(config, config.data.train, anew=False)
     assert list(run_tasks(config).all(config.data.train)) == tasks
     (tmp_path / "runs" / "r" / "replay").mkdir()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from asyncrl.commands.merge.command import merge
+from asyncrl.commands.merge.merge import merge
 from asyncrl.config.schema import CriticConfig, LearnerConfig, LoraConfig, ModelConfig
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.learner.batch.packing import PackedSequences

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from asyncrl.commands.evaluate.export import export_run
+from asyncrl.commands.export import export_run
 from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.learner.batch.packing import PackedSequences

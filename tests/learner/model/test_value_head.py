@@ -20,7 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from asyncrl.commands.evaluate.export import export_run
+from asyncrl.commands.export import export_run
 from asyncrl.config.schema import CriticConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.packing import PackedSequences

@@ -53,7 +53,7 @@ def main(_):
         while {forever}:
             ranks.stop_if(stop.is_set())
             time.sleep(0.01)
-role_main(main, ["model.path=none", "data.train={tasks}"])
+raise SystemExit(role_main(main, ["model.path=none", "data.train={tasks}"]))
 """
 
 TRAIN = """

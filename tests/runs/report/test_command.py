@@ -7,7 +7,6 @@ import json
 import os
 import re
 import socket
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,14 @@ from asyncrl.errors import ConfigError
 from asyncrl.machine.owner import OWNER_FILE
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.report import episodes
-from asyncrl.runs.report.command import main, write_report
+from asyncrl.runs.report.command import write_report
 from asyncrl.runs.report.compare_command import comparison_page
-from asyncrl.runs.report.compare_command import main as compare_main
 from asyncrl.runs.report.comparison import compare
 from asyncrl.runs.report.run import read_run
 from asyncrl.runs.results.card import card, trained_model
 from asyncrl.runs.results.environment import record_environment
 from asyncrl.runs.results.summary import report
+from tests.helpers import status_of
 from tests.observe.kept.examples import from_utf8, write_examples
 from tests.runs.results.support import learner_row, write_run
 
@@ -174,13 +173,8 @@ def test_a_damaged_record_of_the_hardware_counts_as_none(tmp_path: Path, name: s
     assert ("recorded none" in page_of(run).text) == ((name, value) != ("packages", None))
 
 
-def test_what_is_no_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["asyncrl report", str(tmp_path)])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    assert exit_.value.code == 1
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("report", tmp_path) == 2
     assert "is no run" in capsys.readouterr().err
     (tmp_path / CONFIG_FILE).write_text("[: nonsense")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -188,7 +182,7 @@ def test_what_is_no_run_is_refused(
 
 
 def test_neither_report_nor_comparison_nor_card_tells_a_secret(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = [
         {
@@ -203,7 +197,6 @@ def test_neither_report_nor_comparison_nor_card_tells_a_secret(
     pages = [write_report(str(run)).read_text() for run in runs]
     assert "HF_TOKEN" in pages[0]
     out = tmp_path / "comparison.html"
-    monkeypatch.setattr(sys, "argv", ["compare", *map(str, runs), "--html", str(out)])
-    compare_main()
+    assert status_of("compare", *runs, "--html", out) == 0
     pages += [out.read_text(), capsys.readouterr().out, card(trained_model(runs[0]))]
     assert not any("s3cr3t" in page for page in pages)

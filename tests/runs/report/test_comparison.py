@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -92,13 +91,10 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
         compared(run, tmp_path / "missing")
 
 
-def test_it_prints_tables_or_json_and_writes_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_prints_tables_or_json_and_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = (write_run(tmp_path / at / "run", [0.1, 0.3], {"learner.lr": float(at)}) for at in ("1", "2"))
     page = tmp_path / "page.html"
-    monkeypatch.setattr(sys, "argv", ["asyncrl compare", str(one), str(two), "--html", str(page)])
-    main()
+    main([str(one), str(two), "--html", str(page)])
     printed = capsys.readouterr().out
     for text in ("learner.lr", "held-out accuracy, last", "reward after so many samples", "may be chance"):
         assert text in printed
@@ -107,8 +103,7 @@ def test_it_prints_tables_or_json_and_writes_a_page(
     assert tags.attributes == []
     for text in (str(one), str(two), "Reward by seconds of training", "Held-out accuracy by sampled tokens"):
         assert text in tags.text
-    monkeypatch.setattr(sys, "argv", ["asyncrl compare", str(one), str(two), "--json"])
-    main()
+    main([str(one), str(two), "--json"])
     plain = json.loads(capsys.readouterr().out)
     assert plain["configuration"] == {"learner.lr": [1.0, 2.0]}
     assert plain["curves"]["reward"]["samples"] == [[[8.0, 0.1], [16.0, 0.3]]] * 2

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
-from asyncrl.commands.hub.command import main
 from asyncrl.commands.hub.hub import HubError, files_of, model_folder, push
+from asyncrl.commands.hub.push_to_hub import main
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.machine.ports import free_ports
 from asyncrl.runs.results.card import CARD, PICTURE, card, trained_model
@@ -163,11 +162,8 @@ def test_a_name_that_is_none_is_refused(hub: FakeHub, run: Path) -> None:
         push(files_of(run / "model", "a/b/c"), "a/b/c", False, "Upload")
 
 
-def test_a_dry_run_lists_files_and_asks_nobody(
-    hub: FakeHub, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["asyncrl push-to-hub", str(run), REPO, "--dry-run", "--report"])
-    main()
+def test_a_dry_run_lists_files_and_asks_nobody(hub: FakeHub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(run), REPO, "--dry-run", "--report"])
     printed = capsys.readouterr().out
     for text in ("16.4kB  model.safetensors", "report.html", f"in 5 files of {run / 'model'} would go to {REPO}"):
         assert text in printed

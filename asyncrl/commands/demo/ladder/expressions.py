@@ -22,7 +22,7 @@ _MOST_BETWEEN = 4
 _LEAST_INSIDE = 2
 _OPERATOR_WEIGHTS = {"+": 2, "-": 2, "*": 2}
 _BEFORE, _BEHIND = ("", *"(+-*"), ("", *")+-*")
-"""What may stand next to brackets."""
+"""The characters that may be next to brackets."""
 _INNERMOST = re.compile(r"\(([^()]*)\)")
 
 
@@ -44,7 +44,7 @@ class Nested:
 
     @property
     def workplace(self) -> Expression:
-        """What the calculator works on: the first of the innermost brackets, or all if there is none."""
+        """The workplace of the calculator: the first of the innermost brackets, or all if there is none."""
         found = _INNERMOST.search(self.text)
         expression = parse(found[1] if found else self.text)
         assert expression is not None
@@ -55,7 +55,7 @@ class Nested:
         return not self.workplace.operators
 
     def reduced(self, operator: str) -> Nested:
-        """With the leftmost operation with `operator` in the workplace replaced by its result. Raises ValueError:
+        """Replace the leftmost operation with `operator` in the workplace by its result. Raises ValueError:
         there is none."""
         rest = self.workplace.reduced(operator)
         found = _INNERMOST.search(self.text)
@@ -70,7 +70,7 @@ class Nested:
         return "*" if "*" in operators else operators[0]
 
     def worked_out(self) -> list[Nested]:
-        """What every right step leaves; the last one is a number."""
+        """The expression after every right step; the last one is a number."""
         steps, expression = [self], self
         while not expression.is_number:
             expression = expression.reduced(expression.right_operator())

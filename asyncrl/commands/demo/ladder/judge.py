@@ -1,9 +1,10 @@
 """A process reward model that knows the right steps, with as many mistakes as a study wants.
 
 It needs no model: it works the expression out. A calculation is right if what it leaves has the value of the task's
-expression, a step back if there was a mistake to take back, an answer if it is that value. `accuracy` is the share of
-the judgements that are right. A wrong one depends on nothing but the episode up to its step, so that a policy can learn
-to seek it, as it can with a trained model.
+expression. A step back is right if there was a mistake to take back, and an answer if it is that value.
+
+`accuracy` is the share of the judgements that are right. A wrong one depends on nothing but the episode up to its step,
+so that a policy can learn to seek it, as it can with a trained model.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _UNDO = '"name": "undo"'
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the episode says up to its end, and whether it is right."""
+    """The text of the episode up to its end, and if it is right."""
 
     before: str
     is_right: bool

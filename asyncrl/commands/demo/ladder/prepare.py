@@ -1,4 +1,4 @@
-"""What a run on a rung needs: a policy that serves every rung, and the rung's tasks. Made once, then found again."""
+"""The files of a run on a rung: a policy that serves every rung, and the rung's tasks. Made once, then found again."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Rung:
 
     @property
     def tools(self) -> list[str]:
-        """What `actor.tools` names."""
+        """The tools that `actor.tools` names."""
         names = ["LadderCalculator", "Undo"] if self.has_first_step else ["LadderCalculator"]
         return [f"asyncrl.commands.demo.ladder.{name}" for name in names]
 

@@ -10,7 +10,7 @@ from asyncrl.tools.base import Tool, ToolRefusal
 from asyncrl.tools.delayed import Delayed
 
 _STATES = "expressions"
-"""Where the episode's expressions are in `shared`, the oldest first."""
+"""The key of the episode's expressions in `shared`, the oldest first."""
 
 
 class LadderCalculator(Tool):
@@ -28,7 +28,7 @@ class LadderCalculator(Tool):
     }
 
     async def create(self, **kwargs: Any) -> None:
-        """With the task's `expression`, and in `taken` the operators of steps that its messages show already."""
+        """Begin with the task's `expression`, and in `taken` the operators of steps that its messages show already."""
         states = [Nested(kwargs["expression"])]
         for operator in kwargs.get("taken") or ():
             states.append(states[-1].reduced(operator))

@@ -4,8 +4,8 @@ CONFIG is the YAML that verl's ppo_trainer prints with --cfg job, or a shell scr
 name ends in .sh; it is not run, only its words with dotted keys are read. KEY=VALUE, also with + or ++, and ~KEY win
 over CONFIG. A key that neither names has verl's default.
 
-Prints what is different here, which keys have no counterpart, and what to use instead. Without --out it prints the
-experiment file with these lines as comments. docs/verl.md lists all keys.
+Prints the differences, the keys without a counterpart, and what to use instead. Without --out it prints the experiment
+file with these lines as comments. docs/verl.md lists all keys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -26,11 +26,10 @@ from asyncrl.compat.verl.configuration.translation import experiment, translate
 from asyncrl.compat.verl.configuration.yaml_files import read_small
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import read
-from asyncrl.config.exits import failures_end_the_command
 from asyncrl.errors import ConfigError
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Ends with a message and status 1 where a file cannot be read or written."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -39,17 +38,16 @@ def main() -> None:
         "words", nargs="*", metavar="CONFIG KEY=VALUE", help="a YAML file or a script, and keys of verl"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the experiment file there")
-    given = parser.parse_intermixed_args()
+    given = parser.parse_intermixed_args(argv)
     if not given.words:
         parser.error("name a configuration of verl, or some of its keys")
-    with failures_end_the_command():
-        file = Path(given.words[0]) if "=" not in given.words[0] and given.words[0][:1] != "~" else None
-        text, report = translated(file, given.words[1:] if file else given.words, given.out)
-        if given.out is None:
-            sys.stdout.write("".join(f"# {line}\n" for line in report) + text)
-        else:
-            given.out.write_text(text)
-            sys.stdout.write("".join(f"{line}\n" for line in report))
+    file = Path(given.words[0]) if "=" not in given.words[0] and given.words[0][:1] != "~" else None
+    text, report = translated(file, given.words[1:] if file else given.words, given.out)
+    if given.out is None:
+        sys.stdout.write("".join(f"# {line}\n" for line in report) + text)
+    else:
+        given.out.write_text(text)
+        sys.stdout.write("".join(f"{line}\n" for line in report))
 
 
 def translated(file: Path | None, words: list[str], out: Path | None) -> tuple[str, list[str]]:
@@ -75,7 +73,7 @@ def _unread(file: Path | None) -> list[str]:
 
 
 def refused(text: str) -> Iterator[str]:
-    """What asyncrl itself refuses in an experiment file; files of data may not be there yet."""
+    """The lines about settings that asyncrl refuses in an experiment file; missing data files are allowed."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "experiment.yaml"
         file.write_text(text)

@@ -6,7 +6,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -481,18 +480,14 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
         read_verl(None, ["word"], {})
 
 
-def test_the_command_writes_the_file_and_prints_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_the_file_and_prints_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mine.yaml"
-    words = ["asyncrl from-verl", str(HERE / "process_reward.yaml"), "trainer.nnodes=2"]
-    monkeypatch.setattr(sys, "argv", [*words, "--out", str(out)])
-    main()
+    words = [str(HERE / "process_reward.yaml"), "trainer.nnodes=2"]
+    main([*words, "--out", str(out)])
     report = capsys.readouterr().out
     assert "trainer.nnodes=2" in report
     assert f"experiment={out}" in out.read_text()
-    monkeypatch.setattr(sys, "argv", words)
-    main()
+    main(words)
     printed = capsys.readouterr().out
     assert "# Different here:" in printed
     assert printed.endswith(out.read_text().partition("\n")[2])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.config.locations import CONFIG_FILE
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import LearnerConfig, TrainConfig
 from asyncrl.errors import CheckpointError
 from asyncrl.runs.inspect.run import read_config
 
@@ -28,17 +28,17 @@ def config_of(run: Path) -> TrainConfig:
 BEST = "best"
 
 
-def checkpoint_of(run: Path, config: TrainConfig, steps: int | str | None) -> FinishedSteps:
+def checkpoint_of(run: Path, learner: LearnerConfig, steps: int | str | None) -> FinishedSteps:
     """The checkpoint after `steps` learner steps, the one with the BEST evaluation, or the newest. Raises
     CheckpointError, which lists those there are: there is none, or it is damaged."""
     # Loads torch, which takes seconds: a wrong name is refused before.
     from asyncrl.learner.checkpoint.checkpoint import Checkpoints, step_of
     from asyncrl.learner.ranks.ranks import Ranks
 
-    checkpoints = Checkpoints(run / "checkpoints", config.learner.keep_checkpoints, Ranks.alone())
+    checkpoints = Checkpoints(run / "checkpoints", learner.keep_checkpoints, Ranks.alone())
     kept = {step_of(folder): folder for folder in checkpoints.complete()}
     if not kept:
-        every = config.learner.checkpoint_every
+        every = learner.checkpoint_every
         raise CheckpointError(f"{run} has no checkpoint yet; the run writes one every {every} steps and one at its end")
     if steps == BEST:
         steps = next((step_of(folder) for folder in checkpoints.best()), BEST)
@@ -50,7 +50,7 @@ def checkpoint_of(run: Path, config: TrainConfig, steps: int | str | None) -> Fi
     if chosen not in kept:
         raise CheckpointError(
             f"{run} has no checkpoint after {chosen} steps: use --step with one of {', '.join(map(str, kept))} "
-            f"(the run keeps learner.keep_checkpoints={config.learner.keep_checkpoints})"
+            f"(the run keeps learner.keep_checkpoints={learner.keep_checkpoints})"
         )
     damage = checkpoints.damage(kept[chosen])
     if damage is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.commands.demo.command import preparation_threads, try_next
+from asyncrl.commands.demo.__main__ import preparation_threads, try_next
 
 
 @pytest.mark.parametrize(("cpus", "threads"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (64, 4)])

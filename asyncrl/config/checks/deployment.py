@@ -1,7 +1,4 @@
-"""The combinations of options that say where the processes of a run are and how they reach each other.
-
-`checks.py` has the other combinations, and says how each is written.
-"""
+"""The combinations of options that say where the processes of a run are and how they reach each other."""
 
 from __future__ import annotations
 
@@ -9,13 +6,19 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from asyncrl.config.bind import GROUP_FIX, HOSTS_FIX, KEYS_FIX, SERVER_GROUP_FIX, is_loopback
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import (
+    ClusterConfig,
+    EngineConfig,
+    LearnerConfig,
+    NetworkConfig,
+    ReplayConfig,
+    WeightsConfig,
+)
 from asyncrl.config.schema.cluster import POOL_KEYS, ROLES
 
 
-def cluster_conflicts(config: TrainConfig) -> Iterator[str]:
-    """What keeps pools, hosts and roles from fitting together."""
-    cluster = config.cluster
+def cluster_conflicts(cluster: ClusterConfig) -> Iterator[str]:
+    """The reasons why pools, hosts and roles do not fit together."""
     pools, roles = cluster.pools, cluster.roles
     if cluster.launcher == "hosts" and not cluster.hosts:
         yield "cluster.hosts: cluster.launcher=hosts needs names of hosts; set cluster.hosts=[gpu1,gpu2]"
@@ -44,16 +47,15 @@ def cluster_conflicts(config: TrainConfig) -> Iterator[str]:
         if name not in pools:
             known = f"use {', '.join(pools)}" if pools else "cluster.pools is empty"
             yield f"cluster.roles: {role} is in {name}, and there is no such pool; {known}"
-    if cluster.colocated:
-        yield from _colocated(config)
-    inhabited = {config.cluster.pool_of(role) for role in ROLES} if pools else set()
+    inhabited = {cluster.pool_of(role) for role in ROLES} if pools else set()
     for name in [each for each in pools if each not in inhabited]:
         yield f"cluster.pools: nothing is in {name}; name a role of it in cluster.roles, such as {{actor: {name}}}"
 
 
-def _colocated(config: TrainConfig) -> Iterator[str]:
-    """What keeps learner and servers from having the same GPUs in turns."""
-    cluster, engine = config.cluster, config.engine
+def colocation_conflicts(
+    cluster: ClusterConfig, engine: EngineConfig, replay: ReplayConfig, weights: WeightsConfig, nodes: int
+) -> Iterator[str]:
+    """The reasons why learner and servers cannot have the same GPUs in turns. The learner has so many `nodes`."""
     if engine.kind == "embedded":
         yield (
             "engine.kind cluster.colocated: an embedded engine cannot free its memory; use sglang, or set "
@@ -61,23 +63,22 @@ def _colocated(config: TrainConfig) -> Iterator[str]:
         )
     elif not engine.launches:
         yield "engine.launch cluster.colocated: the run must start the servers; use true, and name no servers"
-    if config.replay.max_lag != 0:
+    if replay.max_lag != 0:
         yield "replay.max_lag cluster.colocated: nothing is sampled while the learner trains; set 0"
-    if config.replay.source is not None:
+    if replay.source is not None:
         yield "cluster.colocated replay.source: no server samples anything then; set false"
-    if config.weights.channel == "distributed":
+    if weights.channel == "distributed":
         yield "weights.channel cluster.colocated: learner and actor have no GPU at the same time; use auto"
-    if config.weights.into_servers == "nccl":
+    if weights.into_servers == "nccl":
         yield "weights.into_servers cluster.colocated: NCCL needs a GPU without a server; use auto"
-    if config.learner.nodes > 1:
+    if nodes > 1:
         yield "learner.nodes cluster.colocated: learner and servers must be on one host; set 1"
     if cluster.pools and cluster.pool_of("actor") != cluster.pool_of("learner"):
         yield "cluster.roles cluster.colocated: learner and servers have the same GPUs; put both into one pool"
 
 
-def hosts_conflicts(config: TrainConfig) -> Iterator[str]:
-    """What keeps the hosts of a learner from meeting."""
-    learner, network = config.learner, config.network
+def hosts_conflicts(learner: LearnerConfig, network: NetworkConfig) -> Iterator[str]:
+    """The reasons why the hosts of a learner cannot meet."""
     if learner.node >= learner.nodes:
         yield f"learner.node learner.nodes: hosts are numbered from 0 to {learner.nodes - 1}"
     if learner.nodes == 1:
@@ -100,9 +101,8 @@ def hosts_conflicts(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def weights_conflicts(config: TrainConfig) -> Iterator[str]:
-    """What keeps weights from reaching the engines, or would let other machines reach them."""
-    weights, engine, network = config.weights, config.engine, config.network
+def weights_conflicts(weights: WeightsConfig, engine: EngineConfig, network: NetworkConfig) -> Iterator[str]:
+    """The reasons why weights do not reach the engines, or why other machines could reach the weights."""
     if weights.channel == "distributed" and not is_loopback(network.learner_address) and not network.insecure:
         key = _key(network.learner_host, "learner")
         yield f"weights.channel {key}: other machines can reach this address: {GROUP_FIX}"
@@ -113,18 +113,17 @@ def weights_conflicts(config: TrainConfig) -> Iterator[str]:
         yield f"weights.into_servers engine.urls: other machines can reach a server's address: {SERVER_GROUP_FIX}"
 
 
-def network_conflicts(config: TrainConfig) -> Iterator[str]:
-    """Ports that meet, and addresses that other machines could reach."""
-    network = config.network
+def network_conflicts(network: NetworkConfig, shards: int, makes_keys: bool) -> Iterator[str]:
+    """Ports that are the same, and addresses that other machines could reach. `makes_keys`: the launcher makes keys
+    for such an address."""
     addresses = {
         _key(network.replay_host, "replay"): network.replay_address,
         _key(network.learner_host, "learner"): network.learner_address,
     }
-    makes_keys = config.cluster.launcher != "local"
     for key, address in addresses.items():
         if not is_loopback(address) and network.keys is None and not (network.insecure or makes_keys):
             yield f"{key}: other machines can reach this address: {KEYS_FIX}"
-    first, shards, weights = network.replay_port, config.replay.shards, network.weights_port
+    first, weights = network.replay_port, network.weights_port
     together = network.replay_address == network.learner_address
     if together and first and weights in range(first, first + shards):
         yield "network.weights_port network.replay_port: the replay listens there; name another port"

@@ -6,7 +6,9 @@ is the run's own, and the policy that of a checkpoint. For a MODEL (a Hugging Fa
 and experiment=NAME give the configuration, as for `asyncrl train`.
 
 With --n 1 the only attempt at a task is greedy; with more, attempts are sampled at actor.temperature. An attempt is
-right if its outcome is at least --threshold, which is 1 unless a rule gives graded outcomes. Of a task with n scored
+right if its outcome is at least --threshold, which is 1 unless a rule gives graded outcomes.
+
+Of a task with n scored
 attempts, c of them right, pass@k is 1 - C(n-c, k) / C(n, k). A failed attempt is tried again as in training, then
 counted as failed, and is in no mean and no estimate. docs/evaluate.md has more.
 
@@ -20,35 +22,39 @@ import argparse
 import logging
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from asyncrl.commands.evaluate.configure import EvaluationRequest, require_same, without_training
-from asyncrl.commands.evaluate.export import write_policy
+from asyncrl.commands.checkpoints import checkpoint_of
+from asyncrl.commands.evaluate.from_config import EvaluationRequest, require_same, without_training
 from asyncrl.commands.evaluate.progress import EvaluationProgress
 from asyncrl.commands.evaluate.results import EvaluationResult, read_result, shown_result
-from asyncrl.commands.evaluate.runs import checkpoint_of
 from asyncrl.commands.evaluate.samples import samples
+from asyncrl.commands.export import write_policy
 from asyncrl.config import locations
+from asyncrl.config.changes import values_of
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import EXIT_FAILURE, EXIT_STOPPED, failures_end_the_command, usage_or_failure
+from asyncrl.config.exits import EXIT_FAILURE, exit_status
 from asyncrl.config.load import log_to_stderr
 from asyncrl.config.refusals import may_exist
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import RunConfig, TrainConfig
 from asyncrl.config.schema.cluster import ROLES
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.local import claim, role_commands
 from asyncrl.launch.ownership import exclusively
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
-from asyncrl.launch.processes import ROLE_ENVIRONMENT, choose_ports, role_command, this_host
+from asyncrl.launch.processes import ROLE_ENVIRONMENT, role_command, this_host
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.launch.survivors import end_here
@@ -65,25 +71,22 @@ EVALUATOR = "evaluator"
 PATTERN_MARKS = str.maketrans("*?[]", "____")
 
 
-def main() -> None:
-    """The entry of the command line. A configuration or a data file that is refused ends it with status 2, another
-    failure with 1, a signal with 130."""
-    given = _parser().parse_intermixed_args()
+def main(argv: Sequence[str]) -> int:
+    """Evaluate, print the result, and return the exit status, which is 1 if no attempt has a score."""
+    given = _parser().parse_intermixed_args(argv)
     log_to_stderr()
-    with failures_end_the_command(usage_or_failure, "asyncrl"):
-        try:
-            folder, result = evaluate(_request(given), given.step, given.threshold)
-        except StoppedError as error:
-            log.info("%s", error)
-            sys.exit(EXIT_STOPPED)
+    try:
+        folder, result = evaluate(_request(given), given.step, given.threshold)
+    except StoppedError as error:
+        log.info("%s", error)
+        raise
     if given.json:
         sys.stdout.write((folder / RESULT_FILE).read_text())
     else:
         Console().print(shown_result(result))
         sys.stdout.writelines(f"\n{text}\n" for text in samples(folder, given.samples))
     log.info("%s has the result, and `asyncrl inspect show ID --run %s` an episode", folder / RESULT_FILE, folder)
-    if not result.total.scored:
-        sys.exit(EXIT_FAILURE)
+    return 0 if result.total.scored else EXIT_FAILURE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,15 +129,15 @@ def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) ->
     """
     config, checkpoint = request.read(), None
     if request.run is not None and steps is None:
-        checkpoint = checkpoint_of(request.run, config, None)
+        checkpoint = checkpoint_of(request.run, config.learner, None)
         steps = checkpoint.steps
-    folder = _folder(config, request, steps)
+    folder = _folder(config.run, request, steps)
     config = without_training(config, request, folder)
     model, has_ended = folder / "model", (folder / RESULT_FILE).exists()
     if request.run is not None and not model.exists():
-        checkpoint = checkpoint or checkpoint_of(request.run, config, steps)
+        checkpoint = checkpoint or checkpoint_of(request.run, config.learner, steps)
     measured = config if request.run is None else replace(config, model=replace(config.model, path=str(model)))
-    require_same(measured, folder)
+    require_same(values_of(measured), folder)
     if not has_ended:
         preflight(config)
     with exclusively(folder):
@@ -145,35 +148,39 @@ def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) ->
             log.info("this evaluation has ended, so its result is read; remove %s to evaluate again", folder)
         else:
             _run(measured, folder)
-        result = _read(measured, folder, threshold)
-        write_whole(folder / RESULT_FILE, f"{json_text(_described(measured, request, steps, result))}\n")
+        sources = [task.data_source for task in run_tasks(measured).usable([request.data])]
+        with closing(StoredRun(folder / "replay")) as stored:
+            result = read_result(stored, sources, request.attempts, threshold)
+        write_whole(
+            folder / RESULT_FILE, f"{json_text(_described(config.actor.temperature, request, steps, result))}\n"
+        )
         for weights in model.glob("*.safetensors"):
             weights.unlink()
     return folder, result
 
 
-def _folder(config: TrainConfig, request: EvaluationRequest, steps: int | None) -> Path:
+def _folder(run: RunConfig, request: EvaluationRequest, steps: int | None) -> Path:
     """The folder of an evaluation: another one for another step, file or number of attempts, if run.name is not set."""
     evaluated = Path(request.model).name if steps is None else f"step-{steps:06d}"
     name = f"{evaluated}-{Path(request.data).stem}-n{request.attempts}".translate(PATTERN_MARKS)
     if any(word.lstrip("+").startswith("run.name=") for word in request.words):
-        name = config.run.name
-    return (request.run or Path(config.run.dir)) / "evaluations" / name
+        name = run.name
+    return (request.run or Path(run.dir)) / "evaluations" / name
 
 
 def _run(config: TrainConfig, folder: Path) -> None:
     """Start the roles, with the evaluator in the learner's place, and wait for its end. Raises StoppedError."""
     stop = process.stop_on_signals()
-    choose_ports(config)
+    RunAddresses.of(config).choose_ports()
     placement = place(config, [this_host(config.cluster)], [role for role in ROLES if role != "learner"])
-    settle(config, placement)
+    settle(config.cluster, config.learner, placement)
     prepare_data(config)
-    check_same_tasks(config, folder)
+    check_same_tasks(run_tasks(config), folder)
     resumed = claim(config, folder)
     locations.run_identity(config.run, make=True)
     log.info("%s %s; logs are in %s", "going on with" if resumed else "starting", folder, folder / "logs")
     path = folder / locations.CONFIG_FILE
-    evaluator = RoleCommand(EVALUATOR, role_command("evaluate.evaluator", path), ROLE_ENVIRONMENT)
+    evaluator = RoleCommand(EVALUATOR, role_command("commands.evaluate.evaluator", path), ROLE_ENVIRONMENT)
     roles, cluster = role_commands(placement, path), config.cluster
     supervisor = Supervisor(
         [*roles, evaluator],
@@ -189,20 +196,13 @@ def _run(config: TrainConfig, folder: Path) -> None:
         raise StoppedError("stopped; run the same command, with the same --step, to go on")
 
 
-def _read(config: TrainConfig, folder: Path, threshold: float) -> EvaluationResult:
-    assert config.data.eval is not None
-    sources = [task.data_source for task in run_tasks(config).usable(config.data.eval)]
-    with closing(StoredRun(folder / "replay")) as stored:
-        return read_result(stored, sources, config.learner.eval_attempts, threshold)
-
-
 def _described(
-    config: TrainConfig, request: EvaluationRequest, steps: int | None, result: EvaluationResult
+    temperature: float, request: EvaluationRequest, steps: int | None, result: EvaluationResult
 ) -> dict[str, Any]:
     """The result with what was evaluated, and how. Values that are not finite are left out of JSON as null."""
     greedy = request.attempts == 1
     what = {"run": str(request.run), "step": steps} if request.run is not None else {"model": request.model}
-    how = {"data": request.data, "temperature": 0.0 if greedy else config.actor.temperature}
+    how = {"data": request.data, "temperature": 0.0 if greedy else temperature}
     return {**what, **how, **_finite(asdict(result))}
 
 
@@ -210,3 +210,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(partial(main, sys.argv[1:]), "asyncrl evaluate"))

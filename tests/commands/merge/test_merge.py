@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,11 +11,12 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from asyncrl.commands.merge.command import main, merge
+from asyncrl.commands.merge.merge import main, merge
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.learner.ranks.ranks import Ranks, joined
 from tests.commands.merge.support import load, logits, save_states, save_template
 from tests.families import family_model
+from tests.helpers import status_of
 from tests.learner.support import Run, make_config, write_model
 
 pytestmark = pytest.mark.slow
@@ -49,18 +49,17 @@ def test_a_run_of_ours_or_one_of_its_checkpoints_becomes_the_model_that_it_wrote
 
 
 def test_the_command_line_prints_the_new_folder_and_errors_without_a_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = family_model("qwen3", 1)
     source = save_states([model.state_dict()], tmp_path / "actor")
     save_template(model, source / "huggingface")
-    arguments = ["asyncrl merge", "--from", str(source), "--to", str(tmp_path / "merged"), "--dtype", "bfloat16"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    main()
+    arguments = ["--from", str(source), "--to", str(tmp_path / "merged"), "--dtype", "bfloat16"]
+    main(arguments)
     assert capsys.readouterr().out == f"{tmp_path / 'merged'}\n"
-    with pytest.raises(SystemExit):
-        main()
-    assert "exists already" in capsys.readouterr().err
+    assert status_of("merge", *arguments) == 2
+    assert "asyncrl merge: " in (error := capsys.readouterr().err)
+    assert "exists already" in error
 
 
 def test_other_folders_are_refused_with_what_they_are(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@ Hugging Face.
 
 Works on the CPU, while the run runs and after it, and changes nothing of the run. RUN is the folder of a run, such as
 runs/NAME, or its name. Without --step it takes the newest checkpoint, with `--step best` the one with the best
-evaluation that a run with learner.keep_best has. The folder has the same files as the folder
+evaluation that a run with learner.keep_best has.
+
+The folder has the same files as the folder
 `model` that a finished run writes: the weights in model.dtype, the configuration, the tokenizer and a model card.
 Adapters (model.lora) are merged into the weights; with --adapter they alone are written, as the folder `adapter` of a
 finished run, which `PeftModel.from_pretrained` loads. With --critic the critic is written, as the folder `critic` of a
@@ -14,19 +16,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.algorithms.algorithm import Algorithm
-from asyncrl.commands.evaluate.runs import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
+from asyncrl.commands.checkpoints import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import CriticConfig, ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.runs.inspect.run import require_run
 from asyncrl.runs.results.card import write_card
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Ends with a message and status 1 where the export cannot be made."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -41,9 +43,8 @@ def main() -> None:
     parser.add_argument("--adapter", action="store_true", help="write the adapters of model.lora alone")
     parser.add_argument("--critic", action="store_true", help="write the critic instead of the policy")
     parser.add_argument("--to", type=Path, metavar="DIR", help="write this folder (RUN/exports/step-K)")
-    given = parser.parse_args()
-    with failures_end_the_command():
-        sys.stdout.write(f"{export_run(given.run, given.step, given.to, given.adapter, given.critic)}\n")
+    given = parser.parse_args(argv)
+    sys.stdout.write(f"{export_run(given.run, given.step, given.to, given.adapter, given.critic)}\n")
 
 
 def _step(given: str) -> int | str:
@@ -67,12 +68,12 @@ def export_run(
         raise ConfigError(f"{run} trains no adapters (model.lora): leave out --adapter")
     if critic and not Algorithm.from_config(config.algorithm, config.learner.minibatches).needs_critic:
         raise ConfigError(f"{run} trains no critic (algorithm.advantage): leave out --critic")
-    checkpoint = checkpoint_of(run, config, steps)
+    checkpoint = checkpoint_of(run, config.learner, steps)
     kind = "-adapter" if adapter else "-critic" if critic else ""
     folder = to or run / "exports" / f"{checkpoint.folder.name}{kind}"
     require_new(folder)
     if critic:
-        write_critic(config, checkpoint, folder)
+        write_critic(config.critic, config.model, checkpoint, folder)
         return folder
     if adapter:
         write_adapter(config.model, checkpoint, folder)
@@ -95,11 +96,11 @@ def write_policy(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) ->
     read_checkpoint(checkpoint, lambda source: export_checkpoint(model, source, folder))
 
 
-def write_critic(config: TrainConfig, checkpoint: FinishedSteps, folder: Path) -> None:
+def write_critic(critic: CriticConfig, model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
     """Write the critic of a checkpoint into `folder`, in place of what is there."""
     from asyncrl.learner.checkpoint.critic_export import export_checkpoint_critic
 
-    read_checkpoint(checkpoint, lambda source: export_checkpoint_critic(config.critic, config.model, source, folder))
+    read_checkpoint(checkpoint, lambda source: export_checkpoint_critic(critic, model, source, folder))
 
 
 def write_adapter(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:

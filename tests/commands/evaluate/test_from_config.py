@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from asyncrl.commands.evaluate.configure import EvaluationRequest, require_same, without_training
+from asyncrl.commands.evaluate.from_config import EvaluationRequest, require_same, without_training
+from asyncrl.config.changes import values_of
 from asyncrl.config.compose import read
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError
@@ -73,8 +74,8 @@ def test_words_that_evaluate_sets_itself_are_refused(run: Path) -> None:
 
 def test_an_evaluation_goes_on_with_what_it_measures_only(run: Path, tmp_path: Path) -> None:
     config = request(run).read()
-    require_same(config, tmp_path)
+    require_same(values_of(config), tmp_path)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(config)))
-    require_same(replace(config, engine=replace(config.engine, slots=3)), tmp_path)
+    require_same(values_of(replace(config, engine=replace(config.engine, slots=3))), tmp_path)
     with pytest.raises(ConfigError, match=r"actor.temperature=0.9: it was 0.7"):
-        require_same(replace(config, actor=replace(config.actor, temperature=0.9)), tmp_path)
+        require_same(values_of(replace(config, actor=replace(config.actor, temperature=0.9))), tmp_path)

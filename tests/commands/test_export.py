@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from asyncrl.commands.evaluate.export import export_run, main
+from asyncrl.commands.export import export_run, main
 from asyncrl.config.locations import CARD_FILES
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.learner.checkpoint.files import COMPLETE
@@ -39,10 +38,9 @@ def run(ranks: Ranks, tmp_path: Path) -> Path:
 
 
 def test_any_checkpoint_becomes_a_folder_and_the_newest_is_what_the_run_wrote(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["asyncrl export", str(run)])
-    main()
+    main([str(run)])
     newest = run / "exports" / "step-000006"
     assert capsys.readouterr().out == f"{newest}\n"
     card = {name: (newest / name).read_bytes() for name in CARD_FILES}

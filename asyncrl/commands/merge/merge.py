@@ -4,7 +4,7 @@ DIR may be a run of asyncrl, or one of its checkpoints (runs/NAME/checkpoints/st
 it; a folder of verl with FSDP shards (global_step_N/actor with model_world_size_N_rank_K.pt); or one with a Megatron
 distributed checkpoint in the format torch_dist; or a peft folder of LoRA adapters, which are merged into the model that
 it names, or that --config names. It works on the CPU, and needs host memory for the whole model, once or
-twice. The configuration and the tokenizer come from the folder `huggingface` that verl writes beside the shards.
+twice. The configuration and the tokenizer come from the folder `huggingface` that verl writes next to the shards.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from asyncrl.commands.evaluate.export import export_run, require_new
+from asyncrl.commands.export import export_run, require_new
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import LoraConfig, ModelConfig
 from asyncrl.errors import CheckpointError, ConfigError
@@ -27,7 +27,7 @@ _ADAPTERS = "adapter_config.json"
 _TEMPLATES = ("huggingface", "model/huggingface", "../huggingface")
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Ends with a message and status 1 where the folder cannot be made."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -38,7 +38,7 @@ def main() -> None:
         "--config",
         type=Path,
         metavar="DIR",
-        help="take config.json and the tokenizer from this folder (huggingface, beside verl's shards); of "
+        help="take config.json and the tokenizer from this folder (huggingface, next to verl's shards); of "
         "adapters, the model that they were trained on",
     )
     parser.add_argument("--dtype", choices=_DTYPES, help="the dtype of the weights (that of the checkpoint)")
@@ -47,10 +47,9 @@ def main() -> None:
         action="store_true",
         help="the output layer is the embedding; drop the one that the checkpoint has",
     )
-    given = parser.parse_args()
-    with failures_end_the_command():
-        merge(given.source, given.to, given.config, given.dtype, given.tie_word_embedding)
-        sys.stdout.write(f"{given.to}\n")
+    given = parser.parse_args(argv)
+    merge(given.source, given.to, given.config, given.dtype, given.tie_word_embedding)
+    sys.stdout.write(f"{given.to}\n")
 
 
 def merge(source: Path, to: Path, config: Path | None = None, dtype: str | None = None, tied: bool = False) -> None:

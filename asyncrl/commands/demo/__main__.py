@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from asyncrl.commands.demo.prepare import Prepared, prepare_demo, prepared_overrides
+from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, prepare_demo, prepared_overrides
 from asyncrl.commands.demo.summary import audit, draw
 from asyncrl.config import locations
-from asyncrl.config.exits import EXIT_STOPPED, failures_end_the_command
+from asyncrl.config.exits import EXIT_STOPPED, exit_status
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.config.schema import TrainConfig
@@ -20,20 +22,19 @@ from asyncrl.launch.local import train
 from asyncrl.launch.plan import run_or_plan, without_option
 from asyncrl.machine import process
 
-CACHE = Path(".cache/demo")
-SEED = 0
 MOST_THREADS = 4
 
 
-def run(config: TrainConfig) -> None:
+def run(config: TrainConfig) -> int:
     """Train and report: the picture and the summary for people, the last line for programs."""
     run_dir = locations.run_dir(config.run)
     if not train(config):
-        sys.exit(EXIT_STOPPED)
+        return EXIT_STOPPED
     draw(run_dir, run_dir / "curve.png")
     sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n{try_next(run_dir)}")
     summary = json.loads((run_dir / SUMMARY_FILE).read_text())
-    sys.stdout.write(json.dumps(summary | audit(config, run_dir)) + "\n")
+    sys.stdout.write(json.dumps(summary | audit(run_dir, config.replay.sampler.max_times_sampled)) + "\n")
+    return 0
 
 
 def try_next(run_dir: Path) -> str:
@@ -49,22 +50,26 @@ def try_next(run_dir: Path) -> str:
 
 
 def preparation_threads(cpus: int) -> int:
-    """How many threads prepare the demo where so many CPUs may be used. Those of a small model wait for each other at
-    every operation: one whose CPU somebody else needs delays all, and many gain little."""
+    """The number of threads that prepare the demo if so many CPUs may be used."""
+    # Threads of a small model wait for each other at every operation: one on a busy CPU delays all, many gain little.
     return max(1, min(MOST_THREADS, cpus // 2))
 
 
-def main() -> None:
-    """The entry of the command line."""
-    if not {"--help", "-h", "--cfg", "-c"} & set(sys.argv):
-        # Check the command line before the preparation; any file that exists will do for those that it makes.
-        checked = [*prepared_overrides(Prepared(*[Path(__file__)] * 4)), *sys.argv[1:]]
-        if without_option(checked)[1]:
-            return run_or_plan(run, checked)
-        role_main(lambda _: None, checked)
-        console = Console(stderr=True)
-        process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
-        with failures_end_the_command():
-            prepared = prepare_demo(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
-        sys.argv[1:] = [*prepared_overrides(prepared), *sys.argv[1:]]
-    role_main(run)
+def main(argv: Sequence[str]) -> int:
+    """Prepare, train and show the demo, and return the exit status."""
+    if {"--help", "-h", "--cfg", "-c"} & set(argv):
+        return role_main(run, argv)
+    # Check the command line before the preparation; any file that exists will do for those that it makes.
+    checked = [*prepared_overrides(Prepared(*[Path(__file__)] * 4)), *argv]
+    if without_option(checked)[1]:
+        return run_or_plan(run, checked)
+    if refused := role_main(lambda _: None, checked):
+        return refused
+    console = Console(stderr=True)
+    process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
+    prepared = prepare_demo(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
+    return role_main(run, [*prepared_overrides(prepared), *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(partial(main, sys.argv[1:]), "asyncrl demo"))

@@ -6,19 +6,17 @@ or failed. A second start goes on with the same evaluation.
 
 from __future__ import annotations
 
-import threading
+import sys
 from contextlib import ExitStack, closing
 
 import zmq
 
+from asyncrl.commands.evaluate.progress import VERSION
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity, heartbeat
-
-VERSION = 0
-"""The only policy version of an evaluation."""
 
 
 def run(config: TrainConfig) -> None:
@@ -26,11 +24,6 @@ def run(config: TrainConfig) -> None:
     loaded, or its log-probs are not finite."""
     stop = process.stop_on_signals()
     process.limit_threads(config.cluster.learner_threads)
-    with heartbeat(Activity(), config.cluster.hang_timeout_s):
-        _run(config, stop)
-
-
-def _run(config: TrainConfig, stop: threading.Event) -> None:
     from asyncrl.learner.batch.from_config import open_batches
     from asyncrl.learner.checkpoint.gathering import gather, plan_gather
     from asyncrl.learner.from_config import canary_settings, open_publisher
@@ -40,8 +33,9 @@ def _run(config: TrainConfig, stop: threading.Event) -> None:
     from asyncrl.modelling.weight_format import WeightFormat
     from asyncrl.weights.manifest import DTYPES
 
-    alone = Ranks.alone()
     with ExitStack() as stack:
+        stack.enter_context(heartbeat(Activity(), config.cluster.hang_timeout_s))
+        alone = Ranks.alone()
         context = stack.enter_context(zmq.Context())
         replay = stack.enter_context(closing(open_batches(config, alone.rank, context, stop)))
         publisher = stack.enter_context(closing(open_publisher(config, alone, context, stop)))
@@ -57,10 +51,5 @@ def _run(config: TrainConfig, stop: threading.Event) -> None:
                 raise StoppedError("stopped while waiting for the evaluation")
 
 
-def main() -> None:
-    """The entry of the command line."""
-    role_main(run)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(role_main(run, sys.argv[1:]))

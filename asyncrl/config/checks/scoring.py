@@ -1,4 +1,4 @@
-"""Which options of `scoring` go together."""
+"""The combinations of options of `scoring`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 
 from asyncrl.config.option import options
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import AlgorithmConfig, FilterConfig, ScoringConfig, ShapingConfig
 from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured
 
 DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
 
 
-def scoring_conflicts(config: TrainConfig) -> Iterator[str]:
-    scoring, kinds = config.scoring, configured(config.scoring)
+def scoring_conflicts(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: FilterConfig) -> Iterator[str]:
+    """The combinations of options of `scoring`, with each other, the algorithm and the replay's filter of groups."""
+    kinds = configured(scoring)
     if scoring.timeout_s >= scoring.stall_s:
         yield "scoring.timeout_s scoring.stall_s: the scorer would count as hung; make the first the smaller one"
     for source, needed in scoring.needs.items():
@@ -23,7 +24,7 @@ def scoring_conflicts(config: TrainConfig) -> Iterator[str]:
             yield f"scoring.shadow scoring.needs: nothing would be left to train {source} on: let it need rules"
         if GROUP_KIND in needed and scoring.manager.of(source) is None:
             yield f"scoring.needs: {source} has no manager: name one in scoring.manager.name or scoring.manager.sources"
-    yield from _manager(config)
+    yield from _manager(scoring.manager, scoring.stall_s)
     if not set(scoring.serve) <= set(kinds):
         yield f"scoring.serve: name some of the kinds that are configured: {', '.join(kinds)}"
     for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
@@ -31,14 +32,13 @@ def scoring_conflicts(config: TrainConfig) -> Iterator[str]:
             yield f"{key}.device: use cpu, cuda, cuda:N (a GPU's number), or auto"
         if model.gpus > 1 and model.device not in ("cuda", "auto"):
             yield f"{key}.gpus {key}.device: layers are spread over the first GPUs; set the device to cuda or auto"
-    yield from _shaping(config)
+    yield from _shaping(scoring, algorithm, group_filter)
 
 
-def _manager(config: TrainConfig) -> Iterator[str]:
-    manager = config.scoring.manager
-    if manager.timeout_s >= config.scoring.stall_s:
+def _manager(manager: ManagerConfig, stall_s: float) -> Iterator[str]:
+    if manager.timeout_s >= stall_s:
         yield "scoring.manager.timeout_s scoring.stall_s: the scorer would count as hung; the first must be smaller"
-    elif manager.batch_groups > 1 and 2 * manager.timeout_s >= config.scoring.stall_s:
+    elif manager.batch_groups > 1 and 2 * manager.timeout_s >= stall_s:
         # A call that overran its time is followed by one of a group alone before there is a result.
         yield (
             "scoring.manager.timeout_s scoring.stall_s: a call of several groups (batch_groups) that hangs is tried "
@@ -56,8 +56,8 @@ def _manager(config: TrainConfig) -> Iterator[str]:
                 yield f"scoring.manager.sources: {option.name} of {source} must be {option.allowed}"
 
 
-def _shaping(config: TrainConfig) -> Iterator[str]:
-    scoring, shaping = config.scoring, config.scoring.shaping
+def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: FilterConfig) -> Iterator[str]:
+    shaping = scoring.shaping
     for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
         if model.params and not model.is_configured:
             yield f"{key}.params {key}.path: there is no model that takes them; name its folder, hub name or URL"
@@ -65,14 +65,14 @@ def _shaping(config: TrainConfig) -> Iterator[str]:
         yield "scoring.shaping.process_weight scoring.prm.path: name a process reward model, which gives step scores"
     if scoring.shadow and not (shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight):
         yield "scoring.shadow scoring.shaping.outcome_weight: nothing is left to train on; give the outcome a weight"
-    yield from _weightless(config)
-    yield from _compared_outcomes(config)
+    yield from _weightless(scoring)
+    yield from _compared_outcomes(shaping, algorithm, group_filter)
     for key in ("use_logit_tanh", "use_raw_logit"):
         if getattr(shaping, key) and shaping.prm_aggregation == "product":
             yield f"scoring.shaping.prm_aggregation scoring.shaping.{key}: a product needs scores above 0; use min"
     if shaping.use_raw_logit and (shaping.use_logit_tanh or shaping.prm_apply_sigmoid):
         yield "scoring.shaping.use_raw_logit: leave out use_logit_tanh and prm_apply_sigmoid, which change the logit"
-    if shaping.prm_aggregation == "best_of_n" and all(part.name != "best_of_n" for part in config.algorithm.reward):
+    if shaping.prm_aggregation == "best_of_n" and all(part.name != "best_of_n" for part in algorithm.reward):
         yield "scoring.shaping.prm_aggregation: add {name: best_of_n} to algorithm.reward, which compares the members"
     if shaping.overlong_penalty and shaping.overlong_buffer > shaping.overlong_max_length:
         yield "scoring.shaping.overlong_max_length scoring.shaping.overlong_buffer: the first must be the larger one"
@@ -82,9 +82,9 @@ def _shaping(config: TrainConfig) -> Iterator[str]:
         yield f"scoring.shaping.answer_pattern: Python cannot read this regular expression: {error}"
 
 
-def _weightless(config: TrainConfig) -> Iterator[str]:
+def _weightless(scoring: ScoringConfig) -> Iterator[str]:
     """Data sources whose reward would always be zero."""
-    scoring, shaping = config.scoring, config.scoring.shaping
+    shaping = scoring.shaping
     counts = {
         "rules": shaping.outcome_weight or shaping.prm_acc_bonus_weight,
         "outcome_model": shaping.outcome_model_weight,
@@ -99,12 +99,11 @@ def _weightless(config: TrainConfig) -> Iterator[str]:
             )
 
 
-def _compared_outcomes(config: TrainConfig) -> Iterator[str]:
-    """Filters of groups that compare outcomes, where the reward has nothing of the outcome."""
-    shaping, group_filter = config.scoring.shaping, config.replay.filter
+def _compared_outcomes(shaping: ShapingConfig, algorithm: AlgorithmConfig, group_filter: FilterConfig) -> Iterator[str]:
+    """Filters of groups that compare outcomes, although the outcome is no part of the reward."""
     if shaping.outcome_weight or shaping.prm_acc_bonus_weight:
         return
-    corrections = [each for each in config.algorithm.correction if each.name == "zero_variance"]
+    corrections = [each for each in algorithm.correction if each.name == "zero_variance"]
     if any(each.params.get("score", "outcome") == "outcome" for each in corrections):
         yield (
             "scoring.shaping.outcome_weight: zero_variance in algorithm.correction compares outcomes, which are no "

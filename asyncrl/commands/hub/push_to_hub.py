@@ -17,11 +17,10 @@ from pathlib import Path
 
 from asyncrl.commands.hub.hub import HubFile, files_of, model_folder, push, report_of
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import failures_end_the_command
 from asyncrl.runs.report.svg import short
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     """The entry of the command line. Ends with a message and status 1 where nothing can be uploaded."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -32,20 +31,19 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=int, metavar="N", help="the checkpoint after N learner steps")
     parser.add_argument("--report", action="store_true", help="upload the report of the run, too")
     parser.add_argument("--dry-run", action="store_true", help="show what would be uploaded, and upload nothing")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    with failures_end_the_command():
-        folder = model_folder(given.model, given.checkpoint)
-        files = files_of(folder, given.repo, report_of(given.model) if given.report else None)
-        if given.dry_run:
-            sys.stdout.write(listed(folder, given.repo, files))
-        else:
-            message = f"Upload {Path(folder).resolve().name} of asyncrl"
-            sys.stdout.write(f"{push(files, given.repo, given.private, message)}\n")
+    folder = model_folder(given.model, given.checkpoint)
+    files = files_of(folder, given.repo, report_of(given.model) if given.report else None)
+    if given.dry_run:
+        sys.stdout.write(listed(folder, given.repo, files))
+    else:
+        message = f"Upload {Path(folder).resolve().name} of asyncrl"
+        sys.stdout.write(f"{push(files, given.repo, given.private, message)}\n")
 
 
 def listed(folder: Path, repo: str, files: Sequence[HubFile]) -> str:
-    """What would be uploaded, a file a line."""
+    """The files that would be uploaded, one a line."""
     lines = [f"{short(each.size):>8}B  {each.name}" for each in files]
     total = f"{short(sum(each.size for each in files))}B in {len(files)} files of {folder} would go to {repo}"
     return "".join(f"{line}\n" for line in (*lines, total))

@@ -15,12 +15,13 @@ import pytest
 import yaml
 
 from asyncrl.config.schema import ClusterConfig, NetworkConfig, TrainConfig
-from asyncrl.launch.doctor.command import main
+from asyncrl.launch.doctor.doctor import main
 from asyncrl.launch.doctor.facts import LauncherFact
 from asyncrl.launch.doctor.launching import launcher_facts
 from asyncrl.launch.doctor.sharing import address_facts, key_facts, share, since_start_s
 from asyncrl.launch.ownership import exclusively
 from asyncrl.network.keys import add_client, make_keys
+from tests.helpers import status_of
 
 
 def test_hosts_see_each_others_marks_in_a_shared_folder(tmp_path: Path) -> None:
@@ -159,20 +160,16 @@ def _python_with_sglang(program: Path, prints: str, version: str) -> None:
     ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest_one(
-    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["asyncrl doctor", *words])
     with pytest.raises(SystemExit, match="2"):
-        main()
+        main(words)
     assert says in capsys.readouterr().err
 
 
-def test_a_python_without_a_name_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["asyncrl doctor", "--python="])
+def test_a_python_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main()
+        main(["--python="])
     assert "--python: it is empty: name a Python" in capsys.readouterr().err
 
 
@@ -181,9 +178,7 @@ def test_lines_for_a_pipe_are_as_long_as_what_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["asyncrl doctor", "--python", "m" * 200])
-    with pytest.raises(SystemExit):
-        main()
+    assert main(["--python", "m" * 200]) == 1
     assert f"{'m' * 200}: there is no such program\n" in re.sub(" +\n", "\n", capsys.readouterr().out)
 
 
@@ -191,11 +186,6 @@ def call(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> tuple[int, list[dict[str, Any]]]:
     """The status of the command, and its diagnoses."""
-    monkeypatch.setattr(sys, "argv", ["asyncrl doctor", *words])
-    status = 0
-    try:
-        main()
-    except SystemExit as end:
-        status = int(end.code or 0)
+    status = status_of("doctor", *words)
     output = capsys.readouterr().out
     return status, json.loads(output)["diagnoses"] if output else []

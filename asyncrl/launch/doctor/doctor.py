@@ -1,8 +1,10 @@
 """`asyncrl doctor [RUN]`: what is wrong with this host, and how to mend it.
 
-It looks at GPUs, their driver, torch and NCCL, at limits of files and memory, at the folder of the runs, the disk and
-the clock, at ports, keys and Python packages. With --python it looks at the Python of SGLang servers, before there is a
-run. With a RUN it takes the folder, the keys, the addresses and the engine from the run's configuration: its ports must
+It looks at GPUs, their driver, torch and NCCL, and at limits of files and memory. It also looks at the folder of the
+runs, the disk and the clock, and at ports, keys and Python packages. With --python it looks at the Python of SGLang
+servers, before there is a run.
+
+With a RUN it takes the folder, the keys, the addresses and the engine from the run's configuration: its ports must
 be free, or answer while it runs, and this host must have what its launcher needs. Run it on each host of a run: each
 leaves a mark in the folder, by which the others see that they share it, and compare clocks, keys and versions.
 
@@ -24,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.commands import command_name
-from asyncrl.config.exits import EXIT_FAILURE, EXIT_USAGE, failures_end_the_command
+from asyncrl.config.exits import EXIT_FAILURE
 from asyncrl.config.keys import did_you_mean
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import NetworkConfig
@@ -40,23 +42,21 @@ WIDE = 1000
 STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
 
 
-def main() -> None:
-    """The entry of the command line."""
-    given = _parsed(_parser())
-    with failures_end_the_command(EXIT_USAGE):
-        facts = _facts(given)
+def main(argv: Sequence[str]) -> int:
+    """Print what is wrong with this host, and return the exit status."""
+    given = _parsed(_parser(), argv)
+    facts = _facts(given)
     found = examine(facts)
     if given.json:
         sys.stdout.write(json.dumps({"host": facts.host, "diagnoses": [asdict(each) for each in found]}) + "\n")
     else:
         show(facts.host, found, Console(width=None if sys.stdout.isatty() else WIDE))
-    if any(each.verdict is Severity.PROBLEM for each in found):
-        sys.exit(EXIT_FAILURE)
+    return EXIT_FAILURE if any(each.verdict is Severity.PROBLEM for each in found) else 0
 
 
-def _parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """What the command line says. One with an unknown option ends the process, and names the nearest one."""
-    given, unknown = parser.parse_known_args()
+def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. An unknown option ends the process, with the nearest option in the message."""
+    given, unknown = parser.parse_known_args(argv)
     if unknown:
         known = re.findall(r"--[a-z]+", parser.format_help())
         hint = did_you_mean(unknown[0].partition("=")[0], known)

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.commands.sft.loop import Imitation
 from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import LearnerConfig, TrainConfig
 from asyncrl.data.from_config import run_demonstrations
 from asyncrl.data.rendered import RenderedDemonstrations, read_rendered
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
@@ -84,11 +84,11 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
     trainer = Trainer(ranks, algorithm, Trainable(policy, learner.lr, learner, config.model.dtype), None, None, stop)
     trainer.configure(step_settings(config))
     if compiles(config.model, ranks.device):
-        largest = sum(_largest_pass(config, longest))
+        largest = sum(_largest_pass(learner, longest))
         compile_passes(trainer, learner.shared_prefixes is not False, longest, largest, held_out is not None)
     if ranks.device.type == "cuda":
         usable = usable_bytes(ranks.device, learner.memory)
-        fit_memory(trainer, _largest_pass(config, longest), usable, config.model.activations)
+        fit_memory(trainer, _largest_pass(learner, longest), usable, config.model.activations)
     else:
         tell_exchange(trainer)
 
@@ -98,7 +98,9 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
     checkpoints = Checkpoints(folder / locations.CHECKPOINTS, learner.keep_checkpoints, ranks, stop, learner.keep_best)
     with closing(checkpoints):
         loop = Imitation(
-            config,
+            learner,
+            config.run.seed,
+            config.model.dtype,
             ranks,
             trainer,
             checkpoints,
@@ -122,7 +124,7 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
     logger.info("fine-tuning is done after %d steps", learner.total_steps)
 
 
-def _largest_pass(config: TrainConfig, longest: int) -> Sequence[int]:
+def _largest_pass(learner: LearnerConfig, longest: int) -> Sequence[int]:
     """The lengths of the longest demonstrations that are trained in one pass."""
-    tokens = max(longest, config.learner.micro_tokens * config.learner.pass_ranks)
+    tokens = max(longest, learner.micro_tokens * learner.pass_ranks)
     return [longest] * (tokens // longest) + ([tokens % longest] if tokens % longest else [])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import yaml
 
-from asyncrl.commands.evaluate.runs import config_of
-from asyncrl.config.changes import KEYS, by_key, values_of
+from asyncrl.commands.checkpoints import config_of
+from asyncrl.config.changes import KEYS, by_key
 from asyncrl.config.compose import read
 from asyncrl.config.files import GROUPS
 from asyncrl.config.locations import CONFIG_FILE
@@ -33,7 +34,7 @@ ADAPTERS = "an evaluation plays a whole model: merge the adapters first (asyncrl
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """What a command line asks for: a run (its folder) or else a model, the tasks, the attempts at each, and words."""
+    """The request of a command line: a run (its folder) or else a model, the tasks, the attempts at each, and words."""
 
     run: Path | None
     model: str
@@ -54,7 +55,7 @@ class EvaluationRequest:
             return read([*(f"{key}={quoted(value)}" for key, value in named.items()), *self.words], self.config_dir)
         if "experiment" in keys:
             raise ConfigError(f"experiment: the configuration is that of {self.run}; set single keys, or choose groups")
-        # A group that is chosen anew replaces what the run has in its section.
+        # A group that the words choose replaces what the run has in its section.
         sections = asdict(_on_this_machine(config_of(self.run)))
         values = {name: value for name, value in sections.items() if name not in GROUPS or name not in keys}
         with TemporaryDirectory() as folder:
@@ -80,19 +81,19 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
             filter_overlong=config.data.filter_overlong,
             truncation=config.data.truncation,
         ),
-        weights=replace(config.weights, dir=None, channel=_channel(config)),
+        weights=replace(config.weights, dir=None, channel=_channel(config.weights.channel, config.engine.kind)),
         replay=replace(config.replay, retention="all", source=None, shards=1, shard=0),
         learner=replace(config.learner, steps=0, epochs=None, eval_attempts=request.attempts),
         algorithm=replace(config.algorithm, sft=SftConfig()),
     )
 
 
-def require_same(config: TrainConfig, folder: Path) -> None:
-    """Raises ConfigError: an earlier start of the evaluation in `folder` measured something else."""
+def require_same(now: Mapping[str, Any], folder: Path) -> None:
+    """Raises ConfigError: an earlier start of the evaluation in `folder` had other values of the MEASURED keys."""
     path = folder / CONFIG_FILE
     if not path.exists():
         return
-    before, now = by_key(yaml.safe_load(path.read_text())), values_of(config)
+    before = by_key(yaml.safe_load(path.read_text()))
     measured = [key for key in KEYS if key.startswith(MEASURED)]
     changed = [key for key in measured if masked_value(key, before[key]) != masked_value(key, now[key])]
     if changed:
@@ -113,8 +114,8 @@ def _on_this_machine(config: TrainConfig) -> TrainConfig:
     )
 
 
-def _channel(config: TrainConfig) -> str:
-    """The channel from a publisher without a GPU."""
-    if config.weights.channel == "disk":
+def _channel(channel: str, engine_kind: str) -> str:
+    """The channel from a publisher without a GPU, for a run with this one."""
+    if channel == "disk":
         return "disk"
-    return "zmq" if config.engine.kind == "embedded" else WeightsConfig().channel
+    return "zmq" if engine_kind == "embedded" else WeightsConfig().channel

@@ -15,8 +15,10 @@ import argparse
 import asyncio
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,16 +28,19 @@ from rich.console import Console
 
 from asyncrl.actor.from_config import open_runner
 from asyncrl.chat.chat import Chat
-from asyncrl.commands.trial.engines import ScriptedEngine, open_trial_engine, read_answers
+from asyncrl.commands.trial.engines import VERSION, ScriptedEngine, ServerEngine, read_answers
 from asyncrl.commands.trial.transcript import Transcript
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import composed, read
-from asyncrl.config.exits import EXIT_FAILURE, failures_end_the_command, usage_or_failure
+from asyncrl.config.exits import EXIT_FAILURE, exit_status
 from asyncrl.config.load import log_to_stderr
 from asyncrl.config.quoting import quoted
 from asyncrl.config.refusals import may_exist
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ActorConfig, ModelConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
+from asyncrl.engine.base import Engine
+from asyncrl.engine.embedded import EmbeddedEngine
+from asyncrl.engine.from_config import open_server
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.modelling.end_tokens import end_tokens
@@ -50,12 +55,12 @@ from asyncrl.tools.offered import Offer
 from asyncrl.types import Purpose, Task, Ticket, Trajectory
 
 NO_MODEL = "none"
-"""Stands for `model.path` where a script answers and no model is named."""
+"""The value of `model.path` if a script answers and no model is named."""
 
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """What a command line asks for."""
+    """The request of a command line."""
 
     tasks: str
     index: int
@@ -72,14 +77,12 @@ class TrialRequest:
         return replace(config, run=replace(config.run, dir=str(folder), name="try"))
 
 
-def main() -> None:
-    """The entry of the command line. What is refused ends it with status 2, an episode or a rule that fails with 1."""
-    given = _parser().parse_intermixed_args()
+def main(argv: Sequence[str]) -> int:
+    """Play an episode, and return the exit status, which is 1 if the episode or a rule fails."""
+    given = _parser().parse_intermixed_args(argv)
     log_to_stderr()
     request = TrialRequest(given.tasks, given.index, given.answers, tuple(given.words), given.config_dir)
-    with failures_end_the_command(usage_or_failure, "asyncrl try"):
-        if not try_out(request, Transcript(Console(highlight=False))):
-            sys.exit(EXIT_FAILURE)
+    return 0 if try_out(request, Transcript(Console(highlight=False))) else EXIT_FAILURE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,8 +111,8 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         if not 0 <= request.index < len(tasks):
             raise DataError(f"--index={request.index}: {request.tasks} has tasks 0 to {len(tasks) - 1}")
         task = tasks[request.index]
-        transcript.task(task, tasks.place(request.index), _tools(config, task))
-        tokenizer = _tokenizer(config)
+        transcript.task(task, tasks.place(request.index), _tools(config.actor, task))
+        tokenizer = _tokenizer(config.model)
         sandbox = open_sandbox(config.actor.sandbox)
         rules = load_rules(config.scoring, lambda: tokenizer, sandbox)  # before a wrong one costs an episode
         trajectory = asyncio.run(_play(config, request, task, tokenizer, transcript))
@@ -121,20 +124,33 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         return _score(rules, given, transcript)
 
 
-def _tools(config: TrainConfig, task: Task) -> list[str]:
-    if config.actor.played_by:
+def _tools(actor: ActorConfig, task: Task) -> list[str]:
+    if actor.played_by:
         return ["those of the agent"]
     if task.tools:
         return [tool.get("function", tool)["name"] for tool in task.tools]
-    return list(Offer(config.actor).functions(task))
+    return list(Offer(actor).functions(task))
 
 
-def _tokenizer(config: TrainConfig) -> Any:
-    if config.model.path != NO_MODEL:
-        return open_tokenizer(config.model)
+def _tokenizer(model: ModelConfig) -> Any:
+    if model.path != NO_MODEL:
+        return open_tokenizer(model)
     from asyncrl.commands.demo.tokenizer import build_tokenizer
 
     return build_tokenizer()
+
+
+def _engine(config: TrainConfig) -> Engine:
+    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. Raises ConfigError."""
+    engine = config.engine
+    if engine.kind == "embedded":
+        return EmbeddedEngine.load(config.model, engine, seed=config.run.seed, initial_version=VERSION)
+    if engine.kind != "sglang":
+        # An actor joins a vLLM server before it asks, which ends the requests of others.
+        raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
+    if len(engine.urls) != 1:
+        raise ConfigError("engine.urls: name the one server at which the episode is sampled, such as http://HOST:PORT")
+    return ServerEngine(open_server(config, engine.urls[0]))
 
 
 async def _play(
@@ -146,7 +162,7 @@ async def _play(
     chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
     async with AsyncExitStack() as stack:
         if request.answers is None:
-            engine = open_trial_engine(config)
+            engine = _engine(config)
         else:
             engine = ScriptedEngine(chat, tokenizer, read_answers(request.answers))
         stack.push_async_callback(engine.close)
@@ -155,7 +171,7 @@ async def _play(
         try:
             async with asyncio.timeout(actor.episode_timeout_s):
                 trajectory = await runner.run(ticket, lambda: None)
-        except Exception as error:  # noqa: BLE001 - as in a run, whatever fails the episode ends nothing else
+        except Exception as error:  # noqa: BLE001 - as in a run, a failed episode ends nothing else
             transcript.failure(f"the episode failed: {reason_of(error)}")
             return None
     if actor.played_by:
@@ -168,7 +184,7 @@ async def _play(
 
 
 def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
-    """Whether the rules could score it."""
+    """Score the episode; return True if the rules could."""
     try:
         scores = rules.score(given)
     except Exception as error:  # noqa: BLE001 - a rule may raise anything
@@ -184,3 +200,7 @@ def _place_of(error: Exception) -> str:
     if isinstance(error, ScoringError) or not frames:
         return ""
     return f" ({frames[-1].filename}, line {frames[-1].lineno})"
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(partial(main, sys.argv[1:]), "asyncrl try"))

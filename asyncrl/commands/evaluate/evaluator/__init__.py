@@ -1,0 +1,1 @@
+"""The role that takes the place of the learner in an evaluation."""

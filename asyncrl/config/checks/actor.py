@@ -1,0 +1,97 @@
+"""The combinations of options of `actor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.config.bind import CHAT_API_FIX, is_loopback
+from asyncrl.config.schema import ActorConfig
+from asyncrl.errors import RefusedError
+from asyncrl.grammar import FORMS, read_grammar
+
+SHORTEST_KEY = 16
+"""Characters of the key with which agents elsewhere ask for episodes."""
+
+
+def actor_conflicts(actor: ActorConfig, engine_kind: str, insecure: bool) -> Iterator[str]:
+    several = actor.played_by is not None or actor.history == "template"
+    if several and actor.max_total_tokens < actor.max_tokens:
+        yield "actor.max_total_tokens actor.max_tokens: sequences must fit into an episode; raise the first one"
+    if actor.step_split not in ("turn", "paragraph", "line") and "." not in actor.step_split:
+        yield "actor.step_split: use turn, paragraph or line, or the dotted path of a function"
+    if actor.search.corpus is not None and actor.search.url is not None:
+        yield "actor.search.corpus actor.search.url: passages come from one of them; leave the other out"
+    if actor.search.url is not None and not actor.search.url.startswith(("http://", "https://")):
+        yield "actor.search.url: write an address such as http://127.0.0.1:8000/retrieve"
+    yield from _sandbox(actor)
+    yield from _response_format(actor, engine_kind)
+    yield from _environments(actor)
+    yield from _agents(actor)
+    if not is_loopback(actor.chat_api_host) and not insecure:
+        yield f"actor.chat_api_host: other machines can reach this address: {CHAT_API_FIX}"
+
+
+def _agents(actor: ActorConfig) -> Iterator[str]:
+    agent = actor.played_by
+    if len(actor.agents) > 1:
+        yield f"{' '.join(actor.agents)}: each of them plays the episodes; leave one of them"
+    if actor.interactions and agent:
+        yield f"actor.interactions {agent}: an agent plays the user itself; leave one of them out"
+    if actor.mcp_servers and agent:
+        yield f"actor.mcp_servers {agent}: an agent connects to its servers itself; leave one of them out"
+    if actor.agent_options and actor.agent is None:
+        yield "actor.agent_options actor.agent: there is no agent that gets them; set the second, or {} for the first"
+    if actor.agent_processes is not None and not actor.agent_command:
+        yield "actor.agent_processes actor.agent_command: there is no program; set the second, or null for the first"
+    if actor.session_key is not None and len(actor.session_key) < SHORTEST_KEY:
+        yield f"actor.session_key: somebody could guess it; use {SHORTEST_KEY} characters or more, or null"
+
+
+def _environments(actor: ActorConfig) -> Iterator[str]:
+    if not actor.has_environments:
+        return
+    key = "actor.environments" if actor.environment is None else "actor.environment"
+    if actor.environment is not None and actor.environments:
+        yield "actor.environment actor.environments: the first is for one class, the second for several; leave out one"
+    if agent := actor.played_by:
+        yield f"{key} {agent}: an agent plays the environment itself; leave one of them out"
+    if actor.tools not in ([], ActorConfig().tools):
+        yield f"actor.tools {key}: the methods of an environment are the tools of its episodes; leave out the first"
+    if actor.mcp_servers:
+        yield f"actor.mcp_servers {key}: the methods of an environment are the tools of its episodes; leave out one"
+
+
+def _response_format(actor: ActorConfig, engine_kind: str) -> Iterator[str]:
+    try:
+        grammar = read_grammar(actor.response_format)
+    except RefusedError:
+        yield f"actor.response_format: use {FORMS}"
+        return
+    if grammar is None:
+        return
+    if engine_kind == "embedded":
+        yield "actor.response_format engine.kind: this engine samples without grammars; use sglang or vllm"
+    if agent := actor.played_by:
+        yield f"actor.response_format {agent}: an agent gives the response_format in each of its requests; set {{}}"
+    elif actor.has_environments:
+        key = "actor.environments" if actor.environment is None else "actor.environment"
+        yield f"actor.response_format {key}: a turn under a grammar cannot call tools; set the first to {{}}"
+    elif actor.mcp_servers:
+        yield "actor.response_format actor.mcp_servers: a turn under a grammar cannot call tools; leave out one"
+    elif actor.tools:
+        yield "actor.response_format actor.tools: a turn under a grammar cannot call tools; set actor.tools=[]"
+    if actor.temperature != 1:
+        yield (
+            "actor.response_format actor.temperature: servers tell at temperature 1 only what a grammar leaves of the "
+            "policy's probability, and no token would be trained; use 1"
+        )
+
+
+def _sandbox(actor: ActorConfig) -> Iterator[str]:
+    sandbox = actor.sandbox
+    if (sandbox.kind == "http") != (sandbox.url is not None):
+        yield "actor.sandbox.kind actor.sandbox.url: kind=http needs the url of a server, and no other kind has one"
+    if sandbox.url is not None and not sandbox.url.startswith(("http://", "https://")):
+        yield "actor.sandbox.url: write an address such as http://127.0.0.1:8080"
+    if sandbox.kind == "http" and "python_session" in actor.tools:
+        yield "actor.sandbox.kind actor.tools: a server keeps no sessions; take builtin, docker or podman, or `python`"

@@ -1,0 +1,64 @@
+"""The combinations of options of `data`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.config.schema import ActorConfig, DataConfig, ScoringConfig
+
+
+def data_conflicts(data: DataConfig, actor: ActorConfig) -> Iterator[str]:
+    for key, sources in (("data.train", data.train), ("data.eval", data.eval)):
+        if sources == []:
+            yield f"{key}: name a file of tasks, or several"
+    if data.dataset_params and data.dataset is None:
+        yield "data.dataset_params data.dataset: there is no class that takes them; name it"
+    if data.dataset is not None and data.columns:
+        yield "data.columns data.dataset: the class makes the tasks of the files itself; leave one of them out"
+    if data.dataset is not None and not data.keep_in_memory:
+        yield "data.keep_in_memory data.dataset: the class makes its tasks in memory; set the first to true"
+    if wrong := sorted(set(data.columns) & {"reward_model", "extra_info"}):
+        yield f"data.columns: name fields in place of {', '.join(wrong)}: ground_truth, and those of extra_info"
+    yield from _prompts(data, actor)
+    if len(data.band) not in (0, 2) or sorted(data.band) != list(data.band):
+        yield "data.band: give the lowest and the highest success rate, such as [0.1,0.9]"
+
+
+def group_demonstration_conflicts(
+    data: DataConfig, actor: ActorConfig, scoring: ScoringConfig, trains_implicit: bool
+) -> Iterator[str]:
+    """The reasons why the training tasks cannot have demonstrations, which `data.demonstration` names."""
+    manager, key = scoring.manager, "data.demonstration"
+    if data.demonstration is None:
+        return
+    if data.dataset is not None:
+        yield f"{key} data.dataset: the class makes tasks without demonstrations; set one of the two to null"
+    if agent := actor.played_by:
+        yield f"{key} {agent}: an agent makes its prompts itself, a demonstration has those of the tasks; set null"
+    if actor.has_environments:
+        yield f"{key} actor.environment: an environment begins the episode itself, a demonstration cannot; set null"
+    if actor.interactions:
+        yield f"{key} actor.interactions: no user scores the turns of a demonstration; set the first to null"
+    if scoring.shaping.environment_weight:
+        yield (
+            f"{key} scoring.shaping.environment_weight: the tools do not run for a demonstration, and give it no "
+            "reward; set one of the two to null or 0"
+        )
+    if any(map(manager.of, ("", *manager.sources))):
+        yield f"{key} scoring.manager.name: a manager judges what the policy played; set one of the two to null"
+    if trains_implicit:
+        yield f"{key} implicit.train: no test has trained this model on demonstrations; set the first to null"
+
+
+def _prompts(data: DataConfig, actor: ActorConfig) -> Iterator[str]:
+    if data.max_prompt_length is None:
+        if data.filter_overlong or data.truncation != "error":
+            key = "filter_overlong" if data.filter_overlong else "truncation"
+            yield f"data.{key} data.max_prompt_length: there is no limit; set the second, or leave out the first"
+        return
+    if agent := actor.played_by:
+        yield f"data.max_prompt_length {agent}: an agent makes its prompts itself; set null"
+    if data.max_prompt_length >= actor.max_tokens:
+        yield "data.max_prompt_length actor.max_tokens: an answer needs room after the prompt; lower the first one"
+    if data.truncation != "error" and actor.history == "template":
+        yield "data.truncation actor.history: the template would render the whole prompt again; use sampled"

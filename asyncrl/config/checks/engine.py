@@ -1,0 +1,78 @@
+"""The combinations of options of `engine`, and the words of a server's command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from asyncrl.config.quoting import list_word
+from asyncrl.config.schema import ActorConfig, EngineConfig
+
+VLLM_COLDEST = 0.01
+"""vLLM replaces lower temperatures above 0 by this one, without an error."""
+
+NAME_OF_ARGUMENT = re.compile(r"--[^=\s]*\s")
+"""The name of an option in front of its value, where both are in one word."""
+NEXT_ARGUMENT = re.compile(r"\s+(?=--\w)")
+LIST_OF_ARGUMENTS = re.compile(r"\s*\[\s*['\"]?--.*\]\s*", re.DOTALL)
+"""A list of such options in one word, since there were quotes around all of it."""
+NEXT_ITEM = re.compile(r",\s*(?=['\"]?--\w)")
+
+
+def engine_conflicts(engine: EngineConfig, actor: ActorConfig, actors: int) -> Iterator[str]:
+    if engine.return_routed_experts and engine.kind == "vllm":
+        yield "engine.return_routed_experts engine.kind: these servers do not tell experts; use sglang or embedded"
+    if engine.kind == "embedded":
+        if actor.max_tokens > engine.max_length:
+            yield "actor.max_tokens engine.max_length: an episode must fit into a slot; lower the first key"
+        return
+    if engine.dtype is not None:
+        yield "engine.dtype engine.kind: it is that of the embedded engine; give servers an argument such as --dtype"
+    sources = {
+        "engine.urls": bool(engine.urls),
+        "engine.urls_file": engine.urls_file is not None,
+        "engine.router": engine.router is not None,
+        "engine.launch": engine.launches,
+    }
+    if sum(sources.values()) != 1:
+        given = [key for key, is_set in sources.items() if is_set]
+        own = "; the last one has actors start servers with engine.python, and is true where none are named"
+        yield (
+            f"{' '.join(['engine.kind', *given])}: the engine needs servers: set exactly one of {', '.join(sources)}"
+            f"{own if engine.kind == 'sglang' else ''}"
+        )
+    yield from _server_arguments(engine.server.arguments)
+    for key, urls in (("engine.urls", engine.urls), ("engine.router", [engine.router] if engine.router else [])):
+        if not all(url.startswith(("http://", "https://")) for url in urls):
+            yield f"{key}: the url of a server must begin with http:// or https://"
+    if engine.launch and engine.kind != "sglang":
+        yield "engine.launch engine.kind: it starts SGLang servers only; start others yourself and set engine.urls"
+    if actors > 1 and not engine.launches:
+        yield "cluster.actors engine.kind: a server has one actor; name more servers in engine.urls instead"
+    if engine.kind == "vllm" and actor.temperature < VLLM_COLDEST:
+        yield f"actor.temperature engine.kind: vLLM samples at {VLLM_COLDEST} or more; set that or more"
+
+
+def _server_arguments(arguments: Sequence[str]) -> Iterator[str]:
+    key = "engine.server.arguments"
+    separate = [word for each in arguments for word in _separate(each)]
+    if separate != list(arguments):
+        wrong = next(each for each in arguments if list(_separate(each)) != [each])
+        yield (
+            f"{key}: a server reads {wrong!r} as one word; write names and values as items of their own: "
+            f"{list_word(key, separate)}"
+        )
+
+
+def _separate(argument: str) -> Iterator[str]:
+    """The words of a server's command line that an item of the list means."""
+    if LIST_OF_ARGUMENTS.fullmatch(argument):
+        for part in NEXT_ITEM.split(argument.strip()[1:-1]):
+            # The commas of a JSON value do not end an item.
+            for each in part.split(",", 1 if "{" in part or "[" in part else -1):
+                yield from _separate(each.strip().strip("'\""))
+    elif argument.lstrip().startswith("--"):
+        for part in NEXT_ARGUMENT.split(argument.lstrip()):
+            yield from part.split(maxsplit=1) if NAME_OF_ARGUMENT.match(part) else [part]
+    else:
+        yield argument
