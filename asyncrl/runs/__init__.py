@@ -17,3 +17,7 @@ In reading order:
 Texts, tables and plots may change without asking anyone. Programs read the keys of `--json` and of `summary.json`, and
 people the columns of the exported Parquet files: those change only with a line in CHANGELOG.md.
 """
+
+from asyncrl.runs.kept import KeptEpisodes
+
+__all__ = ["KeptEpisodes"]

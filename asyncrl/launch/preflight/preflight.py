@@ -81,7 +81,7 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     meanwhile.
     """
     from asyncrl.chat.from_config import open_chat
-    from asyncrl.episode.demonstrations import prepare_demonstrations
+    from asyncrl.episode.from_config import prepare_demonstrations
     from asyncrl.modelling.opening import reads_images
 
     actor, scoring, learner, found = config.actor, config.scoring, config.learner, Problems(stop)
@@ -251,7 +251,7 @@ def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence
 
 def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the tools of a row cannot be created, or are not all on offer. They are released again."""
-    from asyncrl.actor.runner import open_toolbox
+    from asyncrl.actor.from_config import open_toolbox
     from asyncrl.tools.toolbox import Toolbox
 
     toolbox = open_toolbox(actor)
