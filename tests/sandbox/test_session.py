@@ -63,6 +63,12 @@ def within(namespaces: bool, act: Callable[[Interpreter], Awaitable[None]]) -> N
     asyncio.run(main())
 
 
+def server_here() -> psutil.Process:
+    """The process that starts this test's sessions. Tests before it may have left other children."""
+    (server,) = [each for each in psutil.Process().children() if "sandbox.child.server" in " ".join(each.cmdline())]
+    return server
+
+
 def alive(mark: str) -> list[psutil.Process]:
     """Processes other than this one that carry `mark` in their arguments."""
     return [
@@ -200,7 +206,7 @@ A session may exceed its memory first, if a busy machine has not yet stopped it.
 def test_a_session_that_runs_between_two_cells_is_ended_and_the_next_call_says_so(how: str, either: bool):
     async def act(session: Interpreter) -> None:
         assert await session.run(WAKING[how], GENEROUS_S) == ProgramResult("", 0)
-        (server,) = psutil.Process().children()
+        server = server_here()
         started = server.children(recursive=True)
         assert len(started) >= PROCESSES[either]
         await async_until(lambda: not session.is_open)
@@ -226,7 +232,7 @@ threading.Thread(target=work, daemon=True).start()
 
     async def act(session: Interpreter) -> None:
         await session.run(cell, GENEROUS_S)
-        (server,) = psutil.Process().children()
+        server = server_here()
         (watcher,) = server.children()
         for _ in range(PROCESSES[either] - 2):
             (watcher,) = watcher.children()

@@ -31,7 +31,6 @@ from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.slurm import chain
 from asyncrl.observe.from_config import source_of
 from asyncrl.observe.sinks.opening import open_metrics
-from asyncrl.replay.changes import CHANGES
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.card import write_card
 from asyncrl.runs.from_config import read_config
@@ -148,24 +147,6 @@ def test_what_a_run_writes_prints_and_exports_has_no_secret(
     output = capfd.readouterr()
     assert "actor.session_key=(hidden) from now on, before (hidden)" in output.err
     assert_nothing_shows(tmp_path, told, output.out, output.err)
-
-
-def test_a_store_of_an_earlier_version_shows_none_either(tmp_path: Path, plants: Plants) -> None:
-    core = make_run(tmp_path)
-    before, now = (values_of(plants.config({"data.train": ["t.parquet"]})) for _ in range(2))
-    changes = [
-        {"step": 0, "key": key, "old": before[key], "new": now[key], "time": 0}
-        for key in ("actor.agent_environment", "actor.session_key", "actor.search.url")
-    ]
-    with core.store.transaction() as tx:
-        tx.put("meta", CHANGES, changes)
-        tx.put("meta", "config", before)
-    assert len(core.configure(now)) == len(changes)
-    core.store.close()
-    with closing(StoredRun(tmp_path / "replay")) as stored:
-        export_run(stored, tmp_path / "exported")
-        assert PLANT not in printed(change_table(stored.changes()))
-    assert_nothing_shows(tmp_path / "exported")
 
 
 @pytest.mark.parametrize("option", ["--cfg", "--plan"])
