@@ -1,4 +1,8 @@
-"""Checkpointing: begins a checkpoint where one is due, and tells the replay once it is complete."""
+"""Checkpointing: begins a checkpoint where one is due, and tells the replay once it is complete.
+
+The report is a part of training each trajectory exactly once. Until it comes, the replay keeps the data of the steps
+that a restart would train again.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from asyncrl.learner.ranks.activity import END
 from asyncrl.learner.ranks.determinism import be_deterministic
 from asyncrl.learner.ranks.launcher import Membership
 from asyncrl.learner.ranks.ranks import Ranks, joined
-from asyncrl.learner.ranks.stopping import Stopping
+from asyncrl.learner.ranks.stopping import PATIENCE_S, Stopping
 from asyncrl.learner.run import Connections, train_rank
 from asyncrl.learner.settings import ModelSettings, RunSettings, SettingsHistory, StepSettings
 from asyncrl.machine import process
@@ -44,16 +44,16 @@ from asyncrl.weights.from_config import route_settings
 from asyncrl.weights.group import BACKENDS, gpu_of
 from asyncrl.weights.nccl import agree_with_servers, keep_to_loopback
 from asyncrl.weights.publisher import Publisher
-from asyncrl.weights.routes import routes_to_engines
+from asyncrl.weights.routes import RouteSettings, routes_to_engines
 from asyncrl.weights.server import WeightServer
 from asyncrl.weights.transfers import Broadcasts
 
 logger = logging.getLogger(__name__)
 
 
-def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
+def run(config: TrainConfig, stop: threading.Event, activity: Activity, patience_s: float = PATIENCE_S) -> None:
     """Train as `config` says: as one rank if `run_ranks` started this process, else as the only one. `activity` is that
-    of this process.
+    of this process, which ends `patience_s` after `stop` is set if its main thread does not.
 
     With `replay.source` it trains the recorded plans of another run again, and publishes and evaluates nothing. Raises
     StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.
@@ -61,9 +61,9 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
     repeats = config.replay.source is not None
     if repeats:
         config = replace(config, learner=replace(config.learner, eval_every=0))
-    _prepare_process(config)
+    _prepare_process(config.learner.deterministic, route_settings(config))
     learner, stopping = config.learner, Stopping()
-    with stopping.watched(stop), ExitStack() as stack:
+    with stopping.watched(stop, patience_s), ExitStack() as stack:
         ranks = stack.enter_context(
             joined(
                 learner.replicas,
@@ -94,17 +94,17 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
                 replay.finished()
 
 
-def _prepare_process(config: TrainConfig) -> None:
-    """Set what must hold in this process before it uses a GPU or the network. Raises ConfigError."""
-    if config.learner.deterministic:
+def _prepare_process(deterministic: bool, routes: RouteSettings) -> None:
+    """Set the environment of this process before it uses a GPU or the network. Raises ConfigError."""
+    if deterministic:
         be_deterministic()
-    if config.weights.channel == "distributed":
-        agree_with_servers(route_settings(config))
+    if routes.to_engines == "distributed":
+        agree_with_servers(routes)
     member = Membership.of_this_process()
     if member is not None and member.meeting.interface:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={member.meeting.interface}")
     else:
-        keep_to_loopback(route_settings(config), actor=False)
+        keep_to_loopback(routes, actor=False)
 
 
 def train(

@@ -120,8 +120,8 @@ class StepMetrics:
 
 
 def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:
-    """Count the trajectories with lag 0, 1, ..., max_lag, and with more: int64[max_lag + 2]. A demonstration has no
-    lag."""
+    """Count the trajectories by their lag (staleness): 0, 1, ..., max_lag, and more, int64[max_lag + 2]. A
+    demonstration has no lag."""
     sampled = tokens.mask if tokens.demonstrated is None else tokens.mask & ~tokens.demonstrated
     _, index = tokens.sequence[sampled].unique(return_inverse=True)
     count = int(index.max()) + 1 if len(index) else 0

@@ -1,6 +1,6 @@
 """`python -m asyncrl.scoring`: verify and score trajectories until SIGTERM or Ctrl-C, or until the run is done.
 
-On SIGUSR2 it finishes what it has leased first, within cluster.drain_s, and hands the leases that are left back to the
+On SIGUSR2 it finishes its leased trajectories first, within cluster.drain_s, and returns the remaining leases to the
 replay.
 """
 
@@ -55,8 +55,10 @@ def run(config: TrainConfig) -> None:
 def _wait(
     running: Collection[Future[None]], activity: Activity, drain: threading.Event, limit_s: float
 ) -> set[Future[None]]:
-    """Wait until one has ended, which ends the others; or once `drain` is set until all have, for up to `limit_s`
-    seconds. Returns those that have ended."""
+    """Wait until one has ended, and return the ended ones.
+
+    Once `drain` is set, it waits until all have ended, for up to `limit_s` seconds.
+    """
     until = math.inf
     while True:
         # Workers may wait for the replay. They end by themselves where scoring hangs: scoring.stall_s.
@@ -67,7 +69,7 @@ def _wait(
             return done
         if drain.is_set() and math.isinf(until):
             until = time.monotonic() + limit_s
-            log.info("waiting up to %g s for what is being scored", limit_s)
+            log.info("waiting up to %g s for the trajectories that are being scored", limit_s)
         if not rest:
             log.info("all that was leased is scored")
             return done
@@ -77,8 +79,8 @@ def _wait(
 
 
 def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, stack: ExitStack) -> list[ScoringWorker]:
-    """One for each shard of the replay, so that an unavailable shard delays only its own trajectories. All share one
-    scorer."""
+    """The workers, one for each shard of the replay. All share one scorer."""
+    # An unavailable shard delays only its own trajectories.
     from asyncrl.config.schema.scoring import GROUP_KIND, serves
     from asyncrl.modelling.tokenizer import open_tokenizer
     from asyncrl.observe.reports import open_reports

@@ -35,7 +35,7 @@ _OPENING = re.compile(
 _CLOSING = re.compile("|".join([*(re.escape(closing) for _, closing in TAGS), _CHANNEL.format("final")]), re.IGNORECASE)
 _TAG = re.compile(f"({_OPENING.pattern}|{_CLOSING.pattern})", re.IGNORECASE)
 _GENERATION_PROMPT = 64
-"""How many tokens before an assistant turn may hold the template's own opening tag."""
+"""The tokens before an assistant turn that may hold the template's own opening tag."""
 
 
 def answer_texts(trajectory: Trajectory, tokenizer: Decoder, strip_thoughts: bool = True) -> tuple[str, str]:

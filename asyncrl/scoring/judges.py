@@ -35,24 +35,24 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0
-"""For the start of the process and the imports of what it runs."""
+"""The limit for the start of the process and its imports."""
 
 GRACE_S = 2.0
-"""For the process to end itself."""
+"""The time that the process has to end itself."""
 
 MARK = "ASYNCRL_JUDGE"
-"""Set in the environment of the processes, so that the code they import cannot start others without end."""
+"""An environment variable of the processes, by which code that they import cannot start further ones without end."""
 
 _WATCH_S = 0.1
-"""Between two measurements of memory. A request that is answered sooner is never measured."""
+"""The time between two measurements of memory. A request that is answered sooner is never measured."""
 
 Answer = Callable[[Sequence[Message], float], Message]
-"""Answers the messages of one request by a time of `time.monotonic`. What it raises ends the process."""
+"""Answers the messages of one request by a time of `time.monotonic`. An exception ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may take, and the settings that say so. `judge` names the code to people: "the rule"."""
+    """The limits of one request, and the setting of the time. `judge` names the code in messages: "the rule"."""
 
     judge: str
     timeout_s: float
@@ -62,8 +62,9 @@ class Limits:
 
 
 class JudgePool:
-    """Up to `processes` processes of the module `program`, which calls `serve` with `settings`. They start when they
-    are needed, one at once, to report what cannot be loaded.
+    """Up to `processes` processes of the module `program`, which calls `serve` with `settings`.
+
+    They start when they are needed. The first one starts at once, to report code that cannot be loaded.
 
     Raises ConfigError: the process refuses its settings, or does not start; this is such a process itself.
     """
@@ -84,9 +85,11 @@ class JudgePool:
         self._idle = [self._start()]
 
     def submit(self, messages: Sequence[Message], read: Callable[[Message], T]) -> Future[T]:
-        """What `read` makes of the answer, in the background. The future raises ScoringError if the code failed,
-        overran a limit, or ended its process, and CancelledError if the pool is closed before. Raises ScoringError: the
-        pool is closed."""
+        """Send a request in the background; the future has the result of `read` for the answer.
+
+        It raises ScoringError if the code failed, overran a limit, or ended its process, and CancelledError if the pool
+        is closed before. Raises ScoringError: the pool is closed.
+        """
         try:
             return self._threads.submit(lambda: read(self._ask(messages)))
         except RuntimeError as error:
@@ -188,8 +191,11 @@ class _JudgeProcess:
             self._pipe.send_bytes(each)
 
     def receive(self, timeout_s: float, limits: Limits | None = None) -> Message:
-        """The next message. Raises TimeoutError, EOFError or OSError if the process has ended, and ScoringError if it
-        and its descendants take more memory than `limits` allow beyond that before the first request."""
+        """The next message.
+
+        Raises TimeoutError, EOFError or OSError if the process has ended. Raises ScoringError if it and its descendants
+        take more memory than `limits` allow beyond that before the first request.
+        """
         deadline = time.monotonic() + timeout_s
         while not self._pipe.poll(max(0.0, min(_WATCH_S, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
@@ -223,7 +229,7 @@ class _JudgeProcess:
 
 
 def _resident(process: psutil.Process) -> int:
-    """Bytes. Memory that processes share, as after a fork, is divided among them if the system can tell."""
+    """The bytes of a process. Shared memory is divided among the processes that share it, if the system can tell."""
     with suppress(psutil.NoSuchProcess):
         try:
             memory = process.memory_full_info()
@@ -234,11 +240,11 @@ def _resident(process: psutil.Process) -> int:
 
 
 def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer]) -> None:
-    """The process: answers each request from the pipe, and ends with the pipe and its session.
+    """Run the process: answer each request from the pipe, and end with the pipe and its session.
 
-    `arguments` are those of the command line: the pipe's file descriptor. The pipe's first message has the settings, of
-    which `timeout_s` has the seconds for a request. `load` makes from these what answers; a ConfigError that it raises
-    is reported.
+    `arguments` are those of the command line: the pipe's file descriptor. The pipe's first message has the settings,
+    with `timeout_s`, the seconds for a request. `load` makes the answering function from them; a ConfigError that it
+    raises is reported.
     """
     # Slurm sends these, by which it asks a scorer to stop or to drain, to its children, too.
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):

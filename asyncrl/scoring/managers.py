@@ -35,9 +35,10 @@ Group = Sequence[Lease]
 
 @dataclass(frozen=True, slots=True)
 class ManagerScore:
-    """What a manager gives one member of a group: its reward, its outcome (which says whether the answer is right),
-    further numbers by name, the answer in short, for votes, and why, in words; both empty if the manager does not tell
-    them."""
+    """The scores of one member of a group: its reward, its outcome (the answer is right), and further numbers by name.
+
+    `vote` is the answer in short, and `reason` says why, in words. Both are empty if the manager does not give them.
+    """
 
     reward: float
     outcome: float
@@ -47,8 +48,10 @@ class ManagerScore:
 
 
 class GroupJudge(Protocol):
-    """Judges whole groups: a future for each member of each group. The members of a group fail together, with an
-    AsyncrlError."""
+    """Judges whole groups, with a future for each member of each group.
+
+    The members of a group fail together, with an AsyncrlError.
+    """
 
     def submit(self, groups: Sequence[Group]) -> list[list[Future[ManagerScore]]]: ...
 
@@ -125,7 +128,7 @@ class Managers:
 
 
 def managers_by_source(config: ScoringConfig) -> dict[str, Mapping[str, Any] | None]:
-    """The settings of the manager of each data source that has its own, and under "" those of all others."""
+    """The manager's settings by data source; those under "" are for all other sources."""
     return {source: config.manager.of(source) for source in ("", *config.manager.sources)}
 
 
@@ -148,7 +151,7 @@ def _is_evaluation(group: Group) -> bool:
 
 
 def _request(groups: Sequence[Group]) -> list[Message]:
-    """The messages of one call: what is asked, then the members of all groups."""
+    """The messages of one call: its head, then the members of all groups."""
     leases = [lease for group in groups for lease in group]
     head = {
         "evaluation": _is_evaluation(groups[0]),

@@ -12,7 +12,7 @@ from asyncrl.text import cut
 from asyncrl.types import Labels, Task, Trajectory, process_score
 
 MAX_CHARS = 2000
-"""Of a prompt or a response in the log."""
+"""The longest prompt or response in the log."""
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,10 @@ class EvaluationSamples:
         self._logged: Counter[str] = Counter()
 
     def show(self, task: Task, trajectory: Trajectory, labels: Labels) -> None:
-        """Log an episode if it belongs to an evaluation of which few have been logged. An evaluation of another version
-        begins anew."""
+        """Log an episode if it belongs to an evaluation of which few have been logged.
+
+        The count starts again with an evaluation of another version.
+        """
         if not ids.is_evaluation(trajectory.id):
             return
         version = ids.evaluated_version(trajectory.id)

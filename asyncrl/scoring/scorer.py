@@ -1,9 +1,10 @@
-"""Leases to labels: rules and models score each episode, managers whole groups, and the last kind of scoring shapes the
-reward.
+"""The labels of leased trajectories: rules and models score each episode, managers whole groups.
 
-Every episode ends in labels or in the reason why it has none. An episode that cannot be scored does not affect others:
-if a model fails on a batch, its members are scored one by one. If a service seems to be unavailable, an easy episode
-tells whether it is, or whether it cannot score this one.
+The last kind of scoring shapes the reward. Every episode ends in labels or in the reason why it has none. An episode
+that cannot be scored does not affect others: if a model fails on a batch, its members are scored one by one.
+
+If a service seems to be unavailable, it gets an easy episode. Its answer shows that the service is available and cannot
+score the other episode.
 """
 
 from __future__ import annotations
@@ -55,8 +56,11 @@ class KindUnavailableError(ScoringError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredEpisode:
-    """The labels of one lease. If they are final, also numbers for the guards: every step's score float32[K] before
-    shaping, the share of repeated steps, and whether process model and rules agree on the answer."""
+    """The labels of one lease, and numbers for the guards if the labels are final.
+
+    These are every step's score float32[K] before shaping, the share of repeated steps, and the agreement of process
+    model and rules on the answer.
+    """
 
     labels: Labels
     final: bool
@@ -88,8 +92,10 @@ class Scorer:
         self._told_of_images = False
 
     def score(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
-        """The result of each lease, in order, as soon as it is ready. Some may be a KindUnavailableError. Rules and
-        managers run while the models do. All leases of a group that was leased whole must be there."""
+        """The result of each lease, in order, as soon as it is ready. Some may be a KindUnavailableError.
+
+        Rules and managers run while the models do. All leases of a group that was leased whole must be given.
+        """
         judged = self._judge(leases)
         chosen = {index: lease for index, lease in enumerate(leases) if "rules" in lease.kinds}
         rules = {index: _attempt(partial(self._submit, lease)) for index, lease in chosen.items()}
@@ -326,7 +332,7 @@ def _together_or_singly(score: Callable[[Sequence[Lease]], list[T]], leases: Seq
 
 
 def _answers(model: RewardModel[Any] | None) -> bool:
-    """Whether the model's service answers for an easy episode, with scores or with a failure."""
+    """True if the model's service answers for an easy episode, with scores or with a failure."""
     try:
         return model is not None and len(model.score([[*_EASY]])) == 1
     except UnavailableError:

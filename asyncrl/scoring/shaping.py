@@ -1,4 +1,4 @@
-"""From scores to rewards: the step scores that count, and the reward of an episode with its parts by name.
+"""The reward of an episode from its scores, with its parts by name, and the step scores that count.
 
 scale (every step's score) -> earned (without the gains of hacks) -> aggregate (one number, for the reward)
                                                                   -> transformed (for the algorithms)
@@ -79,8 +79,10 @@ def step_texts(trajectory: Trajectory, texts: Sequence[str]) -> list[StepText]:
 
 
 def repeated(steps: Iterable[StepText]) -> list[bool]:
-    """Whether each step repeats an earlier step of its branch. White space, case, a leading number and trailing
-    punctuation make no difference."""
+    """True for each step that repeats an earlier step of its branch.
+
+    White space, case, a leading number and trailing punctuation make no difference.
+    """
     seen: set[tuple[int, str]] = set()
     found = []
     for step in steps:
@@ -113,7 +115,7 @@ def earned(scores: Scores, steps: Sequence[StepText], length: int, config: Shapi
 
 
 def _costs(scores: Scores, kept: list[int], index: int, config: ShapingConfig) -> bool:
-    """Whether one more step lowers the aggregate of the kept steps, or is a penalty to algorithms."""
+    """True if one more step lowers the aggregate of the kept steps, or is a penalty to algorithms."""
     lowers = aggregate(scores[[*kept, index]], config.prm_aggregation) < aggregate(scores[kept], config.prm_aggregation)
     return bool(lowers or scores[index] < (config.clip_eta if "clip" in config.step_transforms else 0))
 

@@ -1,4 +1,4 @@
-"""Scores by rule, in processes of their own: how an episode gets there, and what these processes run."""
+"""Scores by rule in processes of their own: both the side of the scorer and the program of these processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from asyncrl.wire import Message
 logger = logging.getLogger(__name__)
 
 _BACKSTOP = 8
-"""A multiple of the memory limit. The parent kills the process long before, unless it is gone or too slow."""
+"""A multiple of the memory limit. The parent kills the process long before, unless it has ended or is too slow."""
 
 
 class Verifier:
@@ -60,7 +60,7 @@ class Verifier:
         return self._pool.submit([Message("verify", 0, body, message.arrays)], _read)
 
     def score(self, given: RuleInput) -> RuleScores:
-        """The scores of one episode. Raises as the future of `submit` does."""
+        """The scores of one episode. It raises the errors of the future of `submit`."""
         return self.submit(given).result()
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Verifier:
 
 
 def policy_settings(policy: ModelConfig | None) -> dict[str, Any]:
-    """What `policy_tokenizer` needs."""
+    """The settings that `policy_tokenizer` reads."""
     names = ("path", "revision", "tokenizer", "chat_template", "copies", "trust_remote_code")
     return {"policy": {name: getattr(policy, name) for name in names} if policy else None}
 
@@ -88,7 +88,7 @@ def _read(reply: Message) -> RuleScores:
 
 
 def _load(settings: Mapping[str, Any]) -> Answer:
-    """What a process of the verifier runs."""
+    """The answering function of a process of the verifier."""
     config = ScoringConfig(rule=settings["rule"], rules=settings["rules"])
     sandbox = open_sandbox(SandboxConfig(**settings["sandbox"]))
     rules = load_rules(config, lambda: policy_tokenizer(settings), sandbox)

@@ -1,10 +1,12 @@
 """The loop of a scorer: leases trajectories, and returns labels for each, or the reason why it has none.
 
 A failure is never a reward of zero: the replay leases the trajectory again, and after too many failures dead-letters
-and counts it. What was leased as a whole group is delivered as a whole, and fails as a whole. A service that is
+and counts it. A group that was leased as a whole is delivered as a whole, and fails as a whole. A service that is
 unavailable is no failure of a trajectory: the trajectory goes back unchanged, and the scorer does not try that kind of
-scores for a while. A thread of its own scores, so that leases are renewed however long a batch takes. A scorer without
-results for too long ends, and its leases go to others.
+scores for a while.
+
+A thread of its own scores, so that leases are renewed during long batches. A scorer without results for too long ends,
+and its leases go to others.
 """
 
 from __future__ import annotations
@@ -218,11 +220,11 @@ class Outages:
 
     @property
     def text(self) -> str:
-        """What is unavailable and why; empty where nothing is."""
+        """The unavailable kinds and the reasons; empty without any."""
         return "; ".join(f"{kind}: {one_line(reason)}" for kind, reason in self._reasons.items())
 
     def end(self, kinds: Sequence[str], now: float) -> None:
-        """These kinds gave scores."""
+        """Note that these kinds gave scores."""
         for kind in self._outages.keys() & set(kinds):
             del self._reasons[kind]
             logger.warning("%s is available again after %.0f s", kind, now - self._outages.pop(kind)[0])

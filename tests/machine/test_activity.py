@@ -154,7 +154,7 @@ def test_a_process_that_hangs_does_not_outlive_who_started_it(tmp_path: Path) ->
         pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
         starter.kill()
     until(lambda: has_ended(pid))
-    assert "it has not stopped; it is killed" in (tmp_path / "log").read_text()
+    assert "this one has not stopped; it is killed" in (tmp_path / "log").read_text()
 
 
 def test_a_process_says_what_it_does_and_nothing_of_an_earlier_one_is_left(tmp_path: Path) -> None:

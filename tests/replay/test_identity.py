@@ -22,7 +22,7 @@ from asyncrl.replay.service import ReplayService
 from asyncrl.replay.store import Store
 from asyncrl.types import RunIdentity
 from tests.chaos.support import ReplayProcess
-from tests.helpers import until
+from tests.helpers import GENEROUS_S, until
 from tests.learner.support import make_config, write_model
 from tests.replay.support import Core, make_settings
 from tests.replay.test_requests import VALID, fields, send
@@ -85,7 +85,7 @@ def test_a_learner_of_another_run_ends_with_both_names_and_releases_nothing(
     config.network.replay_port = int(replay.endpoint.rpartition(":")[2])
     config.network.weights_port = 0
     with pytest.raises(ConfigError, match=r"replay of run 'run' \(id \w{32}\), not of 'mine' \(id \w{32}\)"):
-        learn(config, threading.Event(), Activity())
+        learn(config, threading.Event(), Activity(), GENEROUS_S)
 
 
 def test_a_store_keeps_its_identity_and_shares_it_with_no_other(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from asyncrl.types import RunIdentity
 from asyncrl.weights.distributed_route import DistributedRoute
 from asyncrl.weights.from_config import open_routes
 from asyncrl.weights.requests import Requests
-from tests.helpers import OWN_RUN, async_until
+from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 from tests.learner.support import make_config, write_model
 from tests.network.support import made, server_of
 from tests.replay.support import ReplayThread
@@ -133,7 +133,7 @@ def test_a_configured_actor_takes_the_weights_of_its_own_runs_learner_only(tmp_p
     ):
         asked = threads.submit(actor)
         with pytest.raises(StoppedError):
-            learn(config, stop, Activity())
+            learn(config, stop, Activity(), GENEROUS_S)
         if mistake == "none":
             assert asked.result().version == 0
         else:

@@ -1,5 +1,7 @@
-"""verl's batch type, reward managers and interactions under verl's names, for programs that were written for verl; and
-our trajectories in verl's layout. docs/verl.md says what differs."""
+"""The batch type, reward managers and interactions of verl under its names, for programs that were written for it.
+
+asyncrl's trajectories can be converted to verl's layout and back. docs/verl.md lists the differences.
+"""
 
 from asyncrl.compat.verl.interactions import BaseInteraction
 from asyncrl.compat.verl.loading import VerlInteraction, VerlManager, load_reward_manager

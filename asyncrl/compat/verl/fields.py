@@ -21,7 +21,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def objects(values: Sequence[Any]) -> Array:
-    """An array [B] of objects, also where all of them are lists or arrays of one length."""
+    """An array [B] of objects, even if all of them are lists or arrays of one length."""
     array = np.empty(len(values), dtype=object)
     for row, value in enumerate(values):
         array[row] = value
@@ -66,7 +66,7 @@ def description(tensors: HasTensors, arrays: Mapping[str, Array], meta_info: Map
 
 
 def memory(tensors: HasTensors, arrays: Mapping[str, Array]) -> str:
-    """How much memory the fields take, in words."""
+    """The memory that the fields take, in words."""
     in_tensors = sum(each.element_size() * each.numel() for _, each in tensors.items())
     in_arrays = sum(each.nbytes for each in arrays.values())
     return f"tensors take {in_tensors / 2**30:.6f} GiB, arrays {in_arrays / 2**30:.6f} GiB"

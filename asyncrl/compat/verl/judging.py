@@ -1,7 +1,7 @@
 """The process that judges whole groups by reward managers: `python -m asyncrl.compat.verl.judging FD SETTINGS`.
 
-A call of a manager gets a DataProto in verl's layout with a row for each member of one or several groups, complete, and
-with `uid` the group's id. As in verl, a manager is made twice: for training, and for evaluations, whose batches have
+A call of a manager gets a DataProto in verl's layout with a row for each member of one or several complete groups. Its
+`uid` is the group's id. As in verl, a manager is made twice: for training, and for evaluations, whose batches have
 `validate` in `meta_info`.
 """
 
@@ -60,7 +60,7 @@ def check(settings: Mapping[str, Any], key: str) -> None:
 
 
 def load(settings: Mapping[str, Any]) -> Answer:
-    """What the process runs. The managers of training are made at once, so that a fault in one ends the start."""
+    """The answering function of the process. The managers of training are made here, so that a fault ends the start."""
     log_to_stderr()
     tokenizer = policy_tokenizer(settings)
     judges = _Judges(tokenizer, settings["managers"])
@@ -98,8 +98,7 @@ def as_batch(trajectories: Sequence[Trajectory], tasks: Sequence[Task], pad: int
 
 
 class _Judges:
-    """The managers by data source, "" for all others that `managers` does not name, and purpose. Equal settings share
-    a manager."""
+    """The managers by data source and purpose, "" for all other sources. Equal settings share a manager."""
 
     def __init__(self, tokenizer: Any, managers: Mapping[str, Mapping[str, Any] | None]) -> None:
         self._tokenizer = tokenizer
@@ -121,8 +120,9 @@ class _Judges:
 
 
 class Judge:
-    """A manager that prints `num_examine` samples once for each data source and policy version: verl calls it once a
-    step with all that was generated, while here a call has few groups."""
+    """A manager that prints `num_examine` samples once for each data source and policy version."""
+
+    # verl calls a manager once a step with the whole batch, while here a call has few groups.
 
     def __init__(self, manager: Callable[..., Any], num_examine: int) -> None:
         self._manager = manager
@@ -168,7 +168,7 @@ def _scores(result: Any, names: Sequence[str]) -> list[Score]:
 
 
 def _row(name: str, reward: float, extra: Mapping[str, Any]) -> Score:
-    """As for rules, further values that are no numbers are left out, and those that are not finite are counted."""
+    """The score of one row. Further values that are no numbers are left out; those that are not finite are counted."""
     if not abs(reward) <= LARGEST_REWARD:
         raise ScoringError(f"the reward manager gave {name} the reward {reward}; it must be a finite number")
     numbers = {str(key): float(plain(value)) for key, value in extra.items() if isinstance(plain(value), Real)}

@@ -1,4 +1,4 @@
-"""How the fields of several batches become those of one."""
+"""The fields of one batch from those of several."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def united(ours: Mapping[str, T], theirs: Mapping[str, T], part: str, same: Call
 
 
 def equal(left: Any, right: Any) -> bool:
-    """Whether two values have the same type and content; nan equals nan."""
+    """True if two values have the same type and content; nan equals nan."""
     if type(left) is not type(right):
         return False
     if isinstance(left, np.ndarray):
@@ -38,7 +38,7 @@ def equal(left: Any, right: Any) -> bool:
 
 
 def transposed(rows: Sequence[Mapping[str, T]], what: str) -> dict[str, list[T]]:
-    """For each name its values in all mappings. Raises DataProtoError: the names of their `what` differ."""
+    """The values in all mappings by name. Raises DataProtoError: the names of their `what` differ."""
     if not rows:
         return {}
     for row in rows:
@@ -50,7 +50,7 @@ def transposed(rows: Sequence[Mapping[str, T]], what: str) -> dict[str, list[T]]
 
 
 def merged_meta_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The entries of all `infos`. Metrics become lists: for each name its values in all of them.
+    """The entries of all `infos`. Each metric becomes a list of its values in all of them.
 
     Raises DataProtoError: another entry differs, or the names of metrics do.
     """

@@ -1,4 +1,4 @@
-"""From a batch in verl's layout to the packed tokens and episodes that our algorithms take, and from tokens back."""
+"""Packed tokens and episodes, the input of asyncrl's algorithms, from a batch in verl's layout; and tokens back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = {
     "advantages": "advantages",
     "returns": "returns",
 }
-"""verl's names of numbers float32[B, R], each with ours. Log-probs and values are of the same token in both."""
+"""The names in verl of numbers float32[B, R], each with ours. Log-probs and values are of the same token in both."""
 PREPARED = {
     "rollout_is_weights": "weights",
     "token_rejected": "rejected",
@@ -31,13 +31,17 @@ PREPARED = {
     "token_streams": "streams",
     "token_collisions": "collisions",
 }
-"""The same for what else `Algorithm.prepare` fixes, [B, R] or [B, R, K] in the dtypes of `Tokens`. Only the first name
-is verl's: its importance weights."""
+"""The names of further results of `Algorithm.prepare`, each with ours: [B, R] or [B, R, K] in the dtypes of `Tokens`.
+
+Only the first name is verl's: its importance weights.
+"""
 
 
 def to_tokens(data: DataProto, min_grammar_mass: float = LearnerConfig.min_grammar_mass) -> Tokens:
-    """The N tokens of a batch, row by row and without padding. Rows of one trajectory are one sequence, and must follow
-    one another. Numbers [B, R] of the batch are 0 on the prompts' tokens. Without `versions`, sampled tokens have
+    """The N tokens of a batch, row by row and without padding.
+
+    Rows of one trajectory are one sequence, and must follow one another. Numbers [B, R] of the batch are 0 on the
+    prompts' tokens. Without `versions`, sampled tokens have
     version 0. Tokens are restricted where a grammar left less than `min_grammar_mass`.
 
     Raises DataProtoError: a field is missing, or the rows of a trajectory are apart.
@@ -74,8 +78,9 @@ def to_tokens(data: DataProto, min_grammar_mass: float = LearnerConfig.min_gramm
 
 
 def to_episodes(data: DataProto, version: int | None = None) -> Episodes:
-    """The S trajectories of a batch with token_level_scores: rows of the same `uid` are a group. `version` is the
-    learner's.
+    """The S trajectories of a batch with token_level_scores. Rows of the same `uid` are a group.
+
+    `version` is the learner's.
 
     Raises DataProtoError: a field is missing, or the rows of a trajectory are apart.
     """
@@ -105,8 +110,9 @@ def to_episodes(data: DataProto, version: int | None = None) -> Episodes:
 
 
 def add_tokens(data: DataProto, tokens: Tokens, names: Sequence[str] = (*NAMES, *PREPARED)) -> DataProto:
-    """Adds numbers of `tokens`, which `to_tokens` made of the batch, to the batch, in place: [B, R] under these
-    `names`, 0 on padding. Numbers that `tokens` does not have are left out."""
+    """Add numbers of `tokens`, which `to_tokens` made of the batch, to the batch, in place.
+
+    They are [B, R] under these `names`, 0 on padding. Numbers that `tokens` does not have are left out."""
     attended = data.batch["attention_mask"].bool()
     size = data.batch["prompts"].shape[1]
     for name in names:

@@ -10,8 +10,9 @@ from asyncrl.compat.verl.protocol import Proto
 
 
 def pad_dataproto_to_divisor(data: Proto, size_divisor: int) -> tuple[Proto, int]:
-    """The batch with its first rows repeated at the end until `size_divisor` divides its length, and how many rows were
-    added. A batch without rows stays as it is."""
+    """The batch with its first rows repeated until `size_divisor` divides its length, and the number of added rows.
+
+    A batch without rows stays as it is."""
     require(size_divisor > 0, f"the divisor is {size_divisor}; it must be positive")
     added = -len(data) % size_divisor
     if not added:
@@ -28,6 +29,7 @@ def unpad_dataproto(data: Proto, pad_size: int) -> Proto:
 
 
 def compute_position_id_with_mask(mask: Tensor) -> Tensor:
-    """The position of each token among the tokens of its row: mask int64[B, T], 1 on tokens and 0 on padding, gives
-    int64[B, T]. Padding before the first token has position 0, and padding behind it repeats the last position."""
+    """The position of each token among the tokens of its row, int64[B, T]; mask int64[B, T] is 0 on padding.
+
+    Padding before the first token has position 0, and padding after it repeats the last position."""
     return torch.clip(mask.cumsum(dim=-1) - 1, min=0)

@@ -47,7 +47,7 @@ _VALUE = decoder(Any)
 
 
 def write_parquet(data: DataProto, path: str | Path) -> None:
-    """Write a file that is whole or not there.
+    """Write the whole file, or none.
 
     Raises DataProtoError: a value can be kept neither by Parquet nor as JSON; `save_to_disk` may keep it. OSError: the
     disk.
@@ -182,8 +182,10 @@ def _task_rows(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def _exact_columns(arrays: Mapping[str, NDArray[Any]], table: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
-    """The columns of the fields that the structs in `table` would not give back. Raises DataProtoError: no message can
-    carry a value."""
+    """The columns of the fields that the structs in `table` would change.
+
+    Raises DataProtoError: no message can carry a value.
+    """
     found = {}
     for name, column in _EXACT.items():
         values = arrays[name].tolist() if name in arrays else []
@@ -197,7 +199,7 @@ def _exact_columns(arrays: Mapping[str, NDArray[Any]], table: Mapping[str, pa.Ar
 
 
 def _numbers(name: str, tensor: Tensor) -> NDArray[Any]:
-    """Parquet's readers know no half precision. Raises DataProtoError: nor has it such numbers at all."""
+    """The numbers in a type that Parquet has: float32 for half precision. Raises DataProtoError: there is none."""
     halves = (torch.bfloat16, torch.float16)
     plain = tensor.detach().cpu()
     try:
@@ -250,7 +252,7 @@ def _shaped(values: NDArray[Any], kind: str, shape: Sequence[int]) -> NDArray[An
 
 
 def _objects(name: str, array: NDArray[Any]) -> tuple[pa.Array, bool]:
-    """The column of an array of texts or objects, and whether it is JSON text."""
+    """The column of an array of texts or objects, and true if it is JSON text."""
     values = array.tolist()
     try:
         column = pa.array(values)

@@ -1,5 +1,7 @@
-"""The keys of verl's process-reward managers `qwen_prm` and `skywork_prm`, with their defaults there, and what they are
-as our configuration of scoring."""
+"""The keys of verl's process-reward managers `qwen_prm` and `skywork_prm`, with their defaults in verl.
+
+They are converted to our configuration of scoring.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ DTYPES = {
     **{"float32": "float32", "fp32": "float32", "float": "float32"},
 }
 SPLITS = {"qwen_prm": "paragraph", "skywork_prm": "line"}
-"""How each manager cuts a response into steps."""
+"""The way in which each manager cuts a response into steps."""
 STRATEGIES = ("fsdp", "fsdp2")
 
 
@@ -42,7 +44,7 @@ class ShapingKeys:
     max_resp_len: int = option(1024, "a response of more tokens earns no process score", "[1, inf)")
 
     def shaping(self, aggregation: str) -> ShapingConfig:
-        """The same as a section of our configuration: the reward is the process score with its bonuses."""
+        """The keys as a section of our configuration: the reward is the process score with its bonuses."""
         is_bare = not (self.prm_apply_sigmoid or self.use_logit_tanh)
         how = "per_step" if aggregation in STEPS else aggregation
         given = {each.name: getattr(self, each.name) for each in options(ShapingKeys)}
@@ -82,19 +84,19 @@ class ProcessRewardKeys(ShapingKeys):
         )
 
     def scoring(self, family: str, gpus: int) -> ScoringConfig:
-        """All of it as the configuration of the pool. Raises ConfigError: see `model`."""
+        """The keys as the configuration of the pool. Raises ConfigError: see `model`."""
         return ScoringConfig(prm=self.model(family, gpus), shaping=self.shaping(self.prm_aggregation))
 
     @property
     def needs_accuracy(self) -> bool:
-        """Whether the reward depends on whether the answer is right."""
+        """True if the reward depends on the correctness of the answer."""
         penalty = self.enable_anti_hack and self.incorrect_answer_penalty
         return bool(self.prm_acc_bonus_weight or self.length_bonus_weight or penalty)
 
 
 @dataclass(frozen=True)
 class SkyworkRewardKeys(ProcessRewardKeys):
-    """The same with the scores of its model card, which are the sigmoids of its values."""
+    """The keys with the scores of Skywork's model card, which are the sigmoids of its values."""
 
     prm_apply_sigmoid: bool = option(True, "a step's score is the sigmoid of its logit; without it, the logit itself")
 

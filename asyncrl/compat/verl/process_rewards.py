@@ -30,7 +30,7 @@ from asyncrl.types import Labels, Lease, Task, Trajectory
 
 NEEDED = ("prompts", "responses", "attention_mask")
 OF_A_TRAJECTORY = ("uid", "trajectory_id", "task_id", "member", "branch", "finish", "turns", "steps")
-"""What `from_trajectories` says of its rows. Rows from elsewhere are trajectories of their own."""
+"""The fields of `from_trajectories` about trajectories. Without them, each row is a trajectory of its own."""
 
 
 class _Row(NamedTuple):
@@ -44,8 +44,9 @@ class _Row(NamedTuple):
 
 
 class ProcessRewardManager(NaiveRewardManager):
-    """Scores steps by the process reward model `prm_model_path`; docs/verl.md lists all `keys`. Whether an answer is
-    right says `compute_score`, by its `acc` or else by its score: more than a half is right.
+    """Scores steps by the process reward model `prm_model_path`; docs/verl.md lists all `keys`.
+
+    An answer is right if the `acc` of `compute_score`, or without one its score, is more than a half.
 
     A response is decoded by `input_tokenizer` (a tokenizer, or the folder or hub name of one), or without one by
     `tokenizer`. The model reads that text in its own template, through its own tokenizer. Steps are those of the
@@ -196,8 +197,8 @@ def _columns(attended: Tensor) -> list[int]:
 
 
 def _of_the_best(labels: Sequence[Labels], groups: Sequence[str]) -> list[Labels]:
-    """The labels with the process score taken out of the reward where another member of the group has a greater one. A
-    negative score stays, as in the part `best_of_n` of our algorithms: no member should gain by a worse score."""
+    """The labels without the process score in the reward where another member of the group has a greater one."""
+    # A negative score stays, as in algorithms/rewards/best_of_n.py: no member should gain by a worse score.
     best: dict[str, float] = {}
     for label, group in zip(labels, groups, strict=True):
         best[group] = max(label.extra["process"], best.get(group, label.extra["process"]))
@@ -219,7 +220,7 @@ def _place(rewards: Tensor, row: _Row, label: Labels, by_step: bool) -> None:
 
 
 def _parts(label: Labels) -> dict[str, Any]:
-    """What the reward was made of, under the names of the labels; whether the answer is right as `acc`."""
+    """The parts of the reward under the names of the labels; `acc` is 1 for a right answer."""
     names = {"accuracy": "acc", "rules": "score"}
     parts = {names.get(name, name): value for name, value in label.extra.items() if name != "environment"}
     return {**parts, "step_scores": label.step_scores.tolist()}

@@ -14,13 +14,13 @@ from asyncrl.scoring.rules.base import completed
 
 Call = Callable[[], Any]
 START_TIMEOUT_S = 120.0
-"""For the start of a process and its imports."""
+"""The limit for the start of a process and its imports."""
 
 
 def in_processes(
     calls: Sequence[Call], processes: int, timeout_s: float, clock: Callable[[], float] = time.monotonic
 ) -> list[Any]:
-    """The results of `calls`, which may be coroutines, made by that many processes. None of these is left at the end.
+    """The results of `calls`, which may be coroutines, from that many processes, which all end before it returns.
 
     Raises ScoringError, which names a row whose call raised an error, ended its process, or took longer than
     `timeout_s` seconds.
@@ -98,8 +98,10 @@ def _results(
 
 
 def _serve(pipe: Connection, first: Call) -> None:
-    """The process: answers each call with its result or the error. What `first` needs is imported by now, so that it
-    takes none of a row's time."""
+    """Run the process: answer each call with its result or the error.
+
+    The modules that `first` needs are imported before, so that the import takes none of a row's time.
+    """
     pipe.send((True, None))
     while True:
         try:

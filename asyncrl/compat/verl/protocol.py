@@ -1,7 +1,7 @@
 """verl's DataProto: tensors and arrays of one batch under names, with information about the batch as a whole.
 
 Names, parameters, results and the kinds of errors are verl's (checked with 0.9.1). Programs that were written for verl
-therefore work with it. What differs is listed in docs/verl.md.
+therefore work with it. docs/verl.md lists the differences.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DataProtoItem:
 
 @dataclass
 class DataProto:
-    """B rows: `batch` has tensors [B, ...], `non_tensor_batch` arrays [B, ...] and `meta_info` what holds for all rows.
+    """B rows: `batch` has tensors [B, ...], `non_tensor_batch` arrays [B, ...], and `meta_info` values for all rows.
 
     A mapping of tensors, or a TensorDict, may be given as `batch`. Parts of a batch share its memory and `meta_info`,
     as they do in verl.
@@ -111,8 +111,10 @@ class DataProto:
 
     @classmethod
     def load_from_disk(cls: type[Proto], filepath: str | Path) -> Proto:
-        """What `save_to_disk` wrote. Raises DataError: the file is none of these; verl's own are pickles, which are
-        never read."""
+        """The batch that `save_to_disk` wrote.
+
+        Raises DataError: the file is no such batch. verl's own files are pickles, which are never read.
+        """
         return cls(*read_batch(Path(filepath)))
 
     def save_to_disk(self, filepath: str | Path) -> None:
@@ -287,7 +289,7 @@ class DataProto:
         return found
 
     def is_padding_enabled(self) -> bool:
-        """Whether `chunk` may make chunks of different sizes."""
+        """True if `chunk` may make chunks of different sizes."""
         return bool(self.meta_info.get(AUTO_PADDING, False))
 
     def padding(self, padding_size: int, padding_candidate: str = "") -> None:
@@ -322,8 +324,7 @@ class DataProto:
 
     @staticmethod
     def concat(data: Sequence[Proto]) -> Proto:
-        """The rows of all, one behind the other. `meta_info` must be equal, except for its `metrics`, which are
-        collected into lists.
+        """The rows of all batches, in order. `meta_info` must be equal, except for `metrics`, which become lists.
 
         Raises DataProtoError: names or values of `meta_info` differ.
         """
@@ -348,7 +349,7 @@ class DataProto:
         return self._rows(np.repeat(rows, repeat_times) if interleave else np.tile(rows, repeat_times))
 
     def sample_level_repeat(self: Proto, repeat_times: Sequence[int] | Array | Tensor) -> Proto:
-        """Every row as often as `repeat_times` [B] says, its copies in succession."""
+        """Each row `repeat_times` [B] times, its copies in succession."""
         require(isinstance(repeat_times, list | tuple | np.ndarray | Tensor), "repeat_times must be a list of numbers")
         times = np.asarray(repeat_times, dtype=np.int64)
         require(times.shape == (len(self),), f"repeat_times has shape {list(times.shape)}; it must be [{len(self)}]")
@@ -377,7 +378,7 @@ class DataProto:
         return description({} if self.batch is None else self.batch, self.non_tensor_batch, self.meta_info)
 
     def print_size(self, prefix: str = "") -> None:
-        """Logs how much memory the fields take."""
+        """Log the memory that the fields take."""
         sizes = memory({} if self.batch is None else self.batch, self.non_tensor_batch)
         logger.info("%s%s", f"{prefix}: " if prefix else "", sizes)
 

@@ -17,12 +17,14 @@ from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.verl import as_config
 
 PRIME_TIMEOUT_S = 300.0
-"""For one row, as in verl."""
+"""The limit for one row; it is verl's."""
 
 
 class NaiveRewardManager(RewardManager):
-    """Calls `compute_score` row by row. With `compute_score_timeout` (seconds) it does so in another process, and
-    raises ScoringError if a row takes longer; verl gives such a row the reward 0."""
+    """Calls `compute_score` row by row.
+
+    With `compute_score_timeout` (seconds) it does so in another process, and raises ScoringError if a row takes longer.
+    verl gives such a row the reward 0."""
 
     def __init__(
         self,
@@ -43,9 +45,10 @@ class NaiveRewardManager(RewardManager):
 
 
 class BatchRewardManager(RewardManager):
-    """Calls `compute_score` once with lists, `data_sources`, `solution_strs`, `ground_truths` and `extra_infos`, and
-    with the manager's further parameters. So `compute_score` can compare the members of a group. The batch gets the
-    rewards as `acc`."""
+    """Calls `compute_score` once for all rows, so that it can compare the members of a group.
+
+    It gets the lists `data_sources`, `solution_strs`, `ground_truths` and `extra_infos`, and the manager's further
+    parameters. The batch gets the rewards as `acc`."""
 
     def __init__(
         self,
@@ -77,8 +80,10 @@ class BatchRewardManager(RewardManager):
 
 
 class DAPORewardManager(RewardManager):
-    """The naive manager with a soft penalty on long responses: 0 up to `max_resp_len - len` tokens, then linearly down
-    to `-penalty_factor` at `max_resp_len`, and further down behind it.
+    """The naive manager with a soft penalty on long responses.
+
+    It is 0 up to `max_resp_len - len` tokens, then falls linearly to `-penalty_factor` at `max_resp_len`, and further
+    after that.
 
     `overlong_buffer_cfg` has `enable`, `len`, `penalty_factor` and `log`, as entries or as attributes; with `log`, the
     penalty and whether there is one are among the extra information. Raises DataProtoError: the lengths do not fit.
@@ -127,10 +132,11 @@ class DAPORewardManager(RewardManager):
 
 
 class PrimeRewardManager(RewardManager):
-    """Calls `compute_score` for many rows at once, in `num_processes` processes: by default one for each core, 64 at
-    most. A row that fails or takes longer than `timeout_s` raises ScoringError; verl gives it the reward 0. The batch
-    gets the rewards as `acc`. Other processes import `compute_score` by its name, so a script that defines it needs the
-    usual `if __name__ == "__main__":`."""
+    """Calls `compute_score` for many rows at once, in `num_processes` processes.
+
+    By default there is one for each core, 64 at most. A row that fails or takes longer than `timeout_s` raises
+    ScoringError; verl gives it the reward 0. The batch gets the rewards as `acc`. Other processes import
+    `compute_score` by its name, so a script that defines it needs the usual `if __name__ == "__main__":`."""
 
     def __init__(
         self,
@@ -171,8 +177,10 @@ _ROWS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
 
 def wrong_parameters(name: str, compute_score: ComputeScore, params: Mapping[str, Any]) -> str | None:
-    """Why the manager `name` of MANAGERS, made with `params`, cannot call this function; None if it can, if the
-    function does not tell its parameters, and for other managers, which call theirs as they like."""
+    """The reason why the manager `name` of MANAGERS, made with `params`, cannot call this function.
+
+    None if it can, if the function does not tell its parameters, and for other managers.
+    """
     if name not in MANAGERS:
         return None
     names = _ROWS if name == "batch" else _ROW

@@ -1,4 +1,4 @@
-"""What verl's reward managers have in common: from the rows of a batch to a reward on each response's last token."""
+"""The base of verl's reward managers, which puts the reward of each row on its response's last token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 ComputeScore = Callable[..., Any]
 Result = tuple[float, Mapping[str, Any]]
-"""A row's reward, and what else is told of it."""
+"""A row's reward, and its further values by name."""
 
 LARGEST_REWARD = torch.finfo(torch.float32).max
 _NO_TRAJECTORY: Any = None
@@ -53,7 +53,7 @@ class AbstractRewardManager(ABC):
     def __call__(self, data: Any, return_dict: bool = False) -> Any: ...
 
     def _extract_reward_from_rm_scores(self, data: Any, return_dict: bool = False) -> Any:
-        """The rewards that the batch has already as `rm_scores`, in the form that a call returns; None without any."""
+        """The rewards of the batch's `rm_scores`, in the form that a call returns; None without any."""
         if "rm_scores" not in data.batch.keys():  # noqa: SIM118
             return None
         names = data.meta_info.get("reward_extra_keys", [])
@@ -61,8 +61,10 @@ class AbstractRewardManager(ABC):
 
 
 class RewardManager(AbstractRewardManager):
-    """A reward manager with verl's constructor and call. `compute_score` is a function written for verl; None takes
-    `default_compute_score`. The first `num_examine` rows of each data source are logged at every call.
+    """A reward manager with verl's constructor and call.
+
+    `compute_score` is a function written for verl; None means `default_compute_score`. The first `num_examine` rows of
+    each data source are logged at every call.
 
     A batch needs prompts, responses and attention_mask, and `reward_model` with `ground_truth`; `reward_fn_key` names
     the array of data sources.
@@ -86,9 +88,10 @@ class RewardManager(AbstractRewardManager):
         program."""
 
     def __call__(self, data: Any, return_dict: bool = False) -> Any:
-        """The rewards float32[B, R], each at its response's last token; with `return_dict` as `reward_tensor`, beside
-        `reward_extra_info`: lists [B] by name, None where a row has no such value. Rewards that the batch has already
-        as `rm_scores` are returned as they are.
+        """The rewards float32[B, R], each at its response's last token.
+
+        With `return_dict` they are the entry `reward_tensor`. The entry `reward_extra_info` then has lists [B] by name,
+        with None where a row has no such value. Rewards that the batch has as `rm_scores` are returned as they are.
 
         Raises ScoringError: a row's reward is nan, infinite, or too large for a float32; what `judge` raises.
         """
@@ -111,7 +114,7 @@ class RewardManager(AbstractRewardManager):
         return results, rewards
 
     def keep(self, data: Any, rewards: Tensor) -> None:
-        """Called with the rewards float32[B]; a manager that keeps them in the batch overrides it. Here: nothing."""
+        """Do nothing; a manager that keeps the rewards float32[B] in the batch overrides this."""
 
     def _row(self, item: Any) -> RewardRow:
         prompts, responses, attention = (item.batch[name] for name in ("prompts", "responses", "attention_mask"))
@@ -155,7 +158,7 @@ def called(compute: Callable[[], Any], what: str) -> Any:
 
 
 def require_finite(reward: float, row: int) -> None:
-    """Raises ScoringError: the reward of `row` is no number that training could use."""
+    """Raises ScoringError: the reward of `row` is not a finite float32."""
     # nan compares as false with everything.
     if not abs(reward) <= LARGEST_REWARD:
         raise ScoringError(f"the reward of row {row} is {reward}; it must be a finite number that fits into float32")
@@ -183,8 +186,10 @@ def default_compute_score(
 def gsm8k_score(
     solution_str: str, ground_truth: Any, method: str = "strict", format_score: float = 0.0, score: float = 1.0
 ) -> float:
-    """`score` if our rule of GSM8K finds the answer right, `format_score` if it has another number, else 0. With the
-    method `strict` the number must follow `####`. Raises ScoringError: the ground truth has no number."""
+    """The `score` if our rule of GSM8K finds the answer right, `format_score` if it has another number, else 0.
+
+    With the method `strict` the number must follow `####`. Raises ScoringError: the ground truth has no number.
+    """
     task = Task("row", [{"role": "user", "content": "?"}], ground_truth, "openai/gsm8k")
     if gsm8k(task, solution_str, _NO_TRAJECTORY, strict=method == "strict"):
         return score

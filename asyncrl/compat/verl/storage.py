@@ -1,7 +1,7 @@
 """Batches on disk: one safetensors file, which cannot hold code, unlike a pickle.
 
 Tensors are under `batch/NAME`. Arrays and `meta_info` are one msgpack text under `about`: plain values are themselves,
-and a list whose first element is one of the marks below stands for a value of another type.
+and a list whose first element is one of the marks below is a value of another type.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Tensors by name that share their first dimension, the batch. It has the part of tensordict's interface that programs
-for verl use: `data.batch["x"]`, `data.batch.keys()`, `data.batch.batch_size`. The package itself, whose builds follow
-torch's versions one by one, is not needed.
+"""Tensors by name that share their first dimension, the batch.
+
+Their class has the part of tensordict's interface that programs for verl use: `data.batch["x"]`, `data.batch.keys()`,
+`data.batch.batch_size`. The package tensordict is not needed: each of its builds fits one version of torch only.
 """
 
 from __future__ import annotations
@@ -134,18 +135,18 @@ class TensorBatch:
         return TensorBatch({name: self[name] for name in names}, self.batch_size, self.device)
 
     def exclude(self, *names: str) -> TensorBatch:
-        """The batch without these tensors. A name that is not there is passed over."""
+        """The batch without these tensors. A missing name is ignored."""
         return self.select(*(name for name in self._tensors if name not in names))
 
     def rename_key_(self, old: str | Sequence[str], new: str | Sequence[str]) -> TensorBatch:
-        """Gives a tensor another name, in place; a tensor that had it is gone. Raises KeyError: `old` is not there."""
+        """Rename a tensor in place, and remove another one of that name. Raises KeyError: there is no `old`."""
         olds, news = ([each] if isinstance(each, str) else list(each) for each in (old, new))
         for before, after in zip(olds, news, strict=True):
             self[after] = self.pop(before)
         return self
 
     def to(self, device: str | int | torch.device) -> TensorBatch:
-        """The same on `device`."""
+        """The batch on `device`."""
         return TensorBatch(self, self.batch_size, torch.device(device))
 
     def cpu(self) -> TensorBatch:
@@ -166,7 +167,7 @@ class TensorBatch:
 
     @classmethod
     def cat(cls, batches: Sequence[TensorBatch]) -> TensorBatch:
-        """The rows of all, one behind the other. Raises DataProtoError: their names differ."""
+        """The rows of all batches, in order. Raises DataProtoError: their names differ."""
         first = batches[0]
         for other in batches[1:]:
             if other.keys() != first.keys():

@@ -2,7 +2,7 @@
 
 A row is one branch of a trajectory: an episode whose agent rewrote its history has several. Prompts [B, P] are padded
 on the left and responses [B, R] on the right. A response begins with the first token that the policy sampled, and
-includes what tools answered.
+includes the results of tools.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from asyncrl.types import (
 )
 
 UNSAMPLED = 0.0
-"""The log-prob and the score of a token that has none."""
+"""The log-prob and the score of a token without one."""
 UNROUTED = 255
-"""All bytes of the experts of a token that has none, as in Trajectory."""
+"""All bytes of the experts of a token without any, as in Trajectory."""
 
 
 IMAGES_OF_VERL = ("multi_modal_data", "multi_modal_inputs")
@@ -70,16 +70,21 @@ def from_trajectories(
 ) -> DataProto:
     """The branches of `trajectories`, in order.
 
-    `batch` has prompts int64[B, P], responses int64[B, R], input_ids, attention_mask and position_ids int64[B, P + R],
-    response_mask int64[B, R] (1 on what the policy sampled), rollout_log_probs float32[B, R] and versions int64[B, R]
-    (NO_VERSION on what it did not). With `labels`, token_level_scores and token_level_rewards float32[B, R] have the
-    shaped reward at the last token of every branch's response. P and R are the lengths given, else the longest. Where a
-    turn has a grammar, grammar_mass float32[B, R] is there, too: as in Trajectory, 1 on padding. Where a trajectory has
-    routed experts, routed_expert_bytes uint8[B, P + R, W] has them, of which a row's `routing_width` are its own.
-    `images` has the spans and digests of images; their bytes stay in the replay.
+    `batch` has:
 
-    `non_tensor_batch` has `uid`, the group's id, and what `to_trajectories` needs; with `labels` what `to_labels`
-    needs; with `tasks` by id what verl's data sets give: raw_prompt, data_source, reward_model, extra_info and
+    - prompts int64[B, P], responses int64[B, R]; P and R are the lengths given, else the longest
+    - input_ids, attention_mask and position_ids int64[B, P + R]
+    - response_mask int64[B, R], 1 on sampled tokens; versions int64[B, R], NO_VERSION on all others
+    - rollout_log_probs float32[B, R]
+    - with `labels`: token_level_scores and token_level_rewards float32[B, R], the shaped reward at the last token of
+      every branch's response
+    - if a turn has a grammar: grammar_mass float32[B, R], 1 on padding
+    - if a trajectory has routed experts: routed_expert_bytes uint8[B, P + R, W], of which a row's first
+      `routing_width` are its own
+    - `images`: the spans and digests of images; their bytes stay in the replay
+
+    `non_tensor_batch` has `uid`, the group's id, and the fields that `to_trajectories` needs; with `labels` those of
+    `to_labels`; with `tasks` by id those of verl's data sets: raw_prompt, data_source, reward_model, extra_info and
     tools_kwargs.
 
     Raises DataProtoError: a prompt or a response is longer than the length given; nothing is cut.
@@ -156,14 +161,15 @@ def check_widths(batch: Any) -> None:
         if name in batch:
             found = batch[name].shape[1]
             require(
-                found == width, f"{name} has {found} columns; beside these prompts and responses it must have {width}"
+                found == width, f"{name} has {found} columns; with these prompts and responses it must have {width}"
             )
 
 
 def to_labels(data: DataProto, scorer: str = "verl") -> list[Labels]:
-    """The labels of a batch's trajectories, in the order of `to_trajectories`: the reward is the sum of
-    token_level_scores in the trajectory's last row. What a batch from elsewhere does not have is left out: its outcome
-    is `acc`, else the reward.
+    """The labels of a batch's trajectories, in the order of `to_trajectories`.
+
+    The reward is the sum of token_level_scores in the trajectory's last row. Fields that a batch from elsewhere lacks
+    are left out: its outcome is `acc`, else the reward.
 
     Raises DataProtoError: the batch has no token_level_scores.
     """
@@ -296,7 +302,7 @@ def _facts(branch: _Branch) -> dict[str, Any]:
 
 
 def label_fields(label: Labels) -> dict[str, Any]:
-    """What a row has of its trajectory's labels, beside the reward."""
+    """The fields of a row from its trajectory's labels, without the reward."""
     return {
         "outcome": label.outcome,
         "scorer": label.scorer,
@@ -315,8 +321,7 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
 
 
 class _Row(NamedTuple):
-    """One branch without its padding: tokens int32[T], logprobs float32[T], versions int32[T], grammar_mass float32[T],
-    routed_experts uint8[T, W], and what else is known of its trajectory."""
+    """One branch without its padding, with fields [T] for its tokens; `facts` has further fields of its trajectory."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -354,7 +359,7 @@ def _row(data: DataProto, row: int, logprobs: Tensor, version: int | None) -> _R
 
 
 def _known(data: DataProto, row: int, prompt: int, sampled: NDArray[np.bool_]) -> Mapping[str, Any]:
-    """What the batch says of a row's trajectory, and for what it does not say, what follows from its masks."""
+    """The fields of a row's trajectory; those that the batch lacks are derived from its masks."""
     given = {name: values[row] for name, values in data.non_tensor_batch.items()}
     changes = (np.flatnonzero(sampled[1:] != sampled[:-1]) + 1).tolist()
     runs = [(start, end) for start, end in pairwise([0, *changes, len(sampled)]) if end > start]

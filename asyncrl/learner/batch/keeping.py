@@ -47,7 +47,7 @@ some for the turns."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class KeptChoice:
     """The episodes of a plan that are kept: their indices, group by group, and the flags with the reasons. `left_out`
     counts groups that are too large to be kept."""
 
@@ -56,7 +56,7 @@ class Choice:
     left_out: int = 0
 
 
-def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: int, seed: int) -> Choice:
+def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: int, seed: int) -> KeptChoice:
     """Choose the group with the best episode, the one with the worst, and random ones: `groups` in all, or as many as
     there are.
 
@@ -74,7 +74,7 @@ def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: in
     }
     left_out = len(found) - len(fitting)
     if not fitting or not groups:
-        return Choice(left_out=left_out if groups else 0)
+        return KeptChoice(left_out=left_out if groups else 0)
     rng = np.random.default_rng([seed, plan.step])
     order = rng.permutation([each for members in fitting.values() for each in members]).tolist()
     best, worst = max(order, key=rewards.__getitem__), min(order, key=rewards.__getitem__)
@@ -91,7 +91,7 @@ def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: in
     for name in chosen[ends:]:
         for each in fitting[name]:
             why[each].append(RANDOM)
-    return Choice(members, why, left_out)
+    return KeptChoice(members, why, left_out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +100,7 @@ class Sample:
     members, in their order, and the tasks by group."""
 
     plan: BatchPlan
-    choice: Choice = field(default_factory=Choice)
+    choice: KeptChoice = field(default_factory=KeptChoice)
     trajectories: Sequence[Trajectory] = ()
     labels: Sequence[Labels] = ()
     tasks: Mapping[str, Task | None] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class EpisodeKeeper:
     def _fetched(
         self,
         plan: BatchPlan,
-        choice: Choice,
+        choice: KeptChoice,
         labels: Sequence[Labels],
         own: Mapping[int, Trajectory],
         replay: BatchSource,

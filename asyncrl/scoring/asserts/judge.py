@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Self
 from asyncrl.scoring.asserts.values import decode, encode
 
 PASSED, FAILED, ENDED, UNSUITED, UNCLEAR = "passed", "failed", "ended", "unsuited", "unclear"
-"""The first word of the output. `ended`: the program's side is gone, so either the tests or its sandbox has failed.
+"""The first word of the output. `ended`: the program's side has ended, so either the tests or its sandbox has failed.
 `unsuited`: the tests cannot judge any program; a reason follows. `unclear`: the tests pass something that is no data to
 an object of the program. They may do so with any program, or because this one returned an object instead of data."""
 

@@ -21,7 +21,7 @@ from asyncrl.scoring.models.encoding import Encode, Encoded, embedding_rows, lon
 from asyncrl.scoring.transcript import Transcript
 
 Readout = Callable[[Tensor, Tensor], Tensor]
-"""From final hidden states [R, H] and the id of the next token int64[R] to one number a row [R]."""
+"""Maps final hidden states [R, H] and the ids of the next tokens int64[R] to one number a row [R]."""
 LabelTokens = tuple[int, int]
 """The token ids of the good and the bad label."""
 
@@ -113,14 +113,16 @@ class CausalReader:
 
 
 def _caches_attention_only(config: Any) -> bool:
-    """Whether several inputs can continue a cached prefix: recurrent layers keep another kind of state."""
+    """True if several inputs can continue a cached prefix."""
+    # Recurrent layers keep another kind of state.
     layers = set(getattr(config, "layer_types", None) or ())
     return hasattr(config, "num_attention_heads") and layers <= {"full_attention", "sliding_attention"}
 
 
 class CausalPRM:
-    """A process reward model whose step logits are the weighted sum of the values of its readers; every local family
-    makes one. Raises ConfigError: see `Checkpoint.encoder`."""
+    """A process reward model whose step logits are the weighted sum of the values of its readers.
+
+    Every local family makes one. Raises ConfigError: see `Checkpoint.encoder`."""
 
     def __init__(self, checkpoint: Checkpoint, encode: Encode, readers: Mapping[CausalReader, float]) -> None:
         self.name = checkpoint.name

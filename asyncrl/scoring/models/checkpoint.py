@@ -93,7 +93,7 @@ class Checkpoint:
         return model
 
     def causal_model(self, auto_class: str) -> Any:
-        """As `model`. Raises ConfigError: a token's hidden state depends on later tokens."""
+        """The model, which must be causal. Raises ConfigError: a token's hidden state depends on later tokens."""
         model = self.model(auto_class)
         with self._refusing():
             causal = is_causal(model.base_model)
@@ -132,8 +132,10 @@ class Checkpoint:
         return [found[name].to(self._device, torch.float32) for name in shapes]
 
     def encoder(self, encode: Encode, max_tokens: int, rows: int) -> Encoder:
-        """An encoder for the model, whose embedding has `rows`. Raises ConfigError: the family writes a token into each
-        transcript that is not among them."""
+        """An encoder for the model, whose embedding has `rows`.
+
+        Raises ConfigError: the family writes a token into each transcript that is not among them.
+        """
         self.require_rows(encode(PROBE).ids, rows)
         return Encoder(encode, max_tokens, rows, self.drop_oldest, self.name)
 
@@ -157,8 +159,9 @@ class Checkpoint:
 
 
 def _free_memory(gpus: int) -> dict[int, int]:
-    """The bytes that a model may take of each of the first GPUs: what is free, but for a tenth that activations need.
-    Without an entry for the CPU nothing is loaded there."""
+    """The bytes that a model may take of each of the first GPUs: nine tenths of the free ones.
+
+    Activations need the rest. Without an entry for the CPU nothing is loaded there."""
     return {number: torch.cuda.mem_get_info(number)[0] * 9 // 10 for number in range(gpus)}
 
 
@@ -176,7 +179,7 @@ def _digest(folder: Path) -> str:
 
 @torch.inference_mode()
 def is_causal(backbone: Any) -> bool:
-    """Whether hidden states do not depend on later tokens, tried out on one short input with two endings."""
+    """True if hidden states do not depend on later tokens, measured on one short input with two endings."""
     tokens = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=backbone.device)
     one, other = (backbone(input_ids=each[None]).last_hidden_state[0, :3].float() for each in tokens)
     return _same(one, other, backbone.dtype)
@@ -184,7 +187,7 @@ def is_causal(backbone: Any) -> bool:
 
 @torch.inference_mode()
 def logits_are_the_heads(model: Any) -> bool:
-    """Whether a causal language model's logits are those of its head, neither scaled nor capped."""
+    """True if a causal language model's logits are those of its head, neither scaled nor capped."""
     tokens = torch.tensor([[3, 4, 5, 6]], device=model.device)
     head = model.get_output_embeddings()(model.base_model(input_ids=tokens).last_hidden_state)
     return _same(head.float(), model(input_ids=tokens).logits.float(), model.dtype)

@@ -1,7 +1,9 @@
 """Implicit process rewards (PRIME): a step's logit is beta * (log pi_phi - log pi_ref), summed over its tokens.
 
 Two causal models with one tokenizer: phi, at the path, and the reference model from which phi was fine-tuned. Both come
-from the policy, so they read its own text, special tokens included. Source: Cui et al. 2025, "Process Reinforcement
+from the policy, so they read its own text, special tokens included.
+
+Source: Cui et al. 2025, "Process Reinforcement
 through Implicit Rewards", arXiv 2502.01456; Yuan et al. 2024, arXiv 2412.01981.
 """
 

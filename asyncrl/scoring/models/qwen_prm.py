@@ -1,10 +1,12 @@
 """Qwen2.5-Math-PRM: two labels by a small head, read at the marker `<extra_0>` after each step.
 
-The folder is the published checkpoint: a Qwen2 backbone with its tokenizer and chat template, and among its weights the
-head, a linear layer to H (`score.0`), a ReLU and a linear layer to the two labels (`score.2`), the second of which is
-the positive one. The input is a chat: a system prompt, the problem as the user, and the steps with their markers as the
-assistant (huggingface.co/Qwen/Qwen2.5-Math-PRM-7B). The built-in head needs no remote code. With `trust_remote_code`
-the checkpoint's own class is loaded instead, and its `model` and `score` are used.
+The folder is the published checkpoint (huggingface.co/Qwen/Qwen2.5-Math-PRM-7B): a Qwen2 backbone with its tokenizer
+and chat template. Its weights contain the head: a linear layer to H (`score.0`), a ReLU and a linear layer to the two
+labels (`score.2`). The second label is the positive one.
+
+The input is a chat: a system prompt, the problem as the user, and the steps with their markers as the assistant. The
+built-in head needs no remote code. With `trust_remote_code` the checkpoint's own class is loaded instead, and its
+`model` and `score` are used.
 """
 
 from __future__ import annotations

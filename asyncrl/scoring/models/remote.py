@@ -1,4 +1,4 @@
-"""Models behind HTTP: the parameters they share, the client that posts JSON, and the contract `json`.
+"""The models that are reached by HTTP: their common parameters, the client that posts JSON, and the contract `json`.
 
 Contract `json`: POST {"episodes": [{"segments": [{"text", "plain", "is_step"}]}]} to the URL is answered by
 {"scores": [...]}, one entry an episode, in order. A process reward model gives a list of one probability a step, an
@@ -97,7 +97,7 @@ class JsonEndpoint:
         raise UnavailableError(f"{url} gave no scores ({failure})")
 
     def post_episodes(self, transcripts: Sequence[Transcript]) -> list[Any]:
-        """One unchecked entry a transcript, by the contract `json`. Raises as `post_for_scores`."""
+        """One unchecked entry a transcript, by the contract `json`. Raises: see `post_for_scores`."""
         episodes = [
             {"segments": [{"text": each.text, "plain": each.plain, "is_step": each.is_step} for each in transcript]}
             for transcript in transcripts
@@ -105,8 +105,10 @@ class JsonEndpoint:
         return self.post_for_scores("", {"episodes": episodes}, len(transcripts))
 
     def post_for_scores(self, path: str, body: Any, count: int) -> list[Any]:
-        """The `count` unchecked entries of `scores` in the answer. Raises as `post`, and ScoringError: their number is
-        wrong."""
+        """The `count` unchecked entries of `scores` in the answer.
+
+        Raises: see `post`; and ScoringError: their number is wrong.
+        """
         answer = self.post(path, body)
         scores = answer.get("scores") if isinstance(answer, dict) else None
         if not isinstance(scores, list) or len(scores) != count:

@@ -1,4 +1,4 @@
-"""Outcome models behind HTTP.
+"""Outcome models on a server that is reached by HTTP.
 
 - `json`: see remote.py.
 - `classify`: an SGLang server with a reward model or a sequence classifier, whose `/classify` gives the logits of all

@@ -1,4 +1,4 @@
-"""Process reward models behind HTTP.
+"""Process reward models on a server that is reached by HTTP.
 
 - `json`: see remote.py.
 - `generate`: an SGLang server with a causal model that judges by label tokens. One `/generate` request an episode asks
@@ -65,7 +65,7 @@ def _json(endpoint: JsonEndpoint, transcripts: Sequence[Transcript]) -> list[Ste
 
 
 def _generate(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> StepScores:
-    """From the log-probs of both labels after each position that is read. Raises ScoringError."""
+    """The steps' scores from the log-probs of both labels after each position that is read. Raises ScoringError."""
     reads = [read for (read,) in encoded.reads]
     # The entry of a token holds the prediction made before it, so the last read needs one more token.
     ids = [*encoded.ids[: reads[-1] + 1], labels[0]]
@@ -89,7 +89,7 @@ def _generate(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> 
 
 
 def _score(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> StepScores:
-    """From the probability of the good label after each position that is read. Raises ScoringError."""
+    """The steps' scores from the good label's probability after each position that is read. Raises ScoringError."""
     reads = [read for (read,) in encoded.reads]
     prompt = reads[0]
     body = {

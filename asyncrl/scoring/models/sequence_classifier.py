@@ -86,7 +86,7 @@ class SequenceClassifier:
 
 
 def classifies_padded(model: Any) -> bool:
-    """Whether the scores of a sequence classifier are known not to change with padding on the right.
+    """True if the scores of a sequence classifier are known not to change with padding on the right.
 
     They do not change in models that read the last token of the input, and in encoders that mask the padding. Other
     models convolve or mix over the padding, or read the last position.

@@ -1,4 +1,4 @@
-"""Skywork-o1-Open-PRM: a value head beside a causal model, read at the newline after each step.
+"""Skywork-o1-Open-PRM: a causal model with a value head, which is read at the newline after each step.
 
 The folder is the published checkpoint: a causal model with its tokenizer, and among its weights `v_head.summary.weight`
 [1, H] and `v_head.summary.bias` [1] on the final hidden states. The input is bos, the problem and a newline, then each

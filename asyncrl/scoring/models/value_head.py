@@ -21,7 +21,7 @@ HEAD_FILE = "value_head.safetensors"
 
 @dataclass(frozen=True)
 class Params:
-    """It takes none."""
+    """The family has no parameters."""
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:

@@ -17,15 +17,17 @@ from asyncrl.types import Reason, Task, Trajectory
 
 
 class Rule(Protocol):
-    """Scores one episode. `answer` is the text of the last assistant turn after its thoughts. It is empty if a thought
-    is open or the episode was cut at a tool call.
+    """Scores one episode. `answer` is the text of the last assistant turn after its thoughts.
 
-    Returns the outcome, or a mapping with the outcome as `score`, named further numbers, and maybe two texts: `pred`,
-    the answer that it read, on which attempts at a task vote in evaluations, and `reason`, which says why to people
-    and is kept with the episode. An exception is a failure
-    of the rule: the episode is tried again, and never scored zero. Further keyword parameters are options of the rule,
-    except these, which the pool passes: `deadline`, the time (of `time.monotonic`) by which the rule must return;
-    `full_answer`, the answer with its thoughts; `confined`, a `Confined`; `sandbox`, that of `actor.sandbox`.
+    It is empty if a thought is open or the episode was cut at a tool call.
+
+    Returns the outcome, or a mapping with the outcome as `score`, named further numbers, and maybe two texts. `pred` is
+    the answer that the rule read, on which attempts at a task vote in evaluations. `reason` says why in words, and is
+    kept with the episode. An exception is a failure of the rule: the episode is tried again, and never scored zero.
+
+    Further keyword parameters are options of the rule, except these, which the pool passes: `deadline`, the time (of
+    `time.monotonic`) by which the rule must return; `full_answer`, the answer with its thoughts; `confined`, a
+    `Confined`; `sandbox`, that of `actor.sandbox`.
     """
 
     def __call__(self, *, task: Task, answer: str, trajectory: Trajectory) -> float | Mapping[str, float | str]: ...
@@ -33,9 +35,11 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleInput:
-    """One episode to be scored by rules: `answer` without its thoughts and `full_answer` with them; `response` is all
-    text after the prompt, tool results included. The rules must return by `deadline` (of `time.monotonic`), and run the
-    policy's programs in `sandbox`."""
+    """One episode for rules: `answer` without its thoughts and `full_answer` with them.
+
+    `response` is all text after the prompt, tool results included. The rules must return by `deadline` (of
+    `time.monotonic`), and run the policy's programs in `sandbox`.
+    """
 
     task: Task
     trajectory: Trajectory
@@ -114,7 +118,7 @@ def read_result(result: object) -> tuple[float, dict[str, float]]:
 
 
 def read_reason(result: object) -> str:
-    """What a rule's result says in words, not longer than SHORT_REASON_CHARS and a note; empty if it says nothing."""
+    """The reason in a rule's result, at most SHORT_REASON_CHARS and a note; empty without one."""
     found = result.get(REASON) if isinstance(result, Mapping) else None
     return cut(found.strip(), SHORT_REASON_CHARS) if isinstance(found, str) else ""
 

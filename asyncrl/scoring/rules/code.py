@@ -58,9 +58,9 @@ def code(
     In another sandbox than the built-in one a program waits for others, or for a container. So only the time counts
     that programs ran; if the rest used up the deadline, the sandbox has failed.
 
-    Raises ScoringError: the ground truth holds no tests, more tests than there is time to start, or asserts that cannot
-    judge any program, such as asserts that pass it a function, or asserts for a sandbox that has none. Raises
-    SandboxError: a program could not be run.
+    Raises ScoringError: the ground truth holds no tests, or more tests than there is time to start. The same if its
+    asserts cannot judge any program, for example because they pass it a function, or if the sandbox supports no
+    asserts. Raises SandboxError: a program could not be run.
     """
     left = _SHARE * (deadline - time.monotonic())
     tests = _tests(task, program_in(answer), sandbox)
@@ -89,7 +89,7 @@ def prepare(sandbox: Sandbox) -> None:
 
 
 async def _verdicts(tests: Sequence[Test], limits: SandboxLimits, end: float, go_on: bool) -> tuple[list[str], bool]:
-    """The verdicts of the tests until `end`, or until one does not pass, unless `go_on`; and whether it was in time."""
+    """The verdicts of the tests until `end`, or until one does not pass unless `go_on`; and true if it was in time."""
     verdicts: list[str] = []
     for test in tests:
         seconds = end - time.monotonic()
@@ -105,7 +105,10 @@ async def _verdicts(tests: Sequence[Test], limits: SandboxLimits, end: float, go
 async def _patient_verdicts(
     tests: Sequence[Test], limits: SandboxLimits, end: float, go_on: bool
 ) -> tuple[list[str], bool]:
-    """As `_verdicts`, by the time that the programs ran. Raises ScoringError: the sandbox used up the time."""
+    """The verdicts of the tests within the time that the programs run; see `_verdicts`.
+
+    Raises ScoringError: the sandbox used up the time.
+    """
     verdicts: list[str] = []
     began = time.monotonic()
     left = end - began
@@ -167,7 +170,7 @@ async def _holds(task: Task, program: str, limits: SandboxLimits) -> tuple[str, 
 
 
 async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
-    """Whether the task's asserts hold for the program; they run in one sandbox and the program in another."""
+    """The verdict of the task's asserts, which run in one sandbox and the program in another."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         running = asyncio.create_task(run(_script("program", theirs.fileno(), program), limits, fds=[theirs.fileno()]))

@@ -2,8 +2,10 @@
 
 An answer such as `9^{9^{9^9}}` keeps a comparison busy for ever, or takes all memory. Such an answer is worth nothing,
 while an overrun of the whole verification is a failure of the rule. The limits count processor time, so that a busy
-machine makes no right answer wrong. The kernel enforces them, so that no library can swallow them. A forked process
-serves many answers, until one of them overruns a limit.
+machine makes no right answer wrong.
+
+The kernel enforces the limits, so that no library can swallow them. A forked process serves many answers, until one of
+them overruns a limit.
 """
 
 from __future__ import annotations

@@ -5,10 +5,15 @@ heading of a step; the number in the last `<answer>`; the number in the last `\b
 sentence "the answer is ..."; the last number of the text. Of an equation after the mark or in the box, the right side
 counts.
 
-Numbers may have signs (`-5`, `-$5`, "minus 5"), thousands separators (`1,234`, `1{,}234`; after a mark or in a box also
-`1 234` and `1,00,000`), decimals, exponents (`1e3`, `1.5 \times 10^6`), powers (`2^{10}`, `10⁶`), fractions (`3/4`,
-`\frac{3}{4}`, `¾`) and mixed numbers (`1 1/2`, `1\frac{1}{2}`, `1½`), any currency before them and any unit after
-them: `50%` is 50, `3 million` is 3, `72 m²` is 72. A minus after a digit, letter or closing bracket is an operator or a
+Numbers may have:
+
+- signs (`-5`, `-$5`, "minus 5")
+- thousands separators (`1,234`, `1{,}234`; after a mark or in a box also `1 234` and `1,00,000`)
+- decimals, exponents (`1e3`, `1.5 \times 10^6`), powers (`2^{10}`, `10⁶`)
+- fractions (`3/4`, `\frac{3}{4}`, `¾`) and mixed numbers (`1 1/2`, `1\frac{1}{2}`, `1½`)
+- any currency before them and any unit after them: `50%` is 50, `3 million` is 3, `72 m²` is 72
+
+A minus after a digit, letter or closing bracket is an operator or a
 hyphen. These are not numbers: digits after a letter (`x_2`, `H2O`), digits that continue in another form (`1,2345`,
 `3:30`, `1e3000`), and words. If a mark, tag, box or statement gives an expression as the answer (`√2`, `2π`, `2x`,
 `5!`, `±3`, `> 3`, `5 + 3`, `log(2)`), it is no number; running text may contain expressions.

@@ -1,4 +1,4 @@
-"""The answer has a given form: a small reward beside the one for a right answer."""
+"""The answer has a given form: a small reward in addition to that for a right answer."""
 
 from __future__ import annotations
 

@@ -3,13 +3,12 @@ r"""The answer names the same option as the ground truth.
 An option is a single capital letter. A small letter counts in brackets, in a box, in an answer tag, as the whole answer
 and after "answer:". The first form of this list that occurs decides, and of several occurrences the last:
 
-1. an `<answer>` tag, a `\boxed{}`, `####`, or `[[C]]`;
-2. a sentence that states it: "the answer is C", "the answer should be C", "C is correct", "I choose C", "actually, it's
-   C", and "the answer is C" in Chinese, Japanese, Korean, Spanish, Portuguese, French, Italian, German, Dutch and
-   Russian, of which only this form is known;
-3. the last or the first line, if it is an option: `C` or `C) Paris`;
-4. a conclusion: "so C", "it must be C", "which leaves C";
-5. the only letter in brackets or after "option" that is not denied, as in "(A) is wrong".
+- an `<answer>` tag, a `\boxed{}`, `####`, or `[[C]]`;
+- a sentence that states it, such as "the answer is C", "C is correct", "I choose C", "actually, it's C"; only the
+  first of these in Chinese, Japanese, Korean, Spanish, Portuguese, French, Italian, German, Dutch and Russian;
+- the last or the first line, if it is an option: `C` or `C) Paris`;
+- a conclusion: "so C", "it must be C", "which leaves C";
+- the only letter in brackets or after "option" that is not denied, as in "(A) is wrong".
 
 Marks around a letter (`**C**`, `$C$`, `\text{C}`, quotes, backticks) make no difference. Two letters ("B or C"), a
 denial ("the answer is not C"), a doubt ("if the answer is C") and a question name no option.
@@ -180,7 +179,7 @@ def _end(found: re.Match[str]) -> int:
 
 
 def _near(pattern: re.Pattern[str], text: str, end: int) -> bool:
-    """Whether the pattern occurs just before `end`."""
+    """True if the pattern occurs just before `end`."""
     return pattern.search(text, max(0, end - _WINDOW), end) is not None
 
 

@@ -62,7 +62,7 @@ def _read(body: str) -> _Source:
 
 
 def _is_data(statement: ast.stmt) -> bool:
-    """Whether the statement looks like the output of a program."""
+    """True if the statement looks like the output of a program."""
     return isinstance(statement, ast.Expr) and isinstance(statement.value, _DATA)
 
 

@@ -95,8 +95,11 @@ def num_turns(trajectory: Trajectory) -> int:
 
 
 def rollout_reward_scores(trajectory: Trajectory) -> dict[str, Any]:
-    """What verl tells reward functions of an episode's environment: the tools' own rewards by name, and a simulated
-    user's scores of turns, where there are any, as the list `user_turn_rewards`."""
+    """The rewards of an episode's environment, in the form that verl passes to reward functions.
+
+    They are the tools' own rewards by name, and a simulated user's scores of turns, if any, as the list
+    `user_turn_rewards`.
+    """
     scores = trajectory.turn_scores
     return {**trajectory.rewards, **({USER_TURN_REWARDS: scores} if scores else {})}
 

@@ -1,5 +1,4 @@
-"""What an answer comes down to, so that several attempts at a task can vote: the text that two attempts share if they
-give the same answer."""
+"""The vote of an attempt at a task: a text that two attempts share if they give the same answer."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "gsm8k": final_number,
     "multiple_choice": option,
 }
-"""How the rules that read an answer by themselves read it; None where they find none."""
+"""The readers of rules that find the answer in a text themselves; they return None if there is none."""
 
 
 def vote(result: object, read: Callable[[str], object], answer: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.changes import values_of
 from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
+from asyncrl.errors import ConfigError
 from asyncrl.observe.kept.writing import KeptWriter
 from asyncrl.replay.store import ENDPOINT_FILE
 from asyncrl.runs.inspect.run import find, read_config
@@ -86,9 +87,10 @@ def test_the_status_of_a_run_that_has_ended_says_how_and_what_to_do(call: Call, 
     assert json.loads(call("status", "--json", "mine")[1])["problem"].startswith(says)
 
 
-def test_a_configuration_of_the_version_whose_data_was_one_file_is_read(tmp_path: Path) -> None:
+def test_a_configuration_of_a_version_whose_data_was_one_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{model: {path: m}, data: {train: train.parquet, eval: null}}")
-    assert read_config(tmp_path / "config.yaml").data.train == ["train.parquet"]
+    with pytest.raises(ConfigError, match="of another version of asyncrl"):
+        read_config(tmp_path / "config.yaml")
 
 
 def test_a_replay_that_was_started_by_hand_is_found_by_the_address_that_it_wrote(call: Call) -> None:

@@ -15,7 +15,7 @@ REF = "actor_rollout_ref.ref"
 OPTIM = f"{ACTOR}.optim"
 FSDP = f"{ACTOR}.fsdp_config"
 FREEZES_MIXTURE = f"{MODEL}.override_config.moe_freeze_all"
-"""Of a fork of verl, which reads it from the fields of the model's configuration."""
+"""A key of a fork of verl, which reads it from the fields of the model's configuration."""
 STEPS = "trainer.total_training_steps"
 ESTIMATOR = "algorithm.adv_estimator"
 DTYPES = {

@@ -30,7 +30,7 @@ DEFAULT_CLIP = 0.2
 BY_SEQUENCE = ("gspo", "geo_mean")
 """Losses with one ratio a sequence."""
 OLDER_SPANS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
-"""Rejections of verl 0.6, with what ours judge."""
+"""Rejections of verl 0.6, each with the value of our `over`."""
 MEANS_OF_SEQUENCES = ("sapo", "geo_mean")
 """Losses that verl always aggregates as seq-mean-token-mean."""
 
@@ -39,7 +39,7 @@ FILTER = "algorithm.filter_groups"
 OF_FUNCTION = ("acc", "score")
 """Metrics of a group that the reward function gives, before the penalty on long responses."""
 OF_BATCH = ("seq_reward", "seq_final_reward")
-"""Those that have the penalty."""
+"""Metrics of a group that include the penalty."""
 
 
 def part(name: str, **params: Any) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _named_rewards(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _weighs_tokens(source: VerlConfig) -> bool:
-    """Whether verl has a weight of each token before the update."""
+    """True if verl computes a weight of each token before the update."""
     return source[f"{CORRECTION}.rollout_is"] == "token" and not source[f"{CORRECTION}.bypass_mode"]
 
 

@@ -4,8 +4,8 @@ CONFIG is the YAML that verl's ppo_trainer prints with --cfg job, or a shell scr
 name ends in .sh; it is not run, only its words with dotted keys are read. KEY=VALUE, also with + or ++, and ~KEY win
 over CONFIG. A key that neither names has verl's default.
 
-Prints what is different here, which keys have no counterpart, and what to use instead. Without --out it prints the
-experiment file with these lines as comments. docs/verl.md lists all keys.
+Prints the differences, the keys without a counterpart, and what to use instead. Without --out it prints the experiment
+file with these lines as comments. docs/verl.md lists all keys.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _unread(file: Path | None) -> list[str]:
 
 
 def refused(text: str) -> Iterator[str]:
-    """What asyncrl itself refuses in an experiment file; files of data may not be there yet."""
+    """The lines about settings that asyncrl refuses in an experiment file; missing data files are allowed."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "experiment.yaml"
         file.write_text(text)

@@ -17,9 +17,9 @@ from asyncrl.compat.verl.configuration.yaml_files import MAX_VALUES
 MISSING = "???"
 REFERENCE = re.compile(r"\$\{\s*(oc\.select\s*:\s*)?(\.*)([\w-]+(?:\.[\w-]+)*)\s*(?:,([^{}$]*))?\}")
 MAX_CHARACTERS = 1 << 16
-"""Of one text with its references."""
+"""The longest text with its references resolved."""
 MAX_STEPS = 50
-"""From a reference to the next one, and so on."""
+"""The longest chain of references that lead to each other."""
 
 
 class References:
@@ -32,8 +32,10 @@ class References:
         self._sizes: dict[int, int] = {}
 
     def resolved(self, value: Any, key: str) -> Any:
-        """The value at `key`, with those that it refers to. Raises ValueError: it refers to something else than keys of
-        the configuration, to itself, or to too much."""
+        """The value at `key`, with its references resolved.
+
+        Raises ValueError: a reference names no key of the configuration, refers to itself, or gives too many values.
+        """
         if isinstance(value, Mapping):
             return {name: self.resolved(inner, f"{key}.{name}") for name, inner in value.items()}
         if isinstance(value, list):
@@ -97,7 +99,7 @@ class References:
         return self.resolved(node, ".".join(parts))
 
     def _size(self, value: Any) -> int:
-        """How many values it has. One that stands at several places is looked at once."""
+        """The number of values in it. A value that occurs at several places is visited once."""
         if not isinstance(value, Mapping | list):
             return 1
         if id(value) not in self._sizes:
@@ -107,12 +109,12 @@ class References:
 
 
 def is_reference(value: Any) -> bool:
-    """True if OmegaConf would look for a reference in it."""
+    """True if OmegaConf would look for a reference in the value."""
     return isinstance(value, str) and "${" in value
 
 
 def has_reference(value: Any) -> bool:
-    """True if `is_reference` holds of it, or of a value in it."""
+    """True if `is_reference` is true of the value, or of a value in it."""
     if isinstance(value, Mapping):
         return any(map(has_reference, value.values()))
     return any(map(has_reference, value)) if isinstance(value, list | tuple) else is_reference(value)

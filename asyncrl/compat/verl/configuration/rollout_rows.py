@@ -17,12 +17,12 @@ TURNS = f"{ROLLOUT}.multi_turn"
 VALIDATION = f"{ROLLOUT}.val_kwargs"
 FORMATS = {"hermes": "hermes", "llama3_json": "llama3", "qwen3_coder": "qwen3_coder", "gpt-oss": "harmony"}
 TOOLS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python"}
-"""verl's tools that a tool of ours does the work of."""
+"""The tools of verl, each with the tool of asyncrl that does its work."""
 ANSWER_CHECKER = "asyncrl.commands.demo.answer_checker.AnswerChecker"
 VERL_INTERACTION = "asyncrl.compat.verl.VerlInteraction"
 DEFAULT_MEMORY = 0.5
 UNBOUNDED_TURNS = 64
-"""Where verl bounds an episode by its tokens alone."""
+"""The limit of turns where verl limits an episode by its tokens alone."""
 
 
 def _engine(source: VerlConfig) -> Iterator[Setting | str]:

@@ -1,4 +1,4 @@
-"""A row of the table that says what becomes of a key of verl, and how rows are made."""
+"""The rows of the table that translates verl's keys, and the functions that make rows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Translate = Callable[[VerlConfig], Iterator[Setting | str]]
 
 @dataclass(frozen=True)
 class Row:
-    """`there` are keys of verl; one that ends in `.*` stands for all keys of its section that no other row has. `here`
-    are our keys, empty where there is no counterpart; `sentence` then says what to use instead. `defaults` are verl's.
+    """Keys of verl and their counterpart. `there` are keys of verl, `defaults` their values in verl.
 
-    A row without `translate` is read together with another one. `alias_of`: it is an older name of that key.
+    A key that ends in `.*` means all keys of its section that no other row has. `here` are our keys, empty without a
+    counterpart; `sentence` then says what to use instead. A row without `translate` is read together with another one.
+    `alias_of`: the key of which this one is an older name.
     """
 
     there: tuple[str, ...]
@@ -32,7 +33,7 @@ class Row:
 
 
 def same(there: str, here: str, default: Any, sentence: str = "The same.") -> Row:
-    """The value is taken over; null leaves our default."""
+    """A row whose value is kept; null leaves our default."""
 
     def copy(source: VerlConfig) -> Iterator[Setting | str]:
         if source[there] is not None:
@@ -42,22 +43,22 @@ def same(there: str, here: str, default: Any, sentence: str = "The same.") -> Ro
 
 
 def made(there: str, here: str, default: Any, sentence: str, translate: Translate) -> Row:
-    """A function makes the settings, maybe from several keys."""
+    """A row whose settings a function makes, maybe from several keys."""
     return Row((there,), here, sentence, translate, {there: default})
 
 
 def used(there: str, here: str, default: Any, sentence: str) -> Row:
-    """The function of another row reads it."""
+    """A row that the function of another row reads."""
     return Row((there,), here, sentence, None, {there: default})
 
 
 def none(section: str, names: str, sentence: str) -> Row:
-    """The keys of a section by their names, which have no counterpart."""
+    """A row of the named keys of a section, which have no counterpart."""
     return Row(tuple(f"{section}.{name}" if section else name for name in names.split()), "", sentence)
 
 
 def alias(there: str, new: str) -> Row:
-    """An older name of a key."""
+    """A row for an older name of a key."""
     return Row((there,), f"as `{new}`", "", alias_of=new)
 
 
@@ -79,7 +80,7 @@ def at_home(path: str) -> str:
 
 
 def found_from(path: str) -> str:
-    """Where a file of Python must be found, for a remark; empty where the start's folder is the place."""
+    """The folder where a file of Python must be found, for a remark; empty if it is the start's folder."""
     file = PurePath(path)
     if file.suffix == ".py" and (file.is_absolute() or ".." in file.parts):
         return f"start asyncrl in {file.parent}, or put this folder into PYTHONPATH"

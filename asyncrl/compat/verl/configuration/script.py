@@ -1,7 +1,7 @@
-"""The `key=value` words of a shell script, such as verl's examples are. The script is read, never run.
+"""The `key=value` words of a shell script, such as verl's examples. The script is read, never run.
 
 `NAME=VALUE` sets variables; `$NAME`, `${NAME}`, `${NAME:-DEFAULT}` and `$((SUM))` stand for values. Every word with a
-dotted key counts, also within an array. Other commands, loops and conditions are passed over.
+dotted key counts, also within an array. Other commands, loops and conditions are skipped.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CONFIG_NAME = re.compile(r"(?:^|\s)(?:--config-name|-cn)(?:=|\s+)[\"']?([^\s\"'\
 OF_VERL = ("ppo_trainer", "ppo_megatron_trainer")
 """The configurations that verl's own PPO starts with."""
 LONGEST = 1 << 16
-"""How many characters the variables of one command may become; more is a mistake, or an attack."""
+"""The most characters that the variables of one command may become; more is a mistake, or an attack."""
 SPACE, DOLLAR = "\x1f", "\x1e"
-"""Stand for a space that divides no words, and for a dollar sign that begins no variable."""
+"""Marks for a space that divides no words, and for a dollar sign that begins no variable."""
 BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -94,7 +94,7 @@ def _commands(line: str) -> Iterator[str]:
 
 
 def _balanced(command: str) -> str:
-    """Without the bracket that ends an array or a group of commands."""
+    """The word without the bracket that ends an array or a group of commands."""
     ends = command.rstrip()
     return ends[:-1] if ends.endswith(")") and ends.count(")") > ARRAY.sub("", ends, count=1).count("(") else command
 

@@ -21,11 +21,12 @@ Section = dict[str, Any]
 
 
 class VerlConfig:
-    """What a configuration says, with verl's defaults. Raises ConfigError: a section is a list, or it has more than
-    MAX_VALUES values.
+    """The values of a configuration of verl, with verl's defaults.
 
-    `values` has every key with its value, verl's defaults too; `given` those that the file and the words name.
-    `remarks` has a line for each value that cannot be read."""
+    `values` has every key with its value, also defaults; `given` has the keys that the file and the words name.
+    `remarks` has a line for each value that cannot be read. Raises ConfigError: a section is a list, or there are more
+    than MAX_VALUES values.
+    """
 
     def __init__(self, given: Section, defaults: Mapping[str, Any]) -> None:
         whole = _with_defaults(given, defaults)
@@ -40,16 +41,16 @@ class VerlConfig:
         self.given = [key for key in _names(given, "") if key in self.values]
 
     def __getitem__(self, key: str) -> Any:
-        """The value, or verl's default where it is null."""
+        """The value of a key, or verl's default if it is null."""
         value = self.values.get(key)
         return self._defaults.get(key) if value is None else value
 
     def says(self, key: str) -> bool:
-        """Whether the file or a word gives the key a value."""
+        """True if the file or a word gives the key a value."""
         return key in self.given and self.values[key] is not None
 
     def below(self, section: str) -> dict[str, Any]:
-        """The given keys below a section, by what follows its name."""
+        """The given keys below a section, without the section's name."""
         prefix = f"{section}."
         return {key.removeprefix(prefix): self.values[key] for key in self.given if key.startswith(prefix)}
 
@@ -68,8 +69,10 @@ class VerlConfig:
 
 
 def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str, str]) -> Section:
-    """What a file (YAML, or a script that ends in .sh) and words (KEY=VALUE, also with + or ++; ~KEY) say; later words
-    win. Raises ConfigError: something cannot be read."""
+    """The configuration of a file (YAML, or a script that ends in .sh) and words (KEY=VALUE, also with + or ++; ~KEY).
+
+    Later words win. Raises ConfigError: a part cannot be read.
+    """
     given: Any = {}
     try:
         if file is not None and file.suffix == ".sh":
@@ -103,7 +106,7 @@ def _apply(given: Section, word: str) -> None:
 
 
 def written_at(given: Section, key: str) -> Any:
-    """The value of a key as it is written, without what it refers to; None where it has none."""
+    """The value of a key as it is written, with its references unresolved; None without a value."""
     node: Any = given
     for name in key.split("."):
         if not isinstance(node, dict) or name not in node:

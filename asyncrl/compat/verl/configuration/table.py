@@ -1,4 +1,4 @@
-"""What becomes of every key of verl's PPO configuration. This one table makes the translation and its page."""
+"""The counterpart of every key of verl's PPO configuration. This table makes the translation and its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From verl's configuration to settings of ours, and a report of what has no counterpart."""
+"""The settings for a configuration of verl, and a report of the keys without a counterpart."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ LAG = (
 
 @dataclass(frozen=True)
 class Translated:
-    """`settings` are our keys with their values. `differs`, `without` and `unknown` have a line for each value that
-    became another one, each row of the table that has no counterpart, and each key that the table does not know; `off`
-    are keys of such rows that turn something off."""
+    """The result of a translation: `settings` are our keys with their values, the rest are lines of the report.
+
+    - `differs`: the values that became others
+    - `without`: the rows of the table that have no counterpart
+    - `unknown`: the keys that the table does not know
+
+    `off` are keys of rows without a
+    counterpart that turn something off."""
 
     settings: Mapping[str, Any]
     differs: tuple[str, ...]
@@ -42,7 +47,7 @@ class Translated:
 
     @property
     def report(self) -> Iterator[str]:
-        """All of it for a reader, line by line."""
+        """The lines of the whole report."""
         parts = {
             "Different here:": self.differs,
             "No counterpart:": self.without,
@@ -56,7 +61,7 @@ class Translated:
 
 
 def translate(given: Section) -> Translated:
-    """Translate what a configuration of verl says; verl's defaults hold for the rest."""
+    """Translate a configuration of verl. Keys that it does not name have verl's defaults."""
     defaults = {key: value for row in TABLE for key, value in row.defaults.items()}
     source = VerlConfig(_renamed(given), defaults)
     settings: dict[str, Any] = {}
@@ -88,17 +93,18 @@ def translate(given: Section) -> Translated:
 
 
 def _said(key: str, source: VerlConfig) -> str:
-    """A key with its value for people. Of verl's own keys, none that ends with `_key` or `_token` is a secret."""
+    """A key with its value as text."""
+    # No key of verl that ends with `_key` or `_token` is a secret.
     return f"{key}={as_yaml(masked(source[key], '' if row_of(key) else key.rpartition('.')[2]))}"
 
 
 def _is_own(key: str) -> bool:
-    """Whether the key is in verl's section of data, and not one of verl's."""
+    """True if the key is in verl's section of data, and not one of verl's."""
     return key.startswith("data.") and key.count(".") == 1 and row_of(key) is None
 
 
 def _is_passed_on(key: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a class of the user's own, a dataset or a reward manager, gets the key."""
+    """True if a class of the user's own, a dataset or a reward manager, gets the key."""
     if key.startswith(f"{KWARGS}."):
         return "scoring.manager.params" in settings
     return "data.dataset" in settings and _is_own(key)
@@ -121,7 +127,7 @@ def experiment(translated: Translated) -> DictConfig:
 
 
 def _renamed(given: Section) -> Section:
-    """The same with the values of older keys under their newer names."""
+    """The values, with those of older keys under their newer names."""
     content = copy.deepcopy(given)
     for row in TABLE:
         if row.alias_of and (value := written_at(given, row.there[0])) is not None:
@@ -130,8 +136,7 @@ def _renamed(given: Section) -> Section:
 
 
 def _without(source: VerlConfig, given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A line for each row without a counterpart that has some of the `given` keys, and such keys that turn something
-    off."""
+    """Lines for rows without a counterpart that have some of the `given` keys, and those that turn something off."""
     lines, off = [], []
     rows = ((key, row) for key in given if (row := row_of(key)) is not None and _has_none(row))
     by_row = sorted(rows, key=lambda each: TABLE.index(each[1]))

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 MAX_BYTES = 256 << 10
 MAX_VALUES = 20_000
 SHORT = 16
-"""Characters of a text that counts as one value."""
+"""The characters of a text that count as one value."""
 
 
 def read_small(path: Path) -> str:
@@ -27,7 +27,7 @@ def read_small(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """The values of a file, with references as they are written. Raises what `config.group_files.FAILURES` names."""
+    """The values of a file, with references as they are written. Raises the errors in `config.group_files.FAILURES`."""
     text = read_small(path)
     tree = yaml.compose(text, Loader=yaml.SafeLoader)
     if tree is not None and _count(tree, {}) > MAX_VALUES:
@@ -36,8 +36,10 @@ def read_yaml(path: Path) -> Any:
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node has once its aliases are written out; a long text counts as several. Raises ValueError: it
-    is part of itself."""
+    """The number of values of a node with its aliases written out; a long text counts as several.
+
+    Raises ValueError: the node is part of itself.
+    """
     if isinstance(node, yaml.ScalarNode):
         return 1 + len(node.value) // SHORT
     if (before := known.get(id(node))) is not None:

@@ -1,4 +1,4 @@
-"""From the arguments of a call to those of each worker, and from the workers' results to that of the call.
+"""The arguments of each worker from those of a call, and the result of the call from those of the workers.
 
 A dispatch function gets the group and the call's arguments, and returns arguments that are lists with one element a
 worker. A collect function gets the group and the results of all workers, which are futures if the call does not wait.
@@ -18,8 +18,10 @@ from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.errors import DispatchError
 
 PADDING = "_padding_size_key_x123d"
-"""The keyword with which a dispatch function says how many rows it has added. It is verl's, for functions that were
-written for it."""
+"""The keyword by which a dispatch function tells the number of rows that it added.
+
+It is verl's, for functions that were written for verl.
+"""
 MEGATRON = "megatron"
 """The mesh of the modes MEGATRON_COMPUTE and MEGATRON_COMPUTE_PROTO."""
 
@@ -27,7 +29,7 @@ Arguments = tuple[Sequence[Any], dict[str, Any]]
 
 
 class Workers(Protocol):
-    """What dispatch needs to know of a worker group."""
+    """The facts about a worker group that dispatch depends on."""
 
     @property
     def world_size(self) -> int: ...
@@ -37,7 +39,7 @@ class Workers(Protocol):
         ...
 
     def collecting(self, mesh: str) -> list[bool]:
-        """bool[W]: whether the worker has the outputs of its data-parallel rank."""
+        """bool[W]: true if the worker has the outputs of its data-parallel rank."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Results that are not there yet: futures of workers in this process, or Ray's references to those of others."""
+"""Results that workers still compute: futures of workers in this process, or Ray's references."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrl.compat.verl.protocol import DataProto
 
 
 def is_future(value: Any) -> bool:
-    """Whether a value is what a worker group's call without waiting returns for one worker."""
+    """True if the value is a future of one worker, which a call of a worker group without waiting returns."""
     return isinstance(value, Future) or _is_reference(value)
 
 
@@ -24,8 +24,10 @@ def _is_reference(value: Any) -> bool:
 
 
 def results(futures: Sequence[Any], what: str = "rank") -> list[Any]:
-    """The results of workers, in order. The first error ends the wait: the other workers may wait for the one that
-    failed. `what` the futures belong to is said of a process that died. Raises WorkerError: a worker failed."""
+    """The results of workers, in order. `what` names the owners of the futures in errors.
+
+    Raises WorkerError as soon as a worker has failed: the other workers may wait for the failed one.
+    """
     if any(_is_reference(each) for each in futures):
         from asyncrl.compat.verl.controller.references import fetched
 
@@ -39,8 +41,9 @@ def results(futures: Sequence[Any], what: str = "rank") -> list[Any]:
 
 @dataclass(frozen=True)
 class DataProtoFuture:
-    """A batch whose parts are still computed by `futures`, one a worker. It may be the argument of another worker
-    group's method: the workers of that one wait for it, and the caller does not.
+    """A batch whose parts are still computed by `futures`, one a worker.
+
+    It may be the argument of another worker group's method: the workers of that group wait for it, not the caller.
 
     `collect_fn` joins the parts and `dispatch_fn` takes from the whole what one worker needs. The last `padding` rows
     of the whole are left out: they were added to divide the batch among workers.
@@ -57,11 +60,11 @@ class DataProtoFuture:
         return DataProtoFuture(_joined, list(data))
 
     def chunk(self, chunks: int) -> list[DataProtoFuture]:
-        """Equal parts, in order, which are not there yet either."""
+        """Equal parts, in order, as futures."""
         return [replace(self, dispatch_fn=partial(_chunk, index=index, chunks=chunks)) for index in range(chunks)]
 
     def get(self) -> DataProto:
-        """Wait for the batch, or for the part of it that this is.
+        """Wait for the batch, or for this part of it.
 
         Raises WorkerError: a worker failed; DataProtoError: the parts are no batches, or cannot be joined.
         """

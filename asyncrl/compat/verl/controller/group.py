@@ -16,7 +16,7 @@ from asyncrl.errors import DispatchError, WorkerError
 
 
 class ResourcePool:
-    """How many processes run on each node: `process_on_nodes` has a number a node."""
+    """The number of processes on each node: `process_on_nodes` has a number a node."""
 
     def __init__(self, process_on_nodes: Sequence[int] | None = None, max_colocate_count: int = 10) -> None:
         self._store = list(process_on_nodes or ())
@@ -37,7 +37,7 @@ class ResourcePool:
         return sum(self._store)
 
     def local_world_size_list(self) -> list[int]:
-        """int[W]: for each process, how many run on its node."""
+        """int[W]: for each process, the number of processes on its node."""
         return [count for count in self._store for _ in range(count)]
 
     def local_rank_list(self) -> list[int]:
@@ -58,8 +58,9 @@ class ClassWithInitArgs:
 
 
 class WorkerGroup(ABC):
-    """W workers of `worker_class`. Every method that the class registers is a method of the group; `close` ends the
-    workers, and so does the end of a `with` block.
+    """W workers of `worker_class`. Every method that the class registers is a method of the group.
+
+    `close` ends the workers, and so does the end of a `with` block.
 
     A method's error is raised as WorkerError, which names the rank. Raises DispatchError: the group has methods of its
     own with the names of registered ones.
@@ -106,8 +107,10 @@ class WorkerGroup(ABC):
         """Have a worker run a method, after those that it was given before. Returns a future."""
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """The futures of a method on all workers. Where all arguments are lists [W], each worker gets its elements,
-        else all get the same."""
+        """The futures of a method on all workers.
+
+        If all arguments are lists [W], each worker gets its elements. Otherwise all get the same.
+        """
         given = [*args, *kwargs.values()]
         each_its_own = all(isinstance(each, list) and len(each) == self.world_size for each in given)
 
@@ -151,7 +154,7 @@ class WorkerGroup(ABC):
         return self._dp_ranks[mesh]
 
     def collecting(self, mesh: str) -> list[bool]:
-        """bool[W]: whether the worker has the outputs of its data-parallel rank."""
+        """bool[W]: true if the worker has the outputs of its data-parallel rank."""
         if mesh not in self._collecting:
             self._collecting[mesh] = self.execute_all_sync("_query_collect_info", mesh)
         return self._collecting[mesh]
@@ -179,7 +182,7 @@ class WorkerGroup(ABC):
 
 
 def run_method(worker: Any, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The result of a worker's method, also where that is a coroutine. Raises WorkerError: it failed."""
+    """The result of a worker's method, which may be a coroutine. Raises WorkerError: it failed."""
     try:
         result = getattr(worker, method_name)(*args, **kwargs)
         return asyncio.run(result) if inspect.iscoroutine(result) else result
@@ -189,7 +192,7 @@ def run_method(worker: Any, method_name: str, args: Sequence[Any], kwargs: dict[
 
 
 def worker_error(message: str, error: Exception | SystemExit) -> WorkerError:
-    """The error that says what failed, and why; its cause goes along if it can be sent between processes."""
+    """The error with the method and the reason. Its cause is kept if it can be sent between processes."""
     message = f"{message}: {type(error).__name__}: {error}"
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - bytes of this process

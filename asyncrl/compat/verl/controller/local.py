@@ -1,4 +1,4 @@
-"""Workers in this process, each in a thread of its own: without Ray, for tests and for one worker on a laptop."""
+"""Workers in this process, each in a thread: without Ray, for tests and for one worker on a laptop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from asyncrl.errors import DispatchError
 
 
 class LocalWorkerGroup(WorkerGroup):
-    """Workers in this process, as many as `resource_pool` has, one by default. They share this process's memory and its
-    one torch.distributed group, so several of them cannot train one model together.
+    """Workers in this process, as many as `resource_pool` has, one by default.
+
+    They share this process's memory and its one torch.distributed group, so several of them cannot train one model
+    together.
 
     Raises DispatchError: the pool has no process; and what the workers' constructor raises.
     """
@@ -52,7 +54,7 @@ class LocalWorkerGroup(WorkerGroup):
 
 
 def _own(value: Any) -> Any:
-    """A batch with the same tensors and arrays, to which a worker may add others without the caller's noticing."""
+    """A batch with the same tensors and arrays. Fields that a worker adds do not appear in the caller's batch."""
     if not isinstance(value, DataProto):
         return value
     batch = None if value.batch is None else value.batch.select(*value.batch.keys())

@@ -1,8 +1,7 @@
-"""How a call of a worker group reaches its workers: verl's dispatch and execute modes, and the decorator that names
-them.
+"""The dispatch and execute modes of verl, which say how a call reaches the workers, and the decorator that names them.
 
-A dispatch mode makes the arguments of each worker from those of the call, and the call's result from what the workers
-return. `dispatch.py` says how.
+A dispatch mode makes the arguments of each worker from those of the call, and the call's result from those of the
+workers, by the functions of `dispatch.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Dispatch(Enum):
     ONE_TO_ALL = "ONE_TO_ALL"
     """Every worker gets the same arguments; a list of W results is returned."""
     ALL_TO_ALL = "ALL_TO_ALL"
-    """Where all arguments are lists [W], each worker gets its elements, else all get the same; as ONE_TO_ALL."""
+    """Each worker gets its elements if all arguments are lists [W]; otherwise the same as ONE_TO_ALL."""
     DP_COMPUTE = "DP_COMPUTE"
     """Arguments are lists [W], one element a worker; a list of W results is returned."""
     DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
@@ -50,7 +49,7 @@ class Dispatch(Enum):
 
 
 class Execute(Enum):
-    """Which workers run a method."""
+    """The workers that run a method: all, or rank 0."""
 
     ALL = "ALL"
     RANK_ZERO = "RANK_ZERO"
@@ -58,8 +57,10 @@ class Execute(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """How a worker group calls a method; without `blocking`, a call returns futures at once. A dispatch mode of your
-    own is a mapping with `dispatch_fn` and `collect_fn`."""
+    """The modes by which a worker group calls a method. Without `blocking`, a call returns futures at once.
+
+    A dispatch mode of your own is a mapping with `dispatch_fn` and `collect_fn`.
+    """
 
     dispatch_mode: Dispatch | Mapping[str, Callable[..., Any]]
     execute_mode: Execute
@@ -72,8 +73,9 @@ def register(
     blocking: bool = True,
     materialize_futures: bool = True,
 ) -> Callable[[Method], Method]:
-    """A decorator of a worker's method: worker groups of its class have a method of that name. With
-    `materialize_futures`, a worker that gets a DataProtoFuture waits for its batch before it runs the method.
+    """A decorator of a worker's method: worker groups of its class have a method of that name.
+
+    With `materialize_futures`, a worker that gets a DataProtoFuture waits for its batch before it runs the method.
 
     Raises DispatchError: a mode is none, or the two do not go together.
     """

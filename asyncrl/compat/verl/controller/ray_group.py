@@ -19,16 +19,18 @@ from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.errors import DispatchError
 
 PLACED_S = 300.0
-"""How long a pool waits for room in the cluster."""
+"""The longest wait of a pool for room in the cluster."""
 CLOSED_S = 10.0
-"""How long a worker may take to close."""
+"""The time that a worker has to close."""
 
 logger = logging.getLogger(__name__)
 
 
 class RayResourcePool(ResourcePool):
-    """Room for processes on nodes of the cluster, reserved at the first use: a CPU each and, with `use_gpu`, a GPU
-    each. Up to `max_colocate_count` worker groups share it, each worker with that part of a CPU and a GPU.
+    """Room for processes on nodes of the cluster, reserved at the first use.
+
+    Each process has a CPU and, with `use_gpu`, a GPU. Up to `max_colocate_count` worker groups share the room, each
+    worker with that part of a CPU and a GPU.
 
     `close` gives the room back, and so does the end of a `with` block.
     """
@@ -74,7 +76,7 @@ class RayResourcePool(ResourcePool):
         return self._placement_groups
 
     def close(self) -> None:
-        """Give the room back; workers that are still there end."""
+        """Give the room back, and end workers that still run."""
         ray = ray_module()
         for group in self._placement_groups:
             ray.util.remove_placement_group(group)
@@ -161,7 +163,7 @@ class RayWorkerGroup(WorkerGroup):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _sent(self, value: Any) -> Any:
-        """A batch as a reference to Ray's store, where one that several workers get is once."""
+        """A batch as a reference to Ray's store, which holds it once for all workers."""
         if not isinstance(value, DataProto):
             return value
         stored = {} if self._stored is None else self._stored

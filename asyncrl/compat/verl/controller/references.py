@@ -23,7 +23,7 @@ def ray_module() -> Any:
 
 
 def fetched(references: Sequence[Any], what: str) -> list[Any]:
-    """The results of references, in order, which belong to the workers or parts `what` 0, 1 and so on.
+    """The results of references, in order. `what` names their owners in errors, such as worker 0.
 
     Raises WorkerError as soon as one has failed.
     """

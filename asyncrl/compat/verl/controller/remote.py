@@ -1,4 +1,4 @@
-"""The process on a Ray cluster that has a worker, and what is sent to it."""
+"""The process on a Ray cluster that runs a worker, and the batches that are sent to it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class WorkerHost:
 
 
 def compact(value: Any) -> Any:
-    """A batch that can be sent alone: a tensor that is part of a larger one would take the whole of it along."""
+    """A batch with copies of tensors that are parts of larger ones."""
+    # A pickle of such a part has the whole of the larger tensor.
     if not isinstance(value, DataProto) or value.batch is None:
         return value
     tensors = {name: _alone(tensor) for name, tensor in value.batch.items()}

@@ -74,8 +74,7 @@ class Worker:
         return self._local_world_size
 
     def init_mesh(self, tp_size: int = 1, pp_size: int = 1, cp_size: int = 1) -> None:
-        """Say how the W workers divide a model, before the first call that uses the mesh. What remains is data
-        parallel.
+        """Set how the W workers divide a model, before the first call that uses the mesh. The rest is data parallel.
 
         Ranks count up in tensor-parallel groups first, then over context, data and pipeline, as Megatron does. The
         outputs of a data-parallel rank are those of the last pipeline stage, at tensor and context rank 0.
@@ -103,8 +102,10 @@ class Worker:
         return self._global_info
 
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
-        """Say what this worker's data-parallel rank is in the mesh `mesh_name`, and whether it has the outputs of that
-        rank. Raises ValueError: the mesh is registered already."""
+        """Register this worker's data-parallel rank in the mesh `mesh_name`. `is_collect`: it has the rank's outputs.
+
+        Raises ValueError: the mesh is registered already.
+        """
         if mesh_name in self._dp_ranks:
             raise ValueError(f"mesh_name {mesh_name} has been registered")
         self._dp_ranks[mesh_name], self._collecting[mesh_name] = dp_rank, is_collect

@@ -14,13 +14,13 @@ from asyncrl.actor.runner import open_runner
 from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.from_config import label_needs
 from asyncrl.compat.verl.controller.operators.critic import CriticParts, ValueWorker
-from asyncrl.compat.verl.controller.operators.generation import Sampling
+from asyncrl.compat.verl.controller.operators.generation import PromptSampling
 from asyncrl.compat.verl.controller.operators.joining import joined_workers
 from asyncrl.compat.verl.controller.operators.plans import Batches
 from asyncrl.compat.verl.controller.operators.policy import PolicyParts, PolicyWorker
 from asyncrl.compat.verl.controller.operators.prompts import TaskPrompts
 from asyncrl.compat.verl.controller.operators.reward import RewardWorker
-from asyncrl.compat.verl.controller.operators.rollout import EpisodeLimits, Rollout
+from asyncrl.compat.verl.controller.operators.rollout import Rollout, RolloutLimits
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.engine.base import Engine
@@ -55,7 +55,7 @@ class ActorRolloutRefWorker(PolicyWorker):
             raise ConfigError(
                 "algorithm.sft.path: the operators train no demonstrations; use `asyncrl sft` first, or `asyncrl train`"
             )
-        sampling = Sampling(config.actor.temperature, config.algorithm.greedy_sibling)
+        sampling = PromptSampling(config.actor.temperature, config.algorithm.greedy_sibling)
         super().__init__(policy_parts(config), config.model, sampling, config.run.seed, config.learner.publish_every)
 
 
@@ -79,8 +79,8 @@ class CriticWorker(ValueWorker):
             loaded = load_critic(config.critic, config.model, ranks, config.actor.max_tokens, config.run.seed)
             return Trainable(loaded, config.critic.lr, learner, config.model.dtype)
 
-        join = partial(joined_workers, learner=learner, threads=config.cluster.learner_threads)
-        super().__init__(CriticParts(join, critic, partial(open_batches, config)), algorithm)
+        parts = policy_parts(config)
+        super().__init__(CriticParts(parts.join, critic, parts.batches), algorithm)
 
 
 class RewardModelWorker(RewardWorker):
@@ -121,7 +121,8 @@ def open_algorithm(config: TrainConfig) -> Algorithm:
 
 
 def policy_parts(config: TrainConfig) -> PolicyParts:
-    """The functions that open the parts of a worker with the policy."""
+    """The functions that open the parts of the worker with the policy. That with the critic uses two of them."""
+    settings, needs = BatchSettings.of(config.learner, config.algorithm), label_needs(config.algorithm)
 
     def trainer(ranks: Ranks) -> Trainer:
         algorithm, learner = open_algorithm(config), config.learner
@@ -146,17 +147,13 @@ def policy_parts(config: TrainConfig) -> PolicyParts:
                 "engine.kind=embedded; `asyncrl train` uses servers"
             )
         actor = config.actor
-        return Rollout(player, EpisodeLimits(actor.concurrency, config.replay.max_attempts, actor.episode_timeout_s))
+        return Rollout(player, RolloutLimits(actor.concurrency, config.replay.max_attempts, actor.episode_timeout_s))
+
+    def batches(ranks: Ranks, model: PackedModel, flops: ForwardFlops) -> Batches:
+        def fetcher(source: BatchSource) -> BatchFetcher:
+            return BatchFetcher(lambda _: settings, config.learner.total_steps, ranks, model, flops, source)
+
+        return Batches(fetcher, needs, ranks)
 
     join = partial(joined_workers, learner=config.learner, threads=config.cluster.learner_threads)
-    return PolicyParts(join, trainer, partial(open_batches, config), rollout)
-
-
-def open_batches(config: TrainConfig, ranks: Ranks, model: PackedModel, flops: ForwardFlops) -> Batches:
-    """The batches of `ranks` for one model."""
-    settings = BatchSettings.of(config.learner, config.algorithm)
-
-    def fetcher(source: BatchSource) -> BatchFetcher:
-        return BatchFetcher(lambda _: settings, config.learner.total_steps, ranks, model, flops, source)
-
-    return Batches(fetcher, label_needs(config.algorithm), ranks)
+    return PolicyParts(join, trainer, batches, rollout)

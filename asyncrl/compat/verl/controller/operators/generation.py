@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """The temperature of training, and whether the first member of each group is sampled greedily."""
+class PromptSampling:
+    """The temperature of training. `greedy_sibling`: the first member of each group is sampled greedily."""
 
     temperature: float
     greedy_sibling: bool
@@ -71,7 +71,7 @@ def numbered(prompts: DataProto) -> DataProto:
     return DataProto(prompts.batch, {**prompts.non_tensor_batch, MEMBER: objects(members)}, prompts.meta_info)
 
 
-def tickets_of(prompts: DataProto, sampling: Sampling, version: int) -> list[Ticket]:
+def tickets_of(prompts: DataProto, sampling: PromptSampling, version: int) -> list[Ticket]:
     """A ticket for each row. `meta_info` may have `validate`, which samples greedily like verl, or `temperature`."""
     validate = bool(prompts.meta_info.get("validate", False))
     temperature = 0.0 if validate else float(prompts.meta_info.get("temperature", sampling.temperature))

@@ -1,6 +1,8 @@
-"""Dispatch modes of the operators. A batch of any length is divided among workers without padding: an episode that is
-run or scored twice would be wasted. Models are trained on the whole batch, which each worker gets, and of which it
-computes what the learner's schedule gives its rank.
+"""The dispatch modes of the operators.
+
+A batch of any length is divided among workers without padding, since an episode that is run or scored twice would be
+wasted. To train models, each worker gets the whole batch, and computes the part that the learner's schedule gives its
+rank.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ ROW = "row_of_the_batch"
 
 
 def shared_out(bounds: Callable[[DataProto, int], list[int]], join: Join) -> Mode:
-    """The mode in which worker i of W gets the rows from bounds[i] to bounds[i + 1] of a batch, which may be none, and
-    `join` makes the result of what all return."""
+    """The mode in which worker i of W gets the rows from bounds[i] to bounds[i + 1] of a batch.
+
+    There may be no such rows. `join` makes the call's result from the results of all workers.
+    """
 
     def dispatch(group: Workers, data: Any) -> Arguments:
         batch = materialized(data)
@@ -37,7 +41,7 @@ def shared_out(bounds: Callable[[DataProto, int], list[int]], join: Join) -> Mod
 
 
 def whole(join: Join) -> Mode:
-    """The mode in which every worker gets the whole batch, and `join` makes the result of what all return."""
+    """The mode in which every worker gets the whole batch, and `join` makes the call's result from those of all."""
     return {"dispatch_fn": to_all, "collect_fn": partial(_collected, join)}
 
 
@@ -53,7 +57,7 @@ def evenly(data: DataProto, workers: int) -> list[int]:
 
 
 def by_trajectory(data: DataProto, workers: int) -> list[int]:
-    """The same, moved so that the rows of a trajectory stay together."""
+    """int[W + 1]: the bounds of W parts, moved so that the rows of a trajectory stay together."""
     names = data.non_tensor_batch.get("trajectory_id", np.arange(len(data))).tolist()
     starts = [row for row in range(len(data)) if row == 0 or names[row] != names[row - 1]]
     starts.append(len(data))
@@ -61,7 +65,7 @@ def by_trajectory(data: DataProto, workers: int) -> list[int]:
 
 
 def in_order(parts: list[DataProto]) -> DataProto:
-    """The rows of all parts in the order of their ROW, which is taken off."""
+    """The rows of all parts in the order of their ROW, without that field."""
     joined: DataProto = DataProto.concat([part for part in parts if len(part)])
     rows = joined.batch.pop(ROW)
     ordered: DataProto = joined[torch.argsort(rows)]
@@ -69,5 +73,5 @@ def in_order(parts: list[DataProto]) -> DataProto:
 
 
 def the_first(parts: list[DataProto]) -> DataProto:
-    """What rank 0 returned: all return the same."""
+    """The result of rank 0. All ranks return the same."""
     return parts[0]

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from asyncrl.compat.verl.controller.modes import Dispatch, register
 from asyncrl.compat.verl.controller.operators.advantage import STATE
-from asyncrl.compat.verl.controller.operators.generation import DROPPED, GeneratedPart, Sampling, generating, tickets_of
+from asyncrl.compat.verl.controller.operators.generation import (
+    DROPPED,
+    GeneratedPart,
+    PromptSampling,
+    generating,
+    tickets_of,
+)
 from asyncrl.compat.verl.controller.operators.parts import in_order, the_first, whole
 from asyncrl.compat.verl.controller.operators.plans import Batches, rows_with
 from asyncrl.compat.verl.controller.operators.rollout import Rollout
@@ -24,6 +30,7 @@ from asyncrl.compat.verl.fields import require
 from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
+from asyncrl.learner.batch.fetching import PackedModel
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.checkpoint.export import export
 from asyncrl.learner.checkpoint.gathering import gather_all, plan_gather
@@ -40,7 +47,7 @@ class PolicyParts:
 
     join: Callable[[Worker], AbstractContextManager[Ranks]]
     trainer: Callable[[Ranks], Trainer]
-    batches: Callable[[Ranks, Policy, ForwardFlops], Batches]
+    batches: Callable[[Ranks, PackedModel, ForwardFlops], Batches]
     rollout: Callable[[], Rollout]
 
 
@@ -51,7 +58,7 @@ class PolicyWorker(Worker):
     """
 
     def __init__(
-        self, parts: PolicyParts, model: ModelConfig, sampling: Sampling, seed: int, publish_every: int
+        self, parts: PolicyParts, model: ModelConfig, sampling: PromptSampling, seed: int, publish_every: int
     ) -> None:
         super().__init__()
         self._parts = parts

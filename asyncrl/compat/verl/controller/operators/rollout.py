@@ -24,7 +24,7 @@ OpenPlayer = Callable[[AsyncExitStack], Awaitable[tuple[Engine, EpisodeRunner]]]
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeLimits:
+class RolloutLimits:
     """The number of episodes at once, the attempts of each one, and the time of an attempt."""
 
     concurrency: int
@@ -47,7 +47,7 @@ class Rollout:
     All methods are called from one thread. Raises ConfigError: the model, a tool or the agent cannot be used.
     """
 
-    def __init__(self, open_player: OpenPlayer, limits: EpisodeLimits) -> None:
+    def __init__(self, open_player: OpenPlayer, limits: RolloutLimits) -> None:
         self._limits = limits
         self._loop = asyncio.Runner()
         self._stack = AsyncExitStack()

@@ -11,7 +11,7 @@ from asyncrl.learner.checkpoint.state import Models
 from asyncrl.learner.ranks.ranks import Ranks
 
 KEPT = 1 << 30
-"""Checkpoints that a folder keeps: all of them, since the program says what it saves where."""
+"""The checkpoints that a folder keeps: all of them, since the program decides what it saves."""
 
 
 def save(folder: str, ranks: Ranks, models: Models, step: int, algorithm: Mapping[str, float]) -> None:
@@ -24,8 +24,10 @@ def save(folder: str, ranks: Ranks, models: Models, step: int, algorithm: Mappin
 
 
 def restored(folder: str, ranks: Ranks, models: Models) -> Progress | None:
-    """Load the newest checkpoint into the models; None where there is none. Raises CheckpointError: it is of another
-    model, or all are damaged."""
+    """Load the newest checkpoint into the models, and return its progress; None without a checkpoint.
+
+    Raises CheckpointError: it is of another model, or all are damaged.
+    """
     progress = Checkpoints(Path(folder), KEPT, ranks).restore(models)
     if progress is not None:
         progress.restore_models(models)
