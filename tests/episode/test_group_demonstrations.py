@@ -18,8 +18,9 @@ from msgspec import structs
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
-from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.group_demonstrations import DemonstrationRecorder
+from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.errors import DataError, RefusedError
 from asyncrl.launch.preflight.demonstrations import check_group_demonstrations
 from asyncrl.tools.toolbox import Toolbox, ToolLimits

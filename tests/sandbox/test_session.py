@@ -24,7 +24,10 @@ pytestmark = pytest.mark.slow
 
 LIMITS = SandboxLimits(memory_mb=300)
 PROCESSES = {True: 3, False: 2}
-"""Of a session, by whether it has namespaces: the launcher, which without them is the watcher, and the program."""
+"""The number of processes of a session, with namespaces and without: the launcher, the watcher and the program.
+
+Without namespaces the launcher is the watcher.
+"""
 
 
 @pytest.fixture(
@@ -35,7 +38,7 @@ PROCESSES = {True: 3, False: 2}
     ids=["namespaces", "plain"],
 )
 def either(request: pytest.FixtureRequest) -> bool:
-    """Whether sessions get namespaces."""
+    """True if sessions get namespaces."""
     return bool(request.param)
 
 
@@ -187,8 +190,10 @@ def test_between_two_cells_all_processes_stand_still(either: bool):
 
 
 REASONS = {"and takes memory": [RAN_IN_PAUSE, ""]}
-"""Of a session that wakes up, where it may end otherwise too: one that a busy machine has not yet seen stopped may
-exceed its memory first."""
+"""The possible reasons for the end of a session, by the way in which it wakes up, if there are several.
+
+A session may exceed its memory first, if a busy machine has not yet stopped it.
+"""
 
 
 @pytest.mark.parametrize("how", WAKING)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, prepare, prepared_overrides
+from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, prepare_demo, prepared_overrides
 from asyncrl.commands.demo.summary import audit, draw
 from asyncrl.config import locations
 from asyncrl.config.exits import EXIT_STOPPED, exit_status
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         return refused
     console = Console(stderr=True)
     process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
-    prepared = prepare(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
+    prepared = prepare_demo(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
     return role_main(run, [*prepared_overrides(prepared), *argv])
 
 

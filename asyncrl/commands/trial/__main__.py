@@ -26,7 +26,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from asyncrl.actor.runner import open_runner
+from asyncrl.actor.from_config import open_runner
 from asyncrl.chat.chat import Chat
 from asyncrl.commands.trial.engines import VERSION, ScriptedEngine, ServerEngine, read_answers
 from asyncrl.commands.trial.transcript import Transcript

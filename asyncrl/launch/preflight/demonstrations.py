@@ -29,7 +29,7 @@ def check_group_demonstrations(
     if config.data.demonstration is None or not files:
         return
     (tasks,) = files
-    from asyncrl.actor.runner import demonstration_recorder
+    from asyncrl.actor.from_config import demonstration_recorder
     from asyncrl.chat.from_config import open_chat
     from asyncrl.data.from_config import run_tasks
 
@@ -38,7 +38,7 @@ def check_group_demonstrations(
     if done.exists():
         return
 
-    record, found = demonstration_recorder(config, open_chat(config)), 0
+    record, found = demonstration_recorder(config.actor, config.data, open_chat(config)), 0
     for row, task in enumerate(tracked(tasks, "trying demonstrations", len(tasks), "tasks")):
         if stop is not None and stop.is_set():
             raise StoppedError("stopped while demonstrations were tried; nothing was started")

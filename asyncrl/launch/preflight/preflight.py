@@ -83,7 +83,7 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     """
     from asyncrl.chat.from_config import open_chat
     from asyncrl.data.from_config import run_tasks
-    from asyncrl.episode.demonstrations import prepare_demonstrations
+    from asyncrl.episode.from_config import prepare_demonstrations
     from asyncrl.launch.preflight.datasets import make_tasks
     from asyncrl.modelling.opening import reads_images
 
@@ -256,7 +256,7 @@ def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence
 
 def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the tools of a row cannot be created, or are not all on offer. They are released again."""
-    from asyncrl.actor.runner import open_toolbox
+    from asyncrl.actor.from_config import open_toolbox
     from asyncrl.tools.toolbox import Toolbox
 
     toolbox = open_toolbox(actor)

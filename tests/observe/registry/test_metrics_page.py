@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.agents.chat_api.agent import ChatCounts
+from asyncrl.agents.chat_api.server import ChatCounts
 from asyncrl.observe.registry import BY_WRITER, describe
 from asyncrl.observe.registry.page import SECTIONS, page
 from asyncrl.replay.counters import COUNTERS, DEPTHS

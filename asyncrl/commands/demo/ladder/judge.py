@@ -37,7 +37,7 @@ class _Step:
 
 
 class StepJudge:
-    """`scoring.prm.family=asyncrl.commands.demo.ladder.judge.StepJudge scoring.prm.params={accuracy: 0.8, seed: 0}`."""
+    """`scoring.prm.family=asyncrl.commands.demo.ladder.StepJudge scoring.prm.params={accuracy: 0.8, seed: 0}`."""
 
     def __init__(self, config: ScoringModelConfig) -> None:
         params = dict(config.params)

@@ -42,7 +42,7 @@ class Rung:
     def tools(self) -> list[str]:
         """The tools that `actor.tools` names."""
         names = ["LadderCalculator", "Undo"] if self.has_first_step else ["LadderCalculator"]
-        return [f"asyncrl.commands.demo.ladder.tools.{name}" for name in names]
+        return [f"asyncrl.commands.demo.ladder.{name}" for name in names]
 
     @property
     def most_turns(self) -> int:

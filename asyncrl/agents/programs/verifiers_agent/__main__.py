@@ -3,8 +3,8 @@
     PYTHON verifiers_agent tasks ENV_ID [--args JSON] [--split train] [--limit 1000]     writes tasks as JSON lines
     PYTHON verifiers_agent                                     is the program of `actor.agent_command`: plays episodes
 
-A task carries what the environment gave for it, so that a program needs no data set. The rewards of an episode have
-the names of the rubric and are weighted: their sum is what verifiers calls the reward. Metrics are unweighted.
+A row of a task file has the environment's whole task in it, so that a program needs no data set. The rewards of an
+episode have the names of the rubric and are weighted: verifiers calls their sum the reward. Metrics are unweighted.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 FIELD = "verifiers"
-"""Of a task's `extra_info`: JSON text with `env`, `args` and `task`."""
+"""The field of a task's `extra_info` that names its environment: JSON text with `env`, `args` and `task`."""
 
 MODEL = "policy"
 MAX_METRICS = 32
-"""An episode may report as many; those behind them are left out, and `metrics_left_out` counts them."""
+"""The most metrics of an episode. Further ones are left out, and `metrics_left_out` counts them."""
 
 NO_MORE_TURNS = "actor.max_turns"
-"""In the endpoint's refusal that ends an episode. verifiers knows the one of a conversation that is too long."""
+"""A part of the endpoint's refusal after the last turn. verifiers knows only the refusal of a long conversation."""
 
 NO_HARNESS = "bash"
-"""The harness of a taskset that brings none."""
+"""The name of verifiers' default harness, for a taskset without one of its own."""
 
 KEY_VARIABLE = "ASYNCRL_VERIFIERS_KEY"
 
@@ -46,16 +46,16 @@ class PlayError(Exception):
 
 class Playable(Protocol):
     def tasks(self, split: str, limit: int | None) -> Iterator[dict[str, Any]]:
-        """What `play` takes, with `prompt` and `answer` beside it to be shown. Raises PlayError."""
+        """Yield a mapping for each task: `task` for `play`, and `prompt` and `answer` to be shown. Raises PlayError."""
 
     async def play(self, task: Any, base_url: str, key: str) -> tuple[dict[str, float], dict[str, float]]:
-        """Rewards and metrics of one episode. Raises PlayError."""
+        """Play one episode. Returns its rewards and its metrics. Raises PlayError."""
 
     async def close(self) -> None: ...
 
 
 class ClassicEnvironment:
-    """An environment of verifiers 0.3: what `load_environment` gives."""
+    """An environment of verifiers 0.3, made by its `load_environment`."""
 
     def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
         import verifiers
@@ -97,7 +97,7 @@ class ClassicEnvironment:
         await self._http.aclose()
 
     def _named(self, reward: float, metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-        """The sum by its parts, where the rubric says what they are."""
+        """Return the rewards by the names of the rubric, or their sum alone if these do not add up to it."""
         rubric = self._environment.rubric
         rewards: dict[str, float] = {}
         for name, weight in zip(rubric._get_reward_func_names(), rubric._get_reward_weights(), strict=False):
@@ -108,7 +108,8 @@ class ClassicEnvironment:
         return rewards, {name: value for name, value in metrics.items() if rewards.get(name) != value}
 
     def _watch(self, rubric: Any) -> None:
-        """Notice when a reward function raises: verifiers takes 0 for it, which would say that the episode is bad."""
+        """Record the failures of reward functions."""
+        # verifiers gives such a function the score 0, which would mean that the episode is bad.
         for part in getattr(rubric, "rubrics", ()):
             self._watch(part)
         rubric.funcs = [self._watched(function) for function in rubric.funcs]
@@ -127,8 +128,10 @@ class ClassicEnvironment:
 
 
 class TasksetEnvironment:
-    """An environment of verifiers 0.4: a taskset, played by one agent with the harness of `asyncrl_chat`, or with one
-    that comes with the taskset, which verifiers runs as it would elsewhere."""
+    """An environment of verifiers 0.4: a taskset, played by one agent.
+
+    The agent's harness is `asyncrl_chat`. A taskset with a harness of its own keeps it, and verifiers runs it.
+    """
 
     def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
         import verifiers.v1 as vf
@@ -140,8 +143,8 @@ class TasksetEnvironment:
             raise PlayError(f"{name} has the agents {', '.join(roles)}; environments with one agent can be trained")
         own = vf.default_harness_id(name)
         self._chats = own == NO_HARNESS
-        seat = {"harness": {"id": "asyncrl_chat" if self._chats else own}, "runtime": {"type": "subprocess"}}
-        given = {"taskset": {"id": name, **arguments}, roles[0]: seat}
+        agent = {"harness": {"id": "asyncrl_chat" if self._chats else own}, "runtime": {"type": "subprocess"}}
+        given = {"taskset": {"id": name, **arguments}, roles[0]: agent}
         self._environment = vf.load_environment(vf.resolve_env_config(given))
         self._taskset = self._environment.taskset
         self._task_type = type(self._taskset).task_type()
@@ -198,7 +201,7 @@ class TasksetEnvironment:
         return weighted, {**scores, **{name: value for name, value in traces[0].metrics.items() if value is not None}}
 
     async def _serve(self) -> None:
-        """What lives as long as the process: the environment's own resources, and the taskset's tools."""
+        """Open the environment's own resources and the taskset's tools, for the life of the process."""
         from asyncrl_chat import OwnInterception, ToolServer
 
         environment = self._environment
@@ -214,7 +217,10 @@ class TasksetEnvironment:
             await server.open(self._stack, self._known)
 
     def _in_process(self, owner: Any) -> Callable[[], list[Any]]:
-        """Makes the toolsets of a task or a taskset that run in this process; `owner` has the others afterwards."""
+        """Take the toolsets that can run in this process from `owner`, and return a function that makes them.
+
+        `owner` is a task or a taskset. It keeps the other toolsets.
+        """
         make = type(owner).toolsets
 
         def elsewhere(toolset: Any) -> bool:
@@ -239,7 +245,7 @@ def open_environment(name: str, arguments: Mapping[str, Any]) -> Playable:
 
 
 def rows(name: str, arguments: str, split: str, limit: int | None) -> Iterator[dict[str, Any]]:
-    """The tasks, as rows of a task file. Raises PlayError."""
+    """Yield the tasks as rows of a task file. Raises PlayError."""
     for number, found in enumerate(open_environment(name, json.loads(arguments)).tasks(split, limit)):
         answer = found["answer"]
         try:
@@ -255,7 +261,7 @@ def rows(name: str, arguments: str, split: str, limit: int | None) -> Iterator[d
 
 
 def _text(content: Any) -> str:
-    """What is shown of a message: the environment itself has the whole."""
+    """The text of a message, to be shown. The environment itself has the whole message."""
     if isinstance(content, str) or content is None:
         return content or ""
     parts = [part if isinstance(part, dict) else part.model_dump() for part in content]
@@ -269,7 +275,7 @@ class EpisodePlayer:
         self._environments: dict[str, Playable] = {}
 
     async def play(self, extra_info: Mapping[str, Any], base_url: str, key: str) -> dict[str, Any]:
-        """The rewards and metrics of an episode. Raises PlayError."""
+        """Play one episode. Returns its rewards and metrics. Raises PlayError."""
         try:
             given = json.loads(extra_info[FIELD])
         except (KeyError, TypeError, ValueError):
@@ -291,19 +297,19 @@ class EpisodePlayer:
 
 
 def _own_stdout() -> Any:
-    """Where our lines go. What environments print goes to stderr from now on."""
+    """Take stdout for our own lines. Environments print to stderr from now on."""
     own = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return own
 
 
 async def _serve_episodes(out: Any) -> None:
-    """One episode a line of stdin, one after another: the outcome of each is a line."""
+    """Play the episode of each line of stdin, one after another, and write its outcome as a line."""
     player = EpisodePlayer()
     while line := await asyncio.to_thread(sys.stdin.readline):
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            outcome = await player.play(asked["task"]["extra_info"], asked["base_url"], asked["api_key"])
+            outcome = await player.play(request["task"]["extra_info"], request["base_url"], request["api_key"])
         except Exception as error:  # noqa: BLE001 - one episode fails alone
             outcome = {"error": str(error) if isinstance(error, PlayError) else f"{type(error).__name__}: {error}"}
         out.write(json.dumps(outcome) + "\n")

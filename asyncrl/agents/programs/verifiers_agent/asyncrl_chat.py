@@ -32,9 +32,12 @@ __all__ = ["InProcessChat"]
 
 @dataclass
 class LocalTools:
-    """What an environment offers in this process: the toolsets of one rollout, which `make` makes, and the `shared`
-    servers of all rollouts. `known` keeps the tools of each class of toolsets: to describe them anew for each rollout
-    takes milliseconds, and memory for good."""
+    """The tools of an environment in this process: `make` makes the toolsets of one rollout, all rollouts share some.
+
+    `known` keeps the descriptions of the tools of each class of toolsets.
+    """
+
+    # To describe the tools again for each rollout would take milliseconds, and memory that is never freed.
 
     make: Callable[[], Sequence[Toolset[Any, Any]]]
     shared: Sequence[ToolServer]
@@ -48,7 +51,7 @@ ENDS = ("context_length_exceeded", "turn_limit")
 
 
 class ToolServer:
-    """A toolset as verifiers' server would offer it, without a server. `trace` is the rollout that calls it."""
+    """Offers a toolset as verifiers' server does, without a server. `trace` is the rollout that calls it."""
 
     def __init__(self, toolset: Toolset[Any, Any]) -> None:
         self.trace: Trace | None = None
@@ -59,7 +62,7 @@ class ToolServer:
         toolset._push_state = self._push
 
     async def open(self, stack: AsyncExitStack, known: dict[type, list[Any]], task: Any = None) -> None:
-        """Raises what the toolset raises. Without a `task`, it is the taskset's, which serves all tasks."""
+        """Set the toolset up for a `task`, or for all tasks. Raises what the toolset raises."""
         await stack.enter_async_context(self._toolset._exit_stack)
         await self._toolset.setup()
         if task is not None:
@@ -74,7 +77,7 @@ class ToolServer:
             tools._tools[tool.name] = tool.model_copy(update={"fn": own})
 
     async def schemas(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Of each tool, by the name that the policy sees: its own name, and its schema."""
+        """The own name and the schema of each tool, by the name that the policy sees."""
         prefix = f"{self._toolset.server_name}_" if self._toolset.server_name else ""
         return {
             prefix + tool.name: (tool.name, _schema(prefix + tool.name, tool.description, tool.input_schema))
@@ -121,7 +124,7 @@ class InProcessChat(Harness[HarnessConfig]):
 
 
 class _Conversation(HarnessSession):
-    """One rollout. It keeps the messages, so that a conversation goes on as the policy saw it."""
+    """One rollout. It keeps the messages, so that a later request repeats them as the policy saw them."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
@@ -148,7 +151,7 @@ class _Conversation(HarnessSession):
         await self._stack.aclose()
 
     async def _open(self) -> list[dict[str, Any]]:
-        """The first messages. Tools and connections are there afterwards."""
+        """Open connections and tools. Returns the first messages."""
         unlimited = aiohttp.ClientTimeout(total=None)
         headers = {"Authorization": f"Bearer {self.secret}"}
         self._http = await self._stack.enter_async_context(aiohttp.ClientSession(headers=headers, timeout=unlimited))
@@ -173,7 +176,7 @@ class _Conversation(HarnessSession):
             self._calls[name] = lambda given, own=own_name: server.call(own, given, self.trace)  # type: ignore[misc]
 
     async def _offer_remote(self) -> None:
-        """The toolsets that verifiers reaches itself: at an address, or in a container."""
+        """Offer the toolsets that verifiers itself reaches: at an address, or in a container."""
         if not self.mcp_urls:
             return
         limit = self.harness.config.tool_timeout
@@ -184,7 +187,7 @@ class _Conversation(HarnessSession):
             self._calls[name] = lambda given, name=name: call_mcp(connections, names, name, given)  # type: ignore[misc]
 
     async def _complete(self) -> dict[str, Any] | None:
-        """The policy's next message; None: the conversation has no room for one."""
+        """Request the policy's next message. None if the conversation has no room for one."""
         body = {"model": self.ctx.model, "messages": self._messages, **({"tools": self._tools} if self._tools else {})}
         async with self._http.post(f"{self.endpoint}/chat/completions", json=body) as answer:
             text = await answer.text()
@@ -215,7 +218,7 @@ class _Conversation(HarnessSession):
         return {**message, "content": await self._within_limit(name, arguments)}
 
     async def _decision(self, call_id: str, name: str, arguments: Any) -> dict[str, Any]:
-        """What the task's hooks say of a call before it runs."""
+        """Request the decision of the task's hooks about a call, before it runs."""
         body = {"tool_call_id": call_id, "name": name, "arguments": arguments}
         async with self._http.post(self.tool_interception_url, json=body) as answer:
             answer.raise_for_status()
@@ -230,8 +233,10 @@ class _Conversation(HarnessSession):
 
 
 class OwnInterception(InterceptionServer):
-    """Sees the requests of rollouts, as verifiers has it, and passes all on by one HTTP client: each rollout has a key
-    of its own, for which verifiers would make another client, with certificates that take 20 ms to read."""
+    """Passes the requests of all rollouts on by one HTTP client."""
+
+    # Each rollout has a key of its own, for which verifiers would make another client. To read its certificates would
+    # take 20 ms.
 
     async def start(self) -> None:
         await super().start()

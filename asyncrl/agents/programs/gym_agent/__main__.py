@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 FIELD = "gym"
-"""Of a task's `extra_info`: JSON text with `game`, `args` and `seed`."""
+"""The field of a task's `extra_info` that names its game: JSON text with `game`, `args` and `seed`."""
 
 REWARD = "reward"
 FULL = ("context_length_exceeded", "turn_limit")
@@ -47,22 +47,25 @@ class GameStep(NamedTuple):
 
 
 class Game(Protocol):
-    """One game. Its rewards are those of steps, and at its end the one of `final`."""
+    """One game. Its steps have rewards, or the whole game has the one of `final`."""
 
     def reset(self, seed: int) -> str:
-        """What the policy reads first."""
+        """Begin the game. Returns the first observation."""
 
     def step(self, action: str) -> GameStep: ...
 
     def final(self) -> float | None:
-        """The reward of the whole game; None: its steps have them."""
+        """The reward of the whole game. None if its steps have the rewards."""
 
     def close(self) -> None: ...
 
 
 class TextArenaGame:
-    """A game of textarena for one player, or for several, where `opponent` (MODULE:FUNCTION, a function of what another
-    player reads, or a class of such objects) plays the others and the policy is the player `player` of `players`."""
+    """A game of textarena for one or several players. The policy is the player `player` of `players`.
+
+    `opponent` plays the others. It is MODULE:FUNCTION: a function of the text that another player reads, or a class of
+    such objects.
+    """
 
     def __init__(self, name: str, opponent: str | None = None, player: int = 0, players: int = 1, **args: Any) -> None:
         import textarena
@@ -106,23 +109,23 @@ class TextArenaGame:
         pass
 
     def _until_own_turn(self) -> str:
-        """What the policy reads when it is its turn; the others play before."""
+        """Let the others play until it is the policy's turn. Returns the text that the policy reads then."""
         while True:
-            player, said = self._inner.get_observation()
+            player, observation = self._inner.get_observation()
             if player == self._player or self._done:
-                return self._text(said, self._player)
+                return self._text(observation, self._player)
             if self._others is None:
-                raise GameError(f"{self._name} wants a move of player {player}, whom nobody plays")
-            self._done, _ = self._game.step(action=str(self._others(self._text(said, player))))
+                raise GameError(f"{self._name} wants a move of player {player}, who has no opponent to play for it")
+            self._done, _ = self._game.step(action=str(self._others(self._text(observation, player))))
             if self._done:
                 return ""
 
-    def _text(self, said: Any, reader: int) -> str:
-        """What the game and the others have said since the reader's last turn."""
-        if isinstance(said, str):
-            return said
+    def _text(self, observation: Any, reader: int) -> str:
+        """The messages of the game and of the others since the reader's last turn."""
+        if isinstance(observation, str):
+            return observation
         lines = []
-        for sender, message, kind in said:
+        for sender, message, kind in observation:
             if sender == reader and kind == self._own_action:
                 continue
             lines.append(message if sender < 0 else f"[Player {sender}] {message}")
@@ -130,19 +133,18 @@ class TextArenaGame:
 
 
 class GymnasiumGame:
-    """A game with Gymnasium's `reset` and `step`, such as those of gem, which hold an instruction for the next turn in
-    the `suffix` of `info`."""
+    """A game with Gymnasium's `reset` and `step`. Games of gem have an instruction for a turn in `info["suffix"]`."""
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
 
     def reset(self, seed: int) -> str:
-        said, info = self._environment.reset(seed=seed)
-        return _with_suffix(said, info)
+        observation, info = self._environment.reset(seed=seed)
+        return _with_suffix(observation, info)
 
     def step(self, action: str) -> GameStep:
-        said, reward, terminated, truncated, info = self._environment.step(action)
-        return GameStep(_with_suffix(said, info), float(reward), bool(terminated or truncated))
+        observation, reward, terminated, truncated, info = self._environment.step(action)
+        return GameStep(_with_suffix(observation, info), float(reward), bool(terminated or truncated))
 
     def final(self) -> float | None:
         return None
@@ -153,11 +155,11 @@ class GymnasiumGame:
             close()
 
 
-def _with_suffix(said: Any, info: Any) -> str:
-    if not isinstance(said, str):
-        raise GameError(f"the game's observation is {said!r:.100}; games of texts can be played")
+def _with_suffix(observation: Any, info: Any) -> str:
+    if not isinstance(observation, str):
+        raise GameError(f"the game's observation is {observation!r:.100}; games of texts can be played")
     suffix = info.get("suffix") if isinstance(info, Mapping) else None
-    return f"{said.rstrip()}\n{suffix}" if isinstance(suffix, str) and suffix else said
+    return f"{observation.rstrip()}\n{suffix}" if isinstance(suffix, str) and suffix else observation
 
 
 def open_game(name: str, arguments: Mapping[str, Any]) -> Game:
@@ -195,7 +197,7 @@ def _function(path: str) -> Any:
 
 
 def rows(name: str, arguments: str, first: int, limit: int) -> Iterator[dict[str, Any]]:
-    """The games with `limit` seeds from `first` on, as rows of a task file. Raises GameError."""
+    """Yield a row of a task file for each of `limit` seeds, from `first` on. Raises GameError."""
     args = json.loads(arguments)
     for seed in range(first, first + limit):
         game = open_game(name, args)
@@ -225,7 +227,7 @@ class PolicyConnection:
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
     def answer(self, messages: list[Mapping[str, Any]]) -> tuple[Mapping[str, Any], bool] | None:
-        """The next turn, and whether it was cut by its length; None: there is no room for one. Raises GameError."""
+        """The next turn, and true if it was cut by its length. None if it has no room. Raises GameError."""
         self._server.request("POST", self._path, json.dumps({"messages": messages}), self._headers)
         response = self._server.getresponse()
         body = json.load(response)
@@ -243,7 +245,7 @@ class PolicyConnection:
 
 
 def play(task: Mapping[str, Any], base_url: str, key: str) -> dict[str, Any]:
-    """The rewards of an episode and of its turns. Raises GameError."""
+    """Play one episode. Returns its rewards, metrics and rewards of turns. Raises GameError."""
     try:
         given = json.loads(task["extra_info"][FIELD])
         name, arguments, seed = given["game"], given["args"], given["seed"]
@@ -266,7 +268,7 @@ def play(task: Mapping[str, Any], base_url: str, key: str) -> dict[str, Any]:
 def _converse(
     game: Game, policy: PolicyConnection, messages: list[Mapping[str, Any]]
 ) -> tuple[list[float | None], bool]:
-    """The rewards of turns, and whether the game came to its end."""
+    """Let policy and game take turns. Returns the rewards of turns, and true if the game came to its end."""
     turns: list[float | None] = []
     while found := policy.answer(messages):
         message, cut = found
@@ -282,8 +284,8 @@ def _converse(
 
 
 def _own_streams() -> tuple[Any, Any]:
-    """Where our lines come from, and where they go. What games print goes to stderr from now on, and a game that asks
-    for input finds its end: it would take the next episode."""
+    """Take stdin and stdout for our own lines. Games print to stderr from now on, and read an empty input."""
+    # A game that read our input would take the next episode.
     given, out = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -294,9 +296,9 @@ def _own_streams() -> tuple[Any, Any]:
 
 def _serve_episodes(given: Any, out: Any) -> None:
     for line in given:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            outcome = play(asked["task"], asked["base_url"], asked["api_key"])
+            outcome = play(request["task"], request["base_url"], request["api_key"])
         except Exception as error:  # noqa: BLE001 - one episode fails alone
             outcome = {"error": str(error) if isinstance(error, GameError) else f"{type(error).__name__}: {error}"}
         out.write(json.dumps(outcome) + "\n")

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.agents.chat_api.agent import AgentError
 from asyncrl.agents.chat_api.program import AgentPrograms
+from asyncrl.agents.chat_api.result import AgentError
 from asyncrl.data.command import convert, main
 from asyncrl.data.converters.gym import PROGRAM
 from asyncrl.data.reading import TaskFile

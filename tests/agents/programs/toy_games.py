@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Guess:
-    """Its secret is drawn by the random generator of the process, as in games of others."""
+    """A game whose secret is drawn by the random generator of the process, as in games of others."""
 
     def __init__(self, largest: int = 9, breaks_at: str = "", seeded: bool = True, asks_at: str = "") -> None:
         self._largest, self._breaks_at, self._seeded, self._asks_at = largest, breaks_at, seeded, asks_at
