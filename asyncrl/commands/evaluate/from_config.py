@@ -56,7 +56,14 @@ class EvaluationRequest:
         if "experiment" in keys:
             raise ConfigError(f"experiment: the configuration is that of {self.run}; set single keys, or choose groups")
         # A group that the words choose replaces what the run has in its section.
-        sections = asdict(_on_this_machine(read_config(self.run)))
+        config = read_config(self.run)
+        # All roles are on this machine, and the run may still use its ports.
+        cluster = replace(
+            config.cluster, launcher="local", hosts=[], pools={}, roles={}, actors=None, scorers=None, colocated=False
+        )
+        network = NetworkConfig(replay_port=0, weights_port=0, max_message_mb=config.network.max_message_mb)
+        observe = replace(config.observe, sinks=["console"], upload=[])
+        sections = asdict(replace(config, cluster=cluster, network=network, observe=observe))
         values = {name: value for name, value in sections.items() if name not in GROUPS or name not in keys}
         with TemporaryDirectory() as folder:
             path = Path(folder) / "run.yaml"
@@ -101,17 +108,6 @@ def require_same(now: Mapping[str, Any], folder: Path) -> None:
         raise ConfigError(
             "\n".join((f"{folder} holds another evaluation: set these back, or choose another run.name", *lines))
         )
-
-
-def _on_this_machine(config: TrainConfig) -> TrainConfig:
-    """The configuration of a run, which may still use its ports, with all roles on this machine."""
-    network = NetworkConfig(replay_port=0, weights_port=0, max_message_mb=config.network.max_message_mb)
-    cluster = replace(
-        config.cluster, launcher="local", hosts=[], pools={}, roles={}, actors=None, scorers=None, colocated=False
-    )
-    return replace(
-        config, cluster=cluster, network=network, observe=replace(config.observe, sinks=["console"], upload=[])
-    )
 
 
 def _channel(channel: str, engine_kind: str) -> str:

@@ -16,7 +16,8 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 import asyncrl
@@ -111,7 +112,13 @@ class Job:
             log.info("%s has nothing to do: %s", link, reason)
             return 0
         job = this_job()  # Before the checks of the start, which take a while.
-        if self._train(config, job):
+        try:
+            with self._ray(config.cluster, RunAddresses.of(config), job):
+                done = train(config, self.stop, self._how_to_resume)
+        except StoppedError as error:
+            log.info("%s", error)
+            done = False
+        if done:
             return 0
         if link and not self.stop.is_set():  # Somebody has asked for it in the run's folder.
             link.end(run_dir)
@@ -123,17 +130,15 @@ class Job:
             raise UnavailableError(f"{link} was the last, and the run is not done: submit it again, and it resumes")
         return 0
 
-    def _train(self, config: TrainConfig, job: SlurmJob) -> bool:
-        """Run `train`, on the Ray cluster of the job if the run wants one."""
-        if not starts_ray(config.cluster, os.environ):
-            return train(config, self.stop, self._how_to_resume)
-        try:
-            launcher = SlurmLauncher(config.cluster, RunAddresses.of(config), job)
-            with RayNodes(config.cluster, locations.run_dir(config.run), launcher).running(self.stop):
-                return train(config, self.stop, self._how_to_resume)
-        except StoppedError as error:
-            log.info("%s", error)
-            return False
+    @contextmanager
+    def _ray(self, cluster: ClusterConfig, addresses: RunAddresses, job: SlurmJob) -> Iterator[None]:
+        """The Ray cluster of the job while the run uses it, if it wants one. Raises StoppedError."""
+        if not starts_ray(cluster, os.environ):
+            yield
+            return
+        launcher = SlurmLauncher(cluster, addresses, job)
+        with RayNodes(cluster, addresses.run_dir, launcher).running(self.stop):
+            yield
 
     def _how_to_resume(self) -> str:
         """Say how the run goes on after this job, for people."""
