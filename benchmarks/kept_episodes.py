@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from asyncrl.algorithms.algorithm import Algorithm
-from asyncrl.config.schema import AlgorithmConfig, TrainConfig
+from asyncrl.config.schema import AlgorithmConfig, ObserveConfig
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.from_config import keep_settings
 from asyncrl.learner.batch.keeping import EpisodeKeeper
@@ -154,9 +154,9 @@ def keeping(run: Path, longest: int) -> dict[str, Any]:
     episodes = build_episodes(plan, labels, torch.device("cpu"))
     algorithm = Algorithm.from_config(AlgorithmConfig())
     batch = replace(batch, tokens=algorithm.prepare(episodes, batch.tokens, lambda values: values))
-    config = TrainConfig()
-    recorder = Recorder(run, config.observe.keep_episodes_mb << 20)
-    keeper = EpisodeKeeper(keep_settings(config), Ranks.alone(), recorder)
+    observe = ObserveConfig()
+    recorder = Recorder(run, observe.keep_episodes_mb << 20)
+    keeper = EpisodeKeeper(keep_settings(observe, seed=0), Ranks.alone(), recorder)
     own, replay = dict(enumerate(trajectories)), cast(BatchSource, Fetched())
     sample = keeper.sample(plan, labels, own, replay)
 

@@ -125,7 +125,9 @@ def faults_of(path: Path) -> list[Fault]:
 
 def main(arguments: list[str]) -> int:
     """List the faults of the named paths; the status is 1 where there are any."""
-    paths = [Path(each) for each in arguments] or [ROOT / each for each in ("asyncrl", "docs", "README.md")]
+    paths = [Path(each) for each in arguments] or [
+        ROOT / each for each in ("asyncrl", "docs", "README.md", "CONTRIBUTING.md")
+    ]
     found = [fault for path in paths for fault in faults_of(path)]
     sys.stdout.write("".join(f"{fault}\n" for fault in found))
     return bool(found)

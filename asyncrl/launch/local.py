@@ -172,7 +172,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         end_here(run_dir, asked)
         log.info("checking data, models and this machine before anything starts")
         preflight(config, partial(check_resume, config, run_dir), stop=asked)
-        count_steps(config)
+        count_steps(config.learner, config.replay.shards, run_tasks(config))
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = place(config, launcher.hosts())
         settle(config.cluster, config.learner, placement)

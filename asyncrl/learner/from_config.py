@@ -164,20 +164,13 @@ def run_settings(config: TrainConfig) -> RunSettings:
         max_lag=config.replay.max_lag,
         bucket_bytes=config.weights.bucket_mb << 20,
         largest_episode=actor.max_total_tokens if is_split else actor.max_tokens,
-        canary=canary_settings(config),
-        keep=keep_settings(config),
+        canary=CanarySettings(config.run.seed, actor.max_tokens, config.model.dtype) if config.weights.canary else None,
+        keep=keep_settings(observe, config.run.seed),
         profile=ProfileSettings(observe.profile_steps, observe.memory_steps, folder / "profile"),
         gpu_locks=locations.gpu_locks(config.run) if config.cluster.colocated else None,
         demonstrations=run_demonstrations(config).read(shown) if shown else None,
         uploads_model="model" in observe.upload,
     )
-
-
-def canary_settings(config: TrainConfig) -> CanarySettings | None:
-    """Return the settings of the canaries of a run, or None where it sends none."""
-    if not config.weights.canary:
-        return None
-    return CanarySettings(config.run.seed, config.actor.max_tokens, config.model.dtype)
 
 
 def open_publisher(

@@ -119,7 +119,16 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
             with found.collected():
                 for file in files:
                     check_prompts(config.data, file, measure)
-            found.check(partial(check_group_demonstrations, config, files[:1], stop))
+            found.check(
+                partial(
+                    check_group_demonstrations,
+                    run_tasks(config),
+                    config.actor,
+                    partial(open_chat, config),
+                    files[:1],
+                    stop,
+                )
+            )
     found.raise_all()
 
 

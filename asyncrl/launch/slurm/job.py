@@ -27,6 +27,7 @@ from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import ClusterConfig, RunConfig, TrainConfig
 from asyncrl.config.secrets import shown_words
+from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError, UnavailableError
 from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.local import role_commands, train
@@ -107,7 +108,7 @@ class Job:
         link = self._link
         run_dir = locations.run_dir(config.run)
         if link:
-            count_steps(config)
+            count_steps(config.learner, config.replay.shards, run_tasks(config))
         if link and (reason := link.why_nothing_is_left(run_dir, config.learner.total_steps)):
             log.info("%s has nothing to do: %s", link, reason)
             return 0
