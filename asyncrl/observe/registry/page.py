@@ -38,10 +38,10 @@ This page is generated from `asyncrl/observe/registry/`; `make docs` writes it. 
 """
 
 USAGE = """The columns `usage/` are the use of the machine by the role's process and its children, sampled once a
-second. The servers that an actor started are children. The learner measures its rank 0, and all GPUs that rank 0 sees on its
-host. A scorer for several shards of the replay writes them to the file of the first shard alone. The GPUs are those in
-CUDA_VISIBLE_DEVICES, or all of the machine. `evaluation.jsonl` has none of these columns, and a replay none of a GPU.
-NVIDIA's driver does not tell the utilisation of a part of a GPU (MIG)."""
+second. The servers that an actor started are children. The learner measures its rank 0, and all GPUs that rank 0 sees
+on its host. A scorer for several shards of the replay writes them to the file of the first shard alone. The GPUs are
+those in CUDA_VISIBLE_DEVICES, or all of the machine. `evaluation.jsonl` has none of these columns, and a replay none of
+a GPU. NVIDIA's driver does not tell the utilisation of a part of a GPU (MIG)."""
 
 SECTIONS = {
     "learner": ("learner.jsonl", "This file has one row a learner step. `step` is learner steps, from 0."),
