@@ -22,9 +22,9 @@ FORMS = (
 
 
 def read_grammar(form: Any) -> Grammar | None:
-    """The grammar that a form asks for, which may be JSON text; None for free text.
+    """The grammar of a form, which may be JSON text; None for free text.
 
-    Raises RefusedError: it is none of `FORMS`.
+    Raises RefusedError: it is not among `FORMS`.
     """
     try:
         form = json.loads(form) if isinstance(form, str) else form

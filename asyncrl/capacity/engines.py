@@ -38,7 +38,7 @@ class SimulatedEngines:
         self._alarm = 0
 
     def generate(self, tokens: float) -> simpy.Event:
-        """An event that occurs when a new request has got so many tokens."""
+        """An event that occurs when a new request has received `tokens` tokens."""
         self.update()
         self._numbered += 1
         done = self._environment.event()

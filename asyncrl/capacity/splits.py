@@ -15,8 +15,9 @@ CANDIDATES = 200
 
 
 def splits(run: RunDescription, gpus: int, host_gpus: int = 1) -> list[Sizes]:
-    """The sizes of `run` on so many GPUs, with scorers in proportion to engines, for several numbers of learner GPUs,
-    which are multiples of `host_gpus`. Raises ConfigError: the GPUs are too few."""
+    """Divide `gpus` GPUs for `run` in several ways. The learner gets a multiple of `host_gpus`, and scorers are in
+    proportion to engines. Raises ConfigError: the GPUs are too few.
+    """
     if gpus % host_gpus or (host_gpus > 1 and host_gpus % run.sizes.engine_gpus):
         raise ConfigError(
             f"--host-gpus {host_gpus}: {gpus} GPUs are no whole hosts, or engines of {run.sizes.engine_gpus} GPUs do "
@@ -37,8 +38,9 @@ def splits(run: RunDescription, gpus: int, host_gpus: int = 1) -> list[Sizes]:
 
 
 def with_learner(sizes: Sizes, gpus: int, learner: int) -> Sizes:
-    """The sizes with `learner` of so many GPUs for the learner, and all others for engines. Raises ConfigError: none
-    are left."""
+    """The sizes with `learner` of the `gpus` GPUs for the learner, and all others for engines. Raises ConfigError: none
+    are left.
+    """
     engines = (gpus - learner) // sizes.engine_gpus
     if engines < 1:
         raise ConfigError(f"--learner-gpus {learner}: of {gpus} GPUs, none are left for an engine")

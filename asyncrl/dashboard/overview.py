@@ -50,7 +50,7 @@ class Overviews:
         except (AsyncrlError, OSError, lmdb.Error) as error:
             return {**found, "problems": list(dict.fromkeys([*found["problems"], str(error)]))}
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            # A damaged row of metrics may have texts in place of numbers.
+            # A damaged row of metrics may have texts instead of numbers.
             problem = f"who waits for whom is not known: {reason_of(error)}"
             return {**found, "problems": [*found["problems"], problem]}
         return {**_with_faults(found, stalls.faults), "waits_text": stalls.text, "advice": stalls.advice}

@@ -84,8 +84,9 @@ class TaskFile(Sequence[Task]):
         return self._rows.file_of(number).place(number)
 
     def left(self, kept: NDArray[np.bool_]) -> TaskFile:
-        """Only the tasks for which `kept` (bool[rows]) is true; their ids and places stay. No row is copied, since they
-        may not fit into memory. Raises DataError: none."""
+        """Only the tasks for which `kept` (bool[rows]) is true; their ids and row numbers stay. No row is copied, since
+        they may not fit into memory. Raises DataError: none.
+        """
         if not kept.any():
             raise DataError(f"{self._name}: no task is left of {len(self)}")
         selected = copy.copy(self)

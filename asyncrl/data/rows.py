@@ -39,7 +39,7 @@ class TableFile:
     lines: bool
 
     def place(self, row: int) -> str:
-        """The place of the row number `row` in words. Lines are counted from 1, and other rows from 0."""
+        """The file and row number of row `row`, in words. Lines are counted from 1, and other rows from 0."""
         return f"{self.path}: {'line' if self.lines else 'row'} {row - self.first + self.lines}"
 
 

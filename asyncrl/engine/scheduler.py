@@ -9,7 +9,7 @@ Invariants:
 - It waits for a pass in which an older request computes at least half of the tokens that it lacks, and copies them.
 - A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the others, oldest request
   first. So a prompt of any length slows the others by a bounded amount.
-- After `forget` no earlier key or value is used. If they are kept, only their own sessions go on with them.
+- After `forget` no earlier key or value is used. If they are kept, only their own sessions reuse them.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class Scheduler:
     def forget(self, keep: bool = False) -> set[int]:
         """Note that the whole cache is of an older version. Returns the slots whose contents are still used.
 
-        Running sequences are computed again, and idle sessions lose their slots. With `keep` sessions go on with their
-        keys and values instead.
+        Running sequences are computed again, and idle sessions lose their slots. With `keep` sessions reuse their keys
+        and values instead.
         """
         if keep:
             kept = [*self._running.values(), *self._idle.values()]

@@ -1,7 +1,7 @@
 """The player of our own tools: leads a conversation between the policy, its tools or environment, and a simulated user.
 
 The policy takes a turn. Its tool calls are answered. A turn without calls is for the user, if the task has one. So it
-goes on until the user ends it, until no one can respond, or until a limit.
+continues until the user ends it, until there is no one to respond, or until a limit.
 """
 
 from __future__ import annotations

@@ -76,8 +76,7 @@ class _Child:
 
 
 def pause_s(failures: int, longest_s: float) -> float:
-    """The pause before a role starts again that has failed so many times in a row: twice as long each time, up to a
-    bound."""
+    """The pause before a role restarts after `failures` failures in a row: it doubles each time, up to a bound."""
     return min(longest_s, FIRST_PAUSE_S * 2.0 ** min(failures - 1, MOST_DOUBLINGS))
 
 
@@ -92,8 +91,8 @@ class Supervisor:
 
     No pause before a start is longer than `longest_pause_s`. A role that has not ended `stop_s` after it was asked to
     is killed; one that says that it must finish something, after `finish_s`. A role that drains gets `drain_s` more to
-    finish what it runs when it is not wanted any more, and at a stop before the run is done. A role without a heartbeat
-    for `hang_s` hangs. A stop waits `killed_s` for roles that it killed. `clock` gives seconds.
+    finish its work, both when it is removed and at a stop before the run is done. A role without a heartbeat for
+    `hang_s` hangs. A stop waits `killed_s` for roles that it killed. `clock` gives seconds.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class Supervisor:
         return {name: child.process.pid for name, child in self._children.items() if child.process.poll() is None}
 
     def set_roles(self, roles: Sequence[RoleCommand]) -> None:
-        """Start the roles that are new, and stop those that are not among `roles` any more. These drain in any
+        """Start the roles that are new, and stop running roles that are not in `roles`. These drain in any
         case: no process takes their place, so they hand back what they hold."""
         for name in self._children.keys() - {role.name for role in roles}:
             child = self._children.pop(name)

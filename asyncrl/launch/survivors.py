@@ -57,7 +57,7 @@ class Survivor:
         self._process.ask_to_end()
 
     def has_ended(self) -> bool:
-        """Kills what it has left, if it has ended itself."""
+        """Kills the processes that it started and left, if it has ended."""
         if not self._process.is_alive:
             self.kill()
         return not any(each.is_alive for each in self._family)

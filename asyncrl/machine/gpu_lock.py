@@ -55,7 +55,7 @@ class LearnerLock:
 
 
 class ServersLock:
-    """The lock of one actor in `folder`, for GPUs that it shares with so many `ranks`."""
+    """The lock of one actor in `folder`, for GPUs that it shares with `ranks` learner ranks."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
         self._own = _opened(folder / SERVERS)

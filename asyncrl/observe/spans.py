@@ -11,9 +11,9 @@ line that is an object is a note:
 
 - `role`: a process begins to write, or a file begins. The note also has `host`, `pid`, the `endpoint` of a replay, when
   the process `started`, and how many lines were `dropped` so far.
-- `clock`: at that time the clock of `peer`, the endpoint of a replay, was so many microseconds `ahead` of this one. The
+- `clock`: at that time the clock of `peer`, the endpoint of a replay, was `ahead` microseconds ahead of this one. The
   measurement took `round_trip` microseconds.
-- `lost`: so many spans of this process were not written so far.
+- `lost`: the number of spans that this process has not written so far.
 
 Times are those of one monotonic clock, which is set by the wall clock when the process starts.
 """
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S = 1.0
 MOST_WAITING = 100_000
-"""So many spans may wait to be written: a tenth of a gigabyte."""
+"""The most spans that may wait to be written: a tenth of a gigabyte."""
 FIRST_WINDOW_S, LONGEST_WINDOW_S = 2.0, 60.0
 """A clock estimate is the best measurement of a window. Windows double in length up to the longest."""
 FOLDER = "spans"
@@ -147,7 +147,7 @@ class SpanFile:
 
     @property
     def most_at_once(self) -> int:
-        """So many bytes of lines may be appended at once."""
+        """The most bytes of lines that may be appended at once."""
         return self._most_bytes // 4
 
     def append(self, lines: bytes, begin: Callable[[], bytes]) -> None:
@@ -340,7 +340,7 @@ class SpanRecorder:
 
 
 def _batches(lines: Sequence[bytes], most_bytes: int) -> Iterator[Sequence[bytes]]:
-    """The lines in order, joined to batches of at most so many bytes."""
+    """The lines in order, joined to batches of at most `most_bytes` bytes."""
     begin = size = 0
     for at, line in enumerate(lines):
         if size + len(line) > most_bytes and at > begin:

@@ -206,11 +206,11 @@ class ReplayClient:
         return self._ask(protocol.GetPlan(step, ahead=True), protocol.PLAN)
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
-        """Trajectories, in the order of `ids`. Raises RefusedError: one is not stored any more."""
+        """Trajectories, in the order of `ids`. Raises RefusedError: one is no longer stored."""
         return [read_trajectory(message) for message in self._fetch("data", ids)]
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
-        """Labels of trajectories, in the order of `ids`. Raises RefusedError: some are not stored any more."""
+        """Labels of trajectories, in the order of `ids`. Raises RefusedError: some are no longer stored."""
         return [read_labels(message) for message in self._fetch("labels", ids)]
 
     def _fetch(self, table: Literal["data", "labels"], ids: Sequence[str]) -> Iterator[Message]:
@@ -232,7 +232,7 @@ class ReplayClient:
 
     def checkpointed(self, steps: int, kept: int) -> None:
         """A checkpoint covers the first `steps` steps, and every one that may yet be resumed from the first `kept`:
-        trajectories of these may be forgotten. Raises RefusedError: so many steps were never planned."""
+        trajectories of these may be forgotten. Raises RefusedError: fewer steps were planned."""
         self._send(protocol.Checkpointed(steps, kept))
 
     def evaluate(self, version: int) -> None:

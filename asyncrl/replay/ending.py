@@ -38,7 +38,7 @@ class RunEnd:
         return self._since is not None
 
     def is_over(self, workers: Callable[[], Collection[str]]) -> bool:
-        """True if no process needs the replay any more. `workers` gives the workers that have asked lately. It is
+        """True if no process still needs the replay. `workers` gives the workers that have asked lately. It is
         called only after the end, since there may be thousands."""
         if self._since is None:
             return False

@@ -47,7 +47,7 @@ class FailureLimit:
         self._newest = ""
 
     def resume(self, ended_well: int) -> None:
-        """So many ended well in earlier processes of the run."""
+        """Start from the number that ended well in earlier processes of the run."""
         self._one_ended_well |= ended_well > 0
 
     def began(self, name: str) -> None:

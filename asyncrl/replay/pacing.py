@@ -72,13 +72,13 @@ class Pace:
             record.save(tx, KEY)
 
     def planned(self, tx: Transaction, step: int, left: int) -> None:
-        """The batch of `step` is planned, and so many complete trajectories are left."""
+        """Note that the batch of `step` is planned, and how many complete trajectories are left."""
         if self._spare is None:
             return
         record = self._record(tx)
         surplus = left - self._spare
         if surplus > 0 and record.waited < step:
-            # A change is seen when what was started before it is trained, up to so many steps later.
+            # A change shows only once the episodes that started before it are trained, up to max_lag + 1 steps later.
             record.ahead -= surplus / (self._admission.max_lag + 1)
             record.save(tx, KEY)
 

@@ -303,7 +303,7 @@ class Planning:
         """Release, once, the trajectories of the first `steps` steps, which a checkpoint covers. Forget those of the
         first `kept` steps, which every kept checkpoint covers, when they have been kept for long enough.
 
-        Raises RefusedError: so many steps were never planned, so this is a checkpoint of another run.
+        Raises RefusedError: fewer steps were planned, so this is a checkpoint of another run.
         """
         planned, released = tx.count("plans"), tx.counter("released_steps")
         if max(steps, kept) > planned:

@@ -154,7 +154,7 @@ class ReplayService:
         return self._put_off if self._clock() - self._put_off_at <= PUT_OFF_S else ""
 
     def is_over(self) -> bool:
-        """True if the run is done and no process needs the replay any more."""
+        """True if the run is done and no process still needs the replay."""
         return self._end.is_over(lambda: self._actors.silence().keys() | self._scorers.silence().keys())
 
     def handle(self, tx: Transaction, call: Call) -> Reply | None:

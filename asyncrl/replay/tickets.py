@@ -217,7 +217,7 @@ class TicketQueue:
         return "stored"
 
     def _check(self, tx: Transaction, trajectory: Trajectory) -> None:
-        """Raises RefusedError: the learner could not train it, and would fail on its plan for ever."""
+        """Raises RefusedError: the learner could not train it, and would fail on its plan at every restart."""
         settings, name, newest = self._settings, trajectory.id, trajectory.newest_version
         if len(trajectory) > settings.max_tokens:
             raise RefusedError(

@@ -20,7 +20,7 @@ _NO_TOKENS = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cut")
 class PartialTurn:
     """A turn that continues `prompt`: the segments from the requests so far.
 
-    - One request asks for `segment_tokens` at most; 0 asks for the whole turn.
+    - One request samples at most `segment_tokens`; 0: the whole turn.
     - A turn under a grammar is one request, and starts over when it is cut: a server that continued it would begin the
       grammar again. `grammar_mass` is that of its Generation.
     - `routed_from` is the first token whose experts have not come yet; None if experts are not wanted.

@@ -37,7 +37,7 @@ def generate_body(
     routed_from: int | None = None,
     images: Sequence[PlacedImage] = (),
 ) -> dict[str, Any]:
-    """The body of `/generate`. With `routed_from` it asks for the experts of all tokens from there on."""
+    """The body of `/generate`. With `routed_from` it requests the experts of all tokens from that position on."""
     # SGLang wants one placeholder for each image, and repeats it by its own count of features.
     body: dict[str, Any] = {
         "rid": rid,
@@ -85,7 +85,7 @@ def logprob_body(
 
 
 class _Given(msgspec.Struct, array_like=True, gc=False):
-    """The log-prob and the token at a place of the prompt; its first token has no log-prob."""
+    """The log-prob and the token at a position of the prompt; its first token has no log-prob."""
 
     logprob: float | None
     token: TokenId
@@ -172,7 +172,7 @@ def read_segment(
     routing: RoutingRequest | None = None,
     shown: int | None = None,
 ) -> Segment:
-    """Read the segment in an answer of `/generate` to a request with `sampling`, which asked for `routing`.
+    """Read the segment in an answer of `/generate` to a request with `sampling` that requested `routing`.
 
     Experts that do not fit the model are left out: tokens without any can be trained, too. A request with images
     continued `shown` tokens, including those of the images.

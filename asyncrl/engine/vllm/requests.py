@@ -63,8 +63,8 @@ def logprob_body(model: str, tokens: Sequence[int], salt: str | None) -> dict[st
 
 def _parameters(sampling: Sampling, stop: Sequence[int]) -> dict[str, Any]:
     """The sampling parameters of a request. Only end tokens in `stop` end it; under a grammar the model's own, too."""
-    # vLLM allows the model's own end tokens once a grammar is complete. If one were ignored, vLLM would go on without
-    # any grammar. `logprobs` 0 asks for those of the sampled tokens only.
+    # vLLM allows the model's own end tokens once a grammar is complete. If one were ignored, vLLM would generate
+    # without any grammar. `logprobs` 0 requests log-probs of the sampled tokens only.
     grammar = sampling.grammar
     own = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens, "stop_token_ids": stop}
     if grammar is not None:

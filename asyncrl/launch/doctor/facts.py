@@ -51,9 +51,9 @@ class LauncherFact:
 
 @dataclass(frozen=True, slots=True)
 class HostMark:
-    """The mark that a host leaves in the shared folder for others. `skew_s` is its clock minus that of the folder;
-    `versions` are those of Python and of packages that must be alike; `server_key` is the public key that its clients
-    trust."""
+    """The mark that a host leaves in the shared folder for others. `skew_s` is its clock minus the folder's; `versions`
+    has Python's and those of packages that must be alike; `server_key` is the public key that its clients trust.
+    """
 
     host: str
     skew_s: float
@@ -75,7 +75,7 @@ class FolderFacts:
 
 @dataclass(frozen=True, slots=True)
 class KeyFacts:
-    """The folder of keys. `errors` has what is wrong with each of its files. A client is accepted where its public key
+    """The folder of keys. `errors` has the fault of each of its files. A client is accepted where its public key
     `is_allowed`; None: this host has no list of clients."""
 
     path: str
@@ -110,8 +110,9 @@ class LimitFacts:
 @dataclass(frozen=True, slots=True)
 class HostFacts:
     """All that is known. `launcher` is empty for a run on one host. `keys` is None without keys. `server_python` is the
-    program that starts servers, empty if none is needed; its SGLang has `server_version`, or `server_error` says why it
-    has none."""
+    program that starts servers, empty if none is needed; its SGLang has `server_version`, or `server_error` gives the
+    reason why there is no SGLang.
+    """
 
     host: str
     python: str

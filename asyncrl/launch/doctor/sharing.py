@@ -46,7 +46,9 @@ def share(folder: Path, host: str, versions: Mapping[str, str], server_key: str)
 
 
 def _skew_s(path: Path) -> float:
-    """This host's clock minus that of the machine that keeps the folder of `path`, which is written."""
+    """This host's clock minus the clock of the machine that stores the folder of `path`, which is written to measure
+    it.
+    """
     begun = time.time()
     write_whole(path, "")
     written = path.stat().st_mtime

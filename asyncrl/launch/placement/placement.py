@@ -29,7 +29,7 @@ class PlacedRole:
 
     `node` counts the hosts from 0, and `gpus` are numbers of GPUs of that host; None: the process sees all, because
     somebody else's servers may be there. `threads` are those of torch; the learner's process starts a rank for each
-    GPU, or `cluster.learner_ranks`, with so many each. `cpus` is what the process keeps busy.
+    GPU, or `cluster.learner_ranks`, each with `threads` threads. `cpus` is what the process keeps busy.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Demand:
 def place(config: TrainConfig, hosts: Sequence[Host], roles: Collection[str] = ROLES) -> Placement:
     """Every process of the `roles` of a run. Two calls with the same arguments give the same.
 
-    Raises ConfigError: the hosts have less than the configuration asks for, with a line for everything that is wrong.
+    Raises ConfigError: the hosts have less than the configuration asks for, with a line for each shortage.
     """
     demand = Demand(
         config.cluster,

@@ -24,8 +24,9 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The `index`-th of the `count` nodes of a pool: some GPUs and CPUs of a host. It has so many of the `actors` and
-    `scorers` for which the configuration has a number, by its weight among the nodes of the pool."""
+    """The `index`-th of the `count` nodes of a pool: some GPUs and CPUs of a host. `actors` and `scorers` are its share
+    of the numbers in the configuration, by its weight among the nodes of the pool.
+    """
 
     pool: str
     index: int

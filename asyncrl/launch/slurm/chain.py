@@ -56,7 +56,7 @@ class ChainLink:
         return self.number == self.count
 
     def why_nothing_is_left(self, run_dir: Path, steps: int) -> str:
-        """Why this job has nothing to do for a run of so many steps; empty if it has."""
+        """The reason why this job has nothing left to do for a run of `steps` steps; empty if it has work."""
         with suppress(KeyError):
             summary = Run(run_dir).summary()
             if summary["result"] == "done" and summary["planned_steps"] >= steps:

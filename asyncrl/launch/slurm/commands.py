@@ -41,7 +41,7 @@ class SlurmJob:
 
 
 def assumed_job(nodes: int) -> SlurmJob:
-    """A job with so many nodes, for a look at commands before there is one."""
+    """A made-up job with `nodes` nodes, to show the commands before a real job exists."""
     return SlurmJob("JOB", tuple(SlurmNode(f"node{index}", f"node{index}") for index in range(nodes)))
 
 

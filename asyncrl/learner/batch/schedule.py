@@ -131,7 +131,9 @@ class _Minibatch:
         return passes if len(passes) == self.ranks else None
 
     def _dealt(self, bins: Bins) -> list[Passes]:
-        """Deal the bins to the ranks, one each for every pass: the dearest to the rank with the least cost so far."""
+        """Assign the bins to the ranks, one each for every pass: the costliest bin to the rank with the least cost so
+        far.
+        """
         bins = bins + [[] for _ in range(-len(bins) % self.ranks)]
         parts: list[Passes] = [[] for _ in range(self.ranks)]
         totals = [0.0] * self.ranks

@@ -29,7 +29,7 @@ class CanarySettings:
     dtype: str
 
     def tokens(self, vocabulary: int) -> tuple[int, ...]:
-        """Return the token ids of the canary, for a policy with so many ids."""
+        """Return the token ids of the canary, for a policy with `vocabulary` ids."""
         # A server's context may end with the longest episode, and it must have room for one more token.
         return canary_tokens(self.seed, vocabulary, min(LENGTH, max(2, self.max_tokens - 1)))
 

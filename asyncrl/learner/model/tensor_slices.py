@@ -26,7 +26,7 @@ from asyncrl.modelling.context import process_group
 
 
 class Slices(NamedTuple):
-    """The division of a matrix of so many `rows` over the ranks of a copy.
+    """The division of a matrix of `rows` rows over the ranks of a copy.
 
     - In a computation rank r has bounds[2t] to bounds[2t + 1] of dimension `dim`, with t = r % (len(bounds) / 2).
     - This rank is number `shard` of `shards`. A gradient is divided by `ranks`.

@@ -299,7 +299,7 @@ def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, ho
             raise _failure(ranks, timeouts, hosts)
         if all(rank.status == 0 for rank in ranks):
             return
-        # If a rank fails while all are stopping, the others would wait for it for ever.
+        # If a rank fails while all are stopping, the others would never stop waiting for it.
         if failed is not None or all(rank.status is not None for rank in ranks):
             raise StoppedError("the ranks were asked to stop before they were done")
         states = [rank.state for rank in ranks if rank.state is not None]

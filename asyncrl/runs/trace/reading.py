@@ -23,7 +23,7 @@ from asyncrl.observe.spans import FOLDER, OLD
 from asyncrl.runs.lines import decoded, each_line
 
 SORTED_AT_ONCE = 200_000
-"""So many spans are sorted in memory; more than these pass through temporary files."""
+"""The most spans that are sorted in memory; more pass through temporary files."""
 US = 1_000_000
 
 

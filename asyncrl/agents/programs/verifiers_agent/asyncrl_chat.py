@@ -77,7 +77,7 @@ class ToolServer:
             tools._tools[tool.name] = tool.model_copy(update={"fn": own})
 
     async def schemas(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """The own name and the schema of each tool, by the name that the policy sees."""
+        """The original name and the schema of each tool, by the name that the policy sees."""
         prefix = f"{self._toolset.server_name}_" if self._toolset.server_name else ""
         return {
             prefix + tool.name: (tool.name, _schema(prefix + tool.name, tool.description, tool.input_schema))

@@ -4,7 +4,7 @@ A rung says how many operations its expressions have, and what makes them harder
 
 * `brackets-N`: N operations, so that the horizon is N decisions and an answer;
 * `brackets`: 2 to 10 operations;
-* `sparse`: 8 to 10 operations, only expressions of which careless play never found the value in so many tries;
+* `sparse`: 8 to 10 operations, only expressions whose value careless play never found in a fixed number of tries;
 * `undo`: 3 to 6 operations and a second tool that takes a step back. The messages of half of the tasks begin with a
   wrong first step, those of the others with a right one.
 """
@@ -46,7 +46,7 @@ class Rung:
 
     @property
     def most_turns(self) -> int:
-        """Enough for every operation, the answer, a way back and a few calls that the tools refuse."""
+        """Enough for every operation, the answer, an undone step and a few refused calls."""
         return max(self.operations) + 4 + 2 * self.has_first_step
 
 

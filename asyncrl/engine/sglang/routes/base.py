@@ -79,7 +79,7 @@ class ServerRoute(ABC):
 
     @abstractmethod
     async def prepare(self, update: Update) -> None:
-        """Prepare the update for `send`, while the server goes on."""
+        """Prepare the update for `send`, while the server keeps generating."""
 
     @abstractmethod
     async def send(self, update: Update) -> None:
