@@ -158,8 +158,9 @@ def _score_spans(episode: KeptEpisode) -> list[dict[str, Any]]:
 
 
 def branches(episode: KeptEpisode) -> list[dict[str, Any]]:
-    """Each branch: the earlier one with which it begins alike (`parent`, None for the first), how many tokens they
-    share, and the mean score of its steps."""
+    """Each branch: its `parent`, an earlier branch with the same beginning (None for the first); the number of tokens
+    they share; and the mean score of its steps.
+    """
     trajectory = episode.trajectory
     spans = trajectory.branches
     scores = step_scores(episode.labels)

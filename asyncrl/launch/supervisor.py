@@ -11,7 +11,7 @@ which is a failure. So is a role that the system cannot start now, for example w
 
 A role that fails more than `max_restarts` times ends the run; failures are forgotten once the role has run for
 `WELL_S`. If this process ends in any way, its children are asked to stop. `alive/` in the run folder has their
-heartbeats, and `processes.json` says where they run. `set_roles` adds and removes roles while the run goes on.
+heartbeats, and `processes.json` says where they run. `set_roles` adds and removes roles of a running run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIRST_PAUSE_S = 0.25
 MOST_DOUBLINGS = 64
 """The pause is at its bound long before, and 2 to the power of a thousand failures would overflow a float."""
 SHOWN_LINES = 3
-"""The lines of an ended role's log that are shown: enough for the reason and what to do about it."""
+"""The lines of an ended role's log that are shown: enough for the reason and its fix."""
 WELL_S = 300.0
 """After so long a new failure has nothing to do with the earlier ones."""
 SOON_S = 2.0
@@ -189,7 +189,7 @@ class Supervisor:
         """Supervise until the run is done (True), or until `stopped()` or a request in the run folder (False).
         `progress` is called at every poll.
 
-        Raises RunFailedError: a role cannot go on. Every child has ended when this returns or raises.
+        Raises RunFailedError: a role cannot continue. Every child has ended when this returns or raises.
         """
         try:
             while not (stopped() or self._requests.arrived()):
@@ -252,7 +252,7 @@ class Supervisor:
             child.starts += 1
 
     def _fail(self, child: _Child, status: int, now: float) -> None:
-        """Plan the next start of a role that ended. Raises RunFailedError: it cannot go on."""
+        """Plan the next start of a role that ended. Raises RunFailedError: it cannot continue."""
         name = child.role.name
         log_file = self._log_of(child.role)
         last = last_lines(log_file, start=child.log_start)
@@ -276,7 +276,7 @@ class Supervisor:
         self._records.write({each.role.name: ProcessRecord.of(each.process, each.starts - 1) for each in children})
 
     def _drain(self, interval_s: float) -> None:
-        """Let roles finish what they run, while the others go on."""
+        """Let some roles finish their work, while the others keep running."""
         draining = [child for child in self._running() if self._drains(child)]
         until = self._clock() + self._drain_s + self._stop_s
         if draining:

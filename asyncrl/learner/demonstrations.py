@@ -73,7 +73,7 @@ class DemonstrationFeed:
         self._flops = flops
 
     def resume(self, progress: Progress) -> None:
-        """Go on from a checkpoint. Raises CheckpointError: it counts the rows of other demonstrations."""
+        """Continue from a checkpoint. Raises CheckpointError: it counts the rows of other demonstrations."""
         if progress.demonstrations and progress.demonstrations_digest != self.rendered.digest:
             raise CheckpointError(
                 f"the checkpoint has trained {progress.demonstrations} demonstrations of files that have other content "

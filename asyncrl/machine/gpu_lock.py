@@ -78,7 +78,7 @@ class ServersLock:
         return True
 
     def is_wanted(self) -> bool:
-        """True if a rank asks for the GPUs, or has them."""
+        """True if a rank holds the GPUs or waits for them."""
         for file in self._ranks:
             if not _try(file, fcntl.LOCK_SH):
                 return True

@@ -80,7 +80,7 @@ class Sink:
         """Take no more. A second call does nothing."""
 
     def abandon(self) -> None:
-        """Let go of the thing that a hanging `close` waits for. Another thread calls this, before the process ends."""
+        """Release the thing that a hanging `close` waits for. Another thread calls this, before the process ends."""
 
 
 class Fanout(Sink):

@@ -4,7 +4,7 @@ To record a span costs a role about a microsecond: a thread of its own encodes a
 FLUSH_S seconds. A fault of the disk never reaches the role: the spans that it costs are counted, and so are those that
 come faster than they can be written. A killed process loses the spans of the last moment.
 
-A role writes `runs/NAME/spans/ROLE.jsonl`, and goes on with it after a restart. When the file has half of the bytes
+A role writes `runs/NAME/spans/ROLE.jsonl`, and appends to it after a restart. When the file has half of the bytes
 that it may have, it becomes `ROLE.jsonl.old`, in the place of an older one, whose spans are counted as dropped. A line
 that is a list is a span: name, track, start, duration and values; times are whole microseconds, starts since 1970. A
 line that is an object is a note:
@@ -15,7 +15,7 @@ line that is an object is a note:
   measurement took `round_trip` microseconds.
 - `lost`: the number of spans that this process has not written so far.
 
-Times are those of one monotonic clock, which is set by the wall clock when the process starts.
+Times come from one monotonic clock, which is set by the wall clock when the process starts.
 """
 
 from __future__ import annotations

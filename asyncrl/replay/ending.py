@@ -1,7 +1,7 @@
 """The end of a run whose roles were started by hand: the learner says that the run is done, and every worker hears it.
 
-Nothing of it is stored. A learner that asks for anything after the end goes on with the run, such as one that was
-started again with more steps.
+Nothing of it is stored. A learner that sends a request after the end continues the run, such as one that was restarted
+with more steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RunEnd:
             self._since = self._clock()
 
     def revoke(self) -> None:
-        """A learner goes on with the run."""
+        """A learner continues the run."""
         self._since = None
         self._told.clear()
 

@@ -135,7 +135,7 @@ class FailScoring(WorkerRequest, frozen=True):
 
 
 class Configure(ReplayRequest, frozen=True):
-    """The learner goes on with these values of all keys of the configuration, at `time` in seconds since 1970."""
+    """The learner uses these values of all keys of the configuration from `time`, in seconds since 1970."""
 
     values: Annotated[dict[str, Any], Meta(min_length=1)]
     time: Whole

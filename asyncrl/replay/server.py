@@ -364,8 +364,9 @@ class ReplayServer:
         return reason
 
     def _recover(self, error: lmdb.Error, requests: list[Received]) -> list[Answered]:
-        """Tell every requester, also the waiting ones, that nothing of this turn was stored. Go on with the leases in
-        the store."""
+        """Tell every requester, also the waiting ones, that nothing of this turn was stored. Continue with the leases
+        in the store.
+        """
         reason = self._postpone(error)
         self._commits.say(reason)
         waiting = [(client, each.call) for queue in self._waiting.values() for client, each in queue.items()]

@@ -51,7 +51,7 @@ class TicketQueue:
         self._given: dict[str, float] = {}
 
     def resume(self, tx: Transaction) -> None:
-        """Go on after a restart: every actor has a fresh lease, and every ticket its full time."""
+        """Continue after a restart: every actor has a fresh lease, and every ticket its full time."""
         self._actors.resume(tx)
         now = self._clock()
         self._given = {name: now for worker in tx.keys("held") for name in tx.members("held", worker)}

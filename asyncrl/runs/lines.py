@@ -235,7 +235,7 @@ def _is_number(value: Any) -> bool:
 
 
 def parsed(line: bytes) -> Row | None:
-    """The row of a line; None if it is none."""
+    """The row of a line; None if it is malformed."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -146,7 +146,7 @@ def _files_of_shards(name: str, shards: int) -> list[str]:
 
 
 def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, RoleNow]) -> Situation:
-    """The situation of a run that goes on, at the moment of a sample."""
+    """The situation of a running run, at the moment of a sample."""
     shards, groups = len(now.shards), settings.batch_size // settings.group_size
     return Situation(
         [

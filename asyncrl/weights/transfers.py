@@ -1,11 +1,11 @@
 """The weight server's protocol without a socket or a clock: the receivers that wait for weights or are in transfer.
 
-A receiver asks for `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
+A receiver requests `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
 (empty for none). It is answered once there is a newer version, or with `nothing` after `POLL_S`.
 
-Then it asks for one `chunk` after the other: a range of the bytes of the version. The bytes are the concatenated
-payloads of the deltas that came with the manifest, or the tensors if no delta came. A receiver need not ask for the
-bytes of tensors that it has.
+Then it requests one `chunk` after another: a range of the bytes of the version. The bytes are the concatenated payloads
+of the deltas that came with the manifest, or the tensors if no delta came. A receiver need not request the bytes of
+tensors that it has.
 
 To take part in a broadcast, a receiver asks to `join` with the version it `holds`, its `backend` and its `gpu`. The
 answer is one of these:

@@ -4,8 +4,8 @@ SGLang takes log-probs after temperature and before any filter, so only the temp
 takes the largest logit and reports log-probs at temperature 1, as an engine must. The sampled tokens include the stop
 token.
 
-Under a grammar the logits of other tokens become -inf before that. So log-probs are those of the allowed tokens,
-renormalised (tests/sglang/test_grammars.py).
+Under a grammar the logits of other tokens become -inf before that. So log-probs are renormalised over the allowed
+tokens (tests/sglang/test_grammars.py).
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ def read_segment(
 ) -> Segment:
     """Read the segment in an answer of `/generate` to a request with `sampling` that requested `routing`.
 
-    Experts that do not fit the model are left out: tokens without any can be trained, too. A request with images
-    continued `shown` tokens, including those of the images.
+    Experts that do not fit the model are left out: tokens without any can be trained, too. A prompt with images had
+    `shown` tokens, including the images' tokens.
 
     Raises ServerFaultError: the answer lacks data of a trajectory, or the server saw images of other sizes.
     """
@@ -207,7 +207,7 @@ def read_segment(
 
 
 def _alternatives(given: Sequence[list[_Likely] | None] | None, count: int) -> Alternatives | None:
-    """Read the alternatives of `count` tokens, if the server gave as many at each."""
+    """Read the alternatives of `count` tokens, if the server gave the same number at each."""
     known = [each for each in given or () if each]
     if not known or len(known) != count or len({len(each) for each in known}) != 1:
         return None

@@ -4,8 +4,8 @@ There are two endpoints. The answers of `/inference/v1/generate` tell which weig
 server that was started with `--enable-scale-out`. `/v1/completions` is always there, and its answers do not tell the
 weights.
 
-Under a grammar the logits of other tokens become -inf before log-probs are taken. So log-probs are those of the allowed
-tokens, renormalised (tests/vllm/test_grammars.py).
+Under a grammar the logits of other tokens become -inf before log-probs are taken. So log-probs are renormalised over
+the allowed tokens (tests/vllm/test_grammars.py).
 """
 
 from __future__ import annotations

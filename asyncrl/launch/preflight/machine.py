@@ -1,4 +1,4 @@
-"""Checks before anything starts that this machine has what the configuration asks for: ports, GPUs, programs, disk."""
+"""Checks before anything starts that this machine has the configured ports, GPUs, programs and disk space."""
 
 from __future__ import annotations
 

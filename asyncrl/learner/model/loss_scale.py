@@ -43,5 +43,5 @@ class LossScale:
         return [self.scale, float(self.since)]
 
     def restore(self, state: Sequence[float]) -> None:
-        """Go on from the `state` of another."""
+        """Continue from the `state` of another."""
         self.scale, self.since = state[0], int(state[1])

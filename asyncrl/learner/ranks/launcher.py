@@ -45,7 +45,7 @@ PIPE_BYTES = 1 << 16
 SILENT_BEATS = 5
 """The number of missed heartbeats after which a rank is shown as silent."""
 BEGUN_S = 10.0
-"""Seconds to wait for a thread's first heartbeat. If none comes, the rank goes on without heartbeats."""
+"""Seconds to wait for a thread's first heartbeat. If none comes, the rank runs without heartbeats."""
 KILLED_S = 10.0
 """Seconds to wait for a process that was killed: one that hangs in the kernel may never end."""
 
@@ -55,7 +55,7 @@ class RanksError(AsyncrlError):
 
 
 def all_ended(reason: str, final: bool = False) -> AsyncrlError:
-    """The error of a launcher that ended all its ranks for `reason`, which may be that of another launcher."""
+    """The error of a launcher that ended all its ranks for `reason`, which may come from another launcher."""
     message = f"{reason.removesuffix(ENDED)}{ENDED}"
     return ConfigError(message) if final else RanksError(message)
 
@@ -325,7 +325,7 @@ def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, ho
 
 
 def _show(first: RankState, activity: Activity) -> None:
-    """Show the activity of the first rank as that of this process."""
+    """Report the activity of the first rank as this process's own."""
     if first.phase != activity.phase:
         activity.enter(first.phase)
     activity.work = first.work

@@ -31,7 +31,7 @@ class ReportedRun:
 
     `values` is the configuration by key, with defaults for keys that the run's version did not have; `written` is the
     text of its file. Secrets are masked in both. `steps` and `evaluations` are sampled rows of the learner; `roles` has
-    the rows of the other processes by name. `state` is that of the summary, or running, or unfinished for a run that
+    the rows of the other processes by name. `state` is the summary's, or "running", or "unfinished" for a run that
     ended without a summary.
     """
 

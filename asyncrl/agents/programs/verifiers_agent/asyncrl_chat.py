@@ -32,7 +32,8 @@ __all__ = ["InProcessChat"]
 
 @dataclass
 class LocalTools:
-    """The tools of an environment in this process: `make` makes the toolsets of one rollout, all rollouts share some.
+    """The tools of an environment in this process: `make` makes the toolsets of one rollout; some toolsets are shared
+    by all rollouts.
 
     `known` keeps the descriptions of the tools of each class of toolsets.
     """
@@ -57,7 +58,7 @@ class ToolServer:
         self.trace: Trace | None = None
         self._toolset = toolset
         self._mcp = MCPServer(toolset.server_name or type(toolset).__name__)
-        # The rollout's state is at hand: what the server would fetch and send over HTTP.
+        # The rollout's state is in this process; a server would fetch and send it over HTTP.
         toolset._pull_state = self._pull
         toolset._push_state = self._push
 
@@ -233,7 +234,7 @@ class _Conversation(HarnessSession):
 
 
 class OwnInterception(InterceptionServer):
-    """Passes the requests of all rollouts on by one HTTP client."""
+    """Forwards the requests of all rollouts through one HTTP client."""
 
     # Each rollout has a key of its own, for which verifiers would make another client. To read its certificates would
     # take 20 ms.
