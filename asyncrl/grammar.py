@@ -1,4 +1,4 @@
-"""The forms in which users give a grammar: those of the chat-completions API's `response_format`, and two of ours.
+"""The forms in which users give a grammar: the forms of the chat-completions API's `response_format`, and two of ours.
 
 A server restricts what the policy samples to the grammar, from the first token of an assistant turn to its end.
 docs/engines.md says which servers can, and what the learner does with such turns.

@@ -57,8 +57,9 @@ def _mean_episode(rates: Rates) -> TypicalEpisode:
 
 
 def balanced_rate(rates: Rates, sizes: Sizes) -> float:
-    """Trajectories a second if no part ever waited: those of the slower of engines and learner, each at its mean speed.
-    The age bound limits the episodes that run."""
+    """Trajectories a second if no part ever waited: the rate of engines or learner, the slower of the two, at mean
+    speed. The age bound limits the episodes that run.
+    """
     episode = _mean_episode(rates)
     running = min(sizes.engines * sizes.concurrency, (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every)
     # The seconds of an episode depend on the requests of its engine, and these on the share of its time in the engine.

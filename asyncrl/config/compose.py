@@ -142,7 +142,7 @@ def parsed(word: str) -> Override:
 
 
 def _unset(config: DictConfig, key: str) -> str | None:
-    """Why an option has no value: nothing set it, or it refers to something that does not exist."""
+    """The reason why an option has no value: it is not set, or it refers to a key that does not exist."""
     try:
         value = OmegaConf.select(config, key, throw_on_missing=True)
         if OmegaConf.is_config(value):

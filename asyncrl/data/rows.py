@@ -90,7 +90,7 @@ def packed(rows: Iterable[Mapping[str, Any]]) -> pa.Array:
 
 
 def parts_of(tables: Iterable[pa.Table]) -> list[RowTable]:
-    """Tables one after the other; those with the same columns become one part."""
+    """Tables in order; tables with the same columns become one part."""
     parts: list[RowTable] = []
     first = 0
     for table in tables:

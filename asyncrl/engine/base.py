@@ -48,7 +48,7 @@ class Generation:
 
     - Log-probs are at the sampling temperature, or at temperature 1 if that is 0.
     - `finish_reason` is stop (the last token is a stop id), length, or abort (the call ended early).
-    - `grammar_mass` float32[G], under a grammar, is that of Trajectory.
+    - `grammar_mass` float32[G], under a grammar, is as in Trajectory.
     - `routing` has the experts of tokens of the whole sequence, prompt included, that the session's earlier calls did
       not give.
     - `alternatives` are set if they were requested and the engine reports them.

@@ -51,7 +51,7 @@ class Request:
     alternatives: list[tuple[list[int], list[float]]] = field(default_factory=list)
 
     def finish(self, reason: str, experts: Sequence[NDArray[np.uint8]] = ()) -> None:
-        """End the request. `experts` are those of the first tokens of its sequence, if they are known."""
+        """End the request. `experts` has the experts of the first tokens of its sequence, if they are known."""
         if self.future.set_running_or_notify_cancel():
             tokens, versions = np.array(self.tokens, np.int32), np.array(self.versions, np.int32)
             routing = (RoutedTokens(0, np.stack(experts)),) if len(experts) else ()
@@ -126,7 +126,9 @@ class Scheduler:
         self._waiting[request.session] = request
 
     def plan(self) -> list[tuple[Slot, SlotChunk]]:
-        """Plan the chunks of the next pass, those of one token first. Copies prefixes that they share with others."""
+        """Plan the chunks of the next pass, with chunks of one token first. Copies prefixes that they share with
+        others.
+        """
         self._admit()
         single: list[tuple[Slot, SlotChunk]] = []
         longer: list[tuple[Slot, SlotChunk]] = []

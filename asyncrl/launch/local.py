@@ -176,7 +176,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = place(config, launcher.hosts())
         settle(config.cluster, config.learner, placement)
-        # The addresses come first, so that the configuration in the run's folder has those of its replay.
+        # The addresses come first, so that the configuration in the run's folder has the replay's addresses.
         addresses = RunAddresses.of(config)
         given = addresses.values()
         launcher.prepare(placement, asked)

@@ -178,7 +178,7 @@ class Sessions:
             raise RefusedError(str(error)) from error
 
     def end(self, session: AgentSession, body: object) -> None:
-        """End a session. Raises RefusedError: the body has something else than `error`; SessionOverError."""
+        """End a session. Raises RefusedError: the body has other fields than `error`; SessionOverError."""
         _check_runs(session)
         if not isinstance(body, dict) or body.keys() - {"error"}:
             self.counts.refused += 1

@@ -1,7 +1,7 @@
 """The protocol of one inference server, for the fleet: SGLang, vLLM or another one.
 
-A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. So a
-server is found out that has the weights of another actor, or has read those of its folder after a restart.
+A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. This
+detects a server that has the weights of another actor, or has read its folder's weights after a restart.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _urls(images: Sequence[PlacedImage]) -> list[str]:
 def logprob_body(
     tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
 ) -> dict[str, Any]:
-    """The body of `/generate` that samples nothing and asks for the log-probs of `tokens` from `start` on.
+    """The body of `/generate` that samples nothing and requests the log-probs of `tokens` from `start` on.
 
     `images` are before `start`.
     """
@@ -105,7 +105,7 @@ _GIVEN = msgspec.json.Decoder(_GivenAnswer)
 def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArray[np.float32]:
     """The log-probs [T - start] in an answer to `logprob_body`; nan if the server gives none.
 
-    Raises ServerFaultError: the answer is of another form, or of other tokens.
+    Raises ServerFaultError: the answer has another form, or other tokens.
     """
     try:
         given = _GIVEN.decode(answer).meta_info.input_token_logprobs

@@ -101,7 +101,8 @@ def since_start_s(run: Path) -> float | None:
 
 def address_facts(network: NetworkConfig, shards: int, since_start_s: float | None) -> list[AddressFact]:
     """The facts about the addresses of replay and learner. While they run, this host must reach them. Before they run,
-    those of this host must be free."""
+    the ports of this host must be free.
+    """
     found, is_running = [], since_start_s is not None
     for key, host, first, count in (
         ("replay_port", network.replay_address, network.replay_port, shards),

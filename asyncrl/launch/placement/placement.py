@@ -28,8 +28,8 @@ class PlacedRole:
     """A process of the run: `python -m asyncrl.MODULE experiment=RUN/config.yaml ARGUMENTS`, the same everywhere.
 
     `node` counts the hosts from 0, and `gpus` are numbers of GPUs of that host; None: the process sees all, because
-    somebody else's servers may be there. `threads` are those of torch; the learner's process starts a rank for each
-    GPU, or `cluster.learner_ranks`, each with `threads` threads. `cpus` is what the process keeps busy.
+    somebody else's servers may be there. `threads` is torch's number of threads; the learner's process starts a rank
+    for each GPU, or `cluster.learner_ranks`, each with `threads` threads. `cpus` is what the process keeps busy.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: N jobs of Slurm, one after the other.
+"""`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: N jobs of Slurm in sequence.
 
 This is for sites where a job may not be requeued, or only for a short time. Each job begins when the one before has
 ended, however that ended, and resumes the run. Once the run is done, or `asyncrl stop` has stopped it, the jobs that

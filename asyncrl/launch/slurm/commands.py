@@ -14,7 +14,7 @@ from asyncrl.errors import ConfigError, UnavailableError
 JOB_VARIABLE = "SLURM_JOB_ID"
 SEED_VARIABLE = "SLURM_ARRAY_TASK_ID"
 OF_THE_JOB = ("NTASKS", "NPROCS", "TASKS_PER", "CPUS_PER", "GPUS_PER_TASK", "TRES_PER_TASK", "DISTRIBUTION", "MEM_")
-"""The starts of names of variables, after SLURM_, by which options of the job become those of each step."""
+"""Prefixes, after SLURM_, of variables that pass options of the job on to each step."""
 COMMAND_S = 60.0
 
 

@@ -1,7 +1,7 @@
 """The canary of a version: log-probs of a fixed short sequence, which an engine must repeat before it serves it.
 
-`weights/canary.py` has the check. Here are the learner's own log-probs, and those of a model that is published as it
-was read.
+`weights/canary.py` has the check. This file computes the log-probs of the learner, and of a model that is published
+unchanged.
 """
 
 from __future__ import annotations

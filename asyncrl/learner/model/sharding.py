@@ -126,8 +126,8 @@ def _allow_graphs() -> None:
     # Models have kinds of layers, and each is compiled with and without gradients and shared prefixes. Beyond torch's
     # limit, which is 8 for all models together, layers would not be compiled.
     compiler.recompile_limit = max(compiler.recompile_limit, 64)
-    # Otherwise a graph takes only passes in which two sizes are equal that happened to be so in its first one, such as
-    # those of a single sequence.
+    # Otherwise, if two sizes happen to be equal in a graph's first pass, as with a single sequence, the graph takes
+    # only such passes.
     shapes.use_duck_shape = False
     # Otherwise kernels of norms are fused only where tokens are many, and each layer has graphs for up to four ranges
     # of tokens. Fused, they cost a little more where tokens are few. Torch 2.11 has the name, others may not.

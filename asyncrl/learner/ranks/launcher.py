@@ -265,8 +265,8 @@ def run_ranks(
     hosts: Hosts | None = None,
     activity: Activity | None = None,
 ) -> None:
-    """Run `command` as `count` ranks on this machine, with those of the other `hosts`, until all ended with status 0.
-    `activity` is that of this process. All ranks have ended when this returns or raises.
+    """Run `command` as `count` ranks on this machine, together with the ranks of the other `hosts`, until all ended
+    with status 0. `activity` is this process's. All ranks have ended when this returns or raises.
 
     Raises StoppedError: `stop` was set before all were done. Raises RanksError: a rank died, hung, was asked to stop
     alone, or did not stop in time. Raises ConfigError: a rank cannot be configured, or hosts do not fit together.

@@ -2,8 +2,8 @@
 task's toolsets, which run in this process, too.
 
 verifiers' own harnesses start a program for each rollout, and a server for each toolset, which takes seconds. This one
-does what the harness `null` does, with the same tool names and the same limit of a tool's result. It is a plugin: its
-id is the name of this module. It needs verifiers 0.4, and not asyncrl.
+behaves as the harness `null`, with the same tool names and the same limit of a tool's result. It is a plugin: its id is
+the name of this module. It needs verifiers 0.4, and not asyncrl.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ToolServer:
         toolset._push_state = self._push
 
     async def open(self, stack: AsyncExitStack, known: dict[type, list[Any]], task: Any = None) -> None:
-        """Set the toolset up for a `task`, or for all tasks. Raises what the toolset raises."""
+        """Set the toolset up for a `task`, or for all tasks. Errors of the toolset pass."""
         await stack.enter_async_context(self._toolset._exit_stack)
         await self._toolset.setup()
         if task is not None:
