@@ -62,13 +62,14 @@ def is_secret_name(name: str) -> bool:
 
 
 def holds_secrets(name: str) -> bool:
-    """True if all values of a mapping or a list of this name are secrets, as those of `headers`."""
+    """True if all values of a mapping or a list of this name are secrets, as in `headers`."""
     return _OF_SECRETS.search(_CAMEL.sub("_", name).replace("-", "_")) is not None
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """A copy of a plain value called `name` without secrets: values under names that tell of one, all of environments
-    and headers, passwords in addresses, and tokens that look like those of known services."""
+    """A copy of a plain value called `name` without secrets: values under names of secrets, all values of environments
+    and headers, passwords in addresses, and tokens in the form of known services.
+    """
     if is_secret_name(name) or (holds_secrets(name) and isinstance(value, Mapping | list | tuple)):
         return hidden(value)
     match value:

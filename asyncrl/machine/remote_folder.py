@@ -1,4 +1,4 @@
-"""Folders of remote stores, such as s3://bucket/model: copied to this host once, whole or not at all.
+"""Folders of remote stores, such as s3://bucket/model: copied to this host once, atomically.
 
 - A process that needs a folder locks its place on this host. The others wait, and then find the copy.
 - Files become complete one by one under a hidden name, which becomes the copy's name with the last of them. After a

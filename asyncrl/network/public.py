@@ -39,7 +39,7 @@ SPECIAL_IPV4 = tuple(
         ),
     )
 )
-"""IANA's registry of special-purpose addresses, and multicast. No page is at those of them that are reachable. Versions
+"""IANA's registry of special-purpose addresses, and multicast. The reachable ones among them serve no pages. Versions
 of Python know different parts of it."""
 PUBLIC_IPV6 = IPv6Network("2000::/3")
 """All that is allotted for the internet. Outside of it are the addresses of this machine, of links and sites, and most
@@ -138,7 +138,7 @@ async def get_public(
     check: CheckUrl = _anywhere,
     connect: Connect = public_connector,
 ) -> Fetched:
-    """Fetch a URL of at most `limit` bytes. `check` sees the URL, and that of each redirection.
+    """Fetch a URL of at most `limit` bytes. `check` sees the URL, and the URL of each redirection.
 
     Raises RefusedError: a URL is not http or https, names a user, leads to no public address or fails the check; there
     are more redirections, or more bytes; the status is another than 200. Raises UnavailableError: the server cannot be
