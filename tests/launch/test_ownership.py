@@ -179,7 +179,7 @@ def test_a_run_whose_replay_has_no_store_yet_starts(tmp_path: Path) -> None:
     with exclusively(tmp_path), pytest.raises(StoreError, match="starts: its replay has no store yet"):
         run_with_store(str(tmp_path))
     tmp_path.mkdir(exist_ok=True)
-    with pytest.raises(StoreError, match="is no run: name the folder of one"):
+    with pytest.raises(ConfigError, match="is no run: name the folder of one"):
         run_with_store(str(tmp_path))
 
 
