@@ -1,4 +1,4 @@
-"""The server that Prometheus asks for the metrics of a role.
+"""The server from which Prometheus reads the metrics of a role.
 
 It needs no key: every client that reaches it may connect. It has at most MAX_CONNECTIONS at once. One more closes the
 oldest, so that connections which send nothing prevent no scrape, and take no more threads. Errors are logged at a
