@@ -300,6 +300,7 @@ def spoilt(draw: random.Random, kind: pa.DataType, value: Any) -> Any:
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_imported_reads_and_what_is_not_leaves_nothing(exported: Path, seed: int) -> None:
     draw = random.Random(seed)
