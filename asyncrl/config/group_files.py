@@ -3,8 +3,8 @@
 Hydra finds the shipped files without help. Another file is read and checked here, with the files that its `defaults`
 name, and stored in Hydra's memory. So it needs neither a certain folder nor a line `# @package`.
 
-Its own keys win over those
-of the files that its `defaults` name, unless it lists `_self_` there. A relative path in `defaults` begins at the file.
+Its own keys win over those of the files that its `defaults` name, unless it lists `_self_` there. A relative path in
+`defaults` begins at the file.
 """
 
 from __future__ import annotations

@@ -132,6 +132,11 @@ def _option(declared: Field[Any], hint: Any) -> Option:
     return Option(declared.name, hint, optional, default, **declared.metadata)
 
 
+def summary(section: type[Any]) -> str:
+    """Return the first paragraph of a section's docstring in one line."""
+    return " ".join((section.__doc__ or "").strip().partition("\n\n")[0].split())
+
+
 def as_yaml(value: Any) -> str:
     """A value as the command line and YAML files write it."""
     match value:

@@ -3,10 +3,9 @@
 The S ranks of a copy hold the n experts of a layer in S equal parts, in their order, exactly as FSDP would shard them:
 files, checkpoints, pushes and optimizers see no difference.
 
-For the computation, E = learner.expert_ranks ranks that
-have all the experts among them form a group. S / E neighbours gather their parts, so that each has n / E whole experts.
-A token goes to the ranks of its own group that have its experts, and their results come back. With E = S no expert is
-ever gathered.
+For the computation, E = learner.expert_ranks ranks that have all the experts among them form a group. S / E neighbours
+gather their parts, so that each has n / E whole experts. A token goes to the ranks of its own group that have its
+experts, and their results come back. With E = S no expert is ever gathered.
 
 The dtypes are the same as FSDP's. Parts are float32, and gathered experts are in the model's dtype.
 Gradients are added up in float32 and divided by the number of ranks.

@@ -28,6 +28,9 @@ READING_S = 10.0
 class ScrapedServer(WSGIServer):
     """A thread for each connection."""
 
+    # socketserver's 5 is full after a few strangers at once; then the kernel lets Prometheus wait for seconds.
+    request_queue_size = 128
+
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         self._lock = threading.Lock()
