@@ -1,4 +1,4 @@
-"""The rule by which a value or a part of a text is a secret: its name tells it, or its looks do.
+"""The rule by which a value or a part of a text is a secret: by its name, or by its form.
 
 `config/secrets.py` adds what the schema says of each option. All that asyncrl prints, logs, sends or exports goes
 through one of the two.
@@ -47,7 +47,7 @@ _MAPPING = re.compile(r"""\{(?:[^{}'"]|'[^'\n]*+'|"[^"\n]*+")*+\}|\{[^\n]*+""")
 _HIDDEN_MAPPING = re.compile(r"\{(?:[^:{}\n]++: (?:\(hidden\))?+(?:, )?+)*+\}")
 _ARGUMENT = re.compile(r"""((?<![\w-])(--?[a-z][\w-]*+)['"]?(?:\s++|,\s*+)['"]?)(?![-\s])[^\s,'"\]]++""", re.I)
 _SENT = re.compile(r"(\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.I)
-# Tokens that show by themselves what they are: of the Hugging Face hub, of OpenAI and Anthropic, of GitHub and AWS.
+# Tokens with a known form: of the Hugging Face hub, of OpenAI and Anthropic, of GitHub and AWS.
 _KNOWN = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[opsur]_\w{16,}|github_pat_\w{16,}|AKIA[0-9A-Z]{16})")
 
 

@@ -97,7 +97,9 @@ def _in_order(expected: Sequence[ToolCall], made: Sequence[ToolCall], fits: Fits
 
 
 def _in_any_order(expected: Sequence[ToolCall], made: Sequence[ToolCall], fits: Fits) -> int:
-    """The size of the largest matching: each expected call takes a made one, whose owner may move to another."""
+    """The size of the largest matching: each expected call takes a made call, whose previous owner may move to another
+    one.
+    """
     owner: dict[int, int] = {}
 
     def place(wanted: int, tried: set[int]) -> bool:
