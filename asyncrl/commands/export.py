@@ -5,11 +5,11 @@ Works on the CPU, while the run runs and after it, and changes nothing of the ru
 runs/NAME, or its name. Without --step it takes the newest checkpoint, with `--step best` the one with the best
 evaluation that a run with learner.keep_best has.
 
-The folder has the same files as the folder
-`model` that a finished run writes: the weights in model.dtype, the configuration, the tokenizer and a model card.
-Adapters (model.lora) are merged into the weights; with --adapter they alone are written, as the folder `adapter` of a
-finished run, which `PeftModel.from_pretrained` loads. With --critic the critic is written, as the folder `critic` of a
-finished run, which `AutoModelForTokenClassification.from_pretrained` loads.
+The folder has the same files as the folder `model` that a finished run writes: the weights in model.dtype, the
+configuration, the tokenizer and a model card. Adapters (model.lora) are merged into the weights; with --adapter they
+alone are written, as the folder `adapter` of a finished run, which `PeftModel.from_pretrained` loads. With --critic the
+critic is written, as the folder `critic` of a finished run, which `AutoModelForTokenClassification.from_pretrained`
+loads.
 """
 
 from __future__ import annotations
@@ -91,21 +91,21 @@ def require_new(folder: Path) -> None:
 
 
 def write_policy(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
-    """Write the policy of a checkpoint into `folder`, in place of what is there."""
+    """Write the policy of a checkpoint into `folder`, replacing its contents."""
     from asyncrl.learner.checkpoint.export import export_checkpoint
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint(model, source, folder))
 
 
 def write_critic(critic: CriticConfig, model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
-    """Write the critic of a checkpoint into `folder`, in place of what is there."""
+    """Write the critic of a checkpoint into `folder`, replacing its contents."""
     from asyncrl.learner.checkpoint.critic_export import export_checkpoint_critic
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint_critic(critic, model, source, folder))
 
 
 def write_adapter(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
-    """Write the adapters of a checkpoint into `folder`, in place of what is there."""
+    """Write the adapters of a checkpoint into `folder`, replacing its contents."""
     from asyncrl.learner.checkpoint.export import export_checkpoint_adapter
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint_adapter(model, source, folder))

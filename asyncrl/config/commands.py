@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncrl.config.files import GROUPS, choices
 from asyncrl.config.keys import did_you_mean, sections
-from asyncrl.config.option import REQUIRED, as_yaml, options
+from asyncrl.config.option import REQUIRED, as_yaml, options, summary
 from asyncrl.config.schema import TrainConfig
 
 
@@ -145,16 +145,12 @@ def _role_help(name: str, by_name: Mapping[str, Any]) -> Iterator[str]:
     yield OPTIONS_HELP + (PLAN_HELP if plans else "") + "\ngroups:\n"
     yield from (f"  {group:<11} {', '.join(choices(group))}\n" for group in GROUPS)
     yield "\nsections:\n"
-    yield from (f"  {section:<22} {_summary(declared)}\n" for section, declared in by_name.items())
+    yield from (f"  {section:<22} {summary(type(declared))}\n" for section, declared in by_name.items())
 
 
 def _section_help(name: str, section: Any) -> str:
-    lines = [f"{name}: {_summary(section)}\n"]
+    lines = [f"{name}: {summary(type(section))}\n"]
     for option in options(type(section)):
         default = "" if option.default == REQUIRED else f" (default {as_yaml(option.default)})"
         lines.append(f"\n  {name}.{option.name}: {option.allowed}{default}\n      {option.meaning}\n")
     return "".join(lines)
-
-
-def _summary(section: object) -> str:
-    return (section.__doc__ or "").strip().splitlines()[0]

@@ -63,7 +63,7 @@ def require_run(name: str) -> Run:
 def run_with_store(name: str | None, store: str | None = None) -> Run:
     """The run that a command line names by its folder, by its name or by the folder of its store.
 
-    Raises ConfigError: neither is named, or the run is a fine-tuning; StoreError: it has no store.
+    Raises ConfigError: neither is named, there is no such run, or it is a fine-tuning; StoreError: it has no store.
     """
     if store is not None:
         run = Run(Path(store).parent, Path(store))
@@ -72,7 +72,13 @@ def run_with_store(name: str | None, store: str | None = None) -> Run:
     else:
         is_plain_name = len(Path(name).parts) == 1 and not Path(name).is_dir()
         run = Run(find_folder(name, _has_store) or (RUNS / name if is_plain_name else Path(name)))
-    require_store(run, name, store)
+    try:
+        require_store(run, name, store)
+    except StoreError as error:
+        # Every command refuses a run that is not there with the same status.
+        if store is None and not (_has_config(run.folder) or owner_of(run.folder)):
+            raise ConfigError(str(error)) from None
+        raise
     return run
 
 

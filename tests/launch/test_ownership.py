@@ -128,6 +128,7 @@ def test_a_request_from_before_the_start_stops_nothing(tmp_path: Path) -> None:
         assert requests.arrived()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_its_folder_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir, tasks = tmp_path / "it's mine" / "first", tmp_path / "tasks.parquet"
     tasks.touch()
@@ -179,7 +180,7 @@ def test_a_run_whose_replay_has_no_store_yet_starts(tmp_path: Path) -> None:
     with exclusively(tmp_path), pytest.raises(StoreError, match="starts: its replay has no store yet"):
         run_with_store(str(tmp_path))
     tmp_path.mkdir(exist_ok=True)
-    with pytest.raises(StoreError, match="is no run: name the folder of one"):
+    with pytest.raises(ConfigError, match="is no run: name the folder of one"):
         run_with_store(str(tmp_path))
 
 

@@ -28,10 +28,10 @@ class KeptRow(msgspec.Struct, frozen=True, gc=False):
     """Facts about a kept episode.
 
     `step` is the learner step that trained it, under the policy `version`; `lag` is that of its oldest token then, -1
-    for a demonstration. Of a
-    held-out episode, `step` is the number of learner steps after which the policy `version` was evaluated.
-    `source` is the task's data source. `tokens` counts all tokens, `sampled` those of the policy, `turns` the policy's
-    turns, and `tool_calls` its calls of the `tools`, whose different names are in order. `flags` are those above.
+    for a demonstration. Of a held-out episode, `step` is the number of learner steps after which the policy `version`
+    was evaluated. `source` is the task's data source. `tokens` counts all tokens, `sampled` those of the policy,
+    `turns` the policy's turns, and `tool_calls` its calls of the `tools`, whose different names are in order. `flags`
+    are those above.
     """
 
     step: int

@@ -149,6 +149,13 @@ def test_an_error_names_its_fix_and_ends_with_status_1_or_2(call: Call, argument
     assert fix in err
 
 
+@pytest.mark.parametrize("command", ["inspect", "status"])
+def test_a_run_that_is_not_there_is_a_wrong_usage_as_for_every_command(call: Call, command: str) -> None:
+    words = ["list", "yours"] if command == "inspect" else ["yours"]
+    code, out, err = call(*words, command=command)
+    assert (code, out, "yours is no run" in err) == (2, "", True)
+
+
 def test_an_episode_is_shown_as_text_by_the_runs_own_tokenizer_and_as_ids_without(
     call: Call, caplog: pytest.LogCaptureFixture
 ) -> None:
