@@ -126,7 +126,7 @@ def check_command(
 
 
 def settings(words: list[str]) -> Iterator[str]:
-    """Those of a role's words that set a key or choose a shipped file."""
+    """The words of a role that set a key or choose a shipped file."""
     for word in words:
         key, sign, value = word.partition("=")
         if sign and not key.startswith("-") and not (key in GROUPS and (value == "mine" or "/" in value)):
