@@ -1,4 +1,4 @@
-"""The rule by which a value or a part of a text is a secret: its name tells it, or its looks do.
+"""The rule by which a value or a part of a text is a secret: by its name, or by its form.
 
 `config/secrets.py` adds what the schema says of each option. All that asyncrl prints, logs, sends or exports goes
 through one of the two.
@@ -47,7 +47,7 @@ _MAPPING = re.compile(r"""\{(?:[^{}'"]|'[^'\n]*+'|"[^"\n]*+")*+\}|\{[^\n]*+""")
 _HIDDEN_MAPPING = re.compile(r"\{(?:[^:{}\n]++: (?:\(hidden\))?+(?:, )?+)*+\}")
 _ARGUMENT = re.compile(r"""((?<![\w-])(--?[a-z][\w-]*+)['"]?(?:\s++|,\s*+)['"]?)(?![-\s])[^\s,'"\]]++""", re.I)
 _SENT = re.compile(r"(\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.I)
-# Tokens that show by themselves what they are: of the Hugging Face hub, of OpenAI and Anthropic, of GitHub and AWS.
+# Tokens with a known form: of the Hugging Face hub, of OpenAI and Anthropic, of GitHub and AWS.
 _KNOWN = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[opsur]_\w{16,}|github_pat_\w{16,}|AKIA[0-9A-Z]{16})")
 
 
@@ -62,13 +62,14 @@ def is_secret_name(name: str) -> bool:
 
 
 def holds_secrets(name: str) -> bool:
-    """True if all values of a mapping or a list of this name are secrets, as those of `headers`."""
+    """True if all values of a mapping or a list of this name are secrets, as in `headers`."""
     return _OF_SECRETS.search(_CAMEL.sub("_", name).replace("-", "_")) is not None
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """A copy of a plain value called `name` without secrets: values under names that tell of one, all of environments
-    and headers, passwords in addresses, and tokens that look like those of known services."""
+    """A copy of a plain value called `name` without secrets: values under names of secrets, all values of environments
+    and headers, passwords in addresses, and tokens in the form of known services.
+    """
     if is_secret_name(name) or (holds_secrets(name) and isinstance(value, Mapping | list | tuple)):
         return hidden(value)
     match value:

@@ -208,8 +208,8 @@ class Step(NamedTuple):
 
 
 class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """One episode as one token sequence. An agent that rewrites its history makes several branches, one after the
-    other; a branch knows nothing of the others.
+    """One episode as one token sequence. An agent that rewrites its history makes several branches, concatenated in
+    order; no branch sees the others.
 
     - `tokens` int32[T].
     - `logprobs` float32[T]: the behaviour policy's, at the sampling temperature; 0 on tokens that no policy sampled.
@@ -358,7 +358,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         return list(pairwise([0, *prompts, len(self.tokens)])) if prompts else [(0, len(self.tokens))]
 
     def begins_as(self, other: Trajectory) -> int:
-        """The number of tokens with which its first branch and that of `other` both begin, with the same images."""
+        """The length of the common prefix of its first branch and the first branch of `other`, with the same images."""
         common = common_prefix(*(each.tokens[slice(*each.branches[0])] for each in (self, other)))
         # The placeholders of all images are alike.
         own, others = (
@@ -590,7 +590,7 @@ class BatchPlan:
     """The trajectories that make learner step `step`, in order, recorded before it is handed out.
 
     `version` is the learner's policy version at that step. `group_ids`, `tokens` (all of a trajectory's tokens),
-    `sampled` (those of the policy) and `weights` (importance weights of the sampler, at most 1) run parallel to `ids`.
+    `sampled` (the policy's tokens) and `weights` (importance weights of the sampler, at most 1) run parallel to `ids`.
     `skipped` is the reason why the step trains nothing, if a user skipped the plan for good. `shared` is parallel, too,
     or empty if it is not known: the number of tokens that a trajectory shares with the beginning of the one before it
     in its group. `demonstrations` are the indices of the trajectories that no policy sampled.

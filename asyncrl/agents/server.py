@@ -174,7 +174,7 @@ class ServerClient:
     async def request(self, method: str, path: str, body: Any = None) -> ServerReply:
         """Send a request and wait for its answer, which may have any status except the ones in OVERLOADED.
 
-        Raises UnavailableError: there is no such answer.
+        Raises UnavailableError: no answer came, or one of OVERLOADED.
         """
         url = f"{self._url}/{path}"
         limit = asyncio.timeout(self._timeout_s)

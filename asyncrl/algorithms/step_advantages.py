@@ -1,4 +1,4 @@
-"""The advantages of a step's batch, and all else that is fixed before the step's updates.
+"""The advantages of a step's batch, and all other values that are fixed before the step's updates.
 
 `prepare` runs once a learner step on the sequences of one rank. It computes rewards, advantages, the importance weights
 and rejections of the corrections, the weights of the loss streams, and the tokens that the loss selects.
@@ -46,7 +46,7 @@ def prepare(
     next_weight = kl_weight if divergence is None else _adapted(parts, kl_weight, divergence, episodes, reduce)
     charge = None
     if divergence is not None and parts.kl.place == "reward":
-        # A demonstration pays nothing.
+        # A demonstration has no KL cost.
         charge = view.take(sampled.scatter(kl_weight * divergence))
     tokens = _with_advantages(parts, _rollouts(episodes, tokens, view, charge, reduce))
     tokens = _with_corrections(parts, episodes, tokens, sampled, reduce)

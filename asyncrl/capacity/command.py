@@ -36,14 +36,16 @@ from asyncrl.runs.finding import find_run
 STEPS = 20
 CHANGED = ("batch_size", "group_size", "publish_every", "concurrency", "engine_gpus", "scorers")
 BEYOND = 1.5
-"""Times the most requests for which an engine's speed was measured, before a forecast is marked as uncertain."""
+"""A forecast is marked as uncertain if an engine has more than this many times the requests that its speed was measured
+with.
+"""
 MANY = 0.9
 WASTEFUL = 0.2
-"""The share of the tokens thrown away from which on more engines are no good advice."""
+"""The share of discarded tokens above which more engines are no good advice."""
 SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
 """The start of KEY=VALUE."""
 PROGRESS_S = 10.0
-"""Between two lines of progress, where it is no terminal."""
+"""The seconds between two lines of progress outside of a terminal."""
 TABLE_WIDTH = 110
 HEADERS = (
     "learner\nGPUs",
@@ -164,7 +166,7 @@ class ForecastProgress:
         self._out, self._clock, self._shown = out, clock, clock()
 
     def update(self, number: int, count: int, share: float) -> None:
-        """The forecast `number` of `count` is done to this share."""
+        """Show that forecast `number` of `count` is done to this share."""
         text = f"forecast {number} of {count}: {share:4.0%}"
         if self._out.isatty():
             self._out.write(f"\r{text}" + "\n" * (number == count and share == 1))
@@ -178,7 +180,7 @@ class ForecastProgress:
 def _forecasts(
     run: RunDescription, planned: Sequence[Sizes], steps: int, progress: ForecastProgress
 ) -> Iterator[Forecast]:
-    """One forecast after the other. A large one takes up to a minute."""
+    """Yield the forecasts in order. A large one takes up to a minute."""
     for number, sizes in enumerate(planned, 1):
         update = partial(progress.update, number, len(planned))
         update(0.0)
@@ -294,7 +296,7 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
 
 
 def _of_gpus(rows: Sequence[Sizes], fastest: Sizes, gpus: int, host_gpus: int) -> Iterator[str]:
-    """Notes on given GPUs without work, and how to say the split of the fastest row to `asyncrl train`."""
+    """Notes on given GPUs without work, and the options of `asyncrl train` for the split of the fastest row."""
     unused = {each.learner_gpus: gpus - each.gpus for each in rows if each.gpus < gpus}
     if unused:
         each = ", ".join(f"{count} at {learner:,} learner GPUs" for learner, count in unused.items())

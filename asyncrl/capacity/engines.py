@@ -1,7 +1,7 @@
 """The engines of a simulated fleet: requests that share their speed.
 
-Requests go to the engine with the fewest, so that all engines are about equally full. The fleet is then one station:
-with r requests over E engines, each request gets tokens as fast as on one engine with r / E requests.
+Requests go to the engine with the fewest requests, so all engines are about equally full. The fleet is then one
+station: with r requests over E engines, each request gets tokens as fast as on one engine with r / E requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class SimulatedEngines:
         self._environment = environment
         self._count = count
         self._rates = rates
-        # Tokens that every request has got that was there all the time. It grows slowly while requests are many.
+        # The tokens that a request would have received if it had been running from the start. It grows slowly while
+        # requests are many.
         self._progress = 0.0
         self._updated = environment.now
         self._is_paused = False
@@ -76,7 +77,7 @@ class SimulatedEngines:
         return self._rates.pass_s + self._rates.request_s * max(1.0, len(self._requests) / self._count)
 
     def _set_alarm(self) -> None:
-        """Be called when the next request is done, unless requests change before."""
+        """Set an alarm for the end of the next request, unless requests change before."""
         self._alarm += 1
         if self._requests and not self._is_paused:
             left = max(0.0, self._requests[0][0] - self._progress)

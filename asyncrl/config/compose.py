@@ -26,7 +26,7 @@ from asyncrl.config.setting import set_value, typed_defaults
 from asyncrl.errors import ConfigError
 
 DEFAULTS = "train"
-"""The file that names the file of each group that is taken unless another is chosen."""
+"""The file that names the default file of each group."""
 
 
 def read(words: Sequence[str], folder: Path | None = None, names_missing_data: bool = True) -> TrainConfig:
@@ -54,7 +54,8 @@ def read(words: Sequence[str], folder: Path | None = None, names_missing_data: b
 
 
 def composed(words: Sequence[str], folder: Path | None = None) -> DictConfig:
-    """The same before it is checked: required keys may be missing, and values may break their constraints.
+    """The typed configuration before it is checked: required keys may be missing, and values may break their
+    constraints.
 
     Raises ConfigError with one line for each key and each word that cannot be used.
     """
@@ -65,7 +66,7 @@ def composed(words: Sequence[str], folder: Path | None = None) -> DictConfig:
 
 
 def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, dict[str, str]]:
-    """The composition of all words that can be used; for each other word, by its key, the line that refuses it.
+    """Compose all words that can be used. For each other word, also return the line that refuses it, by its key.
 
     Raises ConfigError: a file cannot be used.
     """

@@ -22,7 +22,7 @@ COLUMNS = ("messages", "prompt", "response", "tools")
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A conversation as its row has it, and the schemas of its tools; none where the row names none."""
+    """A conversation as in its row, and the schemas of its tools; empty if the row has none."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -31,7 +31,7 @@ class Demonstration:
 class DemonstrationFile(Sequence[Demonstration]):
     """The demonstrations of one file, or of several. Rows are read on demand.
 
-    Raises DataError, which names the file, column or row that cannot be used; of a row when it is read.
+    Raises DataError, which names the file, column or row that cannot be used; a bad row raises it when it is read.
     """
 
     def __init__(self, sources: Sequence[str | Path]) -> None:
@@ -49,7 +49,7 @@ class DemonstrationFile(Sequence[Demonstration]):
 
     @property
     def files(self) -> Sequence[TableFile]:
-        """The files that hold them."""
+        """The files of the demonstrations."""
         return self._rows.files
 
     @property

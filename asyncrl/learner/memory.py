@@ -26,8 +26,7 @@ FEW_TOKENS = 64
 
 
 def usable_bytes(device: torch.device, share: float | None = None) -> float:
-    """Return the bytes that this process may allocate on a GPU in total: of free memory, and at most a `share` of
-    all."""
+    """Return the bytes that this process may allocate on a GPU in total: free memory, but at most a `share` of all."""
     free, total = torch.cuda.mem_get_info(device)
     usable = USABLE * (free + torch.cuda.memory_reserved(device))
     return usable if share is None else min(usable, share * total)

@@ -2,7 +2,7 @@
 
 Promise 1 (nothing lost, nothing trained twice) rests on this room when a process dies. `guard.py` ends the children of
 the process, and `activity.py` finds out that it hangs. `owner.py` and `gpu_lock.py` hold locks that the kernel frees
-with it. `files.py` writes a file whole or not at all.
+with it. `files.py` writes a file atomically.
 
 In reading order:
 

@@ -161,7 +161,7 @@ def _overwrite(path: Path, text: bytes) -> None:
 @contextmanager
 def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: float = STOP_S) -> Iterator[None]:
     """Within the block, show that `activity` advances, if the process that started this one wants a heartbeat. The
-    seconds are those of `Heartbeat`.
+    seconds are as in `Heartbeat`.
 
     If that process has ended, no other one would notice that this one hangs. So this one is killed with its group after
     `stop_s`, or after `FINISH_S` if it must finish something.

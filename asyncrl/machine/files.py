@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, on a disk that may be full; and folders that stay only if they are used. A log
+"""Writes files atomically, on a disk that may be full; and makes folders that stay only if they are used. A log
 never fails its process."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def partial_name(path: Path) -> Path:
 
 
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
-    """Write a file of a text, or of pieces one after the other. Its folder is made if it is missing. A reader sees the
+    """Write a file of a text, or of concatenated pieces. Its folder is made if it is missing. A reader sees the
     old content or the new one, also after a kill or a power loss. Only the owner may read a `private` file. Raises
     OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ def _forget_failure() -> None:
 
 
 def pages(tensor: Tensor) -> Tensor:
-    """Memory like that of `tensor` on the host, which shares no page with other memory: none may be pinned twice."""
+    """Host memory like the tensor's, which shares no page with other memory: no page may be pinned twice."""
     memory = torch.frombuffer(mmap(-1, max(1, tensor.nbytes)), dtype=torch.uint8)
     return memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 

@@ -1,4 +1,4 @@
-"""Folders of remote stores, such as s3://bucket/model: copied to this host once, whole or not at all.
+"""Folders of remote stores, such as s3://bucket/model: copied to this host once, atomically.
 
 - A process that needs a folder locks its place on this host. The others wait, and then find the copy.
 - Files become complete one by one under a hidden name, which becomes the copy's name with the last of them. After a
@@ -83,7 +83,7 @@ def local_copy(url: str, place: str | None = None) -> Path:
 
 
 def known_copy(url: str, place: str | None = None) -> Path | None:
-    """The newest copy of `url` on this host; nothing is asked of the store."""
+    """The newest copy of `url` on this host, without a request to the store."""
     copies = [each for each in _home(url, place).glob("*") if each.is_dir() and not each.name.startswith(".")]
     return max(copies, key=lambda copy: copy.stat().st_mtime_ns, default=None)
 
@@ -141,7 +141,7 @@ def _digest(listed: Mapping[str, _File]) -> str:
 
 @contextmanager
 def _locked(file: Path, url: str) -> Iterator[None]:
-    """The kernel frees the lock when a process dies, however it does."""
+    """The kernel frees the lock when a process dies for any reason."""
     with file.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,7 +30,7 @@ class LowRankUpdate:
     def added_to(self, rows: Tensor, is_shard: bool) -> Tensor:
         """Merge the adapter into a matrix, in float32. All ranks call this together, since `down` is gathered.
 
-        `rows` are the whole matrix, or this rank's shard of it: the same rows as those of the shard of `up`.
+        `rows` are the whole matrix, or this rank's shard of it: the same rows as in the shard of `up`.
         """
         up, down = self.up.detach(), whole_tensor(self.down.detach())
         up = up.to_local() if is_shard and isinstance(up, DTensor) else whole_tensor(up)
@@ -87,7 +87,7 @@ def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Switch the adapters off within the context. Use it without gradients."""
     layers = adapted_layers(model).values()
-    # peft's own method also changes which parameters get gradients, and FSDP remembers that of its first pass.
+    # peft's own method also changes which parameters get gradients, and FSDP remembers the ones of its first pass.
     for layer in layers:
         layer._disable_adapters = True
     try:

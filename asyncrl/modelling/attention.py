@@ -45,7 +45,7 @@ def inspect_attention(
 ) -> list[LayerAttention]:
     """Record the attentions of the causal language model `model`, in the order of a forward pass.
 
-    They hold for passes over at most `length` tokens. The pass runs on `device`, by default that of the model's
+    They hold for passes over at most `length` tokens. The pass runs on `device`, by default the device of the model's
     parameters. Afterwards the model needs another `set_attn_implementation`. `allowed` has further arguments that are
     accepted, such as `softcap`, a cap of the scores, or `s_aux`, attention sinks.
 

@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 def process_group(name: str) -> dist.ProcessGroup:
     """The group that torch knows by this name."""
-    # Operators take no objects; those of torch's functional collectives find groups by their names, too.
+    # Operators take no objects; torch's functional collectives find groups by their names, too.
     return _resolve_process_group(name)  # type: ignore[arg-type]
 
 
@@ -78,7 +78,7 @@ class ContextGroup(NamedTuple):
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Exchange query, key and value [U / size, heads, D] of this rank's tokens and all heads.
 
-        Returns those of all U tokens and this rank's heads: [U, heads of the rank, D]. If the ranks cannot divide the
+        Returns all U tokens for this rank's heads: [U, heads of the rank, D]. If the ranks cannot divide the
         heads of keys equally, these are repeated until they can.
         """
         repeats = 1
@@ -97,7 +97,7 @@ class ContextGroup(NamedTuple):
     def to_tokens(self, values: Tensor) -> Tensor:
         """Exchange the values [U, heads of the rank, D] of all tokens and this rank's heads.
 
-        Returns those of this rank's tokens and all heads: [U / size, heads, D].
+        Returns this rank's tokens for all heads: [U / size, heads, D].
         """
         received: Tensor = exchange(values.unflatten(0, (self.size, -1)).contiguous(), self.name)
         return received.transpose(0, 1).flatten(1, 2)
@@ -153,7 +153,7 @@ exchange.register_autograd(_exchange_back, setup_context=_save_group)
 def gather_parts(values: Tensor, group: str, size: int) -> Tensor:
     """The values [size * u, ...] of all ranks of the group, from those [u, ...] of each."""
     gathered = values.new_empty(_times(values, size))
-    # The first name is that of torch 2.13 and newer.
+    # The first name is used by torch 2.13 and newer.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(gathered, values.contiguous(), group=process_group(group))
     return gathered

@@ -1,4 +1,4 @@
-"""The tokens that end a turn in addition to those of the chat template. Imports no torch.
+"""The tokens that end a turn in addition to the chat template's. Imports no torch.
 
 Several models (Qwen3, Gemma 3, Phi) list some in `generation_config.json`, and every server ends a turn at them.
 """

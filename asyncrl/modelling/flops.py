@@ -33,7 +33,7 @@ class ForwardFlops:
 
     @staticmethod
     def of(module: nn.Module, config: Any) -> ForwardFlops:
-        """Count those of a module around the model of the Hugging Face `config`, sharded or not.
+        """Count the FLOPs of a module around the model of the Hugging Face `config`, sharded or not.
 
         A weight of a matrix costs 2 FLOPs a token. Experts count as far as they work on a token. Embeddings cost
         nothing, but a head that is tied to them counts.

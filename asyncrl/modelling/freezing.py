@@ -1,7 +1,7 @@
 """Freezing of a model's parameters, by rules that know how models are built and by patterns of names.
 
-A frozen parameter gets no gradient and has no moments in the optimizer. The names are those of the Hugging Face model
-in memory (`named_parameters`), where transformers stacks the experts of a layer. Tied parameters are one: a rule that
+A frozen parameter gets no gradient and has no moments in the optimizer. The names are as in the Hugging Face model in
+memory (`named_parameters`), where transformers stacks the experts of a layer. Tied parameters are one: a rule that
 takes one of their names freezes both.
 """
 

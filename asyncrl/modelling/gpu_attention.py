@@ -31,7 +31,7 @@ def have_kernels(query: Tensor, value: Tensor) -> bool:
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuAttention:
     """Attention of a pass: query [U, heads, D] over key and value [K, kv heads, D], each token over at most the
-    `window` latest ones. `bounds` and `ends` are those of a `PackedLayout`."""
+    `window` latest ones. `bounds` and `ends` come from a `PackedLayout`."""
 
     query: Tensor
     key: Tensor

@@ -56,8 +56,8 @@ def collision_probabilities(
 ) -> Tensor:
     """The probabilities float[M] that two draws under head(hidden [M, D]) / temperature are the same token.
 
-    Each is the sum over the vocabulary of the squared probabilities. The arguments are those of `token_logprobs`; there
-    is no gradient.
+    Each is the sum over the vocabulary of the squared probabilities. The arguments are as in `token_logprobs`; there is
+    no gradient.
     """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     result = hidden.new_empty(len(hidden), dtype=wide)

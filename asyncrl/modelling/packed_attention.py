@@ -1,4 +1,4 @@
-"""Causal attention over packed sequences, which replaces that of a Hugging Face model as `PACKED`.
+"""Causal attention over packed sequences, which replaces a Hugging Face model's attention as `PACKED`.
 
 A mask over N packed tokens costs O(N^2); here each sequence attends to itself only. On GPUs in half precision a kernel
 takes all sequences of a pass at once; otherwise they go one by one. Measured on one CPU thread with a 1.7M-parameter
@@ -24,7 +24,7 @@ from asyncrl.modelling.plain_attention import ScoreRule, attend_plainly, differe
 
 PACKED = "asyncrl_packed"
 EXTRAS = ("softcap", "s_aux")
-"""The further arguments that it takes: those of attentions that cap scores or have sinks."""
+"""The further arguments that it takes, for attentions that cap scores or have sinks."""
 
 
 def packed_attention(
@@ -44,7 +44,7 @@ def packed_attention(
     """Compute attention [1, U, heads, D] of query [1, heads, U, D] over key and value [1, kv heads, U, D].
 
     It is 0 on padding. Scores are capped at `softcap`, and `s_aux` [heads] are sinks. Use it for models that
-    `inspect_attention` accepts with `EXTRAS`. If the layout has a `group`, the tokens are those of this rank's part. If
+    `inspect_attention` accepts with `EXTRAS`. If the layout has a `group`, the tokens are this rank's part. If
     that group divides the layers, they are all tokens, and the heads are this rank's.
     """
     rows = [each[0].transpose(0, 1) for each in (query, key, value)]
@@ -86,7 +86,7 @@ def attend(
     """Compute attention [U, heads, D] of query [U, heads, D] over key and value [U, kv heads, D].
 
     Returns also the normalisers, which the backward pass of the kernels for GPUs needs. `bounds`, `ends` and `paths`
-    are those of a `PackedLayout`; the other arguments are as in `ScoreRule`.
+    come from a `PackedLayout`; the other arguments are as in `ScoreRule`.
     """
     key, value = _on_paths(key, paths), _on_paths(value, paths)
     if not _take_kernels(query, value, softcap):

@@ -24,7 +24,8 @@ class PackedLayout:
     A sequence has a query for each of its tokens in the pass, and a key for each of its tokens up to the last query.
     So its queries are the last of its keys.
 
-    - `bounds` int64[2, S + 1]: those of the sequences among the pass's queries, and among its keys. They stay on the
+    - `bounds` int64[2, S + 1]: the bounds of the sequences among the pass's queries, and among its keys. They stay on
+    the
       host. Tokens after the last bound are padding.
     - `ends` int32[2, B + 1]: the same for the device. Empty sequences at the end bring their number to a power of two,
       since kernels for GPUs are prepared for a number of sequences.

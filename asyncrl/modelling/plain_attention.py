@@ -144,7 +144,7 @@ def _slice(positions: range) -> slice:
 
 
 def _blocks(queries: int, keys: int, window: int | None) -> Iterator[tuple[range, range]]:
-    """Yield the positions of `BLOCK` queries at a time, and those of all keys that they see."""
+    """Yield the positions of `BLOCK` queries at a time, and of all keys that they see."""
     for start in range(keys - queries, keys, BLOCK):
         stop = min(start + BLOCK, keys)
         yield range(start, stop), range(0 if window is None else max(0, start - window + 1), stop)

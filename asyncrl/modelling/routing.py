@@ -123,7 +123,7 @@ def routers_of(model: nn.Module, config: Any) -> list[nn.Module]:
 def weights_at(family: str) -> Weigh:
     """A function from a router, its logits [T, experts] and experts int64[T, top_k] to the experts' weights [T, top_k].
 
-    For a router's own choice the result is that of its forward pass, bit for bit.
+    For a router's own choice the result equals its forward pass bit for bit.
     """
     return FAMILIES[family].weigh
 

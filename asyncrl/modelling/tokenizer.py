@@ -1,4 +1,4 @@
-"""The tokenizer of the policy: that of its files, or `model.tokenizer`, with `model.chat_template`.
+"""The tokenizer of the policy, from its files or `model.tokenizer`, with `model.chat_template`.
 
 Imports no torch: processes that judge text need none."""
 

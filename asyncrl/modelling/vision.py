@@ -3,8 +3,8 @@
 An image processor cuts an image into patches, in a grid of times, rows and columns. The model's vision tower merges
 squares of patches into features, one for each placeholder token of the image.
 
-In the families here a text token has the same position in all three dimensions, and an image's token that of its
-square. The text after an image continues after the longer side of the image.
+In the families here a text token has the same position in all three dimensions, and an image's token has the position
+of its square. The text after an image continues after the longer side of the image.
 Source: Wang et al. 2024, "Qwen2-VL", section 2.1 (multimodal rotary position embedding).
 """
 

@@ -1,4 +1,4 @@
-"""The format in which weights are published: that of a Hugging Face folder.
+"""The format in which weights are published: a Hugging Face folder's.
 
 In memory transformers may have other tensors than in files: for example it stacks the experts of a layer into one
 tensor, and separates them again when it saves. Servers know only the names in the files. So the learner publishes what
@@ -96,7 +96,7 @@ class WeightFormat:
         return self._revert(tensors)
 
     def restore(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert all `published` tensors to those of the model. Unchanged tensors share their memory.
+        """Convert all `published` tensors to the model's. Unchanged tensors share their memory.
 
         Raises ConfigError: transformers does not make the model's tensors of them.
         """

@@ -6,7 +6,7 @@ No URL, name server or page can change these rules:
   spelling of an address reaches nothing else, and neither does a name that resolves to another address later.
 - A redirection is a new URL: it is checked in the same way, and only as many are followed as the caller permits.
 - Nothing is sent but the request: no cookies, no credentials, no proxy of the environment.
-- A body, also one that is unpacked, has a largest size, and everything together a time.
+- The size of a body is bounded, even after decompression, and so is the total time.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ SPECIAL_IPV4 = tuple(
         ),
     )
 )
-"""IANA's registry of special-purpose addresses, and multicast. No page is at those of them that are reachable. Versions
+"""IANA's registry of special-purpose addresses, and multicast. The reachable ones among them serve no pages. Versions
 of Python know different parts of it."""
 PUBLIC_IPV6 = IPv6Network("2000::/3")
 """All that is allotted for the internet. Outside of it are the addresses of this machine, of links and sites, and most
-of those that hold one of IPv4: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48) or compatible."""
+addresses that embed one of IPv4: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48) or compatible.
+"""
 SPECIAL_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")))
 """IANA's registry within PUBLIC_IPV6. 2001::/23 has Teredo, and 2002::/16 is 6to4: both hold an address of IPv4."""
 ISATAP = (0x5EFE, 0x0200_5EFE)
@@ -51,7 +52,7 @@ ISATAP = (0x5EFE, 0x0200_5EFE)
 
 REDIRECTIONS = (301, 302, 303, 307, 308)
 PASSING = (408, 425, 429)
-"""Statuses of a server that may answer another time. Statuses from 500 on are such, too."""
+"""Statuses of a server that may answer another time. So may every server with a status from 500 on."""
 
 NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 PART_BYTES = 1 << 16
@@ -63,7 +64,7 @@ CheckUrl = Callable[[URL], None]
 """Raises RefusedError: this URL may not be fetched."""
 
 Connect = Callable[[], aiohttp.BaseConnector]
-"""Makes what opens the connections of one fetch."""
+"""A function that makes the connector of one fetch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ async def get_public(
     check: CheckUrl = _anywhere,
     connect: Connect = public_connector,
 ) -> Fetched:
-    """Fetch a URL of at most `limit` bytes. `check` sees the URL, and that of each redirection.
+    """Fetch a URL of at most `limit` bytes. `check` sees the URL, and the URL of each redirection.
 
     Raises RefusedError: a URL is not http or https, names a user, leads to no public address or fails the check; there
     are more redirections, or more bytes; the status is another than 200. Raises UnavailableError: the server cannot be

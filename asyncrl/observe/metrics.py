@@ -128,7 +128,7 @@ class Fanout(Sink):
         self._each(lambda sink: sink.end())
 
     def close(self) -> None:
-        # Those that hang do so together: a role that is stopped has not the time for one after the other.
+        # Sinks that hang are waited for together: a stopped role has no time to wait for each in turn.
         self.end()
         self._each(lambda sink: sink.close())
 

@@ -361,7 +361,7 @@ def spans_file(run_dir: Path, role: str) -> Path:
 
 
 def open_spans(config: ObserveConfig, run_dir: Path, role: str, endpoint: str = "") -> Spans:
-    """The recorder of one role's process; `endpoint` is that of a replay. Close it in the end."""
+    """The recorder of one role's process; `endpoint` is a replay's endpoint. Close it in the end."""
     if not config.spans:
         return NoSpans()
     about: dict[str, Value] = {"role": role, "host": socket.gethostname(), "pid": os.getpid(), "endpoint": endpoint}

@@ -30,7 +30,7 @@ _HostSample = tuple[float, HostUse]
 
 
 class Usage:
-    """Samples the values that `host` reads, and those of the reader that `open_gpus` returns.
+    """Samples the values that `host` reads, and the ones that the reader from `open_gpus` reads.
 
     The first sample calls `open_gpus`. After an error of GPUs they are not read again. `clock` gives seconds. Any
     thread may read values.

@@ -67,7 +67,7 @@ class ReplayClient:
     """One connection of `worker` to the replay at `endpoint`.
 
     `incarnation` tells one start of a worker from the next; work of an older incarnation goes to others. `stop` ends
-    waits with StoppedError. `give_up_s`, where set, ends them with UnavailableError. `keys` are those of network.keys.
+    waits with StoppedError. `give_up_s`, where set, ends them with UnavailableError. `keys` come from network.keys.
     `run` is sent with every request, and the replay of another run refuses it; without `run` the replay answers only
     read requests. A request without an answer for `retry_s` is sent again. `spans` records how far the replay's clock
     is ahead.
@@ -248,9 +248,10 @@ class ReplayClient:
         self._send(protocol.Evaluate(version))
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
-        """The result of an evaluation: outcome, accuracy, reward, count, failed; tokens, those of newer versions
+        """The result of an evaluation: outcome, accuracy, reward, count, failed; tokens, tokens of newer versions
         (newer_tokens) and newest_version; sources, with a Tally for each data source. None while it is not complete;
-        `wait` waits about a second for it."""
+        `wait` waits about a second for it.
+        """
         return self._ask(protocol.GetEvaluation(version, wait), protocol.RESULT)
 
     def finished(self) -> None:

@@ -36,7 +36,7 @@ def status(tx: Transaction, settings: ReplaySettings) -> dict[str, int]:
 
 
 def counters(tx: Transaction) -> dict[str, int]:
-    """Every counter, those of filters by their reasons, and the depths of the tables."""
+    """Every counter, with one for each reason of a filter, and the depths of the tables."""
     return {
         **{name: tx.counter(name) for name in COUNTERS},
         **tx.counters("filtered/"),
@@ -69,8 +69,9 @@ def unreported(tx: Transaction, steps: int) -> dict[str, int]:
 
 def audit(tx: Transaction, uses: int) -> dict[str, Any]:
     """Every trajectory ever accepted for training, by state; `lost` are live ones without readable data,
-    `trained_twice` counts how often ids are in more than `uses` plans, `largest_lag` is that of any planned trajectory.
-    Plans that were skipped do not count."""
+    `trained_twice` counts how often ids are in more than `uses` plans, `largest_lag` is the largest of any planned
+    trajectory. Plans that were skipped do not count.
+    """
     states: Counter[str] = Counter()
     lost = 0
     for key, record in tx.items("trajectories", TrajectoryRecord):

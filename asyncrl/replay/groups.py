@@ -65,7 +65,8 @@ class OpenGroups:
 
     def open_if_admitted(self, tx: Transaction) -> bool:
         """Open the next training group where admission and the pace allow it, else False. Tasks to run again come
-        before those of the feed."""
+        before the feed's.
+        """
         uses = self._settings.group_size * self._settings.admission.uses
         if tx.counter("committed") + uses > self._pace.capacity(tx):
             return False

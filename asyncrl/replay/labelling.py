@@ -1,7 +1,7 @@
 """Unlabelled trajectories out to scorers, labels in.
 
 A trajectory passes through the kinds of scores that its task needs, one after another. A scorer takes as many of them
-in one lease as it serves. Only the holder of the lease can label, so labels are taken exactly once: those of another
+in one lease as it serves. Only the holder of the lease can label, so labels are taken exactly once: labels of another
 scorer, or of an earlier start of the same one, are late, and counted. `units` says what is scored together.
 """
 

@@ -48,8 +48,9 @@ Request = tuple[ReplayRequest, Sequence[Buffer]]
 
 
 class ReplayLink:
-    """The link of `worker` to the replay at `endpoint`. `clock` gives monotonic seconds. The other arguments are those
-    of a ReplayClient."""
+    """The link of `worker` to the replay at `endpoint`. `clock` gives monotonic seconds. The other arguments are as for
+    a ReplayClient.
+    """
 
     def __init__(
         self,

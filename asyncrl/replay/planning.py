@@ -303,7 +303,7 @@ class Planning:
             self._groups.close(tx, name, TrajectoryState.DROPPED, reason)
 
     def checkpointed(self, tx: Transaction, steps: int, kept: int) -> None:
-        """Release, once, the trajectories of the first `steps` steps, which a checkpoint covers. Forget those of the
+        """Release, once, the trajectories of the first `steps` steps, which a checkpoint covers. Forget the ones of the
         first `kept` steps, which every kept checkpoint covers, when they have been kept for long enough.
 
         Raises RefusedError: fewer steps were planned, so this is a checkpoint of another run.

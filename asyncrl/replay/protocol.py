@@ -128,7 +128,7 @@ class PutGroupLabels(WorkerRequest, frozen=True):
 
 
 class FailScoring(WorkerRequest, frozen=True):
-    """Give the scoring of a leased trajectory up for now, and that of its group where it was leased whole."""
+    """Give the scoring of a leased trajectory up for now, and of its whole group if that was leased whole."""
 
     id: Name
     reason: Reason

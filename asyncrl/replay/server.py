@@ -167,7 +167,8 @@ class ReplayServer:
 
     def _due_at(self) -> float:
         """The time at which to begin a turn for the waiting requests: at once, if one does more than renew."""
-        # Renewals wait for others: those of a thousand actors would each cost a turn, and no episode waits for them.
+        # Renewals wait for other requests: a thousand actors' renewals would each cost a turn, and no episode waits for
+        # them.
         if not self._requests:
             return math.inf
         is_company = len(self._requests) >= BATCH or not all(call.renews for _, call in self._requests)

@@ -44,7 +44,7 @@ PUT_OFF_S = 3.0
 
 
 class ReplayService:
-    """All of the replay but its sockets. `clock` gives monotonic seconds, `failed_handshakes` those of its socket.
+    """All of the replay but its sockets. `clock` gives monotonic seconds, `failed_handshakes` the count of its socket.
 
     With `run`, the store and all requests must be of that run; only questions may come without a run. With `ends` the
     replay is over, and its workers are told, once the learner has said that the run is done. `spans` get the stages of

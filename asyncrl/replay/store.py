@@ -61,7 +61,7 @@ RETRY_S = 0.01
 
 class Store:
     """A store in a folder; `durable` makes every commit survive a power loss, not only a killed process. Each store has
-    an identity of its own, which tells the replay of one run from that of another.
+    an identity of its own, which tells the replays of two runs apart.
 
     Raises StoreError: the folder cannot be opened as a store, or another process still has it open after `patience_s`
     seconds, with the reason. So does any transaction, once the store turns out to be damaged.

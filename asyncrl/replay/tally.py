@@ -88,8 +88,9 @@ class Tally(msgspec.Struct):
 
 
 def evaluation_values(result: Mapping[str, Any]) -> dict[str, float]:
-    """The result of an evaluation as metrics by name: those of all tasks, and if there are several data sources those
-    of each as SOURCE/NAME. Estimates at k are left out for k = 1, which is the mean."""
+    """The result of an evaluation as metrics by name, for all tasks, and if there are several data sources for each as
+    SOURCE/NAME. Estimates at k are left out for k = 1, which is the mean.
+    """
     sources = {name: msgspec.convert(plain, Tally) for name, plain in result[SOURCES].items()}
     total = sum(sources.values(), Tally())
     values = {name: float(value) for name, value in result.items() if name not in (SOURCES, SAMPLE)}

@@ -21,7 +21,7 @@ def ids_as_text(ids: list[int]) -> str:
 
 
 def decoder(run: Run, path: str | None = None) -> Decode:
-    """Choose the tokenizer in `path`, or else the run's own: that of its trained policy, or of `model.path`. Where it
+    """Choose the tokenizer in `path`, or else the run's own, from its trained policy or `model.path`. Where it
     has none, the result shows ids, and the log says why.
 
     Raises ConfigError: `path` has no tokenizer, or the run's configuration cannot be read.

@@ -44,7 +44,8 @@ class Environment:
 
     - `time` of the start is in seconds since 1970; `memory` is in bytes; `cores` are those that the process may use.
     - `gpus` has a line for each GPU: its name and its memory.
-    - `commit` is that of asyncrl's checkout, followed by `+changes` where files in it differ from the commit; empty
+    - `commit` is the commit of asyncrl's checkout, followed by `+changes` where files in it differ from the commit;
+    empty
       where asyncrl was not started from a checkout.
     - `packages` are versions by name, without packages that are missing.
     """

@@ -1,7 +1,7 @@
 """Files of JSON lines of any length that may grow meanwhile. A row is a line with a JSON object.
 
 A last line that is still being written, and lines that are no rows, are left out. A path that is no regular file, such
-as a pipe, counts as no file. Parts of a file are read at a few places, so that the cost is that of the wanted rows.
+as a pipe, counts as no file. A file is read at a few positions only, so the cost depends on the wanted rows.
 Rows are in the order of their `time`, so that a time is found by bisection.
 """
 

@@ -34,8 +34,9 @@ class RunProgress:
         return [values for values in found if values]
 
     def values(self, roles: Collection[str]) -> dict[str, Any]:
-        """The newest values of the run by name; None: not known. `step` counts the steps that are done. `rollout_*` are
-        those of the actors among the `roles`."""
+        """The newest values of the run by name; None: not known. `step` counts the steps that are done. `rollout_*`
+        come from the actors among the `roles`.
+        """
         learner, measured, actors = self.learner.read(), self.evaluation.read(), self.actors(roles)
         idle = [actor.get("idle", 0.0) for actor in actors]
         return {

@@ -54,7 +54,7 @@ class Run:
 
     @property
     def owns_store(self) -> bool:
-        """True if the folder is that of the store's run; False for a store that was imported alone."""
+        """True if the folder belongs to the store's run; False for a store that was imported alone."""
         return self.store.name == STORE
 
     # The configuration.

@@ -164,8 +164,8 @@ def sample(stored: StoredRun, live: LiveReplay, at: float) -> StatusSample:
 def describe(
     run: Run, now: StatusSample, before: StatusSample | None, progress: RunProgress, steps: int | None
 ) -> dict[str, Any]:
-    """Give the sample `now` as plain values; rates are per second since `before`. `steps` are those of the
-    configuration. Keys that need explanation:
+    """Give the sample `now` as plain values; rates are per second since `before`. `steps` comes from the configuration.
+    Keys that need explanation:
 
     - `progress`: `RunProgress.values` and `steps`; actors' values are left out unless the run is running.
     - `running`: at least one shard answers. `problem`: why not all do, or how the run ended.

@@ -60,11 +60,10 @@ class RunSummary:
     - `reward` and `outcome` are means over the first and over the last `averaged` steps; None without any step.
     - `held_out` has the first and the last evaluation: outcome, accuracy and reward. If any episode failed, it has how
       many these means leave out. It is empty without an evaluation.
-    - `trajectories` counts those of training by their end; `unused` have none. `failures` counts failed attempts at
+    - `trajectories` counts training trajectories by their end; `unused` have none. `failures` counts failed attempts at
       episodes and at their scoring. `reasons` counts those that are kept as dead letters, the most frequent first.
-    - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It has shares, too:
-      those of the steps' time in which the learner was idle or waited for labels, and that in which the engines were
-      idle.
+    - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has shares of
+    the steps' time: when the learner was idle or waited for labels, and when the engines were idle.
     - `files` are the folders that exist, by what they hold; `next` has the commands to use next.
     """
 
@@ -223,7 +222,7 @@ def _speed(run: Run, steps: _Steps) -> dict[str, float]:
 
 
 def _files(run: Run, done: bool) -> dict[str, str]:
-    # Before its last step, a run has no exports but those of an earlier end, if it had fewer learner.steps then.
+    # Before its last step, a run has no exports except from an earlier end, if it had fewer learner.steps then.
     names = _FOLDERS if done else [name for name in _FOLDERS if name not in _EXPORTS]
     return {name: str(run.folder / name) for name in names if (run.folder / name).exists()}
 

@@ -68,7 +68,7 @@ class StallReader:
         roles = self._roles.read(self._run.processes(), settings.replay.shards) if supervised else {}
         seen_now = Situation([], roles) if now is None else situation(now, settings, roles)
         waits = chain(seen_now)
-        # The idle shares are those of the fault.
+        # The idle shares are the fault's.
         held_up = any(wait.fault for wait in waits)
         return Stalls(waits, None if held_up else advice, faults(seen_now))
 

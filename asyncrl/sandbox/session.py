@@ -89,7 +89,7 @@ class Interpreter:
     async def run(self, code: str, wall_s: float) -> ProgramResult:
         """Run a cell. The output includes the value of its last expression.
 
-        The status is 0 if the session continues. Otherwise it has ended, and the status is that of a program. Raises
+        The status is 0 if the session continues. Otherwise it has ended, and the status is a program's. Raises
         SandboxError: this machine ended it.
         """
         request = json.dumps({"code": code}).encode() + b"\n"

@@ -242,7 +242,7 @@ def _resident(process: psutil.Process) -> int:
 def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer]) -> None:
     """Run the process: answer each request from the pipe, and end with the pipe and its session.
 
-    `arguments` are those of the command line: the pipe's file descriptor. The pipe's first message has the settings,
+    `arguments` come from the command line: the pipe's file descriptor. The pipe's first message has the settings,
     with `timeout_s`, the seconds for a request. `load` makes the answering function from them; a ConfigError that it
     raises is reported.
     """

@@ -223,7 +223,7 @@ class Scorer:
         vote: str,
         reasons: Sequence[Reason],
     ) -> ScoredEpisode:
-        """The final labels, from the numbers of all kinds; `step_scores` are those of all steps, or empty."""
+        """The final labels, from the numbers of all kinds; `step_scores` has the scores of all steps, or is empty."""
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
         tokens = [trajectory.tokens[step.start : step.end].tolist() for step in trajectory.steps]
         texts = [decode(each, self._tokenizer, skip_special=True) for each in tokens]

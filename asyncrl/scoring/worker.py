@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 Result = ScoredEpisode | ScoringError
 Unit = list[Lease]
-"""Leases whose results are delivered together: one, or those of a whole group."""
+"""Leases whose results are delivered together: one, or all of a group."""
 
 
 class ScoringWorker:

@@ -26,7 +26,7 @@ LOST = "The session was restarted: its variables, imports and files are lost."
 
 
 class PythonSession(Tool):
-    """Runs cells. Its name for the policy is that of the tool without a state, so that tasks can have either."""
+    """Runs cells. The policy sees it under the name of the tool without a state, so tasks can have either."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "python",

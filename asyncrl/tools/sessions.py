@@ -32,7 +32,7 @@ Start = Callable[[SandboxLimits], Awaitable[Cells]]
 
 @dataclass(slots=True)
 class InterpreterCounts:
-    """Counts since the start, but for `open` sessions and episodes `waiting` for memory, which are those of now.
+    """Counts since the start, except the current numbers of `open` sessions and of episodes `waiting` for memory.
 
     - `started` sessions; `start_failures`.
     - `late`: calls that took too long. `ended`: calls whose program ended the session.

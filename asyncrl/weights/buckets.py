@@ -16,7 +16,7 @@ TIGHT = 1
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors one after the other in one buffer of `nbytes`, each at a multiple of `alignment`."""
+    """Tensors packed in order in one buffer of `nbytes`, each at a multiple of `alignment`."""
 
     entries: tuple[TensorSpec, ...]
     alignment: int = ALIGNMENT

@@ -5,7 +5,7 @@ route, under every name and in every kernel. The tokens follow from the run's se
 and so has a resumed run.
 
 The statistic is the mean absolute difference over the sequence. Learner and engine round differently, and the largest
-difference is mostly that of one unlucky token; a wrong tensor moves nearly all of them.
+difference mostly comes from one unlucky token; a wrong tensor moves nearly all of them.
 
 Rounding changes a log-prob in proportion to the logits, and these differ from model to model. So the limit is a share
 of the spread (standard deviation) of the learner's own log-probs over the sequence. docs/weights.md has measurements.
@@ -93,7 +93,7 @@ def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int
 class CanaryCheck:
     """The canary that an engine must repeat before it serves `version`, which came to this process by `route`.
 
-    `tolerance` is the allowed difference as a share of the spread; None takes that of `TOLERANCES`.
+    `tolerance` is the allowed difference as a share of the spread; None takes the one in `TOLERANCES`.
     """
 
     version: int

@@ -7,7 +7,7 @@ integers, and the differences of new and old elements. These are unsigned intege
 Gaps and differences are split into byte planes, most of which are nearly constant, and compressed with zstd. A tensor
 that changed in many places travels whole. The manifest of the result has the checksums.
 
-Deltas make chains: a receiver that is several versions old applies several, one after the other.
+Deltas make chains: a receiver that is several versions old applies several in order.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def diff(old: WeightSnapshot, new: WeightSnapshot, each: Map = map) -> Delta:
 def apply(
     base: Mapping[str, torch.Tensor], held: Manifest, target: Manifest, chain: Sequence[Delta], each: Map = map
 ) -> dict[str, torch.Tensor]:
-    """Make the tensors of `target` from `base`, those of `held`, by a chain of deltas.
+    """Make the tensors of `target` by a chain of deltas from `base`, the tensors of `held`.
 
     `each` maps the work over tensors. Large tensors that do not change are shared with `base`, which stays as it is.
 

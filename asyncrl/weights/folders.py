@@ -184,7 +184,7 @@ def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
 
 
 class FolderWriter:
-    """Writes the versions of `run` under `parent` in its own thread, and removes those of an earlier learner.
+    """Writes the versions of `run` under `parent` in its own thread, and removes versions of an earlier learner.
 
     A version that a newer one overtakes is left out. A version that cannot be written is logged and counted.
 

@@ -64,7 +64,7 @@ def _stored(model: ModelConfig) -> StoredTensors | None:
 
 
 def _receiving_device(settings: RouteSettings) -> torch.device:
-    """The device on which an actor receives weights: that of an embedded engine, else the memory of the host."""
+    """The device on which an actor receives weights: an embedded engine's device, else host memory."""
     if settings.engine == "embedded" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     if settings.to_engines == "distributed" and torch.cuda.is_available():

@@ -85,7 +85,7 @@ class BroadcastCall(msgspec.Struct, frozen=True):
 
 
 class WeightGroup:
-    """Rank `rank` of `size` in the group `name` of a store; `address` is that of this machine.
+    """Rank `rank` of `size` in the group `name` of a store; `address` is this machine's.
 
     Every method raises UnavailableError if another rank is silent for `timeout_s` or has ended; the group is then dead.
     `hung` is the call into torch that has not returned. `backend` makes torch's process group.

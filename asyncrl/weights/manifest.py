@@ -82,7 +82,7 @@ class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class DeltaHeader(msgspec.Struct, frozen=True):
     """The patches that make the version with digest `result` from the one with digest `base`.
 
-    They are in the payload's order, at most one a tensor. Digests are those of manifests.
+    They are in the payload's order, at most one a tensor. Digests identify manifests.
     """
 
     base: str
@@ -102,7 +102,7 @@ class DeltaHeader(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tensors of `version`, in the order in which they travel.
 
-    If there are `deltas`, these travel instead: one after the other they make the tensors from the receiver's version.
+    If there are `deltas`, they are sent instead: applied in order they make the tensors from the receiver's version.
     An engine must repeat the `canary`, if there is one, before it serves the version.
 
     Raises ValueError: two tensors have one name, or the deltas are larger than the tensors.
@@ -196,7 +196,7 @@ class WeightSnapshot:
 
 
 Map = Callable[..., Iterator[Any]]
-"""The built-in `map` or that of a pool of threads: the work over tensors frees the GIL."""
+"""The built-in `map` or a thread pool's: the work over tensors frees the GIL."""
 
 
 def take_snapshot(

@@ -17,7 +17,7 @@ from asyncrl.wire import Message, decode, encode, run_field
 
 
 class Requests:
-    """A connection to the publisher at `endpoint`, made on first use; `keys` are those of network.keys.
+    """A connection to the publisher at `endpoint`, made on first use; `keys` come from network.keys.
 
     `run` goes with every request, and the publisher of another one refuses it.
     """

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class WeightServer:
-    """Serves weights on tcp://host:port to the clients that `keys` admits, and only those of `run` if it is given.
+    """Serves weights on tcp://host:port to the clients that `keys` admits, and only to clients of `run` if it is given.
 
     Port 0 takes a free one. `broadcasts` is None if the learner does not broadcast. `spans` get each version that is
     prepared, and each transfer to a receiver.

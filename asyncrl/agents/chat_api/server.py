@@ -66,7 +66,7 @@ class Bounds:
 WITH_IMAGES = Bounds(at_once=64, body_bytes=64 << 20)
 """The bounds for a policy that reads images: a request repeats all images of its conversation.
 
-Fewer requests at once keep the bound on the bytes of all.
+It allows fewer requests at once, so that the bound on their total bytes holds.
 """
 
 
@@ -78,7 +78,7 @@ class ChatCounts:
       ready, or whose episode ended.
     - `branches`: branches with a completion.
     - `overridden`: answered requests with settings that had no effect.
-    - `wanted_calls`: completions for which the caller wanted a call. `unmet_calls`: those of them without a call.
+    - `wanted_calls`: completions for which the caller wanted a call. `unmet_calls`: the ones among them without a call.
     """
 
     answered: int = 0

@@ -265,7 +265,7 @@ class DataProto:
         seed: int | None = None,
         dataloader_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[Proto]:
-        """Mini-batches, `epochs` times over; their arrays are of objects, as in verl. `dataloader_kwargs` are those of
+        """Mini-batches, `epochs` times over; their arrays are of objects, as in verl. `dataloader_kwargs` are passed to
         torch's DataLoader, such as `shuffle`.
 
         Raises DataProtoError: `mini_batch_size` does not divide the batch.

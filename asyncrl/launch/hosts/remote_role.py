@@ -1,15 +1,15 @@
 """The keeper of a role on its host: `python -m asyncrl.launch.hosts.remote_role keep ... COMMAND...`.
 
-It starts the command, tells which process that is in a line on stdout, and reads stdin, where the launcher writes a
+It starts the command, writes its process id in a line on stdout, and reads stdin, where the launcher writes a
 byte every second. `STOP` asks the role to stop, `DRAIN` to finish its episodes before, `KILL` kills it. If the launcher
-has ended or is silent for the lease, the role is killed: the launcher then may start it elsewhere, or here again, and
-never has it twice. The exit status is the role's; 128 and a signal's number where that killed it.
+has ended or is silent for the lease, the role is killed: the launcher may then restart it, here or elsewhere, and it
+never runs twice. The exit status is the role's; 128 and a signal's number where that killed it.
 
 The launcher may lose the connection before it hears of the process, and start the role again at once. So each start has
 a number, and a file in the folder of the role's heartbeat says which start runs as which process: a later start ends an
 earlier one first, and an earlier one that comes late starts nothing.
 
-`check CANARY INDEX COUNT` tells what the host has, and answers a file in the run's folder with one of its own.
+`check CANARY INDEX COUNT` reports the host's GPUs and CPUs, and answers a file in the run's folder with another.
 `end RUN_DIR` ends the roles on this host that an earlier start of the run has left.
 """
 

@@ -49,8 +49,9 @@ class PackedSequences:
 
     @property
     def computed(self) -> tuple[Tensor, Tensor]:
-        """The ids of the tokens that this rank computes, and the positions that its attention has: of the same tokens,
-        or of all if ranks divide the layers."""
+        """The ids of the tokens that this rank computes, and the positions for its attention: of the same tokens, or of
+        all tokens if ranks divide the layers.
+        """
         has_all = self.part is not None and self.part.group.divides_layers
         return self.ids[self._rows], self.positions if has_all else self.positions[self._rows]
 
@@ -97,7 +98,7 @@ class PackedSequences:
     ) -> PackedSequences:
         """Pack N tokens on the host, in sequences of these `lengths`.
 
-        - The tokens of `mask` bool[N] are needed, which never has the first of a sequence.
+        - The tokens of `mask` bool[N] are needed. The first token of a sequence never is.
         - Prefixes that `sharing` accepts are computed once. Their tokens go to the experts that `routing` uint8[N, W]
           has for one of the sequences.
         - A prefix with `images` is shared if the images are the same.
@@ -173,8 +174,8 @@ class PackedSequences:
 class RankPart:
     """The part of a pass that a rank of `group` computes: the tokens in `rows`.
 
-    - `needed` int64[P]: the indices, among the M needed tokens, of those that follow a token in `rows`.
-    - `before` int64[P]: the row in the part of the token that each of them follows.
+    - `needed` int64[P]: the needed tokens that follow a token in `rows`, as indices among the M.
+    - `before` int64[P]: the token before each of them, as a row of the part.
     """
 
     group: ContextGroup

@@ -27,9 +27,9 @@ ARRAYS = ("advantages", "importance_weights", "proximal_logprobs")
 class KeptRow(msgspec.Struct, frozen=True, gc=False):
     """Facts about a kept episode.
 
-    `step` is the learner step that trained it, under the policy `version`; `lag` is that of its oldest token then, -1
-    for a demonstration. Of a held-out episode, `step` is the number of learner steps after which the policy `version`
-    was evaluated. `source` is the task's data source. `tokens` counts all tokens, `sampled` those of the policy,
+    `step` is the learner step that trained it, under the policy `version`; `lag` is the lag of its oldest token then,
+    -1 for a demonstration. Of a held-out episode, `step` is the number of learner steps after which the policy
+    `version` was evaluated. `source` is the task's data source. `tokens` counts all tokens, `sampled` the policy's,
     `turns` the policy's turns, and `tool_calls` its calls of the `tools`, whose different names are in order. `flags`
     are those above.
     """

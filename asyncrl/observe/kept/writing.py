@@ -55,7 +55,7 @@ class KeptWriter:
         return sum(line.bytes for line in self._index.steps.values()) + self._index.size
 
     def add(self, kept: KeptStep) -> None:
-        """Keep a step's sample, in place of an earlier sample of it.
+        """Keep a step's sample, replacing an earlier one of the same step.
 
         Raises StoreError: it has more than `LARGEST_STEP` of the bound; OSError, and nothing of it is left; WireError:
         it has no encoding.

@@ -1,5 +1,5 @@
 """Every metric that asyncrl writes, once. docs/metrics.md is made from it (`make docs`); sinks, the dashboard and the
-report ask it for units and meanings. A role may log other metrics, too: those of its users."""
+report ask it for units and meanings. A role may also log its users' metrics."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SERVICES: dict[str, Callable[[Source], Sink]] = {"wandb": Wandb, "tensorboard": 
 
 
 def open_metrics(source: Source, options: ObserveConfig, console: bool = True) -> Sink:
-    """Open the sinks of one role's process: JSON lines always, and those of `observe.sinks`; the console only with
+    """Open the sinks of one role's process: JSON lines always, and the sinks of `observe.sinks`; the console only with
     `console`.
 
     Raises ConfigError: a package that a sink needs is not installed, or observe.prometheus_host is of another machine.

@@ -74,7 +74,7 @@ class TensorBoard(Sink):
 
 
 def _bins(histogram: Histogram) -> Any:
-    """TensorBoard names the upper edge of each bin, and wants moments, which here are those of the middles."""
+    """TensorBoard names the upper edge of each bin, and wants moments, which are computed here from the middles."""
     from tensorboard.compat.proto.summary_pb2 import HistogramProto
 
     edges, counts = histogram.edges, histogram.counts

@@ -30,7 +30,7 @@ class EpisodeRow:
 
     `reason` says why it is evicted, filtered, dropped or dead. `step` is the newest learner step that trains it. `lag`
     is the lag of its oldest token at that step, or at its eviction. `tokens` counts all tokens, `sampled` and `turns`
-    those of the policy. `seconds` is its duration. None: not known; an episode that failed has only an id and a reason.
+    only the policy's. `seconds` is its duration. None: not known; an episode that failed has only an id and a reason.
     """
 
     id: str

@@ -61,7 +61,7 @@ _WRONG = (
     *(AsyncrlError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
     *(msgspec.MsgspecError, pa.ArrowException, lmdb.BadValsizeError),
 )
-"""Raised where values are not those of an export."""
+"""Raised if values do not come from an export."""
 
 T = TypeVar("T")
 

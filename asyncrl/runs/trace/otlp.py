@@ -59,8 +59,9 @@ class Conversion:
         self._numbers = count()
 
     def readable(self, span: TraceSpan) -> ReadableSpan:
-        """A span of a role. Those of an episode are children of the one that its actor recorded of the whole episode,
-        those of a step of the learner's."""
+        """A span of a role. Spans of an episode are children of the actor's span of the whole episode, and spans of a
+        step are children of the learner's.
+        """
         episode, step = text_of(span.values, "episode"), span.values.get("step")
         if episode:
             trace, root = f"episode {episode}", span.name == "episode"

@@ -77,7 +77,7 @@ _SPANS = msgspec.json.Decoder(TraceSpan)
 
 @dataclass
 class _Clock:
-    """The lead of the clocks of replays over that of one process: for each endpoint times and microseconds."""
+    """The lead of the replays' clocks over one process's clock: for each endpoint times and microseconds."""
 
     samples: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -186,7 +186,7 @@ class Trace:
         return clock.ahead_of(self._reference)
 
     def _ahead_of_reference(self, endpoint: str) -> int:
-        """The lead of a shard's clock over that of the first shard, as the roles that ask both see it."""
+        """The lead of a shard's clock over the first shard's, as measured by roles that are connected to both."""
         seen = []
         for clock in (clock for role in self.roles for clock in role.clocks.values()):
             ours, theirs = (clock.samples.get(each) for each in (endpoint, self._reference))

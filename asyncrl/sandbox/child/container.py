@@ -1,6 +1,6 @@
 """Process 1 of a container: runs a program, or the cells of a session, and reports the results.
 
-A container gets the text of this file, and those of cells.py and pausing.py as its arguments. Requests are lines of
+A container gets the text of this file, of cells.py and of pausing.py as its arguments. Requests are lines of
 JSON on standard input, and reports are lines on standard output. When the input ends, the caller has ended: then this
 process ends, and the kernel ends all others of the container.
 

@@ -4,7 +4,7 @@ import os
 import sys
 
 SPARE_IDS = range(0x60000000, 0x60000000 + (1 << 22)), range(50_000, 65_000)
-"""User ids that no account has: as many as Linux has process ids, and those of a container with only 65,536 ids."""
+"""User ids that no account has: as many as Linux has process ids, or fewer in a container with only 65,536 ids."""
 
 
 class Options:

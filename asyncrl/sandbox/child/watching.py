@@ -50,7 +50,7 @@ def watch(options: Options) -> None:
 def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
     """Wait for the end of `program`. Returns its status, in a shell's form, and a reason for its kill.
 
-    The status is that of a kill in three cases: the caller has ended; the processes are too many or take too much
+    The status is a kill's in three cases: the caller has ended; the processes are too many or take too much
     memory together; or they ran in a pause. Only the last case has a reason.
     """
     poll = select.poll()

@@ -187,7 +187,7 @@ def is_causal(backbone: Any) -> bool:
 
 @torch.inference_mode()
 def logits_are_the_heads(model: Any) -> bool:
-    """True if a causal language model's logits are those of its head, neither scaled nor capped."""
+    """True if a causal language model's logits come from its head unchanged, neither scaled nor capped."""
     tokens = torch.tensor([[3, 4, 5, 6]], device=model.device)
     head = model.get_output_embeddings()(model.base_model(input_ids=tokens).last_hidden_state)
     return _same(head.float(), model(input_ids=tokens).logits.float(), model.dtype)

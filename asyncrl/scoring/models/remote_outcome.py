@@ -2,7 +2,7 @@
 
 - `json`: see remote.py.
 - `classify`: an SGLang server with a reward model or a sequence classifier, whose `/classify` gives the logits of all
-  labels. The input and the score are those of sequence_classifier.py, and `tokenizer` is that of the served model.
+  labels. The input and the score are as in sequence_classifier.py, and `tokenizer` is the served model's.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ TEXTS = (VOTE, REASON)
 SHORT_REASON_CHARS = 2000
 """Longer reasons lose their middle."""
 NOT_FINITE = "not_finite"
-"""The name of a further number that counts those of a rule's further numbers that were nan or infinite."""
+"""The name of a number that counts a rule's further numbers that were nan or infinite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def code(
 ) -> Mapping[str, float]:
     """`score` is 1 if all tests pass, else 0, or with `partial` the share that passes; `passed` is that share.
 
-    The limits are those of one test. All tests together have three quarters of the time until `deadline`; tests that
+    The limits hold for one test. All tests together have three quarters of the time until `deadline`; tests that
     are not done by then have failed, and `out_of_time` is 1. `unclear` is 1 if the tests failed because they pass
     something that is no data to an object of the program: either the tests do so with any program, or this program
     returned an object instead of data.

@@ -31,7 +31,7 @@ def tool_calls(
     `order` requires the expected order, and `extra_calls` allows further calls. Arguments must be exactly the expected
     ones (`exact`), include them (`subset`), or are not compared (`ignore`). Numbers may differ by `tolerance`,
     absolutely or relatively. With `partial` the score is the number of matching calls over the length of the longer
-    list. Only calls of the last branch count, or with `every_branch` those of all branches, in the order in which the
+    list. Only calls of the last branch count, or with `every_branch` calls of all branches, in the order in which the
     branches ended.
 
     Raises ScoringError: the ground truth is no such list, or an option is unknown.
@@ -97,7 +97,9 @@ def _in_order(expected: Sequence[ToolCall], made: Sequence[ToolCall], fits: Fits
 
 
 def _in_any_order(expected: Sequence[ToolCall], made: Sequence[ToolCall], fits: Fits) -> int:
-    """The size of the largest matching: each expected call takes a made one, whose owner may move to another."""
+    """The size of the largest matching: each expected call takes a made call, whose previous owner may move to another
+    one.
+    """
     owner: dict[int, int] = {}
 
     def place(wanted: int, tried: set[int]) -> bool:

@@ -1,7 +1,7 @@
 """The classes of environments that `actor.environment` and `actor.environments` name, and the tools that they offer.
 
-The contract is that of TRL's `environment_factory`: `reset` begins an episode, `get_reward` may score it, and every
-other public method is a tool, which its type hints and its Google docstring describe.
+The contract is the same as for TRL's `environment_factory`: `reset` begins an episode, `get_reward` may score it, and
+every other public method is a tool, which its type hints and its Google docstring describe.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Function = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class EnvironmentClass:
-    """A class of environments. `name` is that of its reward, and `functions` are the schemas of its tools by name.
+    """A class of environments. `name` is the name of its reward, and `functions` are the schemas of its tools by name.
 
     `rewards` is true if it has `get_reward`.
     """

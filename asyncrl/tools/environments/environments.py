@@ -1,7 +1,7 @@
 """The environments of an actor, and the one in which an episode is played.
 
 An episode has an object of its own. `reset` gets the task's row, and the text or images that it returns end the prompt.
-Calls run one after another, also those of one turn.
+Calls run one after another, even within one turn.
 
 If a tool raises, the policy reads the error, since an environment may refuse a move in this way. If `reset` or
 `get_reward` raises, or if a call takes too long, the environment itself has failed: the episode fails, and its ticket
@@ -66,7 +66,7 @@ class EnvironmentCounts:
 class Environments:
     """The environments on offer, by the names by which tasks choose them.
 
-    `limits` hold for each call; its `retries` are those of `reset`, each with a new object. `spans` get each call.
+    `limits` hold for each call; its `retries` apply to `reset`, each with a new object. `spans` get each call.
     """
 
     def __init__(self, classes: Mapping[str, EnvironmentClass], limits: ToolLimits, spans: Spans | None = None) -> None:

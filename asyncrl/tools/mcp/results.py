@@ -85,7 +85,7 @@ def _part(block: ContentBlock, shows_images: bool) -> _Part:
 
 def _repeat(texts: Sequence[str], structured: Any) -> bool:
     """True if the texts have the structured content already."""
-    # Servers repeat it as JSON. Those of the package `mcp` wrap a plain result as {"result": ...}, and give a list as
+    # Servers repeat it as JSON. Servers of the package `mcp` wrap a plain result as {"result": ...}, and give a list as
     # one text for each element.
     values = [structured]
     if isinstance(structured, dict) and structured.keys() == {"result"}:

@@ -35,7 +35,7 @@ EMPTY = "(no output)"
 class McpCounts:
     """Counts since the start, but for `sessions`, the number of those that are open now.
 
-    - `started` sessions; `start_failures`; `lost` sessions; `states_lost`, those of them that had an episode's state.
+    - `started` sessions; `start_failures`; `lost` sessions; `states_lost`, the lost ones that had an episode's state.
     - `errors`: calls that the server answered with an error.
     - `unshown`: parts of results that the policy does not see, such as images.
     """

@@ -46,7 +46,7 @@ class McpServer:
         return f"actor.mcp_servers.{self.name}"
 
     def filled(self, pairs: Pairs, variables: Mapping[str, str]) -> dict[str, str]:
-        """Fill `variables` into `env` or `headers`, in place of $NAME. Raises ConfigError: a variable is missing."""
+        """Replace $NAME in `env` or `headers` by `variables`. Raises ConfigError: a variable is missing."""
         return {name: with_variables(text, self.setting, variables) for name, text in pairs}
 
 

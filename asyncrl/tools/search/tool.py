@@ -49,7 +49,7 @@ class SearchPassages(Tool):
         cls.source.prepare()
 
     async def create(self, topk: int | None = None, **kwargs: Any) -> None:
-        """Set the passages a query, in place of `actor.search.topk`. Other entries, as in verl's tasks, are ignored."""
+        """Set the passages a query, instead of `actor.search.topk`. Other entries, as in verl's tasks, are ignored."""
         if topk is not None and not (isinstance(topk, int) and topk >= 1):
             raise ValueError(f"tools_kwargs.search.topk is {topk!r}; it must be a whole number from 1")
         self._topk = topk or self.topk
